@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one place that decides which Lightning is used.
+
+``lightning`` and ``pytorch_lightning`` are two complete copies of the same classes: an instance of one is a stranger to
+the other. Everything in this package takes Lightning's names from here, so a project that imports ``pytorch_lightning``
+works when that is the copy already imported, or when ``FL_LIGHTNING_TREE=pytorch_lightning`` is set.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+_TREES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def _choose() -> str:
+    wanted = os.environ.get("FL_LIGHTNING_TREE")
+    if wanted is not None:
+        if wanted not in _TREES:
+            raise ImportError(f"FL_LIGHTNING_TREE must be one of {_TREES}, found {wanted!r}")
+        return wanted
+    if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
+        return "pytorch_lightning"
+    return "lightning.pytorch"
+
+
+TREE: str = _choose()
+
+
+def lightning_module(path: str) -> Any:
+    """Imports a submodule of the chosen tree, for instance ``lightning_module("loops.training_epoch_loop")``."""
+    return import_module(f"{TREE}.{path}" if path else TREE)
+
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+    from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+    from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+    from lightning.pytorch.cli import LightningCLI
+    from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
+    from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+    from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+else:
+    pl: ModuleType = lightning_module("")
+    Callback = pl.Callback
+    LightningDataModule = pl.LightningDataModule
+    LightningModule = pl.LightningModule
+    Trainer = pl.Trainer
+    ModelCheckpoint = lightning_module("callbacks").ModelCheckpoint
+    ProgressBar = lightning_module("callbacks").ProgressBar
+    SingleDeviceStrategy = lightning_module("strategies").SingleDeviceStrategy
+    StrategyRegistry = lightning_module("strategies").StrategyRegistry
+    RunningStage = lightning_module("trainer.states").RunningStage
+    TrainerFn = lightning_module("trainer.states").TrainerFn
+    rank_zero_info = lightning_module("utilities.rank_zero").rank_zero_info
+    rank_zero_warn = lightning_module("utilities.rank_zero").rank_zero_warn
+
+    def __getattr__(name: str) -> Any:
+        # LightningCLI pulls in jsonargparse, an extra: only whoever asks for it pays for it.
+        if name == "LightningCLI":
+            return lightning_module("cli").LightningCLI
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+__all__ = [
+    "TREE",
+    "Callback",
+    "LightningCLI",
+    "LightningDataModule",
+    "LightningModule",
+    "ModelCheckpoint",
+    "ProgressBar",
+    "RunningStage",
+    "SingleDeviceStrategy",
+    "StrategyRegistry",
+    "Trainer",
+    "TrainerFn",
+    "lightning_module",
+    "pl",
+    "rank_zero_info",
+    "rank_zero_warn",
+]

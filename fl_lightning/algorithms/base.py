@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The protocol between the strategy, server rules and client rules (both halves of a federated method)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.cohort import Cohort
+from fl_lightning.updates import LayerSpec, ParamLayout
+
+State = dict[str, Any]
+"""Tensors, numbers, strings, and lists or dicts of them: what ``torch.load(weights_only=True)`` accepts."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a rule asks of the strategy beyond updates and sizes.
+
+    Attributes:
+        losses: each client's loss at the global parameters, before local training.
+        full_gradients: rows are learning rate times full gradient (one full-batch step) instead of local training.
+        client_lr: the clients' learning rate; optimizers without a single one are refused.
+        requery: ``Cohort.losses_at``.
+    """
+
+    losses: bool = False
+    full_gradients: bool = False
+    client_lr: bool = False
+    requery: bool = False
+
+    def __or__(self, other: Needs) -> Needs:
+        return Needs(
+            self.losses or other.losses,
+            self.full_gradients or other.full_gradients,
+            self.client_lr or other.client_lr,
+            self.requery or other.requery,
+        )
+
+
+@dataclass(frozen=True)
+class Federation:
+    """What stays fixed during a fit; handed to rules before the first round."""
+
+    num_clients: int
+    layout: ParamLayout
+    device: torch.device
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """How a server rule arrived at its step, for logs and monitors.
+
+    Attributes:
+        weights: ``[m]`` effective weight of each client's row in the step (its share, averaged over layers by size).
+        blocks: layers that were solved together, as tuples of layer indices; ``None`` if every layer stood alone.
+        flagged: the rule met a degenerate case and fell back (the documentation of the rule says how).
+        scalars: further numbers worth logging.
+    """
+
+    weights: Tensor | None = None
+    blocks: tuple[tuple[int, ...], ...] | None = None
+    flagged: bool = False
+    scalars: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class LocalWork:
+    """One client's local training while it runs; client rules read and extend it.
+
+    Attributes:
+        client_id: the client.
+        round: index of the round.
+        module: the module in training; its parameters are bound to ``row``.
+        layout: the flat order of parameters.
+        parameters: the module's parameters in flat order.
+        params: ``[n]`` global parameters, not to be written.
+        row: ``[n]`` the client's own parameters (the storage behind ``parameters``).
+        num_samples: training samples of the client.
+        client_lr: learning rate if the optimizer defines one.
+        momentum: momentum of the client's SGD, 0 without.
+        steps: optimizer steps taken so far.
+    """
+
+    client_id: int
+    round: int
+    module: nn.Module
+    layout: ParamLayout
+    parameters: list[nn.Parameter]
+    params: Tensor
+    row: Tensor
+    num_samples: int
+    client_lr: float | None = None
+    momentum: float = 0.0
+    steps: int = 0
+
+
+@dataclass(frozen=True)
+class ClientReport:
+    """What a client sends besides its update: tensors, and flat vectors ``[n]`` that become companion rows."""
+
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+    companions: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class ClientRule:
+    """The client's half of a method. The base class is plain local training; override what the method changes.
+
+    Client state belongs in the rule, keyed by client id. It changes in :meth:`commit` only, so that a round either
+    happened as a whole or not at all.
+    """
+
+    needs: Needs = Needs()
+
+    def begin_fit(self, federation: Federation) -> None:
+        """Called before the first round of a fit, after :meth:`load_state_dict` if the fit is resumed."""
+
+    def begin_client(self, work: LocalWork) -> None:
+        """Called with the parameters at the global model, before the first local step."""
+
+    def loss_term(self, work: LocalWork, batch: Any, batch_idx: int) -> Tensor | None:
+        """A differentiable scalar added to the loss of a batch, or ``None``."""
+        return None
+
+    def correct_gradients(self, work: LocalWork) -> None:
+        """Changes ``parameter.grad`` in place before each optimizer step (and before gradient clipping)."""
+
+    def end_client(self, work: LocalWork) -> ClientReport:
+        """Called after the last local step; ``work.row`` still holds the client's parameters."""
+        return ClientReport()
+
+    def commit(self, cohort: Cohort) -> None:
+        """The round happened: update client and server state from the reports that arrived."""
+
+    def reset(self) -> None:
+        """Forgets everything; called at a fresh fit."""
+
+    def state_dict(self) -> State:
+        """State for the checkpoint."""
+        return {}
+
+    def load_state_dict(self, state: State) -> None:
+        """Restores what :meth:`state_dict` returned."""
+
+
+class ServerRule(ABC):
+    """The server's half of a method: a cohort goes in, a step comes out.
+
+    Attributes:
+        needs: what the cohort must carry.
+        layers: the layers that the rule works on; the strategy lays out the parameters accordingly.
+        report: how the last step came about.
+    """
+
+    needs: Needs = Needs()
+    layers: LayerSpec = "module"
+    report: StepReport = StepReport()
+
+    @abstractmethod
+    def aggregate(self, cohort: Cohort) -> Tensor:
+        """Turns the cohort into a step ``[n]``; the new parameters are ``params - step``.
+
+        May update the rule's state: the strategy applies the step right after. Sets :attr:`report`.
+        """
+
+    def client_rule(self) -> ClientRule:
+        """The method's client half; plain local training unless the method says otherwise."""
+        return ClientRule()
+
+    def begin_fit(self, federation: Federation) -> None:
+        """Called before the first round of a fit, after :meth:`load_state_dict` if the fit is resumed."""
+
+    def evaluation_params(self, params: Tensor) -> Tensor:
+        """The parameters to evaluate, ``[n]``; the global ones unless the method averages iterates."""
+        return params
+
+    def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
+        """Bytes that the rule will hold at most, by name, for the memory plan printed at the start."""
+        return {}
+
+    def reset(self) -> None:
+        """Forgets everything; called at a fresh fit."""
+
+    def state_dict(self) -> State:
+        """State for the checkpoint."""
+        return {}
+
+    def load_state_dict(self, state: State) -> None:
+        """Restores what :meth:`state_dict` returned."""
+
+
+def data_weights(cohort: Cohort) -> Tensor:
+    """``[m]`` weights proportional to the clients' sample counts, summing to 1 (float64)."""
+    return cohort.sizes / cohort.sizes.sum()
+
+
+def uniform_weights(cohort: Cohort) -> Tensor:
+    """``[m]`` equal weights summing to 1 (float64)."""
+    return torch.full_like(cohort.sizes, 1.0 / len(cohort))

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server rule may know about one round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fl_lightning.updates import UpdateMatrix
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The reports of the clients that took part in a round, in sampling order.
+
+    Vectors given as sequences become tensors on the rows' device; ``losses``, ``sizes`` and ``extras`` are float64.
+
+    Attributes:
+        params: ``[n]`` global parameters at the start of the round.
+        updates: one row per client, ``theta - theta_i`` (or learning rate times full gradient).
+        losses: ``[m]`` loss of each client at ``params``, before local training; ``None`` if nobody asked for them.
+        sizes: ``[m]`` training samples per client.
+        client_ids: ``m`` distinct ids, the keys of everything that rules remember.
+        round: index of the round, from 0.
+        client_lr: the clients' learning rate where their optimizer defines one.
+        num_clients: how many clients are registered, sampled or not; ``None`` outside a trainer.
+        extras: further tensors, first dimension ``m`` (accuracies, disparities).
+        companions: a second row per client (control variates, disparity gradients).
+        losses_at: the cohort's losses ``[m]`` at given parameters ``[n]``; ``None`` where clients cannot be asked again.
+
+    Raises:
+        ValueError: a field's length, shape or content breaks the rules above; the message names the field.
+    """
+
+    params: Tensor
+    updates: UpdateMatrix
+    losses: Tensor | None
+    sizes: Tensor
+    client_ids: tuple[int, ...]
+    round: int
+    client_lr: float | None = None
+    num_clients: int | None = None
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+    companions: Mapping[str, UpdateMatrix] = field(default_factory=dict)
+    losses_at: Callable[[Tensor], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        rows = self.updates.rows
+        m, n = rows.shape
+        if m == 0:
+            raise ValueError("updates must have at least one row, found none")
+        if self.params.shape != (n,):
+            raise ValueError(f"params must have shape [{n}], found {tuple(self.params.shape)}")
+        ids = tuple(int(i) for i in self.client_ids)
+        if len(ids) != m or len(set(ids)) != m:
+            raise ValueError(f"client_ids must be {m} distinct integers, found {ids}")
+        object.__setattr__(self, "client_ids", ids)
+        object.__setattr__(self, "sizes", _vector("sizes", self.sizes, m, rows.device))
+        if bool((self.sizes <= 0).any()):
+            raise ValueError(f"sizes must be positive, found {self.sizes.tolist()}")
+        if self.losses is not None:
+            object.__setattr__(self, "losses", _vector("losses", self.losses, m, rows.device))
+        for name, value in self.extras.items():
+            if value.dim() == 0 or value.shape[0] != m:
+                raise ValueError(f"extras[{name!r}] must have first dimension {m}, found {tuple(value.shape)}")
+        for name, matrix in self.companions.items():
+            if len(matrix) != m:
+                raise ValueError(f"companions[{name!r}] must have {m} rows, found {len(matrix)}")
+
+    def __len__(self) -> int:
+        return len(self.updates)
+
+    @property
+    def known_losses(self) -> Tensor:
+        """The losses, for rules that need them.
+
+        Raises:
+            ValueError: the cohort was built without losses.
+        """
+        if self.losses is None:
+            raise ValueError("losses must be given: this rule weighs clients by their loss at params")
+        return self.losses
+
+
+def _vector(name: str, value: Tensor | Sequence[float], m: int, device: torch.device) -> Tensor:
+    vector = torch.as_tensor(value, dtype=torch.float64, device=device)
+    if vector.shape != (m,):
+        raise ValueError(f"{name} must have shape [{m}], found {tuple(vector.shape)}")
+    if not bool(torch.isfinite(vector).all()):
+        raise ValueError(f"{name} must be finite, found {vector.tolist()}")
+    return vector
