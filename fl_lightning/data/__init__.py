@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Federated data: partitions, per-client loaders, the data module, and samplers of cohorts."""
+
+from fl_lightning.data.labels import Samples, labels_of
+from fl_lightning.data.loaders import ClientLoaders
+from fl_lightning.data.matching import label_counts, matched_split
+from fl_lightning.data.module import FederatedDataModule
+from fl_lightning.data.partitions import by_key, dirichlet, iid, mutex, pathological, shards, unbalanced
+from fl_lightning.data.plot import plot_partition
+from fl_lightning.data.samplers import (
+    AllClients,
+    AvailabilitySampler,
+    CohortSampler,
+    Selection,
+    SizeWeightedSampler,
+    UniformSampler,
+)
+from fl_lightning.data.settings import LoaderSettings
+from fl_lightning.data.specs import IID, ByKey, Dirichlet, Mutex, Partition, Pathological, Shards, Unbalanced
+from fl_lightning.data.views import ClientIndices
+
+__all__ = [
+    "IID",
+    "AllClients",
+    "AvailabilitySampler",
+    "ByKey",
+    "ClientIndices",
+    "ClientLoaders",
+    "CohortSampler",
+    "Dirichlet",
+    "FederatedDataModule",
+    "LoaderSettings",
+    "Mutex",
+    "Partition",
+    "Pathological",
+    "Samples",
+    "Selection",
+    "Shards",
+    "SizeWeightedSampler",
+    "Unbalanced",
+    "UniformSampler",
+    "by_key",
+    "dirichlet",
+    "iid",
+    "label_counts",
+    "labels_of",
+    "matched_split",
+    "mutex",
+    "pathological",
+    "plot_partition",
+    "shards",
+    "unbalanced",
+]

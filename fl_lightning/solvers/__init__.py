@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small convex problems that server rules solve in coefficient space."""
+
+from __future__ import annotations
+
+from fl_lightning.solvers.min_norm import min_norm
+from fl_lightning.solvers.simplex import project_simplex
+
+__all__ = ["min_norm", "project_simplex"]

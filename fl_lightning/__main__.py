@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: ``python -m fl_lightning info`` and LightningCLI's subcommands."""
+
+from __future__ import annotations
+
+import sys
+
+import fl_lightning  # noqa: F401  # registers strategy="federated" before the CLI reads a configuration
+from fl_lightning._lightning import LightningDataModule, LightningModule, lightning_module
+from fl_lightning.versions import show_versions
+
+_LIGHTNING_COMMANDS = ("fit", "validate", "test", "predict")
+
+_USAGE = """\
+usage: python -m fl_lightning COMMAND [options]
+
+  info                  versions, devices, and which implementation of each op runs
+  fit      -c FILE      train as the YAML file says
+  validate -c FILE      evaluate on the validation data
+  test     -c FILE      evaluate on the test data
+  predict  -c FILE      predict
+
+Each command but info takes LightningCLI's options: `python -m fl_lightning fit --help` lists them,
+`--print_config` writes the whole configuration as YAML."""
+
+
+def main(arguments: list[str]) -> int:
+    """Runs one command.
+
+    Args:
+        arguments: the command and its options.
+
+    Returns:
+        The exit status: 0 if the command ran, 1 if the CLI extra is missing, 2 for a wrong command line.
+    """
+    command, *options = arguments or [""]
+    if command == "info" and not options:
+        show_versions()
+        return 0
+    if command in ("-h", "--help"):
+        sys.stdout.write(f"{_USAGE}\n")
+        return 0
+    if command in _LIGHTNING_COMMANDS:
+        return _run_lightning()
+    problem = f"info takes no options, found {options}" if command == "info" else f"unknown command {command!r}"
+    sys.stderr.write(f"{problem}\n\n{_USAGE}\n" if command else f"{_USAGE}\n")
+    return 2
+
+
+def _run_lightning() -> int:
+    cli = lightning_module("cli")
+    try:
+        # Lightning knows which jsonargparse it can work with; its parser refuses to exist without it.
+        cli.LightningArgumentParser()
+    except ModuleNotFoundError as missing:
+        sys.stderr.write(f"this command needs the CLI extra, pip install 'fl-lightning[cli]': {missing}\n")
+        return 1
+    # LightningCLI reads sys.argv itself.
+    cli.LightningCLI(
+        LightningModule,
+        LightningDataModule,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        parser_kwargs={"prog": "python -m fl_lightning"},
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

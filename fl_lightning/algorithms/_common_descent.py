@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What FedMDFG and FedLF share: the fair-driven weights, and the common descent direction in coefficient space.
+
+A direction is a linear combination ``d = V^T c`` of the rows of ``V``, ``m`` of online clients and ``h`` remembered ones.
+So everything about it follows from the Gram matrix ``K = V V^T``: ``V d = K c`` and ``||d||^2 = c^T K c``.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fl_lightning.cohort import Cohort
+from fl_lightning.solvers import min_norm
+
+ZERO_ROW = 1e-8  # a row this much shorter than the longest online one counts as zero
+ZERO_DIRECTION = 1e-4  # a direction this much shorter than the rows counts as zero
+EQUAL_LOSSES = 1e-6  # radians between losses and (1, ..., 1) below which no client is behind
+
+
+def loss_angle(losses: Tensor) -> float:
+    """Angle in radians between a loss vector and ``(1, ..., 1)``; 0 where all losses are 0."""
+    mean = losses.mean()
+    # tan(angle) = deviation / mean keeps its digits where arccos of a cosine near 1 loses them.
+    return math.atan2(float((losses - mean).norm()), float(mean) * math.sqrt(len(losses)))
+
+
+def fair_weights(losses: Tensor) -> Tensor | None:
+    """Weights ``h`` of the fair-driven objective (FedMDFG, Algorithm 1, line 14), of unit length.
+
+    Positive for clients whose loss must fall faster. FedLF's gradient of ``-cos(1, F)`` (equation 5) is ``h`` times
+    ``sin(angle(F, 1)) / ||F||``.
+
+    Returns:
+        ``[m]``, or ``None`` where the direction is undefined: one client, equal losses, or all losses 0.
+    """
+    if not EQUAL_LOSSES < loss_angle(losses) < math.pi - EQUAL_LOSSES:
+        return None
+    h = losses.sum() / losses.square().sum() * losses - 1
+    h /= h.norm()
+    return h
+
+
+def row_norms(gram: Tensor) -> Tensor:
+    """Lengths of the rows behind Gram matrices ``[..., k, k]``."""
+    return gram.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+
+
+def rounding_error(cohort: Cohort) -> float:
+    """Relative error to expect in products of rows and in the step; half precision is not held to its own."""
+    return min(torch.finfo(cohort.updates.rows.dtype).eps, torch.finfo(torch.float32).eps)
+
+
+def common_descent(
+    gram: Tensor, scale: Tensor, fair: Tensor | None, online: int, rounding: float, zero: float = ZERO_DIRECTION
+) -> tuple[Tensor, Tensor]:
+    """Shortest vector in the convex hull of scaled rows and a fair row, for a batch of blocks of layers (MGDA).
+
+    Args:
+        gram: ``[B, k, k]``, ``k = m + h``.
+        scale: ``[B, k]`` factor of each row in the hull; 0 leaves the row out.
+        fair: ``[B, k]`` coefficients of the fair row; ``None``, or zeros in a block, leave it out.
+        online: ``m``.
+        rounding: relative error of products and step, see :func:`rounding_error`.
+        zero: directions shorter than this times the root mean square of the scaled online rows count as zero.
+
+    Returns:
+        ``[B, k]`` coefficients, and ``[B]`` whether the direction is one: long enough, and falling for every online row
+        by more than rounding can turn around. A block without online rows has nothing to do: coefficients 0, true.
+    """
+    rows = torch.diag_embed(scale)
+    if fair is not None:
+        rows = torch.cat([rows, fair[:, None, :]], 1)
+    used = rows.ne(0).any(2)
+    # A row left out becomes a copy of one that is not: copies never move the point, and the batch keeps one shape.
+    first = used.to(torch.int64).cumsum(1).eq(1).to(torch.int64).argmax(1)
+    rows = torch.where(used[:, :, None], rows, rows[torch.arange(len(rows)), first][:, None, :])
+    hull = rows @ gram @ rows.mT
+    coeff = (rows.mT @ min_norm((hull + hull.mT) / 2)[:, :, None])[:, :, 0]
+    live = scale[:, :online] != 0
+    coeff = torch.where(live.any(1, keepdim=True), coeff, 0.0)
+
+    slopes = (gram @ coeff[:, :, None])[:, :, 0]
+    norms = row_norms(gram)
+    squares = (scale * norms)[:, :online].square()
+    long_enough = (coeff * slopes).sum(1) > zero**2 * squares.sum(1) / live.sum(1).clamp_min(1)
+    noise = rounding * norms * (coeff.abs() * norms).sum(1, keepdim=True)
+    falls = ((slopes > noise)[:, :online] | ~live).all(1)
+    return coeff, (long_enough & falls) | ~live.any(1)
+
+
+def check_rows(gram: Tensor, cohort: Cohort, rule: str) -> None:
+    """Refuses cohorts with NaN or infinity in a row, visible on the diagonal of ``gram``.
+
+    Raises:
+        ValueError: names the clients.
+    """
+    bad = ~torch.isfinite(gram.diagonal(dim1=-2, dim2=-1)).all(0)[: len(cohort)]
+    if bool(bad.any()):
+        clients = [cohort.client_ids[i] for i in bad.nonzero().flatten().tolist()]
+        raise ValueError(f"updates must be finite for {rule}, found NaN or infinity in the rows of clients {clients}")

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedAvg: Communication-Efficient Learning of Deep Networks from Decentralized Data.
+
+H. Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise Aguera y Arcas. AISTATS 2017.
+https://arxiv.org/abs/1602.05629
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fl_lightning.algorithms.base import ServerRule, StepReport, data_weights, uniform_weights
+from fl_lightning.cohort import Cohort
+
+
+class FedAvg(ServerRule):
+    """The weighted mean of the clients' updates (Algorithm 1).
+
+    Args:
+        weighting: ``"samples"`` weighs a client by its number of training samples (the paper), ``"uniform"`` all alike.
+    """
+
+    def __init__(self, weighting: Literal["samples", "uniform"] = "samples") -> None:
+        self.weighting = weighting
+
+    def aggregate(self, cohort: Cohort) -> Tensor:
+        """Returns ``sum_i p_i u_i`` with ``p_i = n_i / n`` or ``1 / m``.
+
+        Raises:
+            ValueError: a row is not finite.
+        """
+        weights = data_weights(cohort) if self.weighting == "samples" else uniform_weights(cohort)
+        step = weighted_mean(cohort, weights)
+        self.report = StepReport(weights=weights)
+        return step
+
+
+def weighted_mean(cohort: Cohort, weights: Tensor) -> Tensor:
+    """Linear combination of the rows with weights ``[m]``, the same in all layers.
+
+    Raises:
+        ValueError: names the clients whose row is not finite.
+    """
+    step = cohort.updates.combine(weights)
+    if not bool(torch.isfinite(step).all()):
+        finite = torch.isfinite(cohort.updates.rows).all(1).tolist()
+        clients = [i for i, fine in zip(cohort.client_ids, finite, strict=True) if not fine]
+        raise ValueError(f"updates must be finite, found NaN or infinity in the rows of clients {clients}")
+    return step

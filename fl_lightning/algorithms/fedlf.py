@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedLF: Layer-Wise Fair Federated Learning.
+
+Zibin Pan, Chi Li, Fangchen Yu, Shuyi Wang, Haijin Wang, Xiaoying Tang, Junhua Zhao. AAAI 2024.
+https://github.com/zibinpan/FedLF
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fl_lightning.algorithms._common_descent import (
+    ZERO_DIRECTION,
+    ZERO_ROW,
+    check_rows,
+    common_descent,
+    fair_weights,
+    loss_angle,
+    rounding_error,
+    row_norms,
+)
+from fl_lightning.algorithms.base import Federation, Needs, ServerRule, State, StepReport
+from fl_lightning.cohort import Cohort
+from fl_lightning.history import RowHistory
+from fl_lightning.updates import LayerSpec
+
+
+class _Block(NamedTuple):
+    """Neighbouring layers that share one direction, ``size`` columns in all."""
+
+    layers: tuple[int, ...]
+    size: int
+    gram: Tensor
+    coeff: Tensor
+    solved: bool
+    flagged: bool = False
+
+
+class FedLF(ServerRule):
+    """A step that no online client conflicts with, in the model and in every layer (Algorithm 1).
+
+    In each layer the direction is the shortest vector in the convex hull of the online clients' rows, the fair-driven
+    row (equation 5) and the last rows of clients that have been absent for a short time (section 3.3): it solves
+    equation 8. Layers whose direction is zero are combined with a neighbour. The whole is rescaled to the length of the
+    mean of the online rows.
+
+    Degenerate cases. A row is left out of a layer where it is 1e-8 times shorter than the longest; a layer without rows
+    does not move. The fair row is left out for one client, for equal losses and for losses that are all 0. With linearly
+    dependent rows it can make the direction zero although all clients agree on one, against the paper's claim. So where
+    the direction is zero, in the sense of ``zero_tol`` or because rounding could turn a slope around, the oldest
+    remembered rows leave until the rows no longer outnumber the layer's columns, then the fair row leaves, and only then
+    are layers combined. What cannot be combined any more tries without remembered rows, and otherwise stays where it is.
+    The report is flagged when any of this happened. If all rows are zero, the step is zero and nothing is remembered.
+
+    Args:
+        layers: see :meth:`ParamLayout.from_module`. ``"module"`` is the paper's reading, ``"tensor"`` that of the
+            authors' code.
+        equalise_layer_norm: rescale the rows of a layer to the mean length of the online ones (the authors' code);
+            otherwise they enter as they are (equations 5 to 8).
+        merge_zero_layers: combine layers (Algorithm 1, lines 9 to 12).
+        fair_row: ``"cos"`` as in equation 5, ``"h"`` as in FedMDFG (ablation M5), ``"none"`` for no such row (M4). The
+            two differ in length only, so with equalised rows they are the same.
+        history_window: which absent clients count: ``"ratio"`` those of the last (clients seen) / (cohort size) rounds
+            (section 3.3), ``"last"`` of the previous round (M7), ``"all"`` (M8) or ``"none"`` (M6).
+        gradient_source: ``"update"`` for local training (the paper), ``"full"`` for full gradients (the authors' code).
+        zero_tol: a direction this much shorter than the root mean square of its rows counts as zero.
+        max_history: most rows to remember, oldest dropped first; ``None``: one for every client seen.
+        history_device: where remembered rows live, for instance ``"cpu"``; ``None``: beside the updates.
+
+    Raises:
+        ValueError: ``max_history`` is not positive, or ``zero_tol`` not between 0 and 1.
+    """
+
+    def __init__(
+        self,
+        layers: LayerSpec = "module",
+        equalise_layer_norm: bool = True,
+        merge_zero_layers: bool = True,
+        fair_row: Literal["cos", "h", "none"] = "cos",
+        history_window: Literal["ratio", "last", "all", "none"] = "ratio",
+        gradient_source: Literal["update", "full"] = "update",
+        zero_tol: float = ZERO_DIRECTION,
+        max_history: int | None = None,
+        history_device: str | None = None,
+    ) -> None:
+        if not 0 < zero_tol < 1:
+            raise ValueError(f"zero_tol of FedLF must lie between 0 and 1, found {zero_tol}")
+        self.layers = layers
+        self.needs = Needs(losses=True, full_gradients=gradient_source == "full")
+        self.equalise_layer_norm = equalise_layer_norm
+        self.merge_zero_layers = merge_zero_layers
+        self.fair_row = fair_row
+        self.history_window = history_window
+        self.zero_tol = zero_tol
+        self.history = RowHistory(max_history, history_device)
+        self._seen: set[int] = set()
+
+    def aggregate(self, cohort: Cohort) -> Tensor:
+        """See the class.
+
+        Raises:
+            ValueError: the cohort has no losses, or a row is not finite.
+        """
+        m, losses = len(cohort), cohort.known_losses.cpu()
+        absent = self._absent(cohort)
+        gram = self.history.joint_gram(cohort.updates, absent)  # K^l [L, m + h, m + h]
+        check_rows(gram, cohort, "FedLF")
+        if not bool(row_norms(gram)[:, :m].any()):
+            self.report = StepReport(weights=torch.zeros(m, dtype=torch.float64), flagged=True)
+            return torch.zeros_like(cohort.params)
+
+        blocks = self._blocks(gram, cohort, self._fair(losses))  # lines 5 to 12
+        coeff = torch.zeros(gram.shape[:2], dtype=torch.float64)
+        for block in blocks:
+            coeff[list(block.layers)] = block.coeff
+        length = (coeff * (gram @ coeff[:, :, None])[:, :, 0]).sum().clamp_min(0).sqrt()  # ||d||
+        target = gram[:, :m, :m].mean((1, 2)).sum().clamp_min(0).sqrt()  # ||1/m sum_i g_i||, rows as they came
+        coeff *= target / length if length > 0 else 0.0  # line 15
+        step = self.history.combine(cohort.updates, coeff, absent)
+
+        self._remember(cohort)
+        sizes = torch.tensor([block.size for block in blocks], dtype=torch.float64)
+        per_block = torch.stack([coeff[block.layers[0], :m] for block in blocks])
+        self.report = StepReport(
+            weights=(sizes / sizes.sum()) @ per_block,
+            blocks=tuple(block.layers for block in blocks) if len(blocks) < len(gram) else None,
+            flagged=any(block.flagged for block in blocks),
+            scalars={"history_rows": float(len(absent)), "blocks": float(len(blocks))},
+        )
+        return step
+
+    def _blocks(self, gram: Tensor, cohort: Cohort, q: Tensor | None) -> list[_Block]:
+        """Directions of all layers; from the left, zero ones are combined with the next layer, the last with the previous."""
+        starts = cohort.updates.layout.layer_starts
+        coeff, solved = self._descend(gram, cohort, q, gram.shape[-1] - len(cohort))  # all layers in one batch
+        blocks = [
+            _Block((layer,), starts[layer + 1] - starts[layer], gram[layer], coeff[layer], bool(solved[layer]))
+            for layer in range(len(gram))
+        ]
+        blocks = [block if block.solved else self._solve(block, cohort, q) for block in blocks]
+        while self.merge_zero_layers and len(blocks) > 1 and not all(block.solved for block in blocks):
+            index = min([block.solved for block in blocks].index(False), len(blocks) - 2)
+            one, two = blocks[index : index + 2]
+            joined = one._replace(
+                layers=one.layers + two.layers, size=one.size + two.size, gram=one.gram + two.gram, solved=False
+            )
+            blocks[index : index + 2] = [self._solve(joined, cohort, q)]
+        return [block if block.solved else self._solve(block, cohort, q, last=True) for block in blocks]
+
+    def _solve(self, block: _Block, cohort: Cohort, q: Tensor | None, last: bool = False) -> _Block:
+        """Tries the rows of the block as the class documents, until its direction is not zero."""
+        m, h, with_fair = len(cohort), block.gram.shape[-1] - len(cohort), q is not None
+        fitting = max(0, min(h, block.size - m - with_fair))
+        attempts = [(with_fair, h), (with_fair, fitting), (False, fitting)]
+        if last:
+            attempts += [(with_fair, 0), (False, 0)]
+        for number, (fair, history) in enumerate(dict.fromkeys(attempts)):
+            coeff, solved = self._descend(block.gram[None], cohort, q if fair else None, history)
+            if bool(solved):
+                return block._replace(coeff=coeff[0], solved=True, flagged=number > 0)
+        return block._replace(coeff=torch.zeros_like(block.gram[0]), solved=False, flagged=True)
+
+    def _descend(self, gram: Tensor, cohort: Cohort, q: Tensor | None, history: int) -> tuple[Tensor, Tensor]:
+        """Coefficients ``[B, m + h]`` of the shortest vectors of a batch of blocks, and whether they are not zero.
+
+        Args:
+            gram: ``[B, m + h, m + h]``.
+            cohort: the cohort.
+            q: ``[m]`` weights of the fair row.
+            history: number of remembered rows in use, newest first.
+        """
+        m, norms = len(cohort), row_norms(gram)
+        live = norms > ZERO_ROW * norms[:, :m].amax(1, keepdim=True)
+        live[:, m + history :] = False
+        # mu_l: mean length of the online rows of the layer
+        mu = (norms * live)[:, :m].sum(1, keepdim=True) / live[:, :m].sum(1, keepdim=True).clamp_min(1)
+        scale = live.to(torch.float64)
+        if self.equalise_layer_norm:
+            scale = torch.where(live, mu / norms, 0.0)
+        else:
+            scale[:, m:] *= cohort.client_lr or 1.0  # remembered rows are kept in units of the gradient
+        fair = None
+        if q is not None:
+            fair = torch.zeros_like(scale)  # g_P = sum_i q_i g_i
+            fair[:, :m] = q * scale[:, :m]
+            if self.equalise_layer_norm:
+                length = (fair * (gram @ fair[:, :, None])[:, :, 0]).sum(1, keepdim=True).clamp_min(0).sqrt()
+                fair = torch.where(length > self.zero_tol * q.norm() * mu, fair * mu / length, 0.0)
+        return common_descent(gram, scale, fair, m, rounding_error(cohort), self.zero_tol)
+
+    def _fair(self, losses: Tensor) -> Tensor | None:
+        h = None if self.fair_row == "none" else fair_weights(losses)
+        if h is None or self.fair_row == "h":
+            return h
+        h *= math.sin(loss_angle(losses)) / losses.norm()
+        return h
+
+    def _absent(self, cohort: Cohort) -> list[int]:
+        """Clients to treat as if online (section 3.3), newest first."""
+        if self.history_window == "none":
+            return []
+        since = None
+        if self.history_window == "last":
+            since = cohort.round - 1.0
+        elif self.history_window == "ratio":
+            since = cohort.round - len(self._seen) / len(cohort)  # t - tau, tau = M / |S^t|
+        return self.history.select(exclude=set(cohort.client_ids), since=since)
+
+    def _remember(self, cohort: Cohort) -> None:
+        self._seen.update(cohort.client_ids)
+        if self.history_window == "none":
+            return
+        if self.history_window == "last":
+            self.history.forget(before=cohort.round)
+        clients = dict(enumerate(cohort.client_ids))
+        self.history.remember(cohort.updates, clients, cohort.round, 1 / (cohort.client_lr or 1.0))
+
+    def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
+        """Bytes of the remembered rows and their products."""
+        if self.history_window == "none":
+            return {}
+        rows = cohort_size if self.history_window == "last" else federation.num_clients
+        rows = min(rows, self.history.capacity or rows)
+        return {"history": RowHistory.planned_nbytes(rows, cohort_size, federation.layout, federation.dtype)}
+
+    def reset(self) -> None:
+        """Forgets all clients."""
+        self.history.clear()
+        self._seen.clear()
+        self.report = StepReport()
+
+    def state_dict(self) -> State:
+        """Remembered rows, and the clients seen."""
+        return {"history": self.history.state_dict(), "seen": torch.tensor(sorted(self._seen), dtype=torch.int64)}
+
+    def load_state_dict(self, state: State) -> None:
+        """Restores what :meth:`state_dict` returned."""
+        self.history.load_state_dict(state["history"])
+        self._seen = set(state["seen"].tolist())

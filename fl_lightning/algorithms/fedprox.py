@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedProx: Federated Optimization in Heterogeneous Networks.
+
+Tian Li, Anit Kumar Sahu, Manzil Zaheer, Maziar Sanjabi, Ameet Talwalkar, Virginia Smith. MLSys 2020.
+https://arxiv.org/abs/1812.06127
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fl_lightning.algorithms.base import ClientRule, LocalWork
+from fl_lightning.algorithms.fedavg import FedAvg
+
+
+class FedProx(FedAvg):
+    """FedAvg whose clients are pulled towards the global model (Algorithm 2).
+
+    Args:
+        mu: strength of the proximal term; 0 is FedAvg.
+        weighting: how the server weighs clients, see :class:`FedAvg`.
+
+    Raises:
+        ValueError: ``mu`` is negative.
+    """
+
+    def __init__(self, mu: float = 0.01, weighting: Literal["samples", "uniform"] = "samples") -> None:
+        super().__init__(weighting)
+        if not mu >= 0:
+            raise ValueError(f"mu of FedProx must not be negative, found {mu}")
+        self.mu = mu
+
+    def client_rule(self) -> ClientRule:
+        """Adds the proximal term to the loss of every batch."""
+        return ProximalTerm(self.mu)
+
+
+class ProximalTerm(ClientRule):
+    """Adds ``mu / 2 ||w - w^t||^2`` to the loss of every batch (equation 2)."""
+
+    def __init__(self, mu: float) -> None:
+        self.mu = mu
+        self._anchor: list[Tensor] = []
+
+    def begin_client(self, work: LocalWork) -> None:
+        """Views the global parameters ``w^t`` in the shapes of the module's."""
+        self._anchor = work.layout.views(work.params)
+
+    def loss_term(self, work: LocalWork, batch: Any, batch_idx: int) -> Tensor | None:
+        """The term, differentiable in the module's parameters; ``None`` for ``mu = 0``."""
+        if self.mu == 0:
+            return None
+        offsets = torch._foreach_sub(work.parameters, self._anchor)
+        return 0.5 * self.mu * torch.stack([offset.square().sum() for offset in offsets]).sum()

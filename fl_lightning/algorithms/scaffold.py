@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SCAFFOLD: Stochastic Controlled Averaging for Federated Learning.
+
+Sai Praneeth Karimireddy, Satyen Kale, Mehryar Mohri, Sashank J. Reddi, Sebastian U. Stich, Ananda Theertha Suresh.
+ICML 2020. https://arxiv.org/abs/1910.06378
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fl_lightning.algorithms.base import (
+    ClientReport,
+    ClientRule,
+    Federation,
+    LocalWork,
+    Needs,
+    ServerRule,
+    State,
+    StepReport,
+    uniform_weights,
+)
+from fl_lightning.algorithms.fedavg import weighted_mean
+from fl_lightning.client_tensors import ClientTensors
+from fl_lightning.cohort import Cohort
+
+
+class SCAFFOLD(ServerRule):
+    """Clients follow the federation's gradient instead of their own drift (Algorithm 1).
+
+    Args:
+        server_lr: global step size ``eta_g``.
+        control_device: where the clients' control variates live, for instance ``"cpu"``; ``None``: on the federation's
+            device. One vector of the model's size per client that has trained.
+
+    Raises:
+        ValueError: ``server_lr`` is not positive.
+    """
+
+    def __init__(self, server_lr: float = 1.0, control_device: str | None = None) -> None:
+        if not server_lr > 0:
+            raise ValueError(f"server_lr of SCAFFOLD must be positive, found {server_lr}")
+        self.server_lr = server_lr
+        self._client = ControlVariates(control_device)
+
+    def client_rule(self) -> ClientRule:
+        """The control variates of server and clients; the same object on every call."""
+        return self._client
+
+    def aggregate(self, cohort: Cohort) -> Tensor:
+        """Returns ``eta_g / m sum_i u_i`` (Algorithm 1, line 17).
+
+        Raises:
+            ValueError: a row is not finite.
+        """
+        weights = self.server_lr * uniform_weights(cohort)
+        step = weighted_mean(cohort, weights)
+        self.report = StepReport(weights=weights)
+        return step
+
+    def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
+        """Bytes of the control variates, and of the rows in which clients send their change."""
+        row = federation.layout.numel * federation.dtype.itemsize
+        return {"control_variates": (federation.num_clients + 1) * row, "control_rows": cohort_size * row}
+
+
+class ControlVariates(ClientRule):
+    """Local steps along ``g - c_i + c``, and the update of ``c_i`` and ``c``.
+
+    ``c_i`` becomes the mean of the gradients that the client saw (option II): ``c_i - c + (x - y_i) / (eta S)``, where
+    ``S`` is the number of local steps. SGD with momentum moves further than that; ``S`` is then the sum of the weights that
+    gradients get in ``x - y_i``, so that ``c_i`` is a weighted mean of gradients (exact for SGD with or without momentum from
+    a fresh buffer, not for Nesterov, dampening or weight decay). A client without a local step changes nothing.
+
+    Args:
+        device: where the clients' control variates live; ``None``: on the federation's device.
+    """
+
+    needs = Needs(client_lr=True)
+
+    def __init__(self, device: str | None = None) -> None:
+        self._clients = ClientTensors(device)  # c_i; a client that has not trained yet has 0
+        self._server: Tensor | None = None  # c
+        self._correction: list[Tensor] | None = None
+
+    def begin_fit(self, federation: Federation) -> None:
+        """Starts with ``c = 0``, or moves a restored one to the federation's device.
+
+        Raises:
+            ValueError: a restored ``c`` has another length than the model.
+        """
+        if self._server is None:
+            self._server = torch.zeros(federation.layout.numel, dtype=federation.dtype, device=federation.device)
+        if self._server.shape != (federation.layout.numel,):
+            raise ValueError(
+                f"SCAFFOLD's control variates must have {federation.layout.numel} numbers, "
+                f"found {self._server.numel()} in the checkpoint"
+            )
+        self._server = self._server.to(federation.device)
+
+    def begin_client(self, work: LocalWork) -> None:
+        """Prepares the correction ``c - c_i``."""
+        mine = self._clients.get(work.client_id)
+        correction = self._control(work.params) if mine is None else self._control(work.params) - mine.to(work.params)
+        self._correction = work.layout.views(correction)
+
+    def correct_gradients(self, work: LocalWork) -> None:
+        """Turns ``g`` into ``g - c_i + c`` (Algorithm 1, line 10); parameters without a gradient stay as they are."""
+        if self._correction is None:
+            raise RuntimeError("begin_client of SCAFFOLD must run before correct_gradients")
+        pairs = [(p.grad, c) for p, c in zip(work.parameters, self._correction, strict=True) if p.grad is not None]
+        if pairs:
+            torch._foreach_add_([grad for grad, _ in pairs], [c for _, c in pairs])
+
+    def end_client(self, work: LocalWork) -> ClientReport:
+        """Reports the change of ``c_i`` (Algorithm 1, line 12, option II) as companion row ``"control"``.
+
+        Raises:
+            ValueError: the optimizer has no single learning rate.
+        """
+        if not work.client_lr:
+            raise ValueError(f"client_lr must be a positive learning rate for SCAFFOLD, found {work.client_lr}")
+        if work.steps == 0:
+            return ClientReport(companions={"control": torch.zeros_like(work.row)})
+        # c_i^+ - c_i = -c + (x - y_i) / (eta S)
+        total = work.client_lr * accumulated_steps(work.steps, work.momentum)
+        change = (work.params - work.row).div_(total).sub_(self._control(work.params))
+        return ClientReport(companions={"control": change})
+
+    def commit(self, cohort: Cohort) -> None:
+        """Adds the changes: ``c_i += dc_i`` and ``c += 1/N sum_i dc_i`` (Algorithm 1, lines 14 and 18).
+
+        Raises:
+            ValueError: the cohort carries no control rows.
+        """
+        changes = cohort.companions.get("control")
+        if changes is None:
+            raise ValueError(f"companions must hold 'control' rows for SCAFFOLD, found {sorted(cohort.companions)}")
+        for client, change in zip(cohort.client_ids, changes.rows, strict=True):
+            self._clients.add(client, change)
+        share = 1.0 / (cohort.num_clients or len(cohort))
+        self._server = changes.combine(uniform_weights(cohort) * len(cohort) * share, out=self._control(cohort.params))
+
+    def _control(self, like: Tensor) -> Tensor:
+        if self._server is None:
+            self._server = torch.zeros_like(like)
+        return self._server
+
+    def reset(self) -> None:
+        """Forgets all control variates."""
+        self._clients.clear()
+        self._server = None
+
+    def state_dict(self) -> State:
+        """Control variates of server and clients."""
+        state: State = {"clients": self._clients.state_dict()}
+        if self._server is not None:
+            state["server"] = self._server
+        return state
+
+    def load_state_dict(self, state: State) -> None:
+        """Restores what :meth:`state_dict` returned."""
+        self._clients.load_state_dict(state["clients"])
+        self._server = state["server"].clone() if "server" in state else None
+
+
+def accumulated_steps(steps: int, momentum: float) -> float:
+    """Sum of the weights that gradients get in the change of the parameters, in units of the learning rate.
+
+    Plain SGD gives every gradient weight 1. With momentum ``mu`` the ``k``-th gradient before the last step has been
+    added ``1 + mu + ... + mu^k`` times (the normaliser of FedNova, Wang et al., NeurIPS 2020).
+    """
+    return sum((1 - momentum**k) / (1 - momentum) for k in range(1, steps + 1))

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every client's numbers: a CSV file over the rounds, and a table at the end of a test."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from fl_lightning._lightning import Callback, LightningModule, Trainer
+from fl_lightning.callbacks._federated import evaluation, is_fitting, is_fresh_fit, records
+from fl_lightning.metrics.functional import fairness_summary, is_larger_better
+from fl_lightning.records import EvaluationRecord
+
+COLUMNS = ("round", "stage", "client", "samples", "metric", "value")
+_SUMMARY = {
+    "mean": "mean",
+    "weighted_mean": "weighted mean",
+    "std": "std",
+    "angle": "angle (rad)",
+    "worst_5": "worst 5 %",
+    "worst_10": "worst 10 %",
+    "best_5": "best 5 %",
+    "best_10": "best 10 %",
+    "min": "min",
+    "max": "max",
+}
+_SHOWN_EACH_END = 10
+
+
+class ClientTable(Callback):
+    """Writes per-client values to ``clients.csv`` and prints a table after ``trainer.test``.
+
+    The file has one row per client and metric: round, stage, client, samples, metric, value. Rows are appended. A fit
+    that resumes first drops the rows of the round in hand and of later ones, which an interrupted run left; a fresh fit
+    drops those of all rounds from 1 on; a repeated test or validation replaces its own rows. With ``fast_dev_run``
+    nothing is written.
+
+    Args:
+        dirpath: folder of the file; by default that of the logger. Without either no file is written.
+        max_clients: above this number the printed table is cut to the worst and best 10 clients.
+        larger_is_better: orientation of metrics whose name misleads
+            :func:`fl_lightning.metrics.functional.is_larger_better`.
+
+    Raises:
+        ValueError: ``max_clients`` is below 2; later, if ``clients.csv`` is a file of some other kind.
+    """
+
+    def __init__(
+        self,
+        dirpath: str | Path | None = None,
+        max_clients: int = 40,
+        larger_is_better: Mapping[str, bool] | None = None,
+    ) -> None:
+        _check_max_clients(max_clients)
+        self.dirpath = None if dirpath is None else Path(dirpath)
+        self.max_clients = max_clients
+        self.larger_is_better = dict(larger_is_better or {})
+        self._fresh = False
+        self._tail: tuple[Path, int] | None = None  # file and round of the last rows that this fit wrote
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuses strategies that are not federated."""
+        records(trainer, self)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Notes whether the fit continues an earlier one."""
+        self._fresh = is_fresh_fit(trainer)
+        self._tail = None
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the clients' validation values."""
+        record = evaluation(trainer, self, "val")
+        if record is not None:
+            self._write(trainer, record)
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the clients' test values and prints the table."""
+        record = evaluation(trainer, self, "test")
+        if record is not None:
+            self._write(trainer, record)
+            trainer.print(format_client_table(record, self.max_clients, self.larger_is_better))
+
+    def _write(self, trainer: Trainer, record: EvaluationRecord) -> None:
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]  # Trainer sets it outside its class
+            return
+        folder = self.dirpath
+        if folder is None and trainer.loggers:
+            folder = None if trainer.log_dir is None else Path(trainer.log_dir)
+        if folder is None or not trainer.is_global_zero:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "clients.csv"
+        fitting = is_fitting(trainer)
+        # Within a fit rounds ascend, so a long file is read once per fit and not once per round.
+        continues = fitting and self._tail is not None and self._tail[0] == path and self._tail[1] < record.round
+        if path.exists() and not continues:
+            abandoned = None
+            if fitting:
+                abandoned = min(1, record.round) if self._fresh and self._tail is None else record.round
+            _drop_rows(path, record, abandoned)
+        _append_rows(path, record)
+        if fitting:
+            self._tail = (path, record.round)
+
+
+def format_client_table(
+    record: EvaluationRecord, max_clients: int = 40, larger_is_better: Mapping[str, bool] | None = None
+) -> str:
+    """Lays out the clients' values and their summary as aligned plain text.
+
+    Args:
+        record: an evaluation.
+        max_clients: with more clients than this only the worst 10 and best 10 are listed, ordered by the first metric
+            where larger is better (or else the first); clients without a value for it are not among them.
+        larger_is_better: orientation of metrics whose name misleads
+            :func:`fl_lightning.metrics.functional.is_larger_better`.
+
+    Returns:
+        Lines without a final line break.
+
+    Raises:
+        ValueError: ``max_clients`` is below 2.
+    """
+    _check_max_clients(max_clients)
+    larger = {name: (larger_is_better or {}).get(name, is_larger_better(name)) for name in record.values}
+    title = f"{record.stage}, round {record.round}: {len(record.client_ids)} clients"
+    if not record.client_ids or not record.values:
+        return f"{title}, no values"
+    shown: list[int | None] = list(range(len(record.client_ids)))
+    if len(shown) > max_clients:
+        metric = next((name for name, is_larger in larger.items() if is_larger), next(iter(larger)))
+        shown = _both_ends(record.values[metric], larger[metric], max_clients)
+        title += f", the worst and the best by {metric}"
+    rows = [["client", "samples", *record.values]]
+    for index in shown:
+        if index is None:
+            rows.append(["..."] * len(rows[0]))
+            continue
+        values = [_number(float(values[index])) for values in record.values.values()]
+        rows.append([str(record.client_ids[index]), str(int(record.sizes[index])), *values])
+    summaries = [fairness_summary(values, record.sizes, larger[name]) for name, values in record.values.items()]
+    for key, label in _SUMMARY.items():
+        rows.append([label, "", *(_number(float(s[key])) if key in s else "-" for s in summaries)])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
+        for row in rows
+    ]
+    rule = "-" * len(lines[0])
+    end = len(shown) + 1
+    return "\n".join([title, lines[0], rule, *lines[1:end], rule, *lines[end:]])
+
+
+def _both_ends(values: Tensor, larger_is_better: bool, max_clients: int) -> list[int | None]:
+    """Indices of the worst and the best clients from worst to best, ``None`` where clients are left out between."""
+    order = values.argsort(descending=not larger_is_better, stable=True)
+    ranked: list[int | None] = [int(index) for index in order if not values[index].isnan()]
+    each = min(_SHOWN_EACH_END, max_clients // 2)
+    return ranked if len(ranked) <= 2 * each else [*ranked[:each], None, *ranked[-each:]]
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.4g}"
+
+
+def _check_max_clients(max_clients: int) -> None:
+    if max_clients < 2:
+        raise ValueError(f"max_clients must be at least 2, found {max_clients}")
+
+
+def _rows(record: EvaluationRecord) -> Iterator[tuple[object, ...]]:
+    sizes = record.sizes.tolist()
+    for name, values in record.values.items():
+        for client, samples, value in zip(record.client_ids, sizes, values.tolist(), strict=True):
+            yield record.round, record.stage, client, samples, name, repr(float(value))
+
+
+def _append_rows(path: Path, record: EvaluationRecord) -> None:
+    is_new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        if is_new:
+            writer.writerow(COLUMNS)
+        writer.writerows(_rows(record))
+
+
+def _drop_rows(path: Path, record: EvaluationRecord, abandoned_from: int | None) -> None:
+    """Drops the record's own rows, those of rounds from ``abandoned_from`` on, and a row cut short by a killed run."""
+    scratch = path.with_suffix(".csv.tmp")
+    with path.open(newline="") as old:
+        reader = csv.reader(old)
+        header = next(reader, list(COLUMNS))
+        if tuple(header) != COLUMNS:
+            raise ValueError(f"{path} must have the columns {','.join(COLUMNS)}, found {','.join(header)}")
+        with scratch.open("w", newline="") as new:
+            writer = csv.writer(new, lineterminator="\n")
+            writer.writerow(COLUMNS)
+            for row in reader:
+                if len(row) != len(COLUMNS) or not row[0].isdecimal():
+                    continue
+                stale = abandoned_from is not None and int(row[0]) >= abandoned_from
+                if not stale and (int(row[0]), row[1]) != (record.round, record.stage):
+                    writer.writerow(row)
+    os.replace(scratch, path)

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How evenly the clients are served, over the rounds of a fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fl_lightning._lightning import Callback, LightningModule, Trainer
+from fl_lightning.callbacks._federated import evaluation, is_fitting, is_fresh_fit, records
+from fl_lightning.metrics.functional import fairness_summary, is_larger_better
+
+
+@dataclass(frozen=True)
+class FairnessCurve:
+    """One metric over the rounds; the lists have equal lengths.
+
+    Attributes:
+        rounds: rounds finished at each validation.
+        mean: mean over the clients.
+        angle: fairness angle in radians; NaN for metrics where smaller is better.
+        worst_10: mean of the worst tenth of the clients.
+    """
+
+    rounds: list[int] = field(default_factory=list)
+    mean: list[float] = field(default_factory=list)
+    angle: list[float] = field(default_factory=list)
+    worst_10: list[float] = field(default_factory=list)
+
+
+class FairnessMonitor(Callback):
+    """Keeps mean, fairness angle and worst 10 % of every validation metric in memory, and draws them.
+
+    The curves travel with the checkpoint. A resumed fit continues them: points of the round in hand and of later ones,
+    left by an interrupted run, are replaced. ``trainer.validate`` adds nothing.
+
+    Args:
+        larger_is_better: orientation of metrics whose name misleads
+            :func:`fl_lightning.metrics.functional.is_larger_better`.
+    """
+
+    def __init__(self, larger_is_better: Mapping[str, bool] | None = None) -> None:
+        self.larger_is_better = dict(larger_is_better or {})
+        self._curves: dict[str, FairnessCurve] = {}
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics seen so far."""
+        return tuple(self._curves)
+
+    def curves(self, metric: str) -> FairnessCurve:
+        """The curves of one metric.
+
+        Raises:
+            ValueError: no validation has reported this metric.
+        """
+        if metric not in self._curves:
+            raise ValueError(f"metric must be one of {list(self._curves)}, found {metric!r}")
+        return self._curves[metric]
+
+    def plot(self, path: str | Path, metric: str | None = None) -> Path:
+        """Draws mean and worst 10 %, and the fairness angle below, over the rounds.
+
+        Args:
+            path: file to write; its suffix chooses the format.
+            metric: which metric; by default the first where larger is better, or else the first.
+
+        Returns:
+            The path.
+
+        Raises:
+            ValueError: nothing has been recorded, or not for this metric.
+            ImportError: matplotlib is missing (``pip install fl-lightning[plots]``).
+        """
+        if not self._curves:
+            raise ValueError("plot needs at least one validation with per-client values, found none")
+        name = metric if metric is not None else next(filter(self._is_larger_better, self._curves), self.metrics[0])
+        curve = self.curves(name)
+        # Figure instead of pyplot: no global state, and no display is looked for.
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(6.4, 5.6), layout="constrained")
+        upper, lower = figure.subplots(2, 1, sharex=True)
+        upper.plot(curve.rounds, curve.mean, label="mean")
+        upper.plot(curve.rounds, curve.worst_10, label="worst 10 %")
+        upper.set_ylabel(name)
+        upper.legend()
+        lower.plot(curve.rounds, curve.angle)
+        lower.set_ylabel("fairness angle (rad)")
+        lower.set_xlabel("round")
+        figure.savefig(path)
+        return Path(path)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuses strategies that are not federated."""
+        records(trainer, self)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Forgets an earlier fit unless this one continues it."""
+        if is_fresh_fit(trainer):
+            self._curves.clear()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Adds a point to each metric's curves."""
+        record = evaluation(trainer, self, "val")
+        if record is None or not is_fitting(trainer):
+            return
+        for curve in self._curves.values():
+            _cut(curve, record.round)
+        for name, values in record.values.items():
+            summary = fairness_summary(values, record.sizes, self._is_larger_better(name))
+            curve = self._curves.setdefault(name, FairnessCurve())
+            curve.rounds.append(record.round)
+            curve.mean.append(float(summary["mean"]))
+            curve.angle.append(float(summary["angle"]) if "angle" in summary else float("nan"))
+            curve.worst_10.append(float(summary["worst_10"]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The curves, as lists of numbers."""
+        return {"curves": {name: asdict(curve) for name, curve in self._curves.items()}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned."""
+        self._curves = {
+            name: FairnessCurve(**{key: list(values) for key, values in curve.items()})
+            for name, curve in state_dict["curves"].items()
+        }
+
+    def _is_larger_better(self, name: str) -> bool:
+        return self.larger_is_better.get(name, is_larger_better(name))
+
+
+def _cut(curve: FairnessCurve, first: int) -> None:
+    """Removes the points from round ``first`` on."""
+    keep = sum(number < first for number in curve.rounds)  # rounds ascend
+    for values in (curve.rounds, curve.mean, curve.angle, curve.worst_10):
+        del values[keep:]

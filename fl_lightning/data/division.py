@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks a data module for its loaders and decides which of their samples belong to whom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from torch import Tensor
+
+from fl_lightning._lightning import LightningDataModule, rank_zero_info
+from fl_lightning.data.labels import Labels, Samples, num_samples
+from fl_lightning.data.loaders import ClientLoaders
+from fl_lightning.data.matching import matched_split
+from fl_lightning.data.settings import LoaderSettings
+from fl_lightning.data.sources import only_loader
+from fl_lightning.data.specs import Partition
+from fl_lightning.data.views import ClientIndices
+from fl_lightning.seeding import derive_seed
+
+
+class Division:
+    """The clients' shares of every stage, made when first needed and kept until the data module is set up again.
+
+    Args:
+        data: the data module whose loaders are divided.
+        partition: how, or ready index vectors of the training data.
+        labels: see :func:`labels_of`; vectors belong to the training data.
+        evaluation: ``"matched"``, ``"independent"`` or ``"shared"``.
+        holdout: stage and share of what is set aside from training; ``(None, 0.0)`` for nothing.
+        batch_sizes: per stage, ``None`` for the loader's own.
+        seed: decides the division.
+    """
+
+    def __init__(
+        self,
+        data: LightningDataModule,
+        partition: Partition | Sequence[Tensor] | Sequence[Sequence[int]],
+        labels: Labels | None,
+        evaluation: str,
+        holdout: tuple[str | None, float],
+        batch_sizes: Mapping[str, int | None],
+        seed: int,
+    ) -> None:
+        self._data = data
+        self._partition = partition
+        self._labels = labels
+        self._evaluation = evaluation
+        self._holdout_stage, self._holdout = holdout
+        self._batch_sizes = dict(batch_sizes)
+        self._seed = seed
+        self._fit_ready = False
+        self._forget()
+
+    def _forget(self) -> None:
+        self._parts: dict[str, ClientIndices] = {}
+        self._train: tuple[Samples, LoaderSettings] | None = None
+        self._pending: ClientLoaders | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the training data has been divided."""
+        return self._train is not None
+
+    @property
+    def train_parts(self) -> ClientIndices:
+        """The clients' training samples, without what is held out."""
+        self._divided()
+        return self._parts["train"]
+
+    @property
+    def train_samples(self) -> Samples:
+        """The training data of all clients."""
+        return self._divided()[0]
+
+    def renew(self, stage: str | None) -> None:
+        """The data module was set up: its datasets may be new ones."""
+        if stage in ("fit", None):
+            self._fit_ready = True
+            self._forget()
+        for evaluated in ("val", "test"):
+            if evaluated != self._holdout_stage:
+                self._parts.pop(evaluated, None)
+
+    def train(self) -> ClientLoaders:
+        """All clients' training data, from a fresh loader of the data module."""
+        self._divided()
+        # Dividing asked for a loader already: a loader may be dear, so it is not asked for twice.
+        loaders, self._pending = self._pending, None
+        return self._ask() if loaders is None else loaders
+
+    def evaluation(self, stage: Literal["val", "test"]) -> ClientLoaders | list[Any]:
+        """All clients' evaluation data; an empty list if the data module returns no loader."""
+        samples, settings = self._divided()
+        size = self._batch_sizes[stage]
+        if stage == self._holdout_stage:
+            plain = replace(settings, shuffle=False, drop_last=False, batch_size=size or settings.batch_size)
+            return ClientLoaders(samples.dataset, self._parts[stage], stage, plain)
+        loader = only_loader(getattr(self._data, f"{stage}_dataloader")())
+        if loader is None or loader == []:
+            return []
+        settings = self._settings(loader, stage)
+        parts = self._parts.get(stage)
+        if parts is None or parts.num_samples != num_samples(loader.dataset):
+            self._parts[stage] = parts = self._divide_evaluation(stage, loader.dataset)
+        return ClientLoaders(loader.dataset, parts, stage, settings)
+
+    def _divided(self) -> tuple[Samples, LoaderSettings]:
+        if self._train is None:
+            if not self._fit_ready:
+                self._data.setup("fit")
+                self._fit_ready = True
+            self._pending = self._ask()
+        assert self._train is not None
+        return self._train
+
+    def _ask(self) -> ClientLoaders:
+        """Takes a training loader from the data module, and divides its dataset the first time."""
+        loader = self._data.train_dataloader()
+        settings = self._settings(loader, "train")
+        total = num_samples(loader.dataset)
+        if self._train is None:
+            samples = Samples(loader.dataset, "train", self._labels)
+            self._divide_training(samples)
+            self._train = samples, settings
+        elif self._parts["train"].num_samples != total:
+            raise ValueError(
+                f"train_dataloader must return as many samples as when clients were formed "
+                f"({self._parts['train'].num_samples}) until the next setup, found {total}"
+            )
+        return ClientLoaders(loader.dataset, self._parts["train"], "train", settings)
+
+    def _settings(self, loader: Any, stage: str) -> LoaderSettings:
+        settings = LoaderSettings.from_dataloader(loader, f"{type(self._data).__name__}.{stage}_dataloader()")
+        size = self._batch_sizes[stage]
+        return settings if size is None else replace(settings, batch_size=size)
+
+    def _divide_training(self, samples: Samples) -> None:
+        how = self._partition
+        vectors = how.divide(samples, derive_seed(self._seed, "partition")) if isinstance(how, Partition) else how
+        parts = ClientIndices(vectors, len(samples))
+        if self._holdout_stage is not None:
+            parts, self._parts[self._holdout_stage] = parts.hold_out(self._holdout, self._seed)
+        self._parts["train"] = parts
+        rank_zero_info(f"Federated data: {parts.summary()}")
+
+    def _divide_evaluation(self, stage: str, dataset: Any) -> ClientIndices:
+        train, parts, how = self.train_samples, self._parts["train"], self._partition
+        total = num_samples(dataset)
+        if self._evaluation == "shared":
+            return ClientIndices.shared(total, len(parts))
+        seed = derive_seed(self._seed, "partition", stage)
+        given = self._labels if callable(self._labels) or isinstance(self._labels, str) else None
+        samples = Samples(dataset, stage, given)
+        if not isinstance(how, Partition):
+            return ClientIndices(matched_split(train.labels, list(parts), samples.labels, seed), total)
+        if self._evaluation == "independent":
+            return ClientIndices(how.divide(samples, seed), total)
+        return ClientIndices(how.match(train, list(parts), samples, seed), total)

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds one integer label per sample without touching the samples where that can be avoided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Sized
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+
+from fl_lightning._lightning import rank_zero_info
+from fl_lightning.seeding import isolated
+
+Labels = Tensor | Sequence[int] | Callable[[Any], int] | str
+"""Labels themselves, a function from a sample to its label, or the name of the dataset's attribute."""
+
+_HINT = "pass labels= (a vector, a function of a sample, or an attribute's name)"
+_LABEL_KEYS = ("label", "labels", "target", "targets")
+
+
+def num_samples(dataset: object) -> int:
+    """Length of a map-style dataset.
+
+    Raises:
+        TypeError: the dataset has no length.
+    """
+    if not isinstance(dataset, Sized):
+        raise TypeError(f"dataset must have a length and integer indices, found {type(dataset).__name__}")
+    return len(dataset)
+
+
+def labels_of(dataset: Dataset[Any], labels: Labels | None = None) -> Tensor:
+    """One integer label per sample.
+
+    The first of these that applies: the ``labels`` argument; an attribute ``targets`` or ``labels`` with one entry per
+    sample, also behind ``Subset`` and ``ConcatDataset``; the last of a ``TensorDataset``'s two or more tensors; one
+    pass over the data, which takes the last item of a tuple or the entry ``"label"`` (``"labels"``, ``"target"``,
+    ``"targets"``) of a dict. A pass leaves the global random generators as they were and says how much it read.
+
+    Args:
+        dataset: a map-style dataset.
+        labels: a vector, a function from a sample to its label, or an attribute's name.
+
+    Returns:
+        ``[n]`` int64 on the CPU.
+
+    Raises:
+        ValueError: no label was found, the labels are not integers, or their number differs from the samples'.
+    """
+    n, name = num_samples(dataset), type(dataset).__name__
+    if isinstance(labels, str):
+        return _integers(attribute_of(dataset, labels), n, f"attribute {labels!r} of {name}")
+    if callable(labels):
+        return _integers(_read(dataset, n, labels), n, f"labels(sample) over {name}")
+    if labels is not None:
+        return _integers(_array(labels), n, "labels")
+    found = _known(dataset)
+    if found is None:
+        found = _read(dataset, n, _label_of_sample)
+    return _integers(found, n, f"the labels of {name}")
+
+
+def attribute_of(dataset: object, name: str) -> np.ndarray[Any, Any]:
+    """Values of an attribute with one entry per sample, also behind ``Subset`` and ``ConcatDataset``.
+
+    Raises:
+        ValueError: the dataset has no such attribute.
+    """
+    found = _attribute(dataset, name)
+    if found is None:
+        raise ValueError(
+            f"dataset must have an attribute {name!r} with {num_samples(dataset)} entries, found none in "
+            f"{type(dataset).__name__}"
+        )
+    return found
+
+
+class Samples:
+    """A dataset as partitions see it: how many samples, of which stage, and their labels if somebody asks.
+
+    Args:
+        dataset: a map-style dataset.
+        stage: ``"train"``, ``"val"`` or ``"test"``.
+        labels: see :func:`labels_of`.
+    """
+
+    def __init__(self, dataset: Dataset[Any], stage: str, labels: Labels | None = None) -> None:
+        self.dataset = dataset
+        self.stage = stage
+        self._given = labels
+
+    def __len__(self) -> int:
+        return num_samples(self.dataset)
+
+    @cached_property
+    def _found(self) -> Tensor:
+        labels = labels_of(self.dataset, self._given)
+        # Kept for every sample and every stage, so kept small.
+        for dtype in (torch.int16, torch.int32):
+            limits = torch.iinfo(dtype)
+            if labels.numel() == 0 or (int(labels.min()) >= limits.min and int(labels.max()) <= limits.max):
+                return labels.to(dtype)
+        return labels
+
+    @property
+    def labels(self) -> Tensor:
+        """``[n]`` int64 labels, looked up once."""
+        return self._found.to(torch.int64)
+
+
+def _known(dataset: object) -> np.ndarray[Any, Any] | None:
+    for name in ("targets", "labels"):
+        found = _own(dataset, name)
+        if found is not None:
+            return found
+    if isinstance(dataset, Subset):
+        return _of_subset(dataset, _known(dataset.dataset))
+    if isinstance(dataset, ConcatDataset):
+        return _concatenated([_known(part) for part in dataset.datasets])
+    if isinstance(dataset, TensorDataset) and len(dataset.tensors) > 1:
+        return _array(dataset.tensors[-1])
+    return None
+
+
+def _attribute(dataset: object, name: str) -> np.ndarray[Any, Any] | None:
+    found = _own(dataset, name)
+    if found is not None:
+        return found
+    if isinstance(dataset, Subset):
+        return _of_subset(dataset, _attribute(dataset.dataset, name))
+    if isinstance(dataset, ConcatDataset):
+        return _concatenated([_attribute(part, name) for part in dataset.datasets])
+    return None
+
+
+def _own(dataset: object, name: str) -> np.ndarray[Any, Any] | None:
+    value = getattr(dataset, name, None)
+    # A list of class names is often called `labels` too: only one entry per sample counts.
+    if isinstance(value, (str, Mapping)) or not isinstance(value, Sized) or isinstance(dataset, type):
+        return None
+    if isinstance(value, Tensor) and value.dim() == 0:
+        return None
+    return _array(value) if len(value) == num_samples(dataset) else None
+
+
+def _of_subset(subset: Subset[Any], found: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any] | None:
+    return None if found is None else found[np.asarray(subset.indices, dtype=np.int64)]
+
+
+def _concatenated(parts: list[np.ndarray[Any, Any] | None]) -> np.ndarray[Any, Any] | None:
+    found = [part for part in parts if part is not None]
+    return np.concatenate(found) if len(found) == len(parts) else None
+
+
+def _read(dataset: Any, n: int, label: Callable[[Any], Any]) -> np.ndarray[Any, Any]:
+    rank_zero_info(f"Reading {n} samples of {type(dataset).__name__} once for their labels; to avoid it, {_HINT}.")
+    # Random transforms would otherwise move the generators that training draws from.
+    with isolated(0, torch.device("cpu")):
+        return _array([label(dataset[index]) for index in range(n)])
+
+
+def _label_of_sample(sample: Any) -> Any:
+    if isinstance(sample, Mapping):
+        for key in _LABEL_KEYS:
+            if key in sample:
+                return sample[key]
+        raise ValueError(f"labels must be found in each sample, found only the keys {sorted(sample)}: {_HINT}")
+    if isinstance(sample, (tuple, list)) and len(sample) > 1:
+        return sample[-1]
+    raise ValueError(f"labels must be found in each sample, found only {type(sample).__name__}: {_HINT}")
+
+
+def _array(values: Any) -> np.ndarray[Any, Any]:
+    if isinstance(values, Tensor):
+        return np.asarray(values.detach().cpu())
+    try:
+        return np.asarray(values)
+    except ValueError:
+        return np.fromiter(values, dtype=object, count=len(values))
+
+
+def _integers(values: np.ndarray[Any, Any], n: int, what: str) -> Tensor:
+    if values.shape != (n,) or (n > 0 and values.dtype.kind not in "biu"):
+        raise ValueError(
+            f"{what} must be a vector of {n} integers, found {values.dtype} of shape {list(values.shape)}: {_HINT}"
+        )
+    return torch.from_numpy(np.array(values, dtype=np.int64))

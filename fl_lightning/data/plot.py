@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws who holds which classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from torch import Tensor
+
+
+def plot_partition(
+    label_counts: Tensor,
+    target: str | Path | Any | None = None,
+    *,
+    kind: Literal["bubbles", "bars"] = "bubbles",
+    class_names: Sequence[str] | None = None,
+    title: str | None = None,
+) -> Any:
+    """Draws a partition: clients across, classes up (bubbles) or stacked (bars).
+
+    Args:
+        label_counts: ``[N, C]`` samples of each client in each class, as ``FederatedDataModule.label_counts()`` gives.
+        target: a file to write, a matplotlib ``Axes`` to draw into, or nothing for a new figure.
+        kind: ``"bubbles"`` with areas proportional to counts, or ``"bars"`` with one stack per client.
+        class_names: one name per class; default their column numbers.
+        title: heading; default a sentence of numbers.
+
+    Returns:
+        The matplotlib ``Axes``.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: ``label_counts`` is not a non-empty matrix of non-negative numbers, the names do not fit, or
+            ``kind`` is unknown.
+    """
+    if label_counts.dim() != 2 or label_counts.numel() == 0 or bool((label_counts < 0).any()):
+        raise ValueError(f"label_counts must be a non-empty [N, C] matrix of counts, found {list(label_counts.shape)}")
+    counts = label_counts.cpu().numpy()
+    num_clients, num_classes = counts.shape
+    names = [str(number) for number in range(num_classes)] if class_names is None else list(class_names)
+    if len(names) != num_classes:
+        raise ValueError(f"class_names must hold {num_classes} names, found {len(names)}")
+    if kind not in ("bubbles", "bars"):
+        raise ValueError(f"kind must be 'bubbles' or 'bars', found {kind!r}")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("plot_partition needs matplotlib: pip install 'fl-lightning[plots]'") from error
+    if target is None or isinstance(target, (str, Path)):
+        # A figure of its own, not pyplot's: works without a display and leaves nothing open behind it.
+        width = min(max(5.0, 1.8 + 0.16 * num_clients), 16.0)
+        height = min(max(2.8, 1.4 + 0.24 * num_classes), 9.0) if kind == "bubbles" else 4.0
+        axes = Figure(figsize=(width, height), layout="constrained").subplots()
+    else:
+        axes = target
+    draw = _bubbles if kind == "bubbles" else _bars
+    draw(axes, counts, names)
+    sizes = counts.sum(axis=1)
+    axes.set_title(title or f"{num_clients} clients, {sizes.min()} to {sizes.max()} samples each", loc="left")
+    axes.set_xlabel("client")
+    axes.set_xlim(-0.7, num_clients - 0.3)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.spines[["top", "right"]].set_visible(False)
+    if isinstance(target, (str, Path)):
+        axes.figure.savefig(target, dpi=150)
+    return axes
+
+
+def _bubbles(axes: Any, counts: np.ndarray[Any, Any], names: list[str]) -> None:
+    client, column = np.nonzero(counts)
+    figure_width, figure_height = axes.figure.get_size_inches()
+    # The largest bubble fills its cell: the side of a cell in points, squared, is the unit of `s`.
+    cell = min(0.8 * figure_width / counts.shape[0], 0.7 * figure_height / counts.shape[1]) * 72
+    areas = counts[client, column] / counts.max() * cell**2
+    axes.scatter(client, column, s=np.maximum(areas, 0.5), color="#2f6db3", linewidths=0)
+    step = -(-counts.shape[1] // 30)
+    axes.set_yticks(range(0, counts.shape[1], step), names[::step])
+    axes.set_ylim(-0.7, counts.shape[1] - 0.3)
+    axes.set_ylabel(f"class (largest bubble: {counts.max()} samples)")
+
+
+def _bars(axes: Any, counts: np.ndarray[Any, Any], names: list[str]) -> None:
+    from matplotlib import colormaps
+
+    few = counts.shape[1] <= 10
+    palette = colormaps["tab10" if few else "turbo"]
+    base = np.zeros(len(counts))
+    for column, name in enumerate(names):
+        color = palette(column if few else column / (counts.shape[1] - 1))
+        axes.bar(range(len(counts)), counts[:, column], bottom=base, width=0.9, color=color, label=name)
+        base += counts[:, column]
+    axes.set_ylabel("samples")
+    if counts.shape[1] <= 20:
+        axes.legend(title="class", fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The partitions as values that configuration files can name."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_lightning.data import partitions
+from fl_lightning.data.labels import Samples, attribute_of
+from fl_lightning.data.matching import matched_split
+
+
+class Partition(ABC):
+    """How samples are divided among clients. Not a dataclass: jsonargparse refuses subclasses of dataclass types."""
+
+    @abstractmethod
+    def split(self, labels: Tensor, seed: int) -> list[Tensor]:
+        """Divides samples by their labels ``[n]``: one int64 index tensor per client, every sample exactly once."""
+
+    def divide(self, samples: Samples, seed: int) -> list[Tensor]:
+        """Divides a dataset; looks its labels up unless the partition does without them."""
+        return self.split(samples.labels, seed)
+
+    def match(self, train: Samples, parts: Sequence[Tensor], samples: Samples, seed: int) -> list[Tensor]:
+        """Divides evaluation samples so that they follow the clients' training data."""
+        return matched_split(train.labels, parts, samples.labels, seed)
+
+
+@dataclass(frozen=True)
+class IID(Partition):
+    """Equal random shares, see :func:`iid`. Needs no labels: evaluation data is dealt at random as well."""
+
+    num_clients: int
+
+    def __post_init__(self) -> None:
+        _positive("num_clients", self.num_clients)
+
+    def split(self, labels: Tensor, seed: int) -> list[Tensor]:
+        return partitions.iid(len(labels), self.num_clients, seed)
+
+    def divide(self, samples: Samples, seed: int) -> list[Tensor]:
+        return partitions.iid(len(samples), self.num_clients, seed)
+
+    def match(self, train: Samples, parts: Sequence[Tensor], samples: Samples, seed: int) -> list[Tensor]:
+        return partitions.deal(len(samples), self.num_clients, seed)
+
+
+@dataclass(frozen=True)
+class Dirichlet(Partition):
+    """Class shares from a Dirichlet distribution, see :func:`dirichlet`."""
+
+    num_clients: int
+    alpha: float
+    min_size: int = 1
+
+    def __post_init__(self) -> None:
+        _positive("num_clients", self.num_clients)
+        if not 0 < self.alpha < float("inf"):
+            raise ValueError(f"alpha must be positive and finite, found {self.alpha}")
+        if self.min_size < 0:
+            raise ValueError(f"min_size must not be negative, found {self.min_size}")
+
+    def split(self, labels: Tensor, seed: int) -> list[Tensor]:
+        return partitions.dirichlet(labels, self.num_clients, self.alpha, seed, self.min_size)
+
+
+@dataclass(frozen=True)
+class Pathological(Partition):
+    """Exactly ``classes_per_client`` classes for every client, see :func:`pathological`."""
+
+    num_clients: int
+    classes_per_client: int = 2
+
+    def __post_init__(self) -> None:
+        _positive("num_clients", self.num_clients)
+        _positive("classes_per_client", self.classes_per_client)
+
+    def split(self, labels: Tensor, seed: int) -> list[Tensor]:
+        return partitions.pathological(labels, self.num_clients, self.classes_per_client, seed)
+
+
+@dataclass(frozen=True)
+class Shards(Partition):
+    """Shards of data sorted by label, see :func:`shards`."""
+
+    num_clients: int
+    shards_per_client: int = 2
+
+    def __post_init__(self) -> None:
+        _positive("num_clients", self.num_clients)
+        _positive("shards_per_client", self.shards_per_client)
+
+    def split(self, labels: Tensor, seed: int) -> list[Tensor]:
+        return partitions.shards(labels, self.num_clients, self.shards_per_client, seed)
+
+
+@dataclass(frozen=True)
+class Mutex(Partition):
+    """One class per client, see :func:`mutex`."""
+
+    num_clients: int
+
+    def __post_init__(self) -> None:
+        _positive("num_clients", self.num_clients)
+
+    def split(self, labels: Tensor, seed: int) -> list[Tensor]:
+        return partitions.mutex(labels, self.num_clients, seed)
+
+
+@dataclass(frozen=True)
+class Unbalanced(Partition):
+    """One client per group of classes, see :func:`unbalanced`. The default are FedMDFG's groups for ten classes."""
+
+    groups: tuple[tuple[int, ...], ...] = ((0,), (1, 2), (3, 4, 5, 6), (7,), (8, 9))
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "groups", tuple(tuple(int(value) for value in group) for group in self.groups))
+        if not self.groups or not all(self.groups):
+            raise ValueError(f"groups must be non-empty tuples of classes, found {self.groups}")
+
+    @property
+    def num_clients(self) -> int:
+        """One client per group."""
+        return len(self.groups)
+
+    def split(self, labels: Tensor, seed: int) -> list[Tensor]:
+        return partitions.unbalanced(labels, self.groups, seed)
+
+
+@dataclass(frozen=True)
+class ByKey(Partition):
+    """One client per distinct key: owners, sites, domains.
+
+    Args:
+        keys: the name of an attribute of the training and evaluation datasets with one key per sample; or the keys of
+            the training samples, and then evaluation data follows the clients' labels; or such keys per stage in a
+            mapping with ``"train"`` and, as far as known, ``"val"`` and ``"test"``.
+    """
+
+    keys: str | Sequence[int | str] | Mapping[str, Sequence[int | str]] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.keys) == 0:
+            raise ValueError("keys must not be empty, found nothing")
+        if isinstance(self.keys, Mapping) and ("train" not in self.keys or set(self.keys) - {"train", "val", "test"}):
+            raise ValueError(f"keys must have the entry 'train' and may have 'val', 'test', found {list(self.keys)}")
+
+    def split(self, labels: Tensor, seed: int) -> list[Tensor]:
+        """Divides by the keys; where ``keys`` is an attribute's name, ``labels`` are taken for its values."""
+        if isinstance(self.keys, str):
+            return partitions.by_key(labels)
+        return partitions.by_key(_of_length(_given(self.keys, "train") or (), len(labels)))
+
+    def divide(self, samples: Samples, seed: int) -> list[Tensor]:
+        return partitions.by_key(self._keys_of(samples))
+
+    def match(self, train: Samples, parts: Sequence[Tensor], samples: Samples, seed: int) -> list[Tensor]:
+        """Gives evaluation samples to the client that has their key in training.
+
+        Raises:
+            ValueError: an evaluation key does not occur in training.
+        """
+        if not isinstance(self.keys, str) and _given(self.keys, samples.stage) is None:
+            return super().match(train, parts, samples, seed)
+        order = partitions.distinct_keys(self._keys_of(train))
+        client_of = {key: client for client, key in enumerate(order)}
+        keys = self._keys_of(samples)
+        unknown = [key for key in dict.fromkeys(keys) if key not in client_of]
+        if unknown:
+            raise ValueError(f"keys of the {samples.stage} samples must occur in training, found also {unknown[:10]}")
+        owner = np.array([client_of[key] for key in keys], dtype=np.int64)
+        flat = torch.from_numpy(np.argsort(owner, kind="stable"))
+        return list(flat.split(np.bincount(owner, minlength=len(order)).tolist()))
+
+    def _keys_of(self, samples: Samples) -> Sequence[Hashable]:
+        if isinstance(self.keys, str):
+            found: list[Any] = attribute_of(samples.dataset, self.keys).tolist()
+            return [tuple(key) if isinstance(key, list) else key for key in found]
+        given = _given(self.keys, samples.stage)
+        if given is None:
+            raise ValueError(f"keys must be given for the {samples.stage} samples too, or as an attribute's name")
+        return _of_length(given, len(samples))
+
+
+def _given(keys: Sequence[Any] | Mapping[str, Sequence[Any]], stage: str) -> Sequence[Hashable] | None:
+    """The keys given for a stage, as plain Python values."""
+    found = keys.get(stage) if isinstance(keys, Mapping) else keys if stage == "train" else None
+    if found is None:
+        return None
+    return found.tolist() if isinstance(found, (Tensor, np.ndarray)) else found
+
+
+def _of_length(keys: Sequence[Hashable], n: int) -> Sequence[Hashable]:
+    if len(keys) != n:
+        raise ValueError(f"keys must hold one entry for each of the {n} samples, found {len(keys)}")
+    return keys
+
+
+def _positive(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, found {value!r}")

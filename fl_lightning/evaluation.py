@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluates one model on every client's data, in an order that lets each client's values be told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from math import isnan, nan
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.data.loaders import ClientLoaders
+from fl_lightning.local import LocalPlan
+from fl_lightning.metrics.functional import fairness_summary, is_larger_better
+from fl_lightning.records import EvaluationRecord
+from fl_lightning.results import ClientValues
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """Where in the clients' data the last batch came from."""
+
+    client_id: int
+    is_first: bool
+    is_last: bool
+    num_samples: int
+
+
+class EvaluationLoader:
+    """Walks over all clients' batches in client order.
+
+    One loader, not a list of them: a list would make Lightning demand a ``dataloader_idx`` argument and rename every
+    metric.
+
+    Args:
+        loaders: the clients' evaluation data.
+        limit: batches per client, a count or a fraction.
+    """
+
+    def __init__(self, loaders: ClientLoaders, limit: int | float) -> None:
+        self.loaders = loaders
+        plan = LocalPlan(epochs=1, steps=None, limit=limit, seed=0)
+        self._counts = [plan.batches(loaders.num_batches(client)) for client in range(len(loaders))]
+        self.cursor: Cursor | None = None
+
+    def __len__(self) -> int:
+        return sum(self._counts)
+
+    def __iter__(self) -> Iterator[Any]:
+        for client, count in enumerate(self._counts):
+            batches = self.loaders.batches(client, seed=None)
+            for index, (batch, size) in enumerate(islice(batches, count)):
+                self.cursor = Cursor(client, index == 0, index + 1 == count, size)
+                yield batch
+
+
+class ClientEvaluation:
+    """Collects per-client values while an evaluation runs.
+
+    Args:
+        loader: the loader that is being walked.
+        results: Lightning's result collection of the running evaluation.
+        stage: ``"val"`` or ``"test"``.
+        round: rounds finished.
+    """
+
+    def __init__(self, loader: EvaluationLoader, results: Any, stage: str, round: int) -> None:  # noqa: A002
+        self._loader, self._stage, self._round = loader, stage, round
+        self._values = ClientValues(results)
+        self._clients: list[int] = []
+        self._sizes: list[int] = []
+        self._rows: list[dict[str, float]] = []
+        self._samples = 0
+
+    def before_step(self) -> None:
+        """Called before the module sees a batch."""
+        cursor = self._loader.cursor
+        if cursor is not None and cursor.is_first:
+            self._values.begin()
+            self._samples = 0
+
+    def after_step(self) -> None:
+        """Called after the module saw a batch."""
+        cursor = self._loader.cursor
+        if cursor is None:
+            return
+        self._samples += cursor.num_samples
+        if cursor.is_last:
+            self._clients.append(cursor.client_id)
+            self._sizes.append(self._samples)
+            self._rows.append(self._values.end())
+
+    def record(self) -> EvaluationRecord:
+        """What was collected; a metric that a client did not log is NaN for it."""
+        names = list(dict.fromkeys(name for row in self._rows for name in row))
+        values = {n: torch.tensor([row.get(n, nan) for row in self._rows], dtype=torch.float64) for n in names}
+        sizes = torch.tensor(self._sizes, dtype=torch.int64)
+        return EvaluationRecord(self._round, self._stage, tuple(self._clients), sizes, values)
+
+
+def evaluation_metrics(
+    record: EvaluationRecord, fairness_metric: str | None, larger_is_better: bool
+) -> dict[str, float]:
+    """Summary numbers of an evaluation under the names of docs/logged.md.
+
+    Args:
+        record: the per-client values.
+        fairness_metric: metric whose direction is ``larger_is_better``; the others' direction follows from their names.
+        larger_is_better: direction of ``fairness_metric``.
+    """
+    metrics: dict[str, float] = {}
+    for name, values in record.values.items():
+        larger = larger_is_better if name == fairness_metric else is_larger_better(name)
+        metrics |= {f"fed/{name}/{key}": float(v) for key, v in _summary(values, record.sizes, larger).items()}
+    return metrics
+
+
+def _summary(values: Tensor, sizes: Tensor, larger: bool) -> Mapping[str, Tensor]:
+    return fairness_summary(values, sizes, larger_is_better=larger)
+
+
+def shown_angle(record: EvaluationRecord, metrics: Mapping[str, float], fairness_metric: str | None) -> float | None:
+    """The fairness angle for the progress bar: that of ``fairness_metric``, else of the first metric that has one."""
+    names = [fairness_metric] if fairness_metric is not None else list(record.values)
+    angles = (metrics.get(f"fed/{name}/angle", nan) for name in names)
+    return next((angle for angle in angles if not isnan(angle)), None)
+
+
+def client_metrics(record: EvaluationRecord) -> dict[str, float]:
+    """Every client's values under ``fed/<metric>/client/<id>``."""
+    return {
+        f"fed/{name}/client/{client}": float(value)
+        for name, values in record.values.items()
+        for client, value in zip(record.client_ids, values, strict=True)
+    }

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Local training of one client, and the client's loss at given parameters.
+
+The full path runs Lightning's own optimization with every hook. The lean path does the same arithmetic without the
+hooks; it is taken when nothing overrides them. Both give identical weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from fl_lightning._lightning import LightningModule, Trainer, lightning_module
+from fl_lightning.algorithms.base import ClientRule, LocalWork
+from fl_lightning.data.loaders import ClientLoaders
+from fl_lightning.loop import FederatedEpochLoop
+from fl_lightning.results import read_state, write_state
+from fl_lightning.seeding import derive_seed
+
+_LOSS_BATCH = 1024
+"""Samples per forward pass when only losses are wanted; halved as often as memory demands."""
+
+_LEAN_MODULE_HOOKS = (
+    "backward", "configure_gradient_clipping", "lr_scheduler_step", "on_after_backward", "on_before_backward",
+    "on_before_optimizer_step", "on_before_zero_grad", "on_train_batch_end", "on_train_batch_start",
+    "optimizer_step", "optimizer_zero_grad",
+)  # fmt: skip
+_LEAN_CALLBACK_HOOKS = ("on_after_backward", "on_before_backward", "on_before_optimizer_step", "on_before_zero_grad")
+_TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+
+
+@dataclass(frozen=True)
+class LocalPlan:
+    """How long clients train.
+
+    Attributes:
+        epochs: passes over the client's data, unless ``steps`` is given.
+        steps: optimizer steps, whatever the client's size.
+        limit: batches per pass: a count, or a fraction of the client's batches (at least one).
+        seed: root of all local randomness.
+    """
+
+    epochs: int
+    steps: int | None
+    limit: int | float
+    seed: int
+
+    def batches(self, available: int) -> int:
+        """Batches of one pass over a client that has ``available``."""
+        if isinstance(self.limit, int):
+            return min(self.limit, available)
+        return min(max(1, int(self.limit * available)), available)
+
+
+def full_path_reason(trainer: Trainer, module: LightningModule) -> str | None:
+    """Why the lean path may not be taken, or ``None`` if it may."""
+    is_overridden = lightning_module("utilities.model_helpers").is_overridden
+    if not module.automatic_optimization:
+        return "manual optimization"
+    if type(trainer.precision_plugin) is not lightning_module("plugins.precision").Precision:
+        return f"precision {trainer.precision}"
+    if trainer.accumulate_grad_batches != 1:
+        return "accumulate_grad_batches"
+    if trainer.gradient_clip_val is not None:
+        return "gradient clipping"
+    if trainer.profiler.__class__.__name__ != "PassThroughProfiler":
+        return "a profiler"
+    if getattr(trainer, "_detect_anomaly", False):
+        return "anomaly detection"
+    for name in _LEAN_MODULE_HOOKS:
+        if is_overridden(name, module):
+            return f"the module overrides {name}"
+    base = lightning_module("").Callback
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        for name in _LEAN_CALLBACK_HOOKS:
+            if getattr(type(callback), name) is not getattr(base, name):
+                return f"{type(callback).__name__} overrides {name}"
+    return None
+
+
+class LocalTrainer:
+    """Trains clients one after the other on the bound module.
+
+    Args:
+        loop: the epoch loop, for Lightning's optimization and logging.
+        loaders: the clients' training data.
+        plan: how long clients train.
+        rule: the client half of the method.
+        lean: take the lean path.
+    """
+
+    def __init__(
+        self, loop: FederatedEpochLoop, loaders: ClientLoaders, plan: LocalPlan, rule: ClientRule, lean: bool
+    ) -> None:
+        self._loop, self._loaders, self._plan, self._rule, self._lean = loop, loaders, plan, rule, lean
+        self._trainer: Trainer = loop.trainer
+        self._module: LightningModule = loop.trainer.lightning_module
+        helpers = lightning_module("utilities.model_helpers")
+        takes_index = lightning_module("utilities.signature_utils").is_param_in_hook_signature
+        self._takes_index = takes_index(self._module.training_step, "batch_idx", min_args=2)
+        self._has_term = type(rule).loss_term is not ClientRule.loss_term
+        self._corrects = type(rule).correct_gradients is not ClientRule.correct_gradients
+        self._merge_single = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self._module.modules())
+        owners = [owner for owner in (self._module, self._trainer.datamodule) if owner is not None]  # type: ignore[attr-defined]
+        hooked = any(helpers.is_overridden(name, owner) for owner in owners for name in _TRANSFER_HOOKS)
+        self._stays = not hooked and self._trainer.strategy.root_device.type == "cpu"
+        self._loss_batch = _LOSS_BATCH
+        self.work: LocalWork | None = None
+
+    # ---- local training
+
+    def train(self, work: LocalWork) -> Tensor | None:
+        """Runs local training on the parameters bound to ``work.row``.
+
+        Returns:
+            The sample-weighted mean of the training losses, or ``None`` if the module reported none.
+        """
+        self.work = work
+        self._rule.begin_client(work)
+        total, count, done = None, 0, 0
+        for batch, size, index, is_last in self._schedule(work):
+            loss, stop = self._step(batch, index, size, is_last)
+            done += 1
+            if loss is not None:
+                weighted = loss * size
+                total = weighted if total is None else total + weighted
+                count += size
+            if stop:
+                break
+        if done == 0:
+            raise ValueError(f"client {work.client_id} has no batch to train on ({work.num_samples} samples)")
+        return None if total is None else total / count
+
+    def _schedule(self, work: LocalWork) -> Iterator[tuple[Any, int, int, bool]]:
+        plan, client = self._plan, work.client_id
+        available = self._loaders.num_batches(client, merge_single=self._merge_single)
+        per_pass = plan.batches(available)
+        wanted = plan.steps * self._trainer.accumulate_grad_batches if plan.steps is not None else None
+        passes = 0
+        while per_pass > 0 and (passes < plan.epochs if wanted is None else wanted > 0):
+            seed = derive_seed(plan.seed, "shuffle", work.round, client, passes)
+            batches = self._loaders.batches(client, seed=seed, merge_single=self._merge_single)
+            take = per_pass if wanted is None else min(per_pass, wanted)
+            for index, (batch, size) in enumerate(islice(batches, take)):
+                yield batch, size, index, index + 1 == take
+            if wanted is not None:
+                wanted -= take
+            passes += 1
+
+    def _step(self, batch: Any, index: int, size: int, is_last: bool) -> tuple[Tensor | None, bool]:
+        if not self._lean:
+            return self._loop.local_step(batch, index, size, is_last)
+        batch = self._to_device(batch)
+        self._loop.expect(batch, size)
+        optimizer = self._trainer.optimizers[0]
+        loss = self._forward(batch, index)
+        optimizer.zero_grad()
+        if loss is not None:
+            loss.backward()
+        self.before_optimizer_step()
+        optimizer.step()
+        self._loop.count_step()
+        return (None if loss is None else loss.detach()), False
+
+    def _forward(self, batch: Any, index: int) -> Tensor | None:
+        module = self._module
+        module._current_fx_name = "training_step"
+        try:
+            output = module.training_step(batch, index) if self._takes_index else module.training_step(batch)
+        finally:
+            module._current_fx_name = None
+        loss = output.get("loss") if isinstance(output, Mapping) else output
+        if loss is None:
+            return None
+        return self.add_loss_term(loss, batch, index)
+
+    def add_loss_term(self, loss: Tensor, batch: Any, index: int) -> Tensor:
+        """Adds the client rule's term to a batch's loss."""
+        if not self._has_term or self.work is None:
+            return loss
+        term = self._rule.loss_term(self.work, batch, index)
+        return loss if term is None else loss + term
+
+    def before_optimizer_step(self) -> None:
+        """Counts the step and lets the client rule correct the gradients."""
+        if self.work is None:
+            return
+        if self._corrects:
+            self._rule.correct_gradients(self.work)
+        self.work.steps += 1
+
+    def _to_device(self, batch: Any) -> Any:
+        return batch if self._stays else self._trainer.strategy.batch_to_device(batch)
+
+    # ---- full-gradient upload
+
+    def full_gradient(self, work: LocalWork) -> Tensor:
+        """Leaves the full-batch gradient at the bound parameters in ``parameter.grad``.
+
+        Returns:
+            The sample-weighted mean training loss.
+        """
+        client, total = work.client_id, None
+        samples = int(self._loaders.sizes[client])
+        for parameter in work.parameters:
+            parameter.grad = None
+        for index, (batch, size) in enumerate(self._loaders.batches(client, seed=None)):
+            moved = self._to_device(self._trainer.precision_plugin.convert_input(batch))
+            self._loop.expect(moved, size)
+            with self._trainer.precision_plugin.train_step_context():
+                loss = self._forward(moved, index)
+            if loss is None:
+                raise ValueError(f"training_step must return a loss for full gradients, found None at client {client}")
+            share = loss * (size / samples)
+            share.backward()
+            total = share.detach() if total is None else total + share.detach()
+        if total is None:
+            raise ValueError(f"client {client} has no batch to train on ({work.num_samples} samples)")
+        self._loop.count_step()
+        work.steps += 1
+        return total
+
+    # ---- losses at given parameters
+
+    @torch.no_grad()
+    def loss(self, client: int) -> float:
+        """The client's loss at the bound parameters: sample-weighted mean over its training data, in eval mode.
+
+        ``self.log`` and metric states are left as they were. Batches are as large as memory allows.
+        """
+        with silenced(self._module):
+            while True:
+                try:
+                    return self._mean_loss(client)
+                except torch.OutOfMemoryError:
+                    if self._loss_batch <= self._loaders.batch_size:
+                        raise
+                    self._loss_batch = max(self._loss_batch // 2, self._loaders.batch_size)
+
+    def _mean_loss(self, client: int) -> float:
+        module, total, count = self._module, torch.zeros((), dtype=torch.float64), 0
+        size = max(self._loss_batch, self._loaders.batch_size)
+        own = getattr(module, "federated_loss", None)
+        for index, (batch, number) in enumerate(self._loaders.batches(client, seed=None, batch_size=size)):
+            moved = self._to_device(self._trainer.precision_plugin.convert_input(batch))
+            with self._trainer.precision_plugin.val_step_context():
+                if own is not None:
+                    output = own(moved, index)
+                else:
+                    output = module.training_step(moved, index) if self._takes_index else module.training_step(moved)
+            loss = output.get("loss") if isinstance(output, Mapping) else output
+            if loss is not None:
+                total = total + loss.detach().double().cpu() * number
+                count += number
+        return float(total / count) if count else float("nan")
+
+
+@contextmanager
+def silenced(module: LightningModule) -> Iterator[None]:
+    """Eval mode without side effects: ``self.log`` does nothing and metric states come back as they were."""
+    modes = [(m, m.training) for m in module.modules()]
+    states = []
+    for metric in (m for m in module.modules() if isinstance(m, Metric)):
+        states.append((metric, read_state(metric), metric._update_count))
+        metric.reset()  # updates may be in place: they must not reach the saved tensors
+    module.eval()
+    for name in ("log", "log_dict"):
+        module.__dict__[name] = _ignore
+    try:
+        yield
+    finally:
+        for name in ("log", "log_dict"):
+            del module.__dict__[name]
+        for metric, state, updates in states:
+            write_state(metric, state, updates)
+        for submodule, mode in modes:
+            submodule.training = mode
+
+
+def _ignore(*args: Any, **kwargs: Any) -> None:
+    return None

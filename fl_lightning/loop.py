@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lightning's training epoch loop with a client in place of a batch: one epoch is one communication round.
+
+This file (with :mod:`fl_lightning.results`) is the only one that touches Lightning's private loops.
+:func:`check_contract` fails loudly if a Lightning release moves what is used here.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
+
+from fl_lightning._lightning import TREE, Trainer, lightning_module, pl
+from fl_lightning.results import ClientResults
+
+if TYPE_CHECKING:
+    from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+    from lightning.pytorch.trainer import call
+else:
+    _TrainingEpochLoop = lightning_module("loops.training_epoch_loop")._TrainingEpochLoop
+    call = lightning_module("trainer.call")
+
+
+@dataclass(frozen=True)
+class ClientTask:
+    """What callbacks see as a "batch": one client of the round.
+
+    Attributes:
+        client_id: the client, or ``None`` for a place that nobody took.
+        index: place in the cohort.
+        round: index of the round.
+        num_samples: the client's training samples.
+        num_batches: local batches of one local epoch.
+    """
+
+    client_id: int | None
+    index: int
+    round: int
+    num_samples: int = 0
+    num_batches: int = 0
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+
+@dataclass(frozen=True)
+class RoundStart:
+    """Loop counters at the start of a round: what a checkpoint taken inside the round is rolled back to."""
+
+    optimizer_steps: int
+    batches_that_stepped: int
+    clients: int
+
+
+class Conductor(Protocol):
+    """What the loop asks of the strategy."""
+
+    def train_client(self, task: ClientTask) -> Tensor | None:
+        """Trains one client and returns its mean loss, or None if it was dropped."""
+
+    def close_round(self) -> None:
+        """Aggregates; called once per round, before validation."""
+
+    @property
+    def resumed_in(self) -> str | None:
+        """Where a resumed fit's checkpoint was taken: "round", "aggregated", "validated", "epoch_end" or None."""
+
+    @property
+    def resumed_round_start(self) -> RoundStart | None:
+        """The counters stored with that checkpoint."""
+
+
+class FederatedEpochLoop(_TrainingEpochLoop):
+    """Runs the clients of a round, then the server step, then validation.
+
+    Callbacks live on the server: their ``on_train_batch_*`` hooks run once per client, with the global weights in the
+    module. Module hooks live on the client: they run once per local batch.
+    """
+
+    def __init__(self, trainer: Trainer, conductor: Conductor, replaced: _TrainingEpochLoop) -> None:
+        super().__init__(trainer, min_steps=replaced.min_steps, max_steps=replaced.max_steps)
+        # The old validation loop already knows its data source.
+        self.val_loop = replaced.val_loop
+        self.conductor = conductor
+        self._results = ClientResults(training=True)
+        self._accumulating = False
+
+    # ---- the round
+
+    @property
+    def done(self) -> bool:
+        """A round ends when all its clients are done: stop requests wait for that."""
+        return self._num_ready_batches_reached() and self._is_validation_done
+
+    def advance(self, data_fetcher: Any) -> None:
+        """Trains one client; after the last one, takes the server step."""
+        if self.restarting:
+            # The checkpoint was taken after this round's server step: validation or the end of the epoch is left.
+            self._skip_next_val = self.conductor.resumed_in == "validated"
+            if not self._skip_next_val:
+                self.val_loop.batch_progress.total.reset()
+            self.val_loop.restarting = False
+            return
+        self.val_loop.restarting = False
+        trainer, connector = self.trainer, self.trainer._logger_connector
+        task, _, _ = next(data_fetcher)
+        index = self.batch_idx + 1
+        self.batch_progress.is_last_batch = data_fetcher.done
+        self.batch_progress.increment_ready()
+        connector.on_batch_start(task)
+        if task.client_id is None:
+            self.batch_progress.increment_started()
+            self.batch_progress.increment_processed()
+        else:
+            call._call_callback_hooks(trainer, "on_train_batch_start", task, index)
+            self.batch_progress.increment_started()
+            with trainer.profiler.profile("run_training_batch"):
+                loss = self.conductor.train_client(task)
+            self.batch_progress.increment_processed()
+            outputs = {} if loss is None else {"loss": loss}
+            call._call_callback_hooks(trainer, "on_train_batch_end", outputs, task, index)
+        connector.on_batch_end()
+        self.batch_progress.increment_completed()
+        if self._num_ready_batches_reached():
+            self.conductor.close_round()
+            self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+        if task.client_id is not None:
+            connector.update_train_step_metrics()
+
+    def _should_accumulate(self) -> bool:
+        return self._accumulating
+
+    # ---- one local batch through Lightning's own optimization
+
+    def local_step(self, batch: Any, batch_idx: int, num_samples: int, is_last: bool) -> tuple[Tensor | None, bool]:
+        """Runs every hook that Lightning runs for a batch.
+
+        Returns:
+            The detached loss (``None`` if the step gave none), and whether ``on_train_batch_start`` asked to stop.
+        """
+        trainer, module = self.trainer, self.trainer.lightning_module
+        batch = trainer.precision_plugin.convert_input(batch)
+        batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
+        batch = call._call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
+        self.expect(batch, num_samples)
+        if call._call_lightning_module_hook(trainer, "on_train_batch_start", batch, batch_idx) == -1:
+            return None, True
+        kwargs = self._build_kwargs(OrderedDict(), batch, batch_idx)
+        if module.automatic_optimization:
+            self._accumulating = (batch_idx + 1) % trainer.accumulate_grad_batches != 0 and not is_last
+            try:
+                outputs: Any = self.automatic_optimization.run(trainer.optimizers[0], batch_idx, kwargs)
+            finally:
+                self._accumulating = False
+        else:
+            outputs = self.manual_optimization.run(kwargs)
+        call._call_lightning_module_hook(trainer, "on_train_batch_end", outputs, batch, batch_idx)
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        return (loss.detach() if isinstance(loss, Tensor) else None), False
+
+    def expect(self, batch: Any, num_samples: int) -> None:
+        """Tells ``self.log`` how much the next values weigh."""
+        connector = self.trainer._logger_connector
+        if connector._current_fx is not None and connector._first_loop_iter:
+            # Only the first batch of a round may reset what was logged before.
+            connector._first_loop_iter = False
+        self._results.batch = batch
+        self._results.batch_size = num_samples
+
+    def count_step(self) -> None:
+        """Counts one optimizer step that was taken outside Lightning's optimization loop."""
+        step = self.automatic_optimization.optim_progress.optimizer.step
+        step.increment_ready()
+        step.increment_completed()
+
+    # ---- logging beside self.log
+
+    def publish(self, metrics: Mapping[str, float], bar: Mapping[str, float]) -> None:
+        """Makes numbers available to loggers, monitors (``callback_metrics``) and progress bars."""
+        connector = self.trainer._logger_connector
+        if metrics:
+            connector._callback_metrics.update({name: _scalar(value) for name, value in metrics.items()})
+            connector.log_metrics(dict(metrics))
+        connector._progress_bar_metrics.update(bar)
+
+    # ---- resuming
+
+    def round_start(self) -> RoundStart:
+        """The counters to remember when a round begins."""
+        return RoundStart(self.global_step, self._batches_that_stepped, self.batch_progress.total.completed)
+
+    def update_restart_stage(self) -> None:
+        """Decides how a resumed fit continues; called before the first epoch of every fit."""
+        super().update_restart_stage()
+        where = self.conductor.resumed_in
+        if where in ("aggregated", "validated"):
+            return
+        if where == "epoch_end":
+            # Lightning forgets this update when it resumes from the end of an epoch.
+            self.update_lr_schedulers("epoch", update_plateau_schedulers=True)
+        self._begin_at_epoch_start(replay=where == "round")
+
+    def reset(self) -> None:
+        """Starts a round from zero, or keeps the counters of the one being finished."""
+        if self.restarting:
+            self.batch_progress.reset_on_restart()
+            self.scheduler_progress.reset_on_restart()
+            self.automatic_optimization.optim_progress.reset_on_restart()
+            return
+        super().reset()
+
+    def _begin_at_epoch_start(self, replay: bool) -> None:
+        # Nothing that happened inside an unfinished round survives: sampling, shuffling and every random number
+        # derive from (seed, round, client), so running it again gives the same result.
+        fit_loop = self.trainer.fit_loop
+        for tracker in (fit_loop.epoch_progress.total, fit_loop.epoch_progress.current):
+            tracker.ready = tracker.started = tracker.completed = tracker.processed
+        for loop in (fit_loop, self, self.val_loop):
+            loop._restarting = False
+            loop.reset_restart_stage()
+        start = self.conductor.resumed_round_start
+        if replay and start is not None:
+            self._batches_that_stepped = start.batches_that_stepped
+            total = self.batch_progress.total
+            total.ready = total.started = total.processed = total.completed = start.clients
+            optimizer = self.automatic_optimization.optim_progress.optimizer
+            for progress in (optimizer.step, optimizer.zero_grad):
+                for name, value in vars(progress.current).items():
+                    setattr(progress.total, name, getattr(progress.total, name) - value)
+            manual = self.manual_optimization.optim_step_progress
+            if not self.trainer.lightning_module.automatic_optimization:
+                manual.total.ready = manual.total.completed = start.optimizer_steps
+
+
+def install(trainer: Trainer, conductor: Conductor) -> FederatedEpochLoop:
+    """Puts a :class:`FederatedEpochLoop` into the trainer, once."""
+    check_contract(trainer)
+    current = trainer.fit_loop.epoch_loop
+    if isinstance(current, FederatedEpochLoop) and current.conductor is conductor:
+        return current
+    loop = FederatedEpochLoop(trainer, conductor, current)
+    trainer.fit_loop.epoch_loop = loop
+    return loop
+
+
+_CONTRACT: dict[str, tuple[str, ...]] = {
+    "fit_loop": ("epoch_loop", "epoch_progress", "reset_restart_stage", "_restarting"),
+    "fit_loop.epoch_loop": (
+        "val_loop", "batch_progress", "scheduler_progress", "automatic_optimization", "manual_optimization",
+        "_results", "_batches_that_stepped", "_skip_next_val", "_restarting", "_build_kwargs", "update_lr_schedulers",
+        "_num_ready_batches_reached", "_is_validation_done", "_should_check_val_epoch", "update_restart_stage",
+    ),
+    "fit_loop.epoch_loop.automatic_optimization": ("run", "optim_progress"),
+    "fit_loop.epoch_loop.manual_optimization": ("run", "optim_step_progress"),
+    "fit_loop.epoch_loop.val_loop": ("batch_progress", "_results", "_restarting", "reset_restart_stage"),
+    "_logger_connector": (
+        "on_batch_start", "on_batch_end", "update_train_step_metrics", "log_metrics", "_callback_metrics",
+        "_progress_bar_metrics", "_first_loop_iter", "_current_fx",
+    ),
+}  # fmt: skip
+
+
+def check_contract(trainer: Trainer) -> None:
+    """Checks that this Lightning still has the private attributes in use.
+
+    Raises:
+        RuntimeError: an attribute is missing; names it, the Lightning version and the supported range.
+    """
+    for path, names in _CONTRACT.items():
+        owner: Any = trainer
+        for part in path.split("."):
+            owner = getattr(owner, part)
+        missing = [name for name in names if not hasattr(owner, name)]
+        if missing:
+            raise RuntimeError(
+                f"{TREE} {pl.__version__} is not supported: trainer.{path} lacks {missing}; "
+                "fl_lightning was written for lightning 2.5 and 2.6"
+            )
+
+
+def _scalar(value: float) -> Tensor:
+    return Tensor([value]).squeeze(0)

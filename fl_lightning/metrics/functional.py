@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""Fairness of a vector of per-client values, and conflicts of a step, as pure functions.
+
+Every function of values takes ``[N]`` values, one per client. A NaN stands for a client without data: it is left out.
+If nothing is left the result is NaN. Results are float64 (float32 on devices that lack float64).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_SMALLER_PARTS = ("loss", "error", "perplexity", "entropy")
+_SMALLER_WORDS = frozenset({"err", "mse", "mae", "rmse", "msle", "mape", "nll", "ppl", "wer", "cer"})
+
+
+class ConflictCounts(NamedTuple):
+    """Clients that a step works against: on the whole model (scalar) and per layer (``[L]``), int64."""
+
+    model: Tensor
+    layers: Tensor
+
+
+def fairness_angle(values: Tensor) -> Tensor:
+    r"""Angle between the clients' values and the vector of equal values, in radians.
+
+    .. math::
+        \varphi = \arccos \frac{A \cdot \mathbf{1}}{\lVert A \rVert \sqrt{N}}
+
+    0 means that all clients have the same value. Source: FedLF (AAAI 2024) and FedMDFG (AAAI 2023), experiments. The
+    cosine is the mean over the root mean square, so the angle also equals ``atan2(std, mean)``; that form is used,
+    because the arccosine loses half of the digits near 0.
+
+    Args:
+        values: ``[N]``, larger is better.
+
+    Returns:
+        A scalar in ``[0, pi]``; NaN if all values are 0, where no angle exists.
+
+    Raises:
+        ValueError: ``values`` is not a non-empty real vector.
+
+    Example:
+        >>> fairness_angle(torch.tensor([0.5, 0.5, 0.5]))
+        tensor(0., dtype=torch.float64)
+        >>> fairness_angle(torch.tensor([1.0, 0.0, 0.0, 0.0]))
+        tensor(1.0472, dtype=torch.float64)
+    """
+    kept = _counted(values)
+    if kept.numel() == 0:
+        return _nan(kept)
+    # The angle does not depend on the scale; without it squares of tiny or huge values leave the number range.
+    scaled = kept / kept.abs().max()  # 0 / 0 is the NaN that all-zero values get
+    average = scaled.mean()
+    return torch.atan2((scaled - average).square().mean().sqrt(), average)
+
+
+def mean(values: Tensor) -> Tensor:
+    """Mean over the clients, each counted once.
+
+    Args:
+        values: ``[N]``.
+
+    Raises:
+        ValueError: ``values`` is not a non-empty real vector.
+    """
+    return _counted(values).mean()
+
+
+def weighted_mean(values: Tensor, sizes: Tensor) -> Tensor:
+    """Mean over the clients' samples.
+
+    Args:
+        values: ``[N]``.
+        sizes: ``[N]`` samples per client. Clients whose value is NaN do not count.
+
+    Raises:
+        ValueError: a shape is wrong, or a size is negative or not finite.
+    """
+    vector = _vector(values)
+    if sizes.shape != vector.shape:
+        raise ValueError(f"sizes must have shape {list(vector.shape)}, found {list(sizes.shape)}")
+    weights = sizes.to(vector)
+    if not bool((weights.isfinite() & (weights >= 0)).all()):
+        raise ValueError(f"sizes must be finite and not negative, found {sizes.tolist()}")
+    kept = ~vector.isnan()
+    return (vector[kept] * weights[kept]).sum() / weights[kept].sum()
+
+
+def std(values: Tensor) -> Tensor:
+    """Population standard deviation over the clients (divides by ``N``).
+
+    Args:
+        values: ``[N]``.
+
+    Raises:
+        ValueError: ``values`` is not a non-empty real vector.
+    """
+    kept = _counted(values)
+    return (kept - kept.mean()).square().mean().sqrt()
+
+
+def worst_fraction(values: Tensor, fraction: float, larger_is_better: bool = True) -> Tensor:
+    r"""Mean over the worst clients.
+
+    .. math::
+        \frac1k \sum_{i \le k} A_{(i)}, \quad k = \max(1, \operatorname{round}(fraction \cdot N))
+
+    with values sorted from the worst; ``N`` counts the clients with a value, halves round to even.
+
+    Args:
+        values: ``[N]``.
+        fraction: share of the clients, in (0, 1].
+        larger_is_better: whether the worst clients have the lowest or the highest values.
+
+    Raises:
+        ValueError: ``values`` is not a non-empty real vector, or ``fraction`` is outside (0, 1].
+
+    Example:
+        >>> worst_fraction(torch.tensor([0.9, 0.1, 0.3, 0.7]), 0.5)
+        tensor(0.2000, dtype=torch.float64)
+    """
+    check_fraction(fraction)
+    ordered = _counted(values).sort(descending=not larger_is_better).values
+    return ordered[: max(1, round(fraction * ordered.numel()))].mean()
+
+
+def best_fraction(values: Tensor, fraction: float, larger_is_better: bool = True) -> Tensor:
+    """Mean over the best clients: :func:`worst_fraction` from the other end.
+
+    Args:
+        values: ``[N]``.
+        fraction: share of the clients, in (0, 1].
+        larger_is_better: whether the best clients have the highest or the lowest values.
+
+    Raises:
+        ValueError: ``values`` is not a non-empty real vector, or ``fraction`` is outside (0, 1].
+    """
+    return worst_fraction(values, fraction, not larger_is_better)
+
+
+def fairness_summary(values: Tensor, sizes: Tensor, larger_is_better: bool = True) -> Mapping[str, Tensor]:
+    """All numbers that describe how a metric is spread over the clients.
+
+    Args:
+        values: ``[N]``.
+        sizes: ``[N]`` samples per client.
+        larger_is_better: orientation of the metric; :func:`is_larger_better` guesses it from a name.
+
+    Returns:
+        ``mean``, ``weighted_mean``, ``std``, ``angle`` (if larger is better), ``worst_5``, ``worst_10``, ``best_5``,
+        ``best_10`` (percent of the clients), ``min``, ``max``, and ``clients``: how many have a value (int64).
+
+    Raises:
+        ValueError: shapes are wrong, or a size is negative or not finite.
+    """
+    kept = _counted(values)
+    summary = {"mean": mean(values), "weighted_mean": weighted_mean(values, sizes), "std": std(values)}
+    if larger_is_better:
+        summary["angle"] = fairness_angle(values)
+    for percent in (5, 10):
+        summary[f"worst_{percent}"] = worst_fraction(values, percent / 100, larger_is_better)
+        summary[f"best_{percent}"] = best_fraction(values, percent / 100, larger_is_better)
+    summary["min"] = kept.min() if kept.numel() else _nan(kept)
+    summary["max"] = kept.max() if kept.numel() else _nan(kept)
+    summary["clients"] = torch.tensor(kept.numel(), device=kept.device)
+    return summary
+
+
+def conflict_counts(dots: Tensor) -> ConflictCounts:
+    """Counts the clients that conflict with a step: negative inner product of update and step.
+
+    Rows point like gradients, and so does the step, so a negative product means that the step raises the client's loss
+    to first order. An exact zero is no conflict. Source: FedLF (AAAI 2024), Table 2.
+
+    Args:
+        dots: ``[L, m]`` inner products of ``m`` updates with the step, per layer.
+
+    Returns:
+        Clients in conflict on the whole model (the layers' products add up), and per layer ``[L]``.
+
+    Raises:
+        ValueError: ``dots`` is no non-empty matrix, or not finite (a NaN would pass for "no conflict").
+
+    Example:
+        >>> conflict_counts(torch.tensor([[1.0, -1.0], [-0.5, 0.0]]))
+        ConflictCounts(model=tensor(1), layers=tensor([1, 1]))
+    """
+    if dots.dim() != 2 or dots.numel() == 0:
+        raise ValueError(f"dots must be a non-empty [L, m] matrix, found shape {list(dots.shape)}")
+    finite = dots.isfinite().all(dim=0)
+    if not bool(finite.all()):
+        raise ValueError(f"dots must be finite, found others in columns {(~finite).nonzero().flatten().tolist()}")
+    return ConflictCounts((dots.sum(dim=0) < 0).sum(), (dots < 0).sum(dim=1))
+
+
+def is_larger_better(metric_name: str) -> bool:
+    """Guesses a metric's orientation from its name.
+
+    False for names that contain ``loss``, ``error``, ``perplexity`` or ``entropy`` anywhere, or one of the short forms
+    ``err``, ``mse``, ``mae``, ``rmse``, ``msle``, ``mape``, ``nll``, ``ppl``, ``wer``, ``cer`` as a whole word
+    (``val_err``, ``valMSE``, but not ``preferred_acc``). True for all others. Where the guess is wrong, say so through
+    the argument of the function or callback in question.
+
+    Example:
+        >>> is_larger_better("val_acc"), is_larger_better("val/loss"), is_larger_better("valRMSE")
+        (True, False, False)
+    """
+    lowered = metric_name.lower()
+    if any(part in lowered for part in _SMALLER_PARTS):
+        return False
+    words = re.sub(r"([a-z])([A-Z])", r"\1 \2", metric_name).lower()
+    return _SMALLER_WORDS.isdisjoint(re.split(r"[^a-z]+", words))
+
+
+def check_fraction(fraction: float) -> None:
+    """Raises ``ValueError`` unless ``fraction`` is a share of the clients, in (0, 1]."""
+    if not 0.0 < fraction <= 1.0:
+        raise ValueError(f"fraction must be in (0, 1], found {fraction}")
+
+
+def _vector(values: Tensor) -> Tensor:
+    if values.dim() != 1 or values.numel() == 0 or values.is_complex():
+        raise ValueError(
+            f"values must be a non-empty real vector [N], found shape {list(values.shape)}, dtype {values.dtype}"
+        )
+    return values.detach().to(torch.float32 if values.device.type == "mps" else torch.float64)
+
+
+def _counted(values: Tensor) -> Tensor:
+    vector = _vector(values)
+    return vector[~vector.isnan()]
+
+
+def _nan(like: Tensor) -> Tensor:
+    return torch.full((), torch.nan, dtype=like.dtype, device=like.device)

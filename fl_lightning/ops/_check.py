@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Argument checks shared by the public ops: each names the argument, the rule and what was found.
+
+Only shapes, dtypes and devices are read, so the checks cost nothing under ``torch.compile`` and never wait for a device.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+def floating(name: str, tensor: Tensor, shape: tuple[int | None, ...], beside: Tensor | None = None) -> None:
+    """Requires a floating-point tensor of a shape (None: any size), on the device of ``beside`` when given."""
+    check_shape(name, tensor, shape)
+    if tensor.dtype not in _FLOATS:
+        raise TypeError(f"{name} must be float64, float32, float16 or bfloat16, found {tensor.dtype}")
+    if beside is not None and tensor.device != beside.device:
+        raise ValueError(f"{name} must be on the rows' device {beside.device}, found {tensor.device}")
+
+
+def check_shape(name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> None:
+    """Requires a shape; None stands for any size."""
+    found = tensor.shape
+    if len(found) != len(shape) or any(want is not None and want != have for want, have in zip(shape, found, strict=True)):
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ValueError(f"{name} must have shape [{wanted}], found {list(found)}")
+
+
+def check_dtype(name: str, tensor: Tensor, *dtypes: torch.dtype) -> None:
+    """Requires one of some dtypes."""
+    if tensor.dtype not in dtypes:
+        wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise TypeError(f"{name} must be {wanted}, found {tensor.dtype}")
+
+
+def reachable(name: str, tensor: Tensor, beside: Tensor) -> None:
+    """Requires a small tensor to be on the CPU or on the device of ``beside``."""
+    if tensor.device.type != "cpu" and tensor.device != beside.device:
+        raise ValueError(f"{name} must be on the CPU or on {beside.device}, found {tensor.device}")
+
+
+def matrix(name: str, rows: Tensor) -> None:
+    """Requires a floating-point matrix with at least one row."""
+    floating(name, rows, (None, None))
+    if rows.shape[0] == 0:
+        raise ValueError(f"{name} must have at least one row, found shape {list(rows.shape)}")
+
+
+def layer_offsets(offsets: Tensor) -> None:
+    """Requires a CPU vector of at least two int64 numbers; their values are checked inside the op."""
+    if not isinstance(offsets, Tensor):
+        raise TypeError(f"offsets must be an int64 tensor, found {type(offsets).__name__}")
+    check_shape("offsets", offsets, (None,))
+    check_dtype("offsets", offsets, torch.int64)
+    if offsets.device.type != "cpu":
+        raise ValueError(f"offsets must be on the CPU, found {offsets.device}")
+    if offsets.shape[0] < 2:
+        raise ValueError(f"offsets must have at least two entries, found {offsets.shape[0]}")

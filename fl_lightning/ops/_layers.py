@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inner products and linear combinations of updates, layer by layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fl_lightning.ops import _check, _library  # noqa: F401  (the import registers the ops)
+
+
+def layer_gram(rows: Tensor, offsets: Tensor) -> Tensor:
+    """Inner products of all pairs of rows, per layer, in one pass over the rows.
+
+    The error of an entry stays below 1e-7 of the product of the two norms; in pure torch it is that of float64 sums.
+
+    Args:
+        rows: ``[m, n]``, at least one row.
+        offsets: ``[L + 1]`` layer offsets.
+
+    Returns:
+        ``[L, m, m]`` float64, exactly symmetric; zero for an empty layer.
+
+    Raises:
+        TypeError: a dtype is not allowed.
+        ValueError: a shape, a device or the offsets' values break the rules above.
+    """
+    _check.matrix("rows", rows)
+    _check.layer_offsets(offsets)
+    gram: Tensor = torch.ops.fl_lightning.layer_gram(rows, offsets)
+    return gram
+
+
+def layer_cross_gram(rows: Tensor, others: Tensor, offsets: Tensor) -> Tensor:
+    """Inner products of rows with other rows (remembered updates), per layer.
+
+    Args:
+        rows: ``[m, n]``, at least one row.
+        others: ``[h, n]`` on the rows' device; its dtype may differ and ``h`` may be 0.
+        offsets: ``[L + 1]`` layer offsets.
+
+    Returns:
+        ``[L, m, h]`` float64, with the accuracy of :func:`layer_gram`.
+
+    Raises:
+        TypeError: a dtype is not allowed.
+        ValueError: a shape, a device or the offsets' values break the rules above.
+    """
+    _check.matrix("rows", rows)
+    _check.floating("others", others, (None, rows.shape[1]), beside=rows)
+    _check.layer_offsets(offsets)
+    gram: Tensor = torch.ops.fl_lightning.layer_cross_gram(rows, others, offsets)
+    return gram
+
+
+def layer_dots(rows: Tensor, step: Tensor, offsets: Tensor) -> Tensor:
+    """Inner products of every row with one step, per layer; a client conflicts with the step where it is negative.
+
+    Args:
+        rows: ``[m, n]``, at least one row.
+        step: ``[n]`` on the rows' device, of any floating-point dtype; it need not lie in the span of the rows.
+        offsets: ``[L + 1]`` layer offsets.
+
+    Returns:
+        ``[L, m]`` float64, with the accuracy of :func:`layer_gram`.
+
+    Raises:
+        TypeError: a dtype is not allowed.
+        ValueError: a shape, a device or the offsets' values break the rules above.
+    """
+    _check.matrix("rows", rows)
+    _check.floating("step", step, (rows.shape[1],), beside=rows)
+    _check.layer_offsets(offsets)
+    dots: Tensor = torch.ops.fl_lightning.layer_dots(rows, step, offsets)
+    return dots
+
+
+def layer_combine(rows: Tensor, offsets: Tensor, coeff: Tensor, out: Tensor | None = None) -> Tensor:
+    """Linear combination of the rows with coefficients of their own for each layer.
+
+    Products and sums run in float64, also for float32 coefficients; each element is rounded once, to the dtype of the
+    result. A coefficient of 0 does not hide a NaN in its row.
+
+    Args:
+        rows: ``[m, n]``, at least one row.
+        offsets: ``[L + 1]`` layer offsets.
+        coeff: ``[L, m]`` of any floating-point dtype, on the CPU or the rows' device.
+        out: if given, ``[n]`` on the rows' device, in any floating-point dtype; the combination is added to it in place.
+
+    Returns:
+        ``[n]``: a new tensor in the rows' dtype, or ``out``.
+
+    Raises:
+        TypeError: a dtype is not allowed.
+        ValueError: a shape, a device or the offsets' values break the rules above.
+    """
+    _check.matrix("rows", rows)
+    _check.layer_offsets(offsets)
+    _check.floating("coeff", coeff, (offsets.shape[0] - 1, rows.shape[0]))
+    _check.reachable("coeff", coeff, rows)
+    if out is None:
+        step: Tensor = torch.ops.fl_lightning.layer_combine(rows, offsets, coeff)
+        return step
+    _check.floating("out", out, (rows.shape[1],), beside=rows)
+    torch.ops.fl_lightning.layer_combine_add(out, rows, offsets, coeff)
+    return out

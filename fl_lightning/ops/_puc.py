@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedHEAL's two passes over the updates: parameter update consistency."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fl_lightning.ops import _check, _library  # noqa: F401  (the import registers the ops)
+
+
+def puc_track(
+    row: Tensor, counts: Tensor, threshold: int, participations: int, offsets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One client's pass 1: which coordinates move as they usually do, and how large the kept update is.
+
+    A coordinate *increases* where ``row <= 0``: rows point like gradients, so the parameter moves by ``-row``; no change
+    counts as an increase, NaN does not. With ``c`` past increases in ``t`` past participations, the number of past rounds
+    that agree with this one is ``c`` for an increase and ``t - c`` otherwise; the coordinate is kept where that is at
+    least ``threshold``. The decision uses the counts of past rounds only; the counts are updated afterwards.
+
+    With a consistency bound ``tau``, a threshold of 0 in the first round and ``floor(tau * t) + 1`` later is the
+    published code's rule; ``ceil(tau * (t + 1)) - 1`` is the paper's (FedHEAL, CVPR 2024, Algorithm 1).
+
+    Args:
+        row: ``[n]`` floating point, the client's update.
+        counts: ``[n]`` uint8, int16 or int32 on the row's device: past increases, changed in place.
+        threshold: agreeing rounds that a coordinate needs, at least 0; 0 keeps all.
+        participations: the client's past participations ``t``; ``t + 1`` must fit the dtype of ``counts``.
+        offsets: ``[L + 1]`` offsets of the segments (parameter tensors) to measure.
+
+    Returns:
+        ``keep``, ``[ceil(n / 32)]`` int32 on the row's device: coordinate ``i`` is bit ``i % 32``, counted from the least
+        significant, of word ``i // 32``; bits from ``n`` on are 0. And ``[L]`` float64: the squared norm of the kept part
+        of each segment.
+
+    Raises:
+        TypeError: a dtype is not allowed.
+        ValueError: a shape, a device, a number or the offsets' values break the rules above.
+    """
+    _check.floating("row", row, (None,))
+    _check.check_shape("counts", counts, (row.shape[0],))
+    _check.check_dtype("counts", counts, torch.uint8, torch.int16, torch.int32)
+    if counts.device != row.device:
+        raise ValueError(f"counts must be on the row's device {row.device}, found {counts.device}")
+    if threshold < 0:
+        raise ValueError(f"threshold must be at least 0, found {threshold}")
+    limit = torch.iinfo(counts.dtype).max
+    if not 0 <= participations < limit:
+        raise ValueError(f"participations must be in 0..{limit - 1} for {counts.dtype} counts, found {participations}")
+    _check.layer_offsets(offsets)
+    keep, norms = torch.ops.fl_lightning.puc_track(row, counts, threshold, participations, offsets)
+    return keep, norms
+
+
+def puc_combine(rows: Tensor, keep: Tensor, weights: Tensor) -> Tensor:
+    """Pass 2: the weighted mean, coordinate by coordinate, over the clients that keep the coordinate.
+
+    A coordinate that no client keeps is 0 in the result, so the parameter stays. Sums run in float64 in the order of the
+    rows; the quotient is rounded once. What a client does not keep is not read: NaN there has no effect.
+
+    Args:
+        rows: ``[m, n]``, at least one row.
+        keep: ``[m, ceil(n / 32)]`` int32 on the rows' device, rows as :func:`puc_track` returns them.
+        weights: ``[m]`` floating point on the CPU or the rows' device, positive (checked when on the CPU). They need not
+            sum to one.
+
+    Returns:
+        ``[n]`` in the rows' dtype.
+
+    Raises:
+        TypeError: a dtype is not allowed.
+        ValueError: a shape or device is wrong, or a weight is not positive.
+    """
+    _check.matrix("rows", rows)
+    m, n = rows.shape
+    _check.check_shape("keep", keep, (m, (n + 31) // 32))
+    _check.check_dtype("keep", keep, torch.int32)
+    if keep.device != rows.device:
+        raise ValueError(f"keep must be on the rows' device {rows.device}, found {keep.device}")
+    _check.floating("weights", weights, (m,))
+    _check.reachable("weights", weights, rows)
+    step: Tensor = torch.ops.fl_lightning.puc_combine(rows, keep, weights)
+    return step

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frozen records of what a round did and what an evaluation saw; monitors and logs read these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One finished communication round.
+
+    Attributes:
+        round: index from 0.
+        client_ids: clients whose updates were aggregated.
+        dropped: clients that were sampled but left out, with the reason.
+        train_loss: sample-weighted mean of the local training losses; NaN if nothing reported one.
+        losses: ``[m]`` losses at the global parameters before training, if the rule asked for them.
+        step_norm: Euclidean norm of the server's step.
+        update_norms: ``[m]`` Euclidean norms of the updates.
+        conflicts: clients whose update has a negative inner product with the step, on the whole model.
+        layer_conflicts: the same count per layer, by layer name.
+        block_conflicts: the same count per block of layers that the rule solved together (layers, if it merged none).
+        merged_layers: layers that the rule solved together with a neighbour.
+        flagged: the rule met a degenerate case and fell back.
+        weights: ``[m]`` weights of the updates in the step, if the rule reports them.
+        scalars: further numbers that the rule reports.
+        seconds: wall-clock seconds of the round, validation excluded.
+    """
+
+    round: int
+    client_ids: tuple[int, ...]
+    dropped: Mapping[int, str]
+    train_loss: float
+    losses: Tensor | None
+    step_norm: float
+    update_norms: Tensor
+    conflicts: int
+    layer_conflicts: Mapping[str, int]
+    block_conflicts: tuple[int, ...]
+    merged_layers: int
+    flagged: bool
+    weights: Tensor | None
+    scalars: Mapping[str, float]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class EvaluationRecord:
+    """Per-client values of one validation or test run.
+
+    Attributes:
+        round: rounds finished when it ran.
+        stage: ``"val"`` or ``"test"``.
+        client_ids: clients that have evaluation data, ascending.
+        sizes: ``[N]`` evaluation samples of these clients (int64).
+        values: metric name to ``[N]`` float64 values.
+    """
+
+    round: int
+    stage: str
+    client_ids: tuple[int, ...]
+    sizes: Tensor
+    values: Mapping[str, Tensor]

@@ -1,0 +1,417 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FederatedStrategy: the plug a Trainer sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fl_lightning._lightning import (
+    Callback, LightningModule, RunningStage, SingleDeviceStrategy, StrategyRegistry, Trainer, TrainerFn,
+)  # fmt: skip
+from fl_lightning.algorithms import FedAvg
+from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.binding import Binding
+from fl_lightning.callbacks.client_table import format_client_table
+from fl_lightning.checkpoint import AtomicCheckpointIO
+from fl_lightning.data.loaders import ClientLoaders
+from fl_lightning.data.samplers import CohortSampler, UniformSampler
+from fl_lightning.evaluation import (
+    ClientEvaluation, EvaluationLoader, client_metrics, evaluation_metrics, shown_angle,
+)  # fmt: skip
+from fl_lightning.local import LocalPlan
+from fl_lightning.loop import ClientTask, FederatedEpochLoop, RoundStart, install
+from fl_lightning.records import EvaluationRecord, RoundRecord
+from fl_lightning.refusals import refuse_data, refuse_devices, refuse_pair, refuse_trainer
+from fl_lightning.results import active_results, send_to_loggers
+from fl_lightning.seeding import derive_seed, isolated
+from fl_lightning.server import cohort_size, round_metrics
+from fl_lightning.session import FitOptions, FitSession
+from fl_lightning.state import STATE_KEY, FederatedState
+
+_LIMITS = ("limit_train_batches", "limit_val_batches", "limit_test_batches")
+_MANY_CLIENTS = 200
+
+
+class RoundLoader:
+    """What the epoch loop iterates over: the places of a round, each taken by a client or empty."""
+
+    def __init__(self, strategy: FederatedStrategy, loaders: ClientLoaders) -> None:
+        self._strategy, self.loaders = strategy, loaders
+        self._size = cohort_size(strategy.clients_per_round, len(loaders))
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[ClientTask]:
+        yield from self._strategy.open_round()
+
+
+class FederatedStrategy(SingleDeviceStrategy):
+    """Turns ``trainer.fit`` into federated training: one epoch is one communication round.
+
+    Each round, the sampled clients train from the global model on their own data, and the server rule combines their
+    updates. ``max_epochs`` counts rounds, ``limit_*_batches`` count per client, ``max_steps`` counts local optimizer
+    steps and stops at the end of a round. Runs on one CPU, CUDA or MPS device, whichever ``accelerator`` asks for.
+
+    Args:
+        algorithm: the server rule, with its client half; default :class:`fl_lightning.algorithms.FedAvg`.
+        client: another method's client half, to combine with ``algorithm``.
+        clients_per_round: clients sampled per round; an int is a count, a float a fraction (rounded up).
+        local_epochs: passes over a client's data per round.
+        local_steps: optimizer steps per client and round instead of ``local_epochs``, whatever the client's size.
+        server_optimizer: factory of an optimizer that takes the server's step as its gradient, for instance
+            ``functools.partial(torch.optim.SGD, lr=1.0, momentum=0.9)``; default: subtract the step.
+        sampler: draws each round's clients; default uniform without replacement.
+        client_optimizer_state: ``"reset"`` gives every client a fresh optimizer each round, ``"keep"`` gives it back the
+            state of its last round.
+        buffers: how BatchNorm statistics and other buffers combine: ``"mean"`` (by sample counts), ``"global"`` (stay as
+            they are) or ``"largest"`` (of the client with the most samples). Integer buffers are never averaged.
+        fairness_metric: the validation metric whose fairness angle the progress bar shows.
+        fairness_mode: whether larger (``"max"``) or smaller (``"min"``) values of ``fairness_metric`` are better.
+        on_client_error: ``"raise"`` stops with an error that names the client; ``"drop"`` leaves a client out of the
+            round if it has no data, its training raises, or its update or loss is not finite. Drops are counted,
+            logged and warned of.
+        seed: root of sampling, shuffling and all local randomness, which depend on (seed, round, client) only.
+
+    Raises:
+        ValueError: an argument is out of range, or ``algorithm`` and ``client`` do not fit together.
+    """
+
+    strategy_name = "federated"
+
+    def __init__(
+        self,
+        algorithm: ServerRule | None = None,
+        client: ClientRule | ServerRule | None = None,
+        clients_per_round: int | float = 1.0,
+        local_epochs: int = 1,
+        local_steps: int | None = None,
+        server_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
+        sampler: CohortSampler | None = None,
+        client_optimizer_state: Literal["reset", "keep"] = "reset",
+        buffers: Literal["mean", "global", "largest"] = "mean",
+        fairness_metric: str | None = None,
+        fairness_mode: Literal["max", "min"] = "max",
+        on_client_error: Literal["raise", "drop"] = "raise",
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        for name, value in (("local_epochs", local_epochs), ("local_steps", local_steps)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} must be a positive integer, found {value!r}")
+        for name, choice, allowed in (
+            ("client_optimizer_state", client_optimizer_state, ("reset", "keep")),
+            ("buffers", buffers, ("mean", "global", "largest")),
+            ("fairness_mode", fairness_mode, ("max", "min")),
+            ("on_client_error", on_client_error, ("raise", "drop")),
+        ):
+            if choice not in allowed:
+                raise ValueError(f"{name} must be one of {allowed}, found {choice!r}")
+        cohort_size(clients_per_round, max(1, int(clients_per_round)))
+        self.algorithm: ServerRule = FedAvg() if algorithm is None else algorithm
+        self.client_rule: ClientRule = refuse_pair(self.algorithm, client)
+        self.clients_per_round = clients_per_round
+        self.sampler: CohortSampler = UniformSampler() if sampler is None else sampler
+        self.fairness_metric, self.fairness_mode = fairness_metric, fairness_mode
+        self._options = FitOptions(
+            clients_per_round=clients_per_round,
+            plan=LocalPlan(local_epochs, local_steps, 1.0, seed),
+            sampler=self.sampler,
+            server_optimizer=server_optimizer,
+            keep_client_optimizers=client_optimizer_state == "keep",
+            buffers=buffers,
+            on_client_error=on_client_error,
+            seed=seed,
+        )
+        self.last_round: RoundRecord | None = None
+        self.last_evaluation: EvaluationRecord | None = None
+        self._state = FederatedState(self)
+        self._limits: dict[str, int | float] = {}
+        self._session: FitSession | None = None
+        self._binding: Binding | None = None
+        self._carried: dict[str, Any] | None = None
+        self._loaders: dict[str, EvaluationLoader] = {}
+        self._evaluation: ClientEvaluation | None = None
+        self._guard = ExitStack()
+
+    # ---- devices
+
+    @property
+    def parallel_devices(self) -> None:
+        """Always None, so that Lightning hands over the devices of every trainer anew."""
+        return
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: list[torch.device] | None) -> None:
+        self._root_device = refuse_devices(devices)
+
+    @property
+    def num_nodes(self) -> int:
+        """Always 1."""
+        return 1
+
+    @num_nodes.setter
+    def num_nodes(self, num_nodes: int) -> None:
+        if num_nodes != 1:
+            raise ValueError(f"FederatedStrategy runs on one node: pass Trainer(num_nodes=1), found {num_nodes}")
+
+    @property
+    def checkpoint_io(self) -> Any:
+        """Writes checkpoints atomically unless another plugin was given."""
+        if self._checkpoint_io is None:
+            self._checkpoint_io = AtomicCheckpointIO()
+        return super().checkpoint_io
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, io: Any) -> None:
+        self._checkpoint_io = io
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: Any) -> None:
+        """Makes ``Trainer(strategy="federated")`` known."""
+        if cls.strategy_name not in strategy_registry:
+            strategy_registry.register(cls.strategy_name, cls, description="FederatedStrategy with FedAvg")
+
+    # ---- the life of a trainer function
+
+    @property
+    def trainer(self) -> Trainer:
+        """The trainer that runs this strategy."""
+        assert self.lightning_module is not None
+        return self.lightning_module.trainer
+
+    def connect(self, model: LightningModule) -> None:
+        """Installs the epoch loop and the state callback; runs at the start of every trainer function."""
+        super().connect(model)
+        trainer = model.trainer
+        refuse_trainer(trainer)
+        install(trainer, self)
+        if self._state not in trainer.callbacks:  # type: ignore[attr-defined]
+            trainer.callbacks.insert(0, self._state)  # type: ignore[attr-defined]
+        self._state.loaded = None
+        # Lightning would count clients; per-client limits are applied where batches are drawn.
+        for name in _LIMITS:
+            self._limits[name] = limit = getattr(trainer, name)
+            if limit != 0:
+                setattr(trainer, name, 1.0)
+
+    def setup(self, trainer: Trainer) -> None:
+        """Moves the module to its device, makes the optimizers, and binds the parameters."""
+        super().setup(trainer)
+        if trainer.state.fn == TrainerFn.FITTING:
+            assert self.lightning_module is not None
+            self._binding = Binding(self.lightning_module, self.algorithm.layers)
+
+    def process_dataloader(self, dataloader: object) -> object:
+        """Turns the clients' data into what Lightning's loops iterate over."""
+        trainer, stage = self.trainer, self.trainer.state.stage
+        if stage == RunningStage.TRAINING:
+            if not isinstance(dataloader, ClientLoaders):
+                refuse_data(dataloader)
+            else:
+                self._open_session(dataloader)
+                return RoundLoader(self, dataloader)
+        if not isinstance(dataloader, ClientLoaders):
+            return dataloader
+        name = "test" if trainer.testing else "val"
+        self._loaders[name] = EvaluationLoader(dataloader, self._limits[f"limit_{name}_batches"])
+        return self._loaders[name]
+
+    def _open_session(self, loaders: ClientLoaders) -> None:
+        assert self._binding is not None
+        carried = self._carried
+        if self._session is not None:  # reload_dataloaders_every_n_epochs
+            carried = self._session.states()
+        elif self._state.loaded is not None:
+            carried = self._state.loaded
+        elif self.trainer.current_epoch == 0:
+            carried = None
+        plan = LocalPlan(
+            self._options.plan.epochs, self._options.plan.steps, self._limits["limit_train_batches"], self._options.seed
+        )
+        options = FitOptions(**{**vars(self._options), "plan": plan})
+        self._session = FitSession(
+            self.trainer, self.epoch_loop, self.algorithm, self.client_rule, options, self._binding, loaders
+        )
+        self._session.begin(carried)
+
+    @property
+    def session(self) -> FitSession:
+        """The running fit."""
+        assert self._session is not None
+        return self._session
+
+    @property
+    def epoch_loop(self) -> FederatedEpochLoop:
+        """The loop that was installed into the trainer."""
+        loop = self.trainer.fit_loop.epoch_loop
+        assert isinstance(loop, FederatedEpochLoop)
+        return loop
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Leaves the global weights in the module, whatever happened."""
+        self._put_back()
+        super().on_exception(exception)
+
+    def finish_fit(self) -> None:
+        """The fit is over: the module keeps the parameters that the method wants evaluated."""
+        assert self._binding is not None
+        final = self.algorithm.evaluation_params(self._binding.theta)
+        if final is not self._binding.theta:
+            self._binding.theta.copy_(final)
+
+    def teardown(self) -> None:
+        """Gives the parameters storage of their own and the trainer its limits back."""
+        self._put_back()
+        if self._session is not None:
+            self._carried = self._session.states()
+        if self._binding is not None:
+            self._binding.release()
+        self._session, self._binding, self._loaders = None, None, {}
+        for name, limit in self._limits.items():
+            setattr(self.trainer, name, limit)
+        super().teardown()
+
+    def _put_back(self) -> None:
+        if self._binding is not None:
+            self._binding.bind_global()
+        self._guard.close()
+        self._evaluation = None
+
+    # ---- rounds, as the epoch loop calls them
+
+    def open_round(self) -> Iterator[ClientTask]:
+        """Draws the cohort of the current epoch."""
+        self._state.progress, self._state.round_start = "round", self.epoch_loop.round_start()
+        return self.session.open_round(self.trainer.current_epoch)
+
+    def train_client(self, task: ClientTask) -> Tensor | None:
+        """Trains one client; the module holds the global weights before and after."""
+        loss = self.session.train_client(task)
+        assert task.client_id is not None
+        self.epoch_loop.publish({}, {"round": task.round, "client": task.client_id})
+        return loss
+
+    def close_round(self) -> None:
+        """Aggregates, applies the step, and logs the round."""
+        self.last_round = self.session.close_round()
+        self._state.progress = "aggregated"
+        self.epoch_loop.publish(round_metrics(self.last_round), {"conflicts": self.last_round.conflicts})
+
+    @property
+    def resumed_in(self) -> str | None:
+        """Where the checkpoint of a resumed fit was taken."""
+        return self._state.resumed_in
+
+    @property
+    def resumed_round_start(self) -> RoundStart | None:
+        """Loop counters stored with that checkpoint."""
+        return self._state.resumed_round_start
+
+    def rule_states(self) -> Mapping[str, Any]:
+        """The session's part of a checkpoint."""
+        return self._session.states() if self._session is not None else (self._carried or {})
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Client optimizers are not part of the global state; their scheduled options (learning rate) are."""
+        return {**super().optimizer_state(optimizer), "state": {}}
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """Loads a checkpoint; to continue a fit it must come from a federated one."""
+        checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only=weights_only)
+        if self.trainer.state.fn == TrainerFn.FITTING and STATE_KEY not in checkpoint.get("callbacks", {}):
+            raise ValueError(
+                f"ckpt_path must be a checkpoint of a federated fit, found {checkpoint_path}: "
+                "to start from its weights, load them with load_from_checkpoint"
+            )
+        return checkpoint
+
+    # ---- local steps on Lightning's full path
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's training step, with the client rule's term added to its loss."""
+        output = super().training_step(*args, **kwargs)
+        loss = output.get("loss") if isinstance(output, Mapping) else output
+        if self._session is None or not isinstance(loss, Tensor):
+            return output
+        total = self._session.local.add_loss_term(loss, args[0], args[1] if len(args) > 1 else 0)
+        if total is loss:
+            return output
+        return {**output, "loss": total} if isinstance(output, Mapping) else total
+
+    def optimizer_step(
+        self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any
+    ) -> Any:
+        """Lets the client rule correct gradients after the backward pass, before clipping and stepping."""
+
+        def corrected() -> Any:
+            result = closure()
+            if self._session is not None:
+                self._session.local.before_optimizer_step()
+            return result
+
+        return super().optimizer_step(optimizer, corrected, model, **kwargs)
+
+    # ---- evaluation
+
+    def begin_evaluation(self, stage: str) -> None:
+        """Binds the parameters to evaluate and starts collecting per-client values."""
+        loader, trainer = self._loaders.get(stage), self.trainer
+        # Validation inside a fit follows the round whose epoch is still open.
+        rounds = trainer.current_epoch + int(trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking)
+        self._guard.close()
+        self._guard.enter_context(isolated(derive_seed(self._options.seed, stage, rounds), self.root_device))
+        if self._binding is not None:
+            params = self.algorithm.evaluation_params(self._binding.theta)
+            if params is not self._binding.theta:
+                self._binding.bind_flat(params)
+        if loader is not None:
+            self._evaluation = ClientEvaluation(loader, active_results(trainer), stage, rounds)
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's validation step on one client's batch."""
+        return self._evaluate(super().validation_step, args, kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's test step on one client's batch."""
+        return self._evaluate(super().test_step, args, kwargs)
+
+    def _evaluate(self, step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._evaluation is None:
+            return step(*args, **kwargs)
+        self._evaluation.before_step()
+        output = step(*args, **kwargs)
+        self._evaluation.after_step()
+        return output
+
+    def end_evaluation(self, callback: Callback) -> None:
+        """Logs the fairness of what was collected, unless this was the sanity check."""
+        if self._evaluation is None or self.trainer.sanity_checking:
+            return
+        self.last_evaluation = record = self._evaluation.record()
+        metrics = evaluation_metrics(record, self.fairness_metric, self.fairness_mode == "max")
+        for name, value in metrics.items():
+            callback.log(name, value)
+        if len(record.client_ids) <= _MANY_CLIENTS:
+            send_to_loggers(self.trainer, client_metrics(record))
+        angle = shown_angle(record, metrics, self.fairness_metric)
+        if angle is not None:
+            self.epoch_loop.publish({}, {"angle": angle})
+
+    def restore_after_evaluation(self) -> None:
+        """Puts the training parameters and the random state back."""
+        self._put_back()
+
+    def print_clients(self) -> None:
+        """Prints the per-client table of the last test."""
+        if self.last_evaluation is not None and self.last_evaluation.stage == "test":
+            self.lightning_module.print(format_client_table(self.last_evaluation))
+
+
+FederatedStrategy.register_strategies(StrategyRegistry)
