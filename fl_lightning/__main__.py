@@ -48,8 +48,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _run_lightning() -> int:
-    cli = lightning_module("cli")
     try:
+        cli = lightning_module("cli")
         # Lightning knows which jsonargparse it can work with; its parser refuses to exist without it.
         cli.LightningArgumentParser()
     except ModuleNotFoundError as missing:

@@ -44,7 +44,8 @@ class Binding:
             found = sorted(f"{dtype} on {device}" for dtype, device in kinds)
             raise ValueError(f"trainable parameters must share one dtype and device, found {', '.join(found)}")
         self.theta = self.layout.flatten(self.parameters)
-        self.bind(self.layout.views(self.theta))
+        self._global = self.layout.views(self.theta)
+        self.bind_global()
 
     def check(self) -> None:
         """Raises ValueError if parameters were frozen, thawed, added or replaced since the layout was made."""
@@ -65,11 +66,11 @@ class Binding:
 
     def bind_global(self) -> None:
         """Points the parameters back at the global vector."""
-        self.bind_flat(self.theta)
+        self.bind(self._global)
 
     def release(self) -> None:
         """Gives every parameter a storage of its own again, so that the module no longer depends on ``theta``."""
-        for parameter, view in zip(self.parameters, self.layout.views(self.theta), strict=True):
+        for parameter, view in zip(self.parameters, self._global, strict=True):
             parameter.data = view.clone()
 
 

@@ -250,7 +250,8 @@ class RowHistory:
         home = self.device or rows.device
         self._blocks.append(torch.zeros(size, rows.shape[1], dtype=rows.dtype, device=home))
         gram = self._gram.new_full((updates.layout.num_layers, held + size, held + size), torch.nan)
-        gram[:, :held, :held] = self._gram
+        if held:
+            gram[:, :held, :held] = self._gram
         self._gram = gram
 
 

@@ -21,7 +21,7 @@ from fl_lightning._lightning import LightningModule, Trainer, lightning_module
 from fl_lightning.algorithms.base import ClientRule, LocalWork
 from fl_lightning.data.loaders import ClientLoaders
 from fl_lightning.loop import FederatedEpochLoop
-from fl_lightning.results import read_state, write_state
+from fl_lightning.results import QuickLog, read_state, write_state
 from fl_lightning.seeding import derive_seed
 
 _LOSS_BATCH = 1024
@@ -112,6 +112,7 @@ class LocalTrainer:
         hooked = any(helpers.is_overridden(name, owner) for owner in owners for name in _TRANSFER_HOOKS)
         self._stays = not hooked and self._trainer.strategy.root_device.type == "cpu"
         self._loss_batch = _LOSS_BATCH
+        self._log = QuickLog(self._module, loop._results)
         self.work: LocalWork | None = None
 
     # ---- local training
@@ -124,16 +125,20 @@ class LocalTrainer:
         """
         self.work = work
         self._rule.begin_client(work)
+        self._log.install()
         total, count, done = None, 0, 0
-        for batch, size, index, is_last in self._schedule(work):
-            loss, stop = self._step(batch, index, size, is_last)
-            done += 1
-            if loss is not None:
-                weighted = loss * size
-                total = weighted if total is None else total + weighted
-                count += size
-            if stop:
-                break
+        try:
+            for batch, size, index, is_last in self._schedule(work):
+                loss, stop = self._step(batch, index, size, is_last)
+                done += 1
+                if loss is not None:
+                    weighted = loss * size
+                    total = weighted if total is None else total + weighted
+                    count += size
+                if stop:
+                    break
+        finally:
+            self._log.remove()
         if done == 0:
             raise ValueError(f"client {work.client_id} has no batch to train on ({work.num_samples} samples)")
         return None if total is None else total / count

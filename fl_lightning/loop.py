@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 from fl_lightning._lightning import TREE, Trainer, lightning_module, pl
-from fl_lightning.results import ClientResults
 
 if TYPE_CHECKING:
     from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
@@ -86,7 +85,6 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         # The old validation loop already knows its data source.
         self.val_loop = replaced.val_loop
         self.conductor = conductor
-        self._results = ClientResults(training=True)
         self._accumulating = False
 
     # ---- the round

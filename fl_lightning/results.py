@@ -15,7 +15,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat, dim_zero_max, dim_zero_mean, dim_zero_min, dim_zero_sum
 
-from fl_lightning._lightning import Trainer, lightning_module
+from fl_lightning._lightning import LightningModule, Trainer, lightning_module
 
 if TYPE_CHECKING:
     from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
@@ -25,39 +25,52 @@ else:
     _ResultMetric = _result._ResultMetric
 
 
-class ClientResults(_ResultCollection):
-    """Lightning's result collection with a short path for the call that local steps repeat.
+class QuickLog:
+    """``self.log`` with a short path for the call that local steps repeat.
 
-    Logging a mean of tensors a second time with the same arguments skips rebuilding the metadata and moving the stored
-    metric to the device it is on, which is most of what ``self.log`` costs. Everything else goes Lightning's way.
+    Logging a mean once more with the same arguments goes straight to the stored metric: what Lightning checks on every
+    call was checked the first time. Everything else goes to ``LightningModule.log``.
+
+    Args:
+        module: the module; its ``log`` is shadowed between :meth:`install` and :meth:`remove`.
+        results: the collection that training logs into.
     """
 
-    def log(self, fx: str, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, module: LightningModule, results: _ResultCollection) -> None:
+        self._module, self._results = module, results
+        self._connector = module.trainer._logger_connector
+        self._seen: dict[tuple[Any, ...], _ResultMetric] = {}
+        self._log = type(module).log
+
+    def install(self) -> None:
+        """Shadows the module's ``log``."""
+        self._module.__dict__["log"] = self
+
+    def remove(self) -> None:
+        """Gives the module its own ``log`` back."""
+        self._module.__dict__.pop("log", None)
+
+    def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """See :meth:`lightning.pytorch.LightningModule.log`."""
-        metric = self.get(f"{fx}.{name}")
-        if metric is not None and not args and self.dataloader_idx is None and isinstance(value, Tensor):
-            size = kwargs.get("batch_size") or self.batch_size
-            if size is not None and _repeats(metric, value, kwargs):
-                metric.forward(value.detach(), size)
+        results, fx = self._results, self._module._current_fx_name
+        call = (fx, name, args, *kwargs.items())
+        try:
+            metric = self._seen.get(call)
+        except TypeError:  # an unhashable argument
+            self._log(self._module, name, value, *args, **kwargs)
+            return
+        size = results.batch_size
+        if metric is not None and size is not None and self._connector._first_loop_iter is False:
+            if isinstance(value, Tensor) and value.numel() == 1 and value.device == metric.value.device:
+                metric.forward(value.detach().reshape(()), size)
                 metric.has_reset = False
                 return
-        super().log(fx, name, value, *args, **kwargs)
-
-
-def _repeats(metric: _ResultMetric, value: Tensor, kwargs: dict[str, Any]) -> bool:
-    meta = metric.meta
-    return bool(
-        metric.is_tensor
-        and meta.is_mean_reduction
-        and value.device == metric.value.device
-        and kwargs.get("on_step", False) == meta.on_step
-        and kwargs.get("on_epoch", True) == meta.on_epoch
-        and kwargs.get("prog_bar", False) == meta.prog_bar
-        and kwargs.get("logger", True) == meta.logger
-        and kwargs.get("reduce_fx", torch.mean) in ("mean", torch.mean)
-        and not kwargs.get("enable_graph", False)
-        and not kwargs.get("sync_dist", False)
-    )
+        self._log(self._module, name, value, *args, **kwargs)
+        if args or "batch_size" in kwargs or kwargs.get("sync_dist") or kwargs.get("enable_graph"):
+            return
+        entry = results.get(f"{fx}.{name}")
+        if entry is not None and entry.is_tensor and entry.meta.is_mean_reduction:
+            self._seen[call] = entry
 
 
 State = dict[str, Tensor | list[Tensor]]

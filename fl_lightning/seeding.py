@@ -25,9 +25,16 @@ def derive_seed(*parts: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
-def seed_all(seed: int) -> None:
-    """Seeds torch (every device), numpy's global generator and Python's ``random``."""
-    torch.manual_seed(seed)
+def seed_all(seed: int, device: torch.device) -> None:
+    """Seeds numpy's global generator, Python's ``random``, and torch on the CPU and on ``device``."""
+    # Not torch.manual_seed: it also queues a call for every accelerator that is not initialised yet, with a formatted
+    # stack trace each time, which costs more than a local step of a small model.
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+    elif device.type == "mps":
+        torch.mps.manual_seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     random.seed(seed)
 
@@ -38,22 +45,25 @@ def isolated(seed: int, device: torch.device) -> Iterator[None]:
 
     Args:
         seed: seed for torch, numpy and Python.
-        device: the device whose generator is saved besides the CPU's.
+        device: the device whose generator is seeded besides the CPU's.
     """
     python, numpy_state, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    accelerator = getattr(torch, device.type) if device.type in ("cuda", "mps") else None
-    on_device = None
-    if accelerator is not None:
-        on_device = accelerator.get_rng_state(device) if device.type == "cuda" else accelerator.get_rng_state()
-    seed_all(seed)
+    on_device = _device_state(device)
+    seed_all(seed, device)
     try:
         yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy_state)
         torch.set_rng_state(cpu)
-        if accelerator is not None and on_device is not None:
+        if on_device is not None:
             if device.type == "cuda":
-                accelerator.set_rng_state(on_device, device)
+                torch.cuda.set_rng_state(on_device, device)
             else:
-                accelerator.set_rng_state(on_device)
+                torch.mps.set_rng_state(on_device)
+
+
+def _device_state(device: torch.device) -> torch.Tensor | None:
+    if device.type == "cuda":
+        return torch.cuda.get_rng_state(device)
+    return torch.mps.get_rng_state() if device.type == "mps" else None

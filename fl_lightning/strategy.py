@@ -17,7 +17,7 @@ from fl_lightning._lightning import (
 from fl_lightning.algorithms import FedAvg
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.binding import Binding
-from fl_lightning.callbacks.client_table import format_client_table
+from fl_lightning.callbacks.client_table import ClientTable, format_client_table
 from fl_lightning.checkpoint import AtomicCheckpointIO
 from fl_lightning.data.loaders import ClientLoaders
 from fl_lightning.data.samplers import CohortSampler, UniformSampler
@@ -409,9 +409,12 @@ class FederatedStrategy(SingleDeviceStrategy):
         self._put_back()
 
     def print_clients(self) -> None:
-        """Prints the per-client table of the last test."""
-        if self.last_evaluation is not None and self.last_evaluation.stage == "test":
-            self.lightning_module.print(format_client_table(self.last_evaluation))
+        """Prints the per-client table of the last test, unless a ClientTable callback does."""
+        record, metric = self.last_evaluation, self.fairness_metric
+        tables = [c for c in self.trainer.callbacks if isinstance(c, ClientTable)]  # type: ignore[attr-defined]
+        if record is not None and record.stage == "test" and not tables:
+            larger = {} if metric is None else {metric: self.fairness_mode == "max"}
+            self.trainer.print(format_client_table(record, larger_is_better=larger))
 
 
 FederatedStrategy.register_strategies(StrategyRegistry)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m fl_lightning`` and the versions it prints."""
 
+import contextlib
 import io
 import os
 import subprocess
@@ -53,15 +54,6 @@ class Blobs(LightningDataModule):
 
     train_dataloader = val_dataloader = test_dataloader = _loader
 """
-
-
-def run(*arguments, cwd=None, without=()):
-    hide = "".join(f"sys.modules[{name!r}] = None; " for name in without)
-    code = f"import sys; {hide}import runpy; sys.argv[0] = 'fl'; runpy.run_module('fl_lightning', run_name='__main__')"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(cwd or ROOT)])}
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False
-    )
 
 
 def test_versions_are_those_installed():
@@ -118,42 +110,71 @@ def test_a_wrong_command_line_prints_the_usage_and_fails(capsys, arguments, mess
     assert "python -m fl_lightning COMMAND" in output.err
 
 
-def test_fit_without_the_cli_extra_says_what_to_install():
-    result = run("fit", "--help", without=["jsonargparse"])
-    assert result.returncode == 1
+WITHOUT_JSONARGPARSE = """
+import importlib.metadata as metadata, sys
+sys.modules["jsonargparse"] = None
+installed = metadata.distribution
+def distribution(name):
+    if name.startswith("jsonargparse"):
+        raise metadata.PackageNotFoundError(name)
+    return installed(name)
+metadata.distribution = distribution
+from fl_lightning.__main__ import main
+sys.exit([main(["info"]), main(["fit", "--help"])] != [0, 1])
+"""
+
+
+def test_without_the_cli_extra_info_works_and_fit_says_what_to_install():
+    result = subprocess.run(
+        [sys.executable, "-c", WITHOUT_JSONARGPARSE],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "layer_gram" in result.stdout
     (sentence,) = result.stderr.strip().splitlines()
     assert sentence.startswith("this command needs the CLI extra, pip install 'fl-lightning[cli]'")
 
 
-def test_info_works_without_the_cli_extra():
-    result = run("info", without=["jsonargparse"])
-    assert result.returncode == 0, result.stderr
-    assert "layer_gram" in result.stdout
-
-
 @pytest.fixture
-def project(tmp_path):
+def command(tmp_path, monkeypatch, capsys):
+    """Runs a command in a directory with a project, and returns what it printed."""
+    pytest.importorskip("jsonargparse")
+    monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "blobs.py").write_text(BLOBS, encoding="utf-8")
     (tmp_path / "config.yaml").write_text(CONFIG, encoding="utf-8")
-    return tmp_path
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fl_lightning", *arguments])
+        capsys.readouterr()
+        assert main(list(arguments)) == 0
+        return capsys.readouterr().out
+
+    yield run
+    sys.modules.pop("blobs", None)
 
 
-def test_fit_then_test_from_yaml(project):
-    fit = run("fit", "--config", "config.yaml", cwd=project)
-    assert fit.returncode == 0, fit.stderr
-    (checkpoint,) = project.rglob("*.ckpt")
-    assert torch.load(checkpoint, weights_only=True)["epoch"] == 1  # two rounds
-    test = run("test", "--config", "config.yaml", "--ckpt_path", str(checkpoint), cwd=project)
-    assert test.returncode == 0, test.stderr
-    assert "test_acc" in test.stdout
+def test_fit_then_test_from_yaml(command, tmp_path):
+    command("fit", "--config", "config.yaml")
+    (checkpoint,) = tmp_path.rglob("*.ckpt")
+    saved = torch.load(checkpoint, weights_only=True)
+    assert saved["epoch"] == 1  # two rounds
+    assert "test_acc" in command("test", "--config", "config.yaml", "--ckpt_path", str(checkpoint))
 
 
-def test_the_printed_configuration_runs_again(project):
-    printed = run("fit", "--config", "config.yaml", "--print_config", cwd=project)
-    assert printed.returncode == 0, printed.stderr
-    (project / "printed.yaml").write_text(printed.stdout, encoding="utf-8")
-    again = run("fit", "--config", "printed.yaml", "--print_config", cwd=project)
-    assert again.returncode == 0, again.stderr
-    assert again.stdout == printed.stdout
-    fit = run("fit", "--config", "printed.yaml", "--trainer.fast_dev_run=true", cwd=project)
-    assert fit.returncode == 0, fit.stderr
+def test_the_printed_configuration_is_complete_and_runs(command, tmp_path):
+    first = printed_config(command, "config.yaml")
+    assert "FederatedDataModule" in first
+    (tmp_path / "printed.yaml").write_text(first, encoding="utf-8")
+    assert printed_config(command, "printed.yaml") == first
+    command("fit", "--config", "printed.yaml", "--trainer.fast_dev_run=true")
+
+
+def printed_config(command, config):
+    stream = io.StringIO()
+    with contextlib.redirect_stdout(stream), pytest.raises(SystemExit) as stop:
+        command("fit", "--config", config, "--print_config")
+    assert stop.value.code in (0, None)
+    return stream.getvalue()

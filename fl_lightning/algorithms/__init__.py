@@ -1,7 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Federated methods, one per file."""
+"""Federated methods, one file each: a server rule, with its client rule where local training changes."""
 
-from fl_lightning.algorithms.base import ServerRule
+from __future__ import annotations
+
+from fl_lightning.algorithms.base import (
+    ClientReport,
+    ClientRule,
+    Federation,
+    LocalWork,
+    Needs,
+    ServerRule,
+    StepReport,
+    data_weights,
+    uniform_weights,
+)
 from fl_lightning.algorithms.fedavg import FedAvg
+from fl_lightning.algorithms.fedlf import FedLF
+from fl_lightning.algorithms.fedmdfg import FedMDFG
+from fl_lightning.algorithms.fedprox import FedProx
+from fl_lightning.algorithms.scaffold import SCAFFOLD
 
-__all__ = ["FedAvg", "ServerRule"]
+__all__ = [
+    "SCAFFOLD",
+    "ClientReport",
+    "ClientRule",
+    "FedAvg",
+    "FedLF",
+    "FedMDFG",
+    "FedProx",
+    "Federation",
+    "LocalWork",
+    "Needs",
+    "ServerRule",
+    "StepReport",
+    "data_weights",
+    "uniform_weights",
+]

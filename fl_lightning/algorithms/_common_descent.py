@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What FedMDFG and FedLF share: the fair-driven weights, and the common descent direction in coefficient space.
 
-A direction is a linear combination ``d = V^T c`` of the rows of ``V``, ``m`` of online clients and ``h`` remembered ones.
-So everything about it follows from the Gram matrix ``K = V V^T``: ``V d = K c`` and ``||d||^2 = c^T K c``.
+A direction is a linear combination ``d = V^T c`` of the rows of ``V``, those of ``m`` online clients and ``h`` that are
+remembered. Everything about it follows from the Gram matrix ``K = V V^T``: ``V d = K c`` and ``||d||^2 = c^T K c``.
 """
 
 from __future__ import annotations

@@ -50,12 +50,12 @@ class FedLF(ServerRule):
     mean of the online rows.
 
     Degenerate cases. A row is left out of a layer where it is 1e-8 times shorter than the longest; a layer without rows
-    does not move. The fair row is left out for one client, for equal losses and for losses that are all 0. With linearly
-    dependent rows it can make the direction zero although all clients agree on one, against the paper's claim. So where
-    the direction is zero, in the sense of ``zero_tol`` or because rounding could turn a slope around, the oldest
-    remembered rows leave until the rows no longer outnumber the layer's columns, then the fair row leaves, and only then
-    are layers combined. What cannot be combined any more tries without remembered rows, and otherwise stays where it is.
-    The report is flagged when any of this happened. If all rows are zero, the step is zero and nothing is remembered.
+    does not move. The fair row is left out for one client, for equal losses and for losses that are all 0. With rows
+    that depend linearly it can make the direction zero although all clients agree on one, against the paper's claim. So
+    where the direction is zero, by ``zero_tol`` or because rounding could turn a slope around, the oldest remembered
+    rows leave until the rows no longer outnumber the layer's columns, then the fair row leaves, and only then layers are
+    combined. What cannot be combined any more tries without remembered rows, and otherwise stays where it is. The
+    report is flagged when any of this happened. If all rows are zero, the step is zero and nothing is remembered.
 
     Args:
         layers: see :meth:`ParamLayout.from_module`. ``"module"`` is the paper's reading, ``"tensor"`` that of the
@@ -135,7 +135,7 @@ class FedLF(ServerRule):
         return step
 
     def _blocks(self, gram: Tensor, cohort: Cohort, q: Tensor | None) -> list[_Block]:
-        """Directions of all layers; from the left, zero ones are combined with the next layer, the last with the previous."""
+        """Directions of all layers; zero ones are combined with the next layer, the last one with the previous."""
         starts = cohort.updates.layout.layer_starts
         coeff, solved = self._descend(gram, cohort, q, gram.shape[-1] - len(cohort))  # all layers in one batch
         blocks = [

@@ -70,10 +70,11 @@ class SCAFFOLD(ServerRule):
 class ControlVariates(ClientRule):
     """Local steps along ``g - c_i + c``, and the update of ``c_i`` and ``c``.
 
-    ``c_i`` becomes the mean of the gradients that the client saw (option II): ``c_i - c + (x - y_i) / (eta S)``, where
-    ``S`` is the number of local steps. SGD with momentum moves further than that; ``S`` is then the sum of the weights that
-    gradients get in ``x - y_i``, so that ``c_i`` is a weighted mean of gradients (exact for SGD with or without momentum from
-    a fresh buffer, not for Nesterov, dampening or weight decay). A client without a local step changes nothing.
+    ``c_i`` becomes the mean of the gradients that the client saw (option II): ``c_i - c + (x - y_i) / (eta S)`` with
+    ``S`` the number of local steps. SGD with momentum moves further: ``S`` is then the sum of the weights that
+    gradients get in ``x - y_i``, so that ``c_i`` is a weighted mean of them. Both hold for SGD that starts each round
+    with an empty momentum buffer, without Nesterov, dampening or clipping; elsewhere ``c_i`` is an estimate. A client
+    that made no local step changes nothing.
 
     Args:
         device: where the clients' control variates live; ``None``: on the federation's device.
@@ -141,8 +142,8 @@ class ControlVariates(ClientRule):
             raise ValueError(f"companions must hold 'control' rows for SCAFFOLD, found {sorted(cohort.companions)}")
         for client, change in zip(cohort.client_ids, changes.rows, strict=True):
             self._clients.add(client, change)
-        share = 1.0 / (cohort.num_clients or len(cohort))
-        self._server = changes.combine(uniform_weights(cohort) * len(cohort) * share, out=self._control(cohort.params))
+        shares = torch.full_like(cohort.sizes, 1.0 / (cohort.num_clients or len(cohort)))
+        self._server = changes.combine(shares, out=self._control(cohort.params))
 
     def _control(self, like: Tensor) -> Tensor:
         if self._server is None:
@@ -170,7 +171,11 @@ class ControlVariates(ClientRule):
 def accumulated_steps(steps: int, momentum: float) -> float:
     """Sum of the weights that gradients get in the change of the parameters, in units of the learning rate.
 
-    Plain SGD gives every gradient weight 1. With momentum ``mu`` the ``k``-th gradient before the last step has been
-    added ``1 + mu + ... + mu^k`` times (the normaliser of FedNova, Wang et al., NeurIPS 2020).
+    Plain SGD gives every gradient weight 1. With momentum ``mu``, that of the ``k``-th step from the end has been added
+    ``1 + mu + ... + mu^(k - 1)`` times (the normaliser of FedNova, Wang et al., NeurIPS 2020).
     """
-    return sum((1 - momentum**k) / (1 - momentum) for k in range(1, steps + 1))
+    total, weight = 0.0, 0.0
+    for _ in range(steps):
+        weight = momentum * weight + 1
+        total += weight
+    return total

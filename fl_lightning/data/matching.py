@@ -60,7 +60,7 @@ def matched_split(train_labels: Tensor, train_parts: Sequence[Tensor], eval_labe
         members = np.flatnonzero(eval_class == column)
         owner[rng.permutation(members)] = np.repeat(np.arange(num_clients), share[:, column])
     flat = torch.from_numpy(np.argsort(owner, kind="stable"))
-    return list(flat.split(share.sum(axis=1).tolist()))
+    return list(torch.split(flat, share.sum(axis=1).tolist()))
 
 
 def label_counts(labels: Tensor, parts: Sequence[Tensor], classes: Tensor | None = None) -> Tensor:

@@ -175,31 +175,40 @@ class FederatedDataModule(LightningDataModule):
     __str__ = __repr__
 
     def prepare_data(self) -> None:
+        """Prepares the wrapped module."""
         self.data.prepare_data()
 
     def setup(self, stage: str | None = None) -> None:
+        """Sets the wrapped module up; ``"fit"`` makes the clients anew."""
         self.data.setup(stage)  # type: ignore[arg-type]
         self._division.renew(stage)
 
     def teardown(self, stage: str) -> None:
+        """Tears the wrapped module down; the clients are kept."""
         self.data.teardown(stage)
 
     def on_exception(self, exception: BaseException) -> None:
+        """Tells the wrapped module."""
         self.data.on_exception(exception)
 
     def state_dict(self) -> dict[str, Any]:
+        """The wrapped module's state; the division needs none, it follows from the data and the seed."""
         return self.data.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores the wrapped module's state."""
         self.data.load_state_dict(state_dict)
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """The wrapped module's hook; Lightning does not see it where the module has none."""
         return self.data.on_before_batch_transfer(batch, dataloader_idx)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """The wrapped module's hook; Lightning does not see it where the module has none."""
         return self.data.transfer_batch_to_device(batch, device, dataloader_idx)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """The wrapped module's hook; Lightning does not see it where the module has none."""
         return self.data.on_after_batch_transfer(batch, dataloader_idx)
 
     def train_dataloader(self) -> ClientLoaders:

@@ -217,7 +217,7 @@ def _by_class(labels: Tensor | Sequence[int]) -> tuple[list[_Ints], list[int]]:
 
 def _parts(owner: _Ints, num_clients: int) -> list[Tensor]:
     flat = torch.from_numpy(np.argsort(owner, kind="stable"))
-    return list(flat.split(np.bincount(owner, minlength=num_clients).tolist()))
+    return list(torch.split(flat, np.bincount(owner, minlength=num_clients).tolist()))
 
 
 def _fill(owner: _Ints, members: list[_Ints], num_clients: int, min_size: int, rng: np.random.Generator) -> None:

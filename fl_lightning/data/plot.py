@@ -47,22 +47,26 @@ def plot_partition(
         raise ValueError(f"kind must be 'bubbles' or 'bars', found {kind!r}")
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise ImportError("plot_partition needs matplotlib: pip install 'fl-lightning[plots]'") from error
     if target is None or isinstance(target, (str, Path)):
         # A figure of its own, not pyplot's: works without a display and leaves nothing open behind it.
         width = min(max(5.0, 1.8 + 0.16 * num_clients), 16.0)
         height = min(max(2.8, 1.4 + 0.24 * num_classes), 9.0) if kind == "bubbles" else 4.0
-        axes = Figure(figsize=(width, height), layout="constrained").subplots()
+        figure = Figure(figsize=(width, height), layout="constrained")
+        axes: Any = figure.subplots()
     else:
         axes = target
     draw = _bubbles if kind == "bubbles" else _bars
     draw(axes, counts, names)
     sizes = counts.sum(axis=1)
-    axes.set_title(title or f"{num_clients} clients, {sizes.min()} to {sizes.max()} samples each", loc="left")
+    largest = f"\nlargest bubble: {counts.max()} samples" if kind == "bubbles" else ""
+    sentence = f"{num_clients} clients, {sizes.min()} to {sizes.max()} samples each{largest}"
+    axes.set_title(sentence if title is None else title, loc="left", fontsize="medium")
     axes.set_xlabel("client")
     axes.set_xlim(-0.7, num_clients - 0.3)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
     if isinstance(target, (str, Path)):
         axes.figure.savefig(target, dpi=150)
@@ -72,14 +76,14 @@ def plot_partition(
 def _bubbles(axes: Any, counts: np.ndarray[Any, Any], names: list[str]) -> None:
     client, column = np.nonzero(counts)
     figure_width, figure_height = axes.figure.get_size_inches()
-    # The largest bubble fills its cell: the side of a cell in points, squared, is the unit of `s`.
-    cell = min(0.8 * figure_width / counts.shape[0], 0.7 * figure_height / counts.shape[1]) * 72
-    areas = counts[client, column] / counts.max() * cell**2
-    axes.scatter(client, column, s=np.maximum(areas, 0.5), color="#2f6db3", linewidths=0)
+    # The largest bubble nearly fills the area of its cell; `s` is in square points, of which an inch has 72 on each side.
+    cell = (0.8 * figure_width / counts.shape[0]) * (0.7 * figure_height / counts.shape[1]) * 72**2
+    areas = counts[client, column] / counts.max() * min(0.75 * cell, 700.0)
+    axes.scatter(client, column, s=np.maximum(areas, 0.5), color="#2f6db3", alpha=0.8, linewidths=0)
     step = -(-counts.shape[1] // 30)
     axes.set_yticks(range(0, counts.shape[1], step), names[::step])
     axes.set_ylim(-0.7, counts.shape[1] - 0.3)
-    axes.set_ylabel(f"class (largest bubble: {counts.max()} samples)")
+    axes.set_ylabel("class")
 
 
 def _bars(axes: Any, counts: np.ndarray[Any, Any], names: list[str]) -> None:

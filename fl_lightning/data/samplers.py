@@ -62,6 +62,7 @@ class UniformSampler(CohortSampler):
     """
 
     def select(self, round: int, cohort_size: int, sizes: Tensor, seed: int) -> Selection:  # noqa: A002
+        """Draws the round's clients."""
         n = _check(cohort_size, sizes)
         return _selection(_generator(seed, round, "uniform").choice(n, cohort_size, replace=False))
 
@@ -74,6 +75,7 @@ class SizeWeightedSampler(CohortSampler):
     """
 
     def select(self, round: int, cohort_size: int, sizes: Tensor, seed: int) -> Selection:  # noqa: A002
+        """Draws the round's clients."""
         n = _check(cohort_size, sizes)
         weights = sizes.cpu().numpy().astype(np.float64)
         # Waiting times with rates proportional to size: the first k arrivals are k successive weighted draws.
@@ -85,9 +87,16 @@ class SizeWeightedSampler(CohortSampler):
 
 @dataclass(frozen=True)
 class AllClients(CohortSampler):
-    """Takes every registered client in every round, whatever ``cohort_size`` says."""
+    """Takes every registered client in every round.
+
+    Raises:
+        ValueError: ``cohort_size`` is smaller than the number of clients.
+    """
 
     def select(self, round: int, cohort_size: int, sizes: Tensor, seed: int) -> Selection:  # noqa: A002
+        """Takes all clients."""
+        if cohort_size != len(sizes):
+            raise ValueError(f"cohort_size must be all {len(sizes)} clients for AllClients, found {cohort_size}")
         return Selection(tuple(range(len(sizes))))
 
 
@@ -118,6 +127,7 @@ class AvailabilitySampler(CohortSampler):
             object.__setattr__(self, name, values if isinstance(value, Sequence) else values[0])
 
     def select(self, round: int, cohort_size: int, sizes: Tensor, seed: int) -> Selection:  # noqa: A002
+        """Draws the round's clients among those available, and the ones that will not report."""
         n = _check(cohort_size, sizes)
         present = _generator(seed, round, "availability").random(n) < _per_client("availability", self.availability, n)
         order = _generator(seed, round, "uniform").permutation(n)

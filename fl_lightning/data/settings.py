@@ -24,8 +24,8 @@ from fl_lightning.data.labels import num_samples
 class LoaderSettings:
     """How a dataset is batched; the fields mean what they mean for ``torch.utils.data.DataLoader``.
 
-    ``persistent_workers`` and ``generator`` are not kept: a worker that outlives a client, or a generator shared by all,
-    would make a client's randomness depend on the clients before it.
+    ``persistent_workers`` and ``generator`` are not kept: a worker that outlives a client, or a generator shared by
+    all, would make a client's randomness depend on the clients before it.
 
     Raises:
         ValueError: ``batch_size`` is not positive.

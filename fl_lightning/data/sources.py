@@ -30,15 +30,19 @@ class DatasetModule(LightningDataModule):
         hide(self, [f"{stage}_dataloader" for stage in ("val", "test", "predict") if stage not in datasets])
 
     def train_dataloader(self) -> DataLoader[Any]:
+        """The training set, shuffled."""
         return DataLoader(self.datasets["train"], self.batch_size, shuffle=True)
 
     def val_dataloader(self) -> DataLoader[Any]:
+        """The validation set."""
         return DataLoader(self.datasets["val"], self.eval_batch_size)
 
     def test_dataloader(self) -> DataLoader[Any]:
+        """The test set."""
         return DataLoader(self.datasets["test"], self.eval_batch_size)
 
     def predict_dataloader(self) -> DataLoader[Any]:
+        """The data to predict."""
         return DataLoader(self.datasets["predict"], self.eval_batch_size)
 
 

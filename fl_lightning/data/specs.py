@@ -43,12 +43,15 @@ class IID(Partition):
         _positive("num_clients", self.num_clients)
 
     def split(self, labels: Tensor, seed: int) -> list[Tensor]:
+        """Uses only the number of labels."""
         return partitions.iid(len(labels), self.num_clients, seed)
 
     def divide(self, samples: Samples, seed: int) -> list[Tensor]:
+        """Deals the samples; labels are not looked up."""
         return partitions.iid(len(samples), self.num_clients, seed)
 
     def match(self, train: Samples, parts: Sequence[Tensor], samples: Samples, seed: int) -> list[Tensor]:
+        """Deals the evaluation samples; with fewer samples than clients, some clients have none."""
         return partitions.deal(len(samples), self.num_clients, seed)
 
 
@@ -68,6 +71,7 @@ class Dirichlet(Partition):
             raise ValueError(f"min_size must not be negative, found {self.min_size}")
 
     def split(self, labels: Tensor, seed: int) -> list[Tensor]:
+        """Draws class shares."""
         return partitions.dirichlet(labels, self.num_clients, self.alpha, seed, self.min_size)
 
 
@@ -83,6 +87,7 @@ class Pathological(Partition):
         _positive("classes_per_client", self.classes_per_client)
 
     def split(self, labels: Tensor, seed: int) -> list[Tensor]:
+        """Draws classes for the clients."""
         return partitions.pathological(labels, self.num_clients, self.classes_per_client, seed)
 
 
@@ -98,6 +103,7 @@ class Shards(Partition):
         _positive("shards_per_client", self.shards_per_client)
 
     def split(self, labels: Tensor, seed: int) -> list[Tensor]:
+        """Deals shards."""
         return partitions.shards(labels, self.num_clients, self.shards_per_client, seed)
 
 
@@ -111,6 +117,7 @@ class Mutex(Partition):
         _positive("num_clients", self.num_clients)
 
     def split(self, labels: Tensor, seed: int) -> list[Tensor]:
+        """Deals classes."""
         return partitions.mutex(labels, self.num_clients, seed)
 
 
@@ -131,6 +138,7 @@ class Unbalanced(Partition):
         return len(self.groups)
 
     def split(self, labels: Tensor, seed: int) -> list[Tensor]:
+        """Gives each client its group."""
         return partitions.unbalanced(labels, self.groups, seed)
 
 
@@ -159,6 +167,7 @@ class ByKey(Partition):
         return partitions.by_key(_of_length(_given(self.keys, "train") or (), len(labels)))
 
     def divide(self, samples: Samples, seed: int) -> list[Tensor]:
+        """Divides by the keys of the samples' stage."""
         return partitions.by_key(self._keys_of(samples))
 
     def match(self, train: Samples, parts: Sequence[Tensor], samples: Samples, seed: int) -> list[Tensor]:
@@ -177,7 +186,7 @@ class ByKey(Partition):
             raise ValueError(f"keys of the {samples.stage} samples must occur in training, found also {unknown[:10]}")
         owner = np.array([client_of[key] for key in keys], dtype=np.int64)
         flat = torch.from_numpy(np.argsort(owner, kind="stable"))
-        return list(flat.split(np.bincount(owner, minlength=len(order)).tolist()))
+        return list(torch.split(flat, np.bincount(owner, minlength=len(order)).tolist()))
 
     def _keys_of(self, samples: Samples) -> Sequence[Hashable]:
         if isinstance(self.keys, str):
@@ -192,9 +201,8 @@ class ByKey(Partition):
 def _given(keys: Sequence[Any] | Mapping[str, Sequence[Any]], stage: str) -> Sequence[Hashable] | None:
     """The keys given for a stage, as plain Python values."""
     found = keys.get(stage) if isinstance(keys, Mapping) else keys if stage == "train" else None
-    if found is None:
-        return None
-    return found.tolist() if isinstance(found, (Tensor, np.ndarray)) else found
+    as_list = getattr(found, "tolist", None)
+    return found if as_list is None else as_list()
 
 
 def _of_length(keys: Sequence[Hashable], n: int) -> Sequence[Hashable]:

@@ -27,8 +27,8 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-# All relative to a row's own squared norm, which a float64 Gram matrix knows to about 1e-16.
-_SLACK = 4e-15  # a slack above minus this (times both norms) is rounding
+# All relative to squared norms of rows, which a float64 Gram matrix knows to about 1e-16.
+_SLACK = 2e-15  # a slack above minus this (times the norms of the rows in it) is rounding
 _DEPENDENT = 1e-13  # a row so near the hull of the support is exchanged for a member, never added
 _FLOOR = 1e-15  # smallest pivot: like adding that much to the diagonal
 _REFINEMENTS = 2
@@ -51,7 +51,7 @@ def search(gram: Floats) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         # The proven bound on the number of moves is finite but huge; in practice they are about as many as the members
         # of the final support. The cap is for indefinite matrices, where the objective need not fall.
-        for _ in range(20 * k + 50):
+        for _ in range(5 * k + 50):
             done = _advance(state)
             if done.any():
                 result[state.ids[done]] = state.lam[done]
@@ -123,7 +123,8 @@ def _advance(state: _State) -> Bools:
     slack = tableau[:, k, :k]
     distance = np.diagonal(tableau, axis1=1, axis2=2)[:, :k]
     norm = np.sqrt(state.square)
-    noise = _SLACK * norm * (state.lam * norm).sum(1)[:, None]
+    length = (state.lam * norm).sum(1)[:, None]
+    noise = _SLACK * length * (norm + length)
     gain = slack * slack / np.maximum(distance, _DEPENDENT * state.square)
     gain = np.where(~active & (slack < -noise) & ~blocked[:, None], gain, -1.0)
     add = gain.argmax(1)

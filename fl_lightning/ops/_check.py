@@ -22,9 +22,13 @@ def floating(name: str, tensor: Tensor, shape: tuple[int | None, ...], beside: T
 
 
 def check_shape(name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> None:
-    """Requires a shape; None stands for any size."""
+    """Requires a tensor of a shape; None stands for any size."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} must be a tensor, found {type(tensor).__name__}")
     found = tensor.shape
-    if len(found) != len(shape) or any(want is not None and want != have for want, have in zip(shape, found, strict=True)):
+    if len(found) != len(shape) or any(
+        want is not None and want != have for want, have in zip(shape, found, strict=True)
+    ):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
         raise ValueError(f"{name} must have shape [{wanted}], found {list(found)}")
 
@@ -51,8 +55,6 @@ def matrix(name: str, rows: Tensor) -> None:
 
 def layer_offsets(offsets: Tensor) -> None:
     """Requires a CPU vector of at least two int64 numbers; their values are checked inside the op."""
-    if not isinstance(offsets, Tensor):
-        raise TypeError(f"offsets must be an int64 tensor, found {type(offsets).__name__}")
     check_shape("offsets", offsets, (None,))
     check_dtype("offsets", offsets, torch.int64)
     if offsets.device.type != "cpu":

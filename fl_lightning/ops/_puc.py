@@ -80,5 +80,7 @@ def puc_combine(rows: Tensor, keep: Tensor, weights: Tensor) -> Tensor:
         raise ValueError(f"keep must be on the rows' device {rows.device}, found {keep.device}")
     _check.floating("weights", weights, (m,))
     _check.reachable("weights", weights, rows)
+    if weights.device.type == "cpu" and not torch.compiler.is_compiling() and not bool((weights > 0).all()):
+        raise ValueError(f"weights must be positive, found {weights.tolist()}")
     step: Tensor = torch.ops.fl_lightning.puc_combine(rows, keep, weights)
     return step

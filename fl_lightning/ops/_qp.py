@@ -14,7 +14,7 @@ def project_conflicts(gram: Tensor, order: Tensor, keep: Tensor) -> Tensor:
 
     Update ``i`` starts as itself. For each ``j`` in ``order`` other than ``i``: if the current, projected update ``i``
     has a negative inner product with the original update ``j``, its component along update ``j`` is removed. Updates of
-    zero norm are never projected on.
+    zero norm are never projected on. A NaN in the Gram matrix reaches every coefficient that it decides.
 
     Args:
         gram: ``[B, m, m]`` float64, symmetric; batches are independent.
@@ -54,9 +54,9 @@ def min_norm(gram: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns:
         ``lam`` ``[B, k]`` float64: nonnegative, each row sums to 1 within 1e-12. ``gap`` ``[B]`` float64: how far ``lam``
-        is from optimal, ``max_j (lam' gram lam - (gram lam)_j)`` divided by the mean diagonal; ``lam' gram lam`` exceeds
-        the minimum by at most twice that. It is at rounding level for a positive semi-definite matrix and shows the
-        defect of one that is not. A matrix with a NaN or an infinity gets NaN for both.
+        is from optimal, ``max_j (lam' gram lam - (gram lam)_j)`` in units of the mean diagonal; in these units ``lam' gram
+        lam`` exceeds the minimum by at most twice that. It is at rounding level for a positive semi-definite matrix and
+        shows the defect of one that is not. A matrix with a NaN or an infinity gets NaN for both.
 
     Raises:
         TypeError: ``gram`` is not float64.

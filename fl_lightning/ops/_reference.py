@@ -79,16 +79,17 @@ def project_conflicts(gram: Tensor, order: Tensor, keep: Tensor) -> Tensor:
     order, keep = order.to(gram.device), keep.to(gram.device)
     coeff = torch.eye(m, dtype=gram.dtype, device=gram.device).repeat(gram.shape[0], 1, 1)
     products = gram.clone()  # products[b, i, j]: projected update i with original update j
-    rows = torch.arange(m, device=gram.device)
+    squares = gram.diagonal(dim1=1, dim2=2)
+    clients = torch.arange(m, device=gram.device)
     for position in range(m):
         target = order[position : position + 1]
-        norm = gram.index_select(1, target).index_select(2, target)[:, :, 0]
+        square = squares.index_select(1, target)
         dots = products.index_select(2, target)[:, :, 0]
         # ~(dots >= 0) instead of dots < 0: a NaN product must show in the result, not count as "no conflict".
-        conflict = ~(dots >= 0) & ~(norm <= 0) & ~keep & (rows != target)
-        share = torch.where(conflict, dots / norm, 0.0)
-        coeff.index_add_(2, target, share[:, :, None], alpha=-1)
-        products.baddbmm_(share[:, :, None], gram.index_select(1, target), alpha=-1)
+        conflict = ~(dots >= 0) & ~(square <= 0) & ~keep & (clients != target)
+        share = torch.where(conflict, dots / square, 0.0)[:, :, None]
+        coeff.index_add_(2, target, share, alpha=-1)
+        products.addcmul_(share, gram.index_select(1, target), value=-1)
     return coeff
 
 

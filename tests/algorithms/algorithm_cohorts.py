@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cohorts and local training for tests of algorithms, without a Trainer."""
+
+from __future__ import annotations
+
+import torch
+
+from fl_lightning.algorithms import LocalWork
+from fl_lightning.cohort import Cohort
+from fl_lightning.updates import ParamLayout, UpdateMatrix
+
+SIZES = (30, 12, 50)
+
+
+def make_cohort(
+    rows,
+    losses=None,
+    ids=None,
+    when=0,
+    layout=None,
+    lr=0.1,
+    losses_at="shrink",
+    sizes=None,
+    companions=None,
+    num_clients=None,
+    params=None,
+):
+    m, n = rows.shape
+    losses = torch.arange(m, dtype=torch.float64) / m + 0.5 if losses is None else losses
+    losses = None if losses is False else torch.as_tensor(losses, dtype=torch.float64)
+    if losses_at == "shrink":
+        losses_at = (lambda params: 0.5 * losses) if losses is not None else None
+    return Cohort(
+        params=torch.zeros(n, dtype=rows.dtype) if params is None else params,
+        updates=UpdateMatrix(rows, layout or ParamLayout.from_sizes(SIZES)),
+        losses=losses,
+        sizes=torch.arange(1.0, m + 1) if sizes is None else sizes,
+        client_ids=tuple(range(m)) if ids is None else tuple(ids),
+        round=when,
+        client_lr=lr,
+        num_clients=num_clients,
+        companions={} if companions is None else companions,
+        losses_at=losses_at,
+    )
+
+
+def random_rows(m, seed, dtype=torch.float64, n=sum(SIZES)):
+    generator = torch.Generator().manual_seed(seed)
+    common = torch.randn(n, generator=generator, dtype=torch.float64)
+    return (torch.randn(m, n, generator=generator, dtype=torch.float64) + 0.3 * common).to(dtype)
+
+
+def sampled_rounds(rounds, clients, m, seed, dtype=torch.float64, n=sum(SIZES), layout=None, **more):
+    """Cohorts of a federation with partial participation; every row is new and random."""
+    generator = torch.Generator().manual_seed(seed)
+    for when in range(rounds):
+        ids = torch.randperm(clients, generator=generator)[:m].tolist()
+        losses = torch.rand(m, generator=generator, dtype=torch.float64) + 0.2
+        yield make_cohort(random_rows(m, 1000 * seed + when, dtype, n), losses, ids, when, layout, **more)
+
+
+def train_locally(rule, module, layout, params, loss, client_id, lr, steps, momentum=0.0, when=0, num_samples=1):
+    """What a strategy does for one client: returns its row ``theta - theta_i`` and its report."""
+    row = params.clone()
+    parameters = layout.parameters(module)
+    for parameter, view in zip(parameters, layout.views(row), strict=True):
+        parameter.data = view
+    work = LocalWork(client_id, when, module, layout, parameters, params, row, num_samples, lr, momentum)
+    optimizer = torch.optim.SGD(parameters, lr, momentum)
+    rule.begin_client(work)
+    for step in range(steps):
+        optimizer.zero_grad()
+        term = rule.loss_term(work, None, step)
+        value = loss(module, step)
+        (value if term is None else value + term).backward()
+        rule.correct_gradients(work)
+        optimizer.step()
+        work.steps += 1
+    report = rule.end_client(work)
+    return params - row, report

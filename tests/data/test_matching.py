@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fl_lightning.data import dirichlet, label_counts, matched_split, pathological
+
+
+def exactly_once(parts, n):
+    return torch.equal(torch.cat(parts).sort().values, torch.arange(n))
+
+
+@given(
+    st.lists(st.integers(0, 4), min_size=8, max_size=100),
+    st.lists(st.integers(0, 6), max_size=60),
+    st.integers(1, 8),
+    st.integers(0, 2**40),
+)
+@settings(max_examples=100, deadline=None)
+def test_every_sample_once_and_shares_are_proportional(train, evaluation, clients, seed):
+    train, evaluation = torch.tensor(train), torch.tensor(evaluation, dtype=torch.int64)
+    parts = dirichlet(train, clients, 0.3, seed)
+    split = matched_split(train, parts, evaluation, seed)
+    assert len(split) == clients
+    assert exactly_once(split, len(evaluation))
+    classes = torch.arange(7)
+    held, given_ = label_counts(train, parts, classes).double(), label_counts(evaluation, split, classes)
+    total, wanted = held.sum(0), torch.bincount(evaluation, minlength=7)
+    for column in range(7):
+        if total[column] == 0:
+            assert int(given_[:, column].max() - given_[:, column].min()) <= 1 + clients
+            continue
+        # Nobody gets a class that it does not train on, whatever was moved to small clients.
+        assert bool((given_[held[:, column] == 0, column] == 0).all())
+        ideal = held[:, column] / total[column] * wanted[column]
+        assert bool(((given_[:, column] - ideal).abs() < 1 + clients).all())
+    again = matched_split(train, parts, evaluation, seed)
+    assert all(torch.equal(a, b) for a, b in zip(split, again, strict=True))
+
+
+def test_exact_shares():
+    train = torch.tensor([0] * 60 + [1] * 40)
+    parts = [torch.arange(0, 45), torch.arange(45, 70), torch.arange(70, 100)]
+    evaluation = torch.tensor([0, 1] * 20)
+    split = matched_split(train, parts, evaluation, 0)
+    assert label_counts(evaluation, split).tolist() == [[15, 0], [5, 5], [0, 15]]
+
+
+def test_clients_keep_their_classes_of_a_pathological_partition():
+    train = torch.randint(0, 10, (3000,), generator=torch.Generator().manual_seed(0))
+    evaluation = torch.randint(0, 10, (600,), generator=torch.Generator().manual_seed(1))
+    parts = pathological(train, 30, 2, 0)
+    split = matched_split(train, parts, evaluation, 0)
+    assert torch.equal(label_counts(train, parts) > 0, label_counts(evaluation, split) > 0)
+
+
+def test_a_class_without_training_samples_is_dealt_round_robin():
+    split = matched_split(torch.tensor([0, 0, 0]), list(torch.arange(3).split(1)), torch.tensor([7] * 7 + [8] * 2), 0)
+    assert exactly_once(split, 9)
+    assert [len(part) for part in split] == [3, 3, 3]
+
+
+def test_small_clients_get_a_sample_where_one_exists():
+    # By shares alone client 0 gets all ten: the others have 1 % of class 0 each.
+    train = torch.zeros(100, dtype=torch.int64)
+    train[98] = 5
+    parts = [torch.arange(97), torch.tensor([97]), torch.tensor([98]), torch.tensor([99]), torch.tensor([]).long()]
+    split = matched_split(train, parts, torch.zeros(10, dtype=torch.int64), 0)
+    # Client 2 trains on class 5, which the evaluation data does not have; client 4 trains on nothing.
+    assert [len(part) for part in split] == [8, 1, 0, 1, 0]
+    few = matched_split(train, parts, torch.zeros(1, dtype=torch.int64), 0)
+    assert [len(part) for part in few] == [1, 0, 0, 0, 0]
+
+
+def test_ties_do_not_favour_low_ids():
+    train = torch.zeros(20, dtype=torch.int64)
+    parts = list(torch.arange(20).split(1))
+    winners = torch.zeros(20, dtype=torch.int64)
+    for seed in range(200):
+        split = matched_split(train, parts, torch.zeros(5, dtype=torch.int64), seed)
+        winners += torch.tensor([len(part) for part in split])
+    assert int(winners.min()) > 20
+    assert int(winners.max()) < 85
+
+
+def test_bad_arguments():
+    labels, parts = torch.tensor([0, 1]), [torch.tensor([0]), torch.tensor([1])]
+    with pytest.raises(ValueError, match="train_parts must hold at least one client"):
+        matched_split(labels, [], labels, 0)
+    with pytest.raises(ValueError, match="eval_labels must be a vector of integers, found torch.float32"):
+        matched_split(labels, parts, labels.float(), 0)
+    with pytest.raises(ValueError, match="train_labels"):
+        matched_split(labels[None], parts, labels, 0)
+    assert [len(part) for part in matched_split(labels, parts, torch.tensor([]).long(), 0)] == [0, 0]

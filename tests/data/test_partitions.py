@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fl_lightning.data import by_key, dirichlet, iid, label_counts, mutex, pathological, shards, unbalanced
+from fl_lightning.data.partitions import deal, distinct_keys
+
+SEEDS = st.integers(0, 2**62)
+LABELS = st.lists(st.sampled_from([-3, 0, 1, 2, 7, 100]), min_size=1, max_size=120)
+
+
+def assert_exactly_once(parts, n):
+    assert all(part.dtype == torch.int64 and part.dim() == 1 for part in parts)
+    assert torch.equal(torch.cat(parts).sort().values, torch.arange(n))
+    assert all(bool((part.diff() > 0).all()) for part in parts)
+
+
+def labels_10(n=2000, seed=0):
+    return torch.randint(0, 10, (n,), generator=torch.Generator().manual_seed(seed))
+
+
+@given(st.integers(1, 200), st.integers(1, 20), SEEDS)
+@settings(max_examples=50, deadline=None)
+def test_iid_deals_everything_evenly(n, clients, seed):
+    if clients > n:
+        with pytest.raises(ValueError, match="num_clients"):
+            iid(n, clients, seed)
+        return
+    parts = iid(n, clients, seed)
+    assert_exactly_once(parts, n)
+    sizes = [len(part) for part in parts]
+    assert len(parts) == clients
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_deal_leaves_clients_empty_when_samples_are_few():
+    parts = deal(3, 10, 0)
+    assert_exactly_once(parts, 3)
+    assert sorted(len(part) for part in parts) == [0] * 7 + [1] * 3
+
+
+@given(LABELS, st.integers(1, 12), st.floats(1e-6, 1e4), SEEDS, st.integers(0, 4))
+@settings(max_examples=100, deadline=None)
+def test_dirichlet_uses_every_sample_and_honours_min_size(labels, clients, alpha, seed, min_size):
+    if clients * max(min_size, 1 if min_size else 0) > len(labels):
+        with pytest.raises(ValueError, match=r"min_size|num_clients"):
+            dirichlet(labels, clients, alpha, seed, min_size)
+        return
+    parts = dirichlet(labels, clients, alpha, seed, min_size)
+    assert_exactly_once(parts, len(labels))
+    assert len(parts) == clients
+    assert min(len(part) for part in parts) >= min_size
+
+
+def test_dirichlet_of_100_clients_with_tiny_alpha_takes_less_than_a_second():
+    labels = labels_10(60_000)
+    dirichlet(labels[:100], 10, 0.01, 0)
+    for seed in range(3):
+        start = time.perf_counter()
+        parts = dirichlet(labels, 100, 0.01, seed, min_size=20)
+        assert time.perf_counter() - start < 1.0
+        assert_exactly_once(parts, 60_000)
+        assert min(len(part) for part in parts) == 20
+
+
+def test_dirichlet_fills_small_clients_from_the_largest_one():
+    labels = labels_10()
+    free, filled = dirichlet(labels, 50, 0.05, 3, min_size=0), dirichlet(labels, 50, 0.05, 3, min_size=5)
+    before = torch.tensor([len(part) for part in free])
+    after = torch.tensor([len(part) for part in filled])
+    assert bool((before < 5).any()), "the case must need filling"
+    assert torch.equal(after[before < 5], torch.full_like(after[before < 5], 5))
+    gave = before > after
+    # Whoever gave ends level with the others that gave, and nobody smaller than them gave anything.
+    assert int(after[gave].max()) - int(after[gave].min()) <= 1
+    assert int(before[gave].min()) >= int(after[~gave & (before >= 5)].max())
+
+
+def test_dirichlet_alpha_controls_the_skew():
+    labels = labels_10(20_000)
+
+    def classes_held(alpha):
+        return float((label_counts(labels, dirichlet(labels, 20, alpha, 0)) > 20).sum(1).double().mean())
+
+    assert classes_held(0.01) < 2.0
+    assert classes_held(0.01) < classes_held(0.5) < classes_held(100.0)
+    assert classes_held(100.0) == 10.0
+
+
+def test_dirichlet_class_shares_have_the_right_mean_and_variance():
+    # Symmetric Dirichlet over N clients: mean 1/N, variance (N - 1) / (N^2 (N alpha + 1)).
+    labels = torch.zeros(10_000, dtype=torch.int64)
+    clients, alpha = 5, 0.3
+    shares = torch.stack(
+        [torch.tensor([len(p) for p in dirichlet(labels, clients, alpha, s, 0)]) for s in range(400)]
+    ).double()
+    shares /= 10_000
+    variance = (clients - 1) / (clients**2 * (clients * alpha + 1))
+    assert shares.mean(0).sub(1 / clients).abs().max() < 4 * (variance / 400) ** 0.5
+    assert abs(float(shares.var()) / variance - 1) < 0.15
+
+
+@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
+def test_dirichlet_refuses_bad_alpha(alpha):
+    with pytest.raises(ValueError, match="alpha must be positive"):
+        dirichlet([0, 1], 2, alpha, 0)
+
+
+@given(st.integers(2, 8), st.integers(1, 30), st.integers(1, 8), SEEDS)
+@settings(max_examples=100, deadline=None)
+def test_pathological_gives_exactly_k_classes_and_uses_all(classes, clients, k, seed):
+    labels = torch.arange(classes).repeat(40)
+    if k > classes or clients * k < classes:
+        with pytest.raises(ValueError, match=r"classes_per_client"):
+            pathological(labels, clients, k, seed)
+        return
+    parts = pathological(labels, clients, k, seed)
+    assert_exactly_once(parts, len(labels))
+    counts = label_counts(labels, parts)
+    assert (counts > 0).sum(1).tolist() == [k] * clients
+    holders = (counts > 0).sum(0)
+    assert int(holders.max() - holders.min()) <= 1
+    for column in counts.T:
+        held = column[column > 0]
+        assert int(held.max() - held.min()) <= 1
+
+
+def test_pathological_copes_with_rare_classes():
+    labels = torch.tensor([0] * 100 + [1] * 100 + [2] * 3)
+    counts = label_counts(labels, pathological(labels, 20, 2, 0))
+    assert (counts > 0).sum(1).tolist() == [2] * 20
+    assert int((counts[:, 2] > 0).sum()) == 3
+    with pytest.raises(ValueError, match="leave each client a sample of each of its classes"):
+        pathological(torch.tensor([0, 0, 1, 1, 1, 1, 1]), 4, 2, 0)
+
+
+def test_pathological_pairs_are_random():
+    labels = labels_10()
+
+    def pairs(seed):
+        counts = label_counts(labels, pathological(labels, 100, 2, seed))
+        return {tuple(row.nonzero().flatten().tolist()) for row in counts}
+
+    assert len(pairs(0)) > 25, "of the 45 pairs of 10 classes"
+    assert pairs(0) != pairs(1)
+
+
+@given(st.integers(20, 200), st.integers(1, 10), st.integers(1, 4), SEEDS)
+@settings(max_examples=50, deadline=None)
+def test_shards_are_equal_runs_of_the_sorted_labels(n, clients, per_client, seed):
+    labels = torch.arange(n) % 5
+    if clients * per_client > n:
+        with pytest.raises(ValueError, match="shards_per_client"):
+            shards(labels, clients, per_client, seed)
+        return
+    parts = shards(labels, clients, per_client, seed)
+    assert_exactly_once(parts, n)
+    low, high = n // (clients * per_client), -(-n // (clients * per_client))
+    assert all(per_client * low <= len(part) <= per_client * high for part in parts)
+
+
+def test_shards_of_one_class_each():
+    labels = torch.arange(10).repeat_interleave(20)
+    counts = label_counts(labels, shards(labels, 10, 2, 0))
+    assert set(counts.flatten().tolist()) <= {0, 10, 20}
+    assert counts.sum(1).tolist() == [20] * 10
+
+
+def test_mutex_gives_one_class_and_shares_it_where_clients_abound():
+    labels = labels_10()
+    counts = label_counts(labels, mutex(labels, 13, 0))
+    assert (counts > 0).sum(1).tolist() == [1] * 13
+    assert sorted((counts > 0).sum(0).tolist()) == [1] * 7 + [2] * 3
+    with pytest.raises(ValueError, match="to use every class, found 9"):
+        mutex(labels, 9, 0)
+
+
+def test_unbalanced_groups():
+    labels = torch.arange(4).repeat_interleave(10)
+    parts = unbalanced(labels, ((0,), (1, 2), (2, 3)), 0)
+    assert_exactly_once(parts, 40)
+    assert label_counts(labels, parts).tolist() == [[10, 0, 0, 0], [0, 10, 5, 0], [0, 0, 5, 10]]
+    with pytest.raises(ValueError, match=r"missing \[3\], unknown \[\]"):
+        unbalanced(labels, ((0,), (1, 2)), 0)
+    with pytest.raises(ValueError, match=r"missing \[\], unknown \[9\]"):
+        unbalanced(labels, ((0, 1), (2, 3, 9)), 0)
+    with pytest.raises(ValueError, match="non-empty"):
+        unbalanced(labels, ((0, 1, 2, 3), ()), 0)
+
+
+def test_by_key_golden():
+    assert [p.tolist() for p in by_key(["b", "a", "b", "c", "a"])] == [[1, 4], [0, 2], [3]]
+    assert [p.tolist() for p in by_key(torch.tensor([30, 4, 30]))] == [[1], [0, 2]]
+    assert [p.tolist() for p in by_key([("x", 2), ("x", 1)])] == [[1], [0]]
+    assert distinct_keys(["a", 1, "a", (2,)]) == ["a", 1, (2,)]
+    with pytest.raises(ValueError, match="num_clients must lie between 1 and the 0 samples"):
+        by_key([])
+
+
+@pytest.mark.parametrize(
+    "divide",
+    [
+        lambda y, s: iid(len(y), 7, s),
+        lambda y, s: dirichlet(y, 7, 0.3, s),
+        lambda y, s: pathological(y, 7, 3, s),
+        lambda y, s: shards(y, 7, 2, s),
+        lambda y, s: mutex(y, 13, s),
+        lambda y, s: unbalanced(y, ((0, 1, 2, 3, 4), (4, 5, 6, 7, 8, 9)), s),
+    ],
+)
+def test_seeds_decide_everything(divide):
+    labels = labels_10(500)
+    torch.manual_seed(1)
+    first = divide(labels, 5)
+    torch.manual_seed(2)
+    again = divide(labels, 5)
+    other = divide(labels, 6)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert any(not torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize("divide", [dirichlet, pathological, shards])
+@pytest.mark.parametrize(
+    ("labels", "match"),
+    [(torch.tensor([0.5, 1.0]), "float32"), (torch.zeros(2, 2, dtype=torch.int64), r"\[2, 2\]"), ([], "empty|float")],
+)
+def test_labels_must_be_a_vector_of_integers(divide, labels, match):
+    with pytest.raises(ValueError, match=match):
+        divide(labels, 2, 1, 0)
+
+
+@pytest.mark.parametrize("clients", [0, -1, 3])
+def test_num_clients_must_fit(clients):
+    for divide in (
+        lambda: iid(2, clients, 0),
+        lambda: dirichlet([0, 1], clients, 1.0, 0),
+        lambda: pathological([0, 1], clients, 1, 0),
+        lambda: shards([0, 1], clients, 1, 0),
+    ):
+        with pytest.raises(ValueError, match="num_clients must lie between 1 and the 2 samples"):
+            divide()
+
+
+def test_label_counts():
+    labels, parts = torch.tensor([5, 9, 5, 9, 9]), [torch.tensor([0, 1]), torch.tensor([2, 3, 4]), torch.tensor([]).long()]
+    assert label_counts(labels, parts).tolist() == [[1, 1], [1, 2], [0, 0]]
+    assert label_counts(labels, parts, torch.tensor([1, 5, 9])).tolist() == [[0, 1, 1], [0, 1, 2], [0, 0, 0]]
+    with pytest.raises(ValueError, match="classes must hold every label"):
+        label_counts(labels, parts, torch.tensor([5]))

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+import copy
+import pickle
+
+import pytest
+import torch
+from torch.utils.data import Subset, TensorDataset
+
+from fl_lightning import data as fd
+from fl_lightning.data import Samples, label_counts, labels_of, partitions
+
+
+class Owned(TensorDataset):
+    def __init__(self, owner, labels=None):
+        super().__init__(torch.zeros(len(owner), 1), torch.zeros(len(owner)).long() if labels is None else labels)
+        self.owner = owner
+
+
+LABELS = torch.randint(0, 10, (400,), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("spec", "parts"),
+    [
+        (fd.IID(7), lambda: partitions.iid(400, 7, 3)),
+        (fd.Dirichlet(7, 0.1), lambda: partitions.dirichlet(LABELS, 7, 0.1, 3)),
+        (fd.Dirichlet(num_clients=7, alpha=0.1, min_size=20), lambda: partitions.dirichlet(LABELS, 7, 0.1, 3, 20)),
+        (fd.Pathological(7, 3), lambda: partitions.pathological(LABELS, 7, 3, 3)),
+        (fd.Shards(7, 3), lambda: partitions.shards(LABELS, 7, 3, 3)),
+        (fd.Mutex(11), lambda: partitions.mutex(LABELS, 11, 3)),
+        (fd.Unbalanced(), lambda: partitions.unbalanced(LABELS, ((0,), (1, 2), (3, 4, 5, 6), (7,), (8, 9)), 3)),
+        (fd.ByKey(LABELS.tolist()), lambda: partitions.by_key(LABELS)),
+        (fd.ByKey("owner"), lambda: partitions.by_key(LABELS)),
+    ],
+)
+def test_specs_call_their_function(spec, parts):
+    assert isinstance(spec, fd.Partition)
+    split = spec.split(LABELS, 3)
+    assert all(torch.equal(a, b) for a, b in zip(split, parts(), strict=True))
+    assert pickle.loads(pickle.dumps(spec)) == copy.deepcopy(spec) == spec
+    with pytest.raises(AttributeError):
+        spec.num_clients = 5
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: fd.IID(0), "num_clients must be a positive integer, found 0"),
+        (lambda: fd.IID(2.0), "found 2.0"),
+        (lambda: fd.IID(True), "found True"),
+        (lambda: fd.Dirichlet(0, 0.1), "num_clients"),
+        (lambda: fd.Dirichlet(5, 0.0), "alpha must be positive and finite, found 0.0"),
+        (lambda: fd.Dirichlet(5, float("nan")), "alpha"),
+        (lambda: fd.Dirichlet(5, 0.1, -1), "min_size"),
+        (lambda: fd.Pathological(5, 0), "classes_per_client"),
+        (lambda: fd.Shards(5, 0), "shards_per_client"),
+        (lambda: fd.Mutex(-1), "num_clients"),
+        (lambda: fd.Unbalanced(()), "groups"),
+        (lambda: fd.Unbalanced(((1,), ())), "groups"),
+        (lambda: fd.ByKey([]), "keys must not be empty"),
+        (lambda: fd.ByKey(""), "keys must not be empty"),
+        (lambda: fd.ByKey({"val": [1]}), "entry 'train'"),
+        (lambda: fd.ByKey({"train": [1], "fit": [1]}), "entry 'train'"),
+    ],
+)
+def test_validation(make, match):
+    with pytest.raises(ValueError, match=match):
+        make()
+
+
+def test_iid_needs_no_labels():
+    unlabelled = TensorDataset(torch.randn(10, 3))
+    with pytest.raises(ValueError, match="labels"):
+        labels_of(unlabelled)
+    train, held = Samples(unlabelled, "train"), Samples(TensorDataset(torch.randn(3, 3)), "val")
+    parts = fd.IID(5).divide(train, 0)
+    assert [len(part) for part in parts] == [2] * 5
+    assert sum(len(part) for part in fd.IID(5).match(train, parts, held, 0)) == 3
+    with pytest.raises(ValueError, match="labels"):
+        fd.Dirichlet(2, 1.0).divide(train, 0)
+
+
+def test_by_key_attribute_matches_owners():
+    train = Subset(Owned(["c", "a", "b", "a", "z"]), [0, 1, 2, 3])
+    held = Owned(["a", "c", "a"])
+    spec = fd.ByKey("owner")
+    parts = spec.divide(Samples(train, "train"), 0)
+    assert [part.tolist() for part in parts] == [[1, 3], [2], [0]]
+    matched = spec.match(Samples(train, "train"), parts, Samples(held, "val"), 0)
+    assert [part.tolist() for part in matched] == [[0, 2], [], [1]]
+    with pytest.raises(ValueError, match=r"keys of the val samples must occur in training, found also \['q'\]"):
+        spec.match(Samples(train, "train"), parts, Samples(Owned(["q"]), "val"), 0)
+
+
+def test_by_key_given_keys_follow_labels_in_evaluation():
+    labels = torch.tensor([0, 0, 1, 1])
+    train = Samples(TensorDataset(torch.zeros(4, 1), labels), "train")
+    held = Samples(TensorDataset(torch.zeros(4, 1), torch.tensor([1, 0, 1, 0])), "val")
+    spec = fd.ByKey(torch.tensor([5, 5, 3, 3]))
+    parts = spec.divide(train, 0)
+    assert [part.tolist() for part in parts] == [[2, 3], [0, 1]]
+    matched = spec.match(train, parts, held, 0)
+    assert label_counts(held.labels, matched).tolist() == [[0, 2], [2, 0]]
+    per_stage = fd.ByKey({"train": [5, 5, 3, 3], "val": [5, 3, 3, 3]})
+    assert [part.tolist() for part in per_stage.match(train, parts, held, 0)] == [[1, 2, 3], [0]]
+    with pytest.raises(ValueError, match="one entry for each of the 4 samples, found 2"):
+        fd.ByKey(["a", "b"]).divide(train, 0)
+    with pytest.raises(ValueError, match="keys must be given for the val samples too"):
+        spec.divide(held, 0)

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A round against hand-written references."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
+
+import fl_lightning as fl
+from fl_lightning.data.samplers import UniformSampler
+from fl_lightning.seeding import derive_seed, isolated
+
+
+def run(max_epochs=3, lean=None, module=None, trainer=None, data=None, **strategy):
+    module = fresh() if module is None else module
+    strategy = fl.FederatedStrategy(**{"clients_per_round": 3, "seed": 5, **strategy})
+    if lean is not None:
+        object.__setattr__(strategy._options, "lean", lean)
+    quiet_trainer(strategy, max_epochs, **(trainer or {})).fit(module, data or federated_blobs())
+    return module, strategy
+
+
+def plain_fedavg(module, rounds, epochs=1, make_optimizer=None, seed=5, cohort=3):
+    """Federated averaging without any of the library's training code: only its data views and seeds."""
+    data = federated_blobs()
+    data.prepare_data()
+    data.setup("fit")
+    loaders = data.train_dataloader()
+    make_optimizer = make_optimizer or (lambda m: torch.optim.SGD(m.parameters(), lr=0.1))
+    for index in range(rounds):
+        start = [p.detach().clone() for p in module.parameters()]
+        total = [torch.zeros_like(p, dtype=torch.float64) for p in start]
+        chosen = UniformSampler().select(index, cohort, loaders.sizes, derive_seed(seed, "sampler")).client_ids
+        size = sum(int(loaders.sizes[c]) for c in chosen)
+        for client in chosen:
+            with torch.no_grad():
+                for p, s in zip(module.parameters(), start, strict=True):
+                    p.copy_(s)
+            optimizer = make_optimizer(module)
+            with isolated(derive_seed(seed, "client", index, client), torch.device("cpu")):
+                for epoch in range(epochs):
+                    shuffle = derive_seed(seed, "shuffle", index, client, epoch)
+                    for (x, y), _ in loaders.batches(client, seed=shuffle):
+                        optimizer.zero_grad()
+                        F.cross_entropy(module(x), y).backward()
+                        optimizer.step()
+            with torch.no_grad():
+                for t, p in zip(total, module.parameters(), strict=True):
+                    t += p.double() * int(loaders.sizes[client]) / size
+        with torch.no_grad():
+            for p, t in zip(module.parameters(), total, strict=True):
+                p.copy_(t)
+    return module
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_fedavg_equals_a_plain_loop(lean):
+    module, _ = run(lean=lean)
+    assert torch.allclose(weights(module), weights(plain_fedavg(fresh(), 3)), atol=1e-6, rtol=0)
+    assert not torch.allclose(weights(module), weights(fresh()), atol=1e-2)
+
+
+def test_local_epochs_momentum_and_dropout_equal_a_plain_loop():
+    options = {"momentum": 0.9, "lr": 0.02, "dropout": 0.3}
+    module, _ = run(module=fresh(**options), local_epochs=2)
+    sgd = lambda m: torch.optim.SGD(m.parameters(), lr=0.02, momentum=0.9)
+    expected = plain_fedavg(fresh(**options), 3, epochs=2, make_optimizer=sgd)
+    assert torch.allclose(weights(module), weights(expected), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"momentum": 0.9}, {"optimizer": "Adam", "lr": 0.01}, {"dropout": 0.5}, {"norm": True}, {"log": True}]
+)
+@pytest.mark.parametrize("algorithm", [fl.algorithms.FedAvg, fl.algorithms.FedProx, fl.algorithms.SCAFFOLD])
+def test_full_and_lean_paths_give_identical_weights(options, algorithm):
+    if algorithm is fl.algorithms.SCAFFOLD and "optimizer" in options:
+        pytest.skip("SCAFFOLD needs SGD")
+    lean, _ = run(lean=True, module=fresh(**options), algorithm=algorithm())
+    full, _ = run(lean=False, module=fresh(**options), algorithm=algorithm())
+    assert torch.equal(weights(lean), weights(full))
+
+
+def test_same_seed_is_bit_identical_and_another_is_not():
+    first, _ = run(module=fresh(dropout=0.5))
+    torch.manual_seed(123)  # whatever the outer generators are at
+    second_module = fresh(dropout=0.5)
+    torch.manual_seed(77)
+    second, _ = run(module=second_module)
+    other, _ = run(module=fresh(dropout=0.5), seed=6)
+    assert torch.equal(weights(first), weights(second))
+    assert not torch.equal(weights(first), weights(other))
+
+
+def test_local_steps_overrule_sizes():
+    module = fresh()
+    strategy = fl.FederatedStrategy(clients_per_round=3, local_steps=7, seed=0)
+    trainer = quiet_trainer(strategy, 2)
+    trainer.fit(module, federated_blobs())
+    assert trainer.global_step == 2 * 3 * 7
+
+
+def test_server_optimizer_with_unit_rate_equals_the_plain_step_and_momentum_does_not():
+    plain, _ = run()
+    unit, _ = run(server_optimizer=lambda p: torch.optim.SGD(p, lr=1.0))
+    momentum, _ = run(server_optimizer=lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.9))
+    assert torch.allclose(weights(plain), weights(unit), atol=1e-7)
+    assert not torch.allclose(weights(plain), weights(momentum), atol=1e-3)
+
+
+def test_the_module_owns_its_parameters_after_the_fit():
+    module, _ = run()
+    storages = {p.untyped_storage().data_ptr() for p in module.parameters()}
+    assert len(storages) == len(list(module.parameters()))
+    assert isinstance(module, Classifier)
