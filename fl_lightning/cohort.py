@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
+from operator import index
 
 import torch
 from torch import Tensor
 
+from fl_lightning.ops._reference import accumulation_device
 from fl_lightning.updates import UpdateMatrix
 
 
@@ -16,7 +19,8 @@ from fl_lightning.updates import UpdateMatrix
 class Cohort:
     """The reports of the clients that took part in a round, in sampling order.
 
-    Vectors given as sequences become tensors on the rows' device; ``losses``, ``sizes`` and ``extras`` are float64.
+    ``losses``, ``sizes`` and ``extras``, tensors or sequences, become float64 on the rows' device (on the CPU for devices
+    without float64).
 
     Attributes:
         params: ``[n]`` global parameters at the start of the round.
@@ -52,23 +56,29 @@ class Cohort:
         m, n = rows.shape
         if m == 0:
             raise ValueError("updates must have at least one row, found none")
-        if self.params.shape != (n,):
-            raise ValueError(f"params must have shape [{n}], found {tuple(self.params.shape)}")
-        ids = tuple(int(i) for i in self.client_ids)
-        if len(ids) != m or len(set(ids)) != m:
-            raise ValueError(f"client_ids must be {m} distinct integers, found {ids}")
-        object.__setattr__(self, "client_ids", ids)
-        object.__setattr__(self, "sizes", _vector("sizes", self.sizes, m, rows.device))
+        if self.params.shape != (n,) or self.params.device != rows.device:
+            found = f"{tuple(self.params.shape)} on {self.params.device}"
+            raise ValueError(f"params must have shape [{n}] on {rows.device}, found {found}")
+        object.__setattr__(self, "client_ids", _distinct(self.client_ids, m))
+        if self.round < 0:
+            raise ValueError(f"round must not be negative, found {self.round}")
+        if self.client_lr is not None and not (isfinite(self.client_lr) and self.client_lr >= 0):
+            raise ValueError(f"client_lr must be finite and not negative, found {self.client_lr}")
+        if self.num_clients is not None and self.num_clients < m:
+            raise ValueError(f"num_clients must be at least the {m} clients of the round, found {self.num_clients}")
+        object.__setattr__(self, "sizes", _vector("sizes", self.sizes, m, rows))
         if bool((self.sizes <= 0).any()):
             raise ValueError(f"sizes must be positive, found {self.sizes.tolist()}")
         if self.losses is not None:
-            object.__setattr__(self, "losses", _vector("losses", self.losses, m, rows.device))
-        for name, value in self.extras.items():
+            object.__setattr__(self, "losses", _vector("losses", self.losses, m, rows))
+        extras = {name: _wide(value, rows) for name, value in self.extras.items()}
+        for name, value in extras.items():
             if value.dim() == 0 or value.shape[0] != m:
                 raise ValueError(f"extras[{name!r}] must have first dimension {m}, found {tuple(value.shape)}")
+        object.__setattr__(self, "extras", extras)
         for name, matrix in self.companions.items():
-            if len(matrix) != m:
-                raise ValueError(f"companions[{name!r}] must have {m} rows, found {len(matrix)}")
+            if matrix.rows.shape != (m, n):
+                raise ValueError(f"companions[{name!r}] must have shape [{m}, {n}], found {tuple(matrix.rows.shape)}")
 
     def __len__(self) -> int:
         return len(self.updates)
@@ -85,8 +95,25 @@ class Cohort:
         return self.losses
 
 
-def _vector(name: str, value: Tensor | Sequence[float], m: int, device: torch.device) -> Tensor:
-    vector = torch.as_tensor(value, dtype=torch.float64, device=device)
+def _distinct(client_ids: Sequence[int], m: int) -> tuple[int, ...]:
+    try:
+        ids = tuple(index(i) for i in client_ids)
+    except TypeError:
+        ids = ()
+    if len(ids) != m or len(set(ids)) != m:
+        raise ValueError(f"client_ids must be {m} distinct integers, found {client_ids}")
+    return ids
+
+
+def _wide(value: Tensor | Sequence[float], rows: Tensor) -> Tensor:
+    device = accumulation_device(rows)
+    if isinstance(value, Tensor):
+        return value.detach().to(device).to(torch.float64)
+    return torch.as_tensor(value, dtype=torch.float64, device=device)
+
+
+def _vector(name: str, value: Tensor | Sequence[float], m: int, rows: Tensor) -> Tensor:
+    vector = _wide(value, rows)
     if vector.shape != (m,):
         raise ValueError(f"{name} must have shape [{m}], found {tuple(vector.shape)}")
     if not bool(torch.isfinite(vector).all()):

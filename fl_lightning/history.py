@@ -71,11 +71,10 @@ class RowHistory:
         """Bytes held by rows and products."""
         return sum(t.numel() * t.element_size() for t in (*self._blocks, self._gram))
 
-    @staticmethod
-    def planned_nbytes(rows: int, cohort_size: int, layout: ParamLayout, dtype: torch.dtype) -> int:
-        """Bytes that ``rows`` remembered rows will take when ``cohort_size`` of them arrive per round."""
-        block = _block_rows(cohort_size, rows)
-        slots = -(-rows // block) * block
+    def planned_nbytes(self, clients: int, cohort_size: int, layout: ParamLayout, dtype: torch.dtype) -> int:
+        """Bytes held at most with rows of ``clients`` clients, of which ``cohort_size`` arrive per round."""
+        block = _block_rows(cohort_size, self.capacity)
+        slots = -(-min(clients, self.capacity or clients) // block) * block
         return slots * layout.numel * dtype.itemsize + layout.num_layers * slots * slots * 8
 
     def select(self, exclude: Collection[int] = (), since: float | None = None) -> list[int]:
@@ -113,7 +112,7 @@ class RowHistory:
         self._fresh = _Fresh(updates, rows, products)
         self._fill(slots, offsets)
         cross = products[:, :, slots] * scales
-        among = self._gram[:, slots][:, :, slots] * scales[:, None] * scales
+        among = self._gram[:, slots][:, :, slots] * torch.outer(scales, scales)
         return torch.cat([torch.cat([gram, cross], 2), torch.cat([cross.mT, among], 2)], 1)
 
     def combine(self, updates: UpdateMatrix, coeff: Tensor, clients: Sequence[int]) -> Tensor:

@@ -96,7 +96,10 @@ class MetricState:
         self._metric = metric
         self._state: State = read_state(metric)
         self._updates = metric._update_count
-        metric.reset()
+
+    def reset(self) -> None:
+        """Empties the metric; what it had accumulated is kept here."""
+        self._metric.reset()
 
     def merge_back(self) -> None:
         """Adds the saved state to what the metric has accumulated since."""
@@ -132,7 +135,9 @@ def write_state(metric: Metric, state: State, updates: int) -> None:
 
 
 def is_mergeable(metric: Metric) -> bool:
-    """Whether two states of the metric can be joined exactly; custom reductions cannot."""
+    """Whether two states of the metric can be joined exactly: not with custom reductions, nor if it wraps others."""
+    if any(isinstance(module, Metric) for module in metric.modules() if module is not metric):
+        return False
     return all(reduction is dim_zero_mean or reduction in _MERGES for reduction in metric._reductions.values())
 
 
@@ -148,7 +153,7 @@ class ClientValues:
 
     def __init__(self, results: _ResultCollection) -> None:
         self._results = results
-        self._tensors: dict[str, tuple[Tensor, Tensor | None]] = {}
+        self._tensors: dict[str, tuple[Tensor, Tensor | None, int]] = {}
         self._metrics: list[MetricState] = []
 
     def begin(self) -> None:
@@ -156,12 +161,15 @@ class ClientValues:
         self._tensors, self._metrics = {}, []
         for key, entry in self._entries():
             if entry.is_tensor:
-                self._tensors[key] = (entry.value, getattr(entry, "cumulated_batch_size", None))
+                self._tensors[key] = (entry.value, getattr(entry, "cumulated_batch_size", None), entry._update_count)
                 entry.reset()
                 entry.has_reset = False
         for metric in {id(e.value): e.value for _, e in self._entries() if not e.is_tensor}.values():
             if is_mergeable(metric):
                 self._metrics.append(MetricState(metric))
+        # Not before all are read: metrics of one compute group hold the same lists, which a reset empties in place.
+        for state in self._metrics:
+            state.reset()
 
     def end(self) -> dict[str, float]:
         """Called after a client's last batch; returns the client's values by logged name."""
@@ -181,9 +189,9 @@ class ClientValues:
 
     def _read(self, entry: _ResultMetric) -> Tensor | None:
         if entry.is_tensor:
-            if not entry.meta.is_mean_reduction:
-                return entry.value if bool(torch.isfinite(entry.value)) else None
-            return entry.value / entry.cumulated_batch_size if int(entry.cumulated_batch_size) > 0 else None
+            if entry._update_count == 0:
+                return None
+            return entry.value / entry.cumulated_batch_size if entry.meta.is_mean_reduction else entry.value
         metric = entry.value
         if not isinstance(metric, Metric) or metric._update_count == 0 or not is_mergeable(metric):
             return None
@@ -192,7 +200,7 @@ class ClientValues:
         return computed if isinstance(computed, Tensor) else None
 
     @staticmethod
-    def _merge_tensor(entry: _ResultMetric, value: Tensor, size: Tensor | None) -> None:
+    def _merge_tensor(entry: _ResultMetric, value: Tensor, size: Tensor | None, updates: int) -> None:
         meta = entry.meta
         if meta.is_mean_reduction:
             entry.value = value + entry.value
@@ -201,6 +209,7 @@ class ClientValues:
             entry.value = value + entry.value
         else:
             entry.value = torch.maximum(value, entry.value) if meta.is_max_reduction else torch.minimum(value, entry.value)
+        entry._update_count += updates
         entry._computed = None
 
 

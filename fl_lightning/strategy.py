@@ -217,9 +217,10 @@ class FederatedStrategy(SingleDeviceStrategy):
             else:
                 self._open_session(dataloader)
                 return RoundLoader(self, dataloader)
-        if not isinstance(dataloader, ClientLoaders):
-            return dataloader
         name = "test" if trainer.testing else "val"
+        if not isinstance(dataloader, ClientLoaders):
+            setattr(trainer, f"limit_{name}_batches", self._limits[f"limit_{name}_batches"])  # Lightning applies it
+            return dataloader
         self._loaders[name] = EvaluationLoader(dataloader, self._limits[f"limit_{name}_batches"])
         return self._loaders[name]
 
@@ -373,6 +374,8 @@ class FederatedStrategy(SingleDeviceStrategy):
                 self._binding.bind_flat(params)
         if loader is not None:
             self._evaluation = ClientEvaluation(loader, active_results(trainer), stage, rounds)
+        elif not trainer.sanity_checking:
+            self.last_evaluation = None  # nobody may take an earlier one for this one's
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """The module's validation step on one client's batch."""

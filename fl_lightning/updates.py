@@ -42,6 +42,8 @@ class ParamLayout:
             raise ValueError(f"names and shapes must have equal lengths, found {len(self.names)}, {len(self.shapes)}")
         if len(self.layer_starts) != len(self.layer_names) + 1 or self.layer_starts[0] != 0:
             raise ValueError(f"layer_starts must be one longer than layer_names and begin at 0: {self.layer_starts}")
+        if len(set(self.layer_names)) != len(self.layer_names):
+            raise ValueError(f"layer_names must be distinct, found {self.layer_names}")
         if any(a > b for a, b in zip(self.layer_starts, self.layer_starts[1:], strict=False)):
             raise ValueError(f"layer_starts must not decrease, found {self.layer_starts}")
         if self.layer_starts[-1] != self.numel:
@@ -58,8 +60,8 @@ class ParamLayout:
                 the flat order follows it, and every trainable parameter must occur exactly once.
 
         Raises:
-            ValueError: nothing is trainable, a parameter is uninitialised, or the explicit layers do not cover the
-                trainable parameters exactly once.
+            ValueError: nothing is trainable, a parameter is uninitialised, ``layers`` is none of the forms above, or the
+                explicit layers do not cover the trainable parameters exactly once.
         """
         trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
         if not trainable:
@@ -127,7 +129,8 @@ class ParamLayout:
             ValueError: ``flat`` is not a contiguous vector of ``n`` numbers.
         """
         if flat.shape != (self.numel,) or not flat.is_contiguous():
-            raise ValueError(f"flat must be a contiguous vector of {self.numel} numbers, found {tuple(flat.shape)}")
+            found = f"shape {tuple(flat.shape)}, strides {flat.stride()}"
+            raise ValueError(f"flat must be a contiguous vector of {self.numel} numbers, found {found}")
         return [part.view(shape) for part, shape in zip(flat.split(self.sizes), self.shapes, strict=True)]
 
     def flatten(self, tensors: Sequence[Tensor]) -> Tensor:
@@ -151,9 +154,15 @@ def _group(names: list[str], layers: LayerSpec) -> list[tuple[str, list[str]]]:
         if layers == "module":
             owners: dict[str, list[str]] = {}
             for name in names:
-                owners.setdefault(name.rpartition(".")[0] or "model", []).append(name)
-            return list(owners.items())
+                owners.setdefault(name.rpartition(".")[0], []).append(name)
+            # The root has no name of its own, and "model" may be the name of a submodule.
+            root = "root" if "model" in owners else "model"
+            return [(owner or root, members) for owner, members in owners.items()]
         raise ValueError(f"layers must be 'module', 'tensor', 'model' or lists of names, found {layers!r}")
+    if not isinstance(layers, Sequence) or any(isinstance(g, str) or not isinstance(g, Sequence) for g in layers):
+        raise ValueError(f"layers must be 'module', 'tensor', 'model' or lists of names, found {layers!r}")
+    if not all(layers):
+        raise ValueError(f"layers must hold at least one parameter name each, found {layers!r}")
     explicit = [(f"block{index}" if len(group) != 1 else group[0], list(group)) for index, group in enumerate(layers)]
     listed = [name for _, group in explicit for name in group]
     if sorted(listed) != sorted(names):

@@ -2,7 +2,9 @@
 """The worked example of CONTRIBUTING.md, taken from the page and run."""
 
 import math
+import os
 import re
+import shutil
 import subprocess
 import sys
 import types
@@ -19,10 +21,15 @@ PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
 
 
 @pytest.fixture(scope="module")
-def source():
+def blocks():
+    """The three code blocks of "Add an algorithm": the file, the export line, the test entry."""
     section = PAGE.read_text(encoding="utf-8").split("\n## Add an algorithm\n")[1].split("\n## ")[0]
-    (block,) = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
-    return block
+    return re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def source(blocks):
+    return blocks[0]
 
 
 @pytest.fixture
@@ -89,3 +96,30 @@ def test_the_example_passes_lint(source, command):
     ruff = [sys.executable, "-m", "ruff", *command, "--stdin-filename", "fl_lightning/algorithms/adaptive_clip.py", "-"]
     result = subprocess.run(ruff, input=source, capture_output=True, text=True, cwd=PAGE.parent, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_whoever_follows_the_three_steps_passes_the_contract_suite(blocks, tmp_path):
+    file, export, entry = blocks
+    for folder in ("fl_lightning", "tests/algorithms"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(PAGE.parent / folder, tmp_path / folder, ignore=ignored)
+    for name in ("pyproject.toml", "tests/conftest.py"):
+        shutil.copy(PAGE.parent / name, tmp_path / name)
+    (tmp_path / "fl_lightning/algorithms/adaptive_clip.py").write_text(file, encoding="utf-8")
+    insert(tmp_path / "fl_lightning/algorithms/__init__.py", {"\n__all__ = [\n": f"{export}{{}}    'AdaptiveClip',\n"})
+    edits = {"\nRULES = {\n": f"{{}}{entry}", "\nSTATEFUL = [": "{}'AdaptiveClip', "}
+    insert(tmp_path / "tests/algorithms/test_contract.py", edits)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/algorithms", "-k", "AdaptiveClip"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert int(re.search(r"(\d+) passed", result.stdout)[1]) >= 20
+
+
+def insert(path, edits):
+    """Replaces each anchor, which must occur once, by the text made from it."""
+    text = path.read_text(encoding="utf-8")
+    for anchor, template in edits.items():
+        assert text.count(anchor) == 1, anchor
+        text = text.replace(anchor, template.format(anchor))
+    path.write_text(text, encoding="utf-8")

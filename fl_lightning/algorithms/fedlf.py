@@ -53,8 +53,8 @@ class FedLF(ServerRule):
     does not move. The fair row is left out for one client, for equal losses and for losses that are all 0. With rows
     that depend linearly it can make the direction zero although all clients agree on one, against the paper's claim. So
     where the direction is zero, by ``zero_tol`` or because rounding could turn a slope around, the oldest remembered
-    rows leave until the rows no longer outnumber the layer's columns, then the fair row leaves, and only then layers are
-    combined. What cannot be combined any more tries without remembered rows, and otherwise stays where it is. The
+    rows leave until the rows no longer outnumber the layer's columns, then the fair row leaves, and only then layers
+    are combined. What cannot be combined any more tries without remembered rows, and otherwise stays where it is. The
     report is flagged when any of this happened. If all rows are zero, the step is zero and nothing is remembered.
 
     Args:
@@ -224,9 +224,8 @@ class FedLF(ServerRule):
         """Bytes of the remembered rows and their products."""
         if self.history_window == "none":
             return {}
-        rows = cohort_size if self.history_window == "last" else federation.num_clients
-        rows = min(rows, self.history.capacity or rows)
-        return {"history": RowHistory.planned_nbytes(rows, cohort_size, federation.layout, federation.dtype)}
+        clients = cohort_size if self.history_window == "last" else federation.num_clients
+        return {"history": self.history.planned_nbytes(clients, cohort_size, federation.layout, federation.dtype)}
 
     def reset(self) -> None:
         """Forgets all clients."""

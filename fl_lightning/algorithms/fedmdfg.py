@@ -220,8 +220,8 @@ class FedMDFG(ServerRule):
 
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """Bytes of the remembered rows, and of the parameters that the line search tries."""
-        rows = RowHistory.planned_nbytes(cohort_size, cohort_size, federation.layout, federation.dtype)
-        return {"history": rows, "line_search": federation.layout.numel * federation.dtype.itemsize}
+        history = self.history.planned_nbytes(cohort_size, cohort_size, federation.layout, federation.dtype)
+        return {"history": history, "line_search": federation.layout.numel * federation.dtype.itemsize}
 
     def reset(self) -> None:
         """Forgets all clients."""

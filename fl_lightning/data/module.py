@@ -8,13 +8,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from fl_lightning._lightning import LightningDataModule, Trainer
 from fl_lightning.data.division import Division
 from fl_lightning.data.loaders import ClientLoaders
 from fl_lightning.data.matching import label_counts
-from fl_lightning.data.sources import DatasetModule, check_dataset, defines, hide
+from fl_lightning.data.sources import AnyDataset, DatasetModule, check_dataset, defines, hide
 from fl_lightning.data.specs import Partition
 
 _TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -55,12 +54,12 @@ class FederatedDataModule(LightningDataModule):
 
     def __init__(
         self,
-        data: LightningDataModule | Dataset[Any],
+        data: LightningDataModule | AnyDataset,
         partition: Partition | Sequence[Tensor] | Sequence[Sequence[int]],
         *,
-        val: Dataset[Any] | None = None,
-        test: Dataset[Any] | None = None,
-        predict: Dataset[Any] | None = None,
+        val: AnyDataset | None = None,
+        test: AnyDataset | None = None,
+        predict: AnyDataset | None = None,
         labels: Tensor | Sequence[int] | Callable[[Any], int] | str | None = None,
         batch_size: int | None = None,
         eval_batch_size: int | None = None,
@@ -112,8 +111,7 @@ class FederatedDataModule(LightningDataModule):
         self.allow_zero_length_dataloader_with_multiple_devices = (
             self.data.allow_zero_length_dataloader_with_multiple_devices
         )
-        if self.data.hparams:
-            self.save_hyperparameters(dict(self.data.hparams), logger=self.data._log_hyperparams)
+        self._log_hyperparams = getattr(self.data, "_log_hyperparams", False)
         held = {f"{holdout_stage}_dataloader"} if holdout else set()
         offers = [f"{stage}_dataloader" for stage in ("val", "test", "predict")]
         hide(self, [m for m in (*offers, *_TRANSFER_HOOKS) if m not in held and not defines(self.data, m)])
@@ -128,6 +126,16 @@ class FederatedDataModule(LightningDataModule):
         self._trainer = trainer
         if "data" in self.__dict__:
             self.data.trainer = trainer
+
+    @property
+    def hparams(self) -> Any:
+        """The wrapped module's hyperparameters, so that logs and checkpoints hold what they always held."""
+        return self.data.hparams
+
+    @property
+    def hparams_initial(self) -> Any:
+        """The wrapped module's hyperparameters as they were saved."""
+        return self.data.hparams_initial
 
     def __getattr__(self, name: str) -> Any:
         # Modules read `self.trainer.datamodule.num_classes` and the like.

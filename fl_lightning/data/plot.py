@@ -76,7 +76,7 @@ def plot_partition(
 def _bubbles(axes: Any, counts: np.ndarray[Any, Any], names: list[str]) -> None:
     client, column = np.nonzero(counts)
     figure_width, figure_height = axes.figure.get_size_inches()
-    # The largest bubble nearly fills the area of its cell; `s` is in square points, of which an inch has 72 on each side.
+    # The largest bubble nearly has the area of its cell. `s` is in square points, 72 of them to an inch and side.
     cell = (0.8 * figure_width / counts.shape[0]) * (0.7 * figure_height / counts.shape[1]) * 72**2
     areas = counts[client, column] / counts.max() * min(0.75 * cell, 700.0)
     axes.scatter(client, column, s=np.maximum(areas, 0.5), color="#2f6db3", alpha=0.8, linewidths=0)
@@ -91,11 +91,13 @@ def _bars(axes: Any, counts: np.ndarray[Any, Any], names: list[str]) -> None:
 
     few = counts.shape[1] <= 10
     palette = colormaps["tab10" if few else "turbo"]
-    base = np.zeros(len(counts))
+    base, edges = np.zeros(len(counts)), np.arange(len(counts) + 1) - 0.5
     for column, name in enumerate(names):
         color = palette(column if few else column / (counts.shape[1] - 1))
-        axes.bar(range(len(counts)), counts[:, column], bottom=base, width=0.9, color=color, label=name)
-        base += counts[:, column]
+        # One patch per class, not one per class and client: thousands of clients stay quick.
+        top = base + counts[:, column]
+        axes.stairs(top, edges, baseline=base, fill=True, color=color, label=name)
+        base = top
     axes.set_ylabel("samples")
     if counts.shape[1] <= 20:
         axes.legend(title="class", fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))

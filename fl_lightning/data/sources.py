@@ -5,12 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from fl_lightning._lightning import LightningDataModule, lightning_module
 from fl_lightning.data.labels import num_samples
+
+if TYPE_CHECKING:
+    AnyDataset = Dataset[Any]
+else:
+    AnyDataset = Dataset  # jsonargparse accepts no arguments of a subclass of `Dataset[Any]`
 
 
 class DatasetModule(LightningDataModule):

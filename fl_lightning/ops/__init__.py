@@ -2,13 +2,15 @@
 """Numerical kernels on the matrix of a cohort's updates.
 
 Each function checks its arguments and calls the op of the same name in ``torch.ops.fl_lightning``. The pure-torch
-implementation defines the result; a compiled one may take its place. None of the ops is differentiable.
+implementation defines the result; a compiled one may take its place. The ops are not differentiable: no result requires
+gradients.
 
 Common rules. ``rows`` is ``[m, n]`` in float64, float32, float16 or bfloat16, contiguous or not, on any device.
 ``offsets`` holds ``L + 1`` int64 numbers on the CPU that rise from 0 to ``n``; layer ``l`` is the columns
-``offsets[l]`` up to ``offsets[l + 1]``, and a layer may be empty. Small tensors (coefficients, weights, orders) may live
-beside the rows or on the CPU. Float64 results live beside the rows, or on the CPU where the device has no float64 (MPS).
-NaN and infinity are not looked for here: they propagate into the results that depend on them.
+``offsets[l]`` up to ``offsets[l + 1]``, and a layer may be empty. Small tensors (coefficients, weights, orders) may
+live beside the rows or on the CPU. Float64 results live beside the rows, or on the CPU where the device has no float64
+(MPS). NaN and infinity are not looked for here: they propagate into the results that depend on them. On one machine
+the results do not depend on the number of threads.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Active-set search for points of least norm in convex hulls, many small Gram matrices in lockstep.
 
-For one Gram matrix ``G`` the search keeps a support ``S`` of affinely independent rows and a point ``lam`` on the simplex
-with that support, and lowers ``lam' G lam`` with every exchange, as in P. Wolfe, "Finding the nearest point in a
-polytope", Mathematical Programming 11 (1976). Its linear algebra is one symmetric tableau per matrix: the bordered
+For one Gram matrix ``G`` the search keeps a support ``S`` of affinely independent rows and a point ``lam`` on the
+simplex with that support, and lowers ``lam' G lam`` with every exchange, as in P. Wolfe, "Finding the nearest point in
+a polytope", Mathematical Programming 11 (1976). Its linear algebra is one symmetric tableau per matrix: the bordered
 matrix ``[[G, 1], [1', 0]]`` swept (Gauss-Jordan) on ``S`` and the border. With ``b`` the border's index it holds
 
 * ``T[S, b]``: minus the coefficients ``y`` of the point of least norm in the affine hull of ``S``;
@@ -62,7 +62,8 @@ def search(gram: Floats) -> Floats:
     total = result.sum(1)
     lost = ~(np.isfinite(total) & (total > 0.0))
     result[lost] = np.eye(k)[np.diagonal(gram[lost], axis1=1, axis2=2).argmin(1)]
-    return result / result.sum(1, keepdims=True)
+    result /= result.sum(1, keepdims=True)
+    return result
 
 
 @dataclass
@@ -103,8 +104,8 @@ def _start(gram: Floats) -> _State:
 def _advance(state: _State) -> Bools:
     """Makes one move for each matrix, and says which are solved.
 
-    A move is one of: go towards the affine minimiser and drop the first member that reaches zero; arrive there and add a
-    row; arrive there and exchange a member for a row; arrive there, find nothing to add, and refine.
+    A move is one of: go towards the affine minimiser and drop the first member that reaches zero; arrive there and add
+    a row; arrive there and exchange a member for a row; arrive there, find nothing to add, and refine.
     """
     tableau, active = state.tableau, state.active
     k = active.shape[1]
@@ -151,7 +152,7 @@ def _advance(state: _State) -> Bools:
     _sweep(tableau, rows, add[rows], active, state.square)
 
     settled = ~(blocked | entering)
-    done = settled & state.fresh
+    done: Bools = settled & state.fresh
     state.fresh = settled
     _refine(state, np.flatnonzero(settled & ~done))
     return done

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Argument checks shared by the public ops: each names the argument, the rule and what was found.
 
-Only shapes, dtypes and devices are read, so the checks cost nothing under ``torch.compile`` and never wait for a device.
+Only shapes, dtypes and devices are read, so the checks never wait for a device and vanish under ``torch.compile``.
 """
 
 from __future__ import annotations

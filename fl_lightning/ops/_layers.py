@@ -9,6 +9,7 @@ from torch import Tensor
 from fl_lightning.ops import _check, _library  # noqa: F401  (the import registers the ops)
 
 
+@torch.no_grad()
 def layer_gram(rows: Tensor, offsets: Tensor) -> Tensor:
     """Inner products of all pairs of rows, per layer, in one pass over the rows.
 
@@ -31,6 +32,7 @@ def layer_gram(rows: Tensor, offsets: Tensor) -> Tensor:
     return gram
 
 
+@torch.no_grad()
 def layer_cross_gram(rows: Tensor, others: Tensor, offsets: Tensor) -> Tensor:
     """Inner products of rows with other rows (remembered updates), per layer.
 
@@ -53,6 +55,7 @@ def layer_cross_gram(rows: Tensor, others: Tensor, offsets: Tensor) -> Tensor:
     return gram
 
 
+@torch.no_grad()
 def layer_dots(rows: Tensor, step: Tensor, offsets: Tensor) -> Tensor:
     """Inner products of every row with one step, per layer; a client conflicts with the step where it is negative.
 
@@ -75,6 +78,7 @@ def layer_dots(rows: Tensor, step: Tensor, offsets: Tensor) -> Tensor:
     return dots
 
 
+@torch.no_grad()
 def layer_combine(rows: Tensor, offsets: Tensor, coeff: Tensor, out: Tensor | None = None) -> Tensor:
     """Linear combination of the rows with coefficients of their own for each layer.
 
@@ -85,7 +89,7 @@ def layer_combine(rows: Tensor, offsets: Tensor, coeff: Tensor, out: Tensor | No
         rows: ``[m, n]``, at least one row.
         offsets: ``[L + 1]`` layer offsets.
         coeff: ``[L, m]`` of any floating-point dtype, on the CPU or the rows' device.
-        out: if given, ``[n]`` on the rows' device, in any floating-point dtype; the combination is added to it in place.
+        out: if given, ``[n]`` on the rows' device, any floating-point dtype; the combination is added to it in place.
 
     Returns:
         ``[n]``: a new tensor in the rows' dtype, or ``out``.

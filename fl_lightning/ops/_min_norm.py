@@ -57,7 +57,8 @@ def _searched(gram: Floats) -> tuple[Floats, Floats]:
 def _excess(gram: Floats, point: Floats) -> Floats:
     """``max_j (lam' G lam - (G lam)_j)``, clipped at 0."""
     slope = (gram * point[:, None, :]).sum(2)
-    return np.maximum((slope * point).sum(1) - slope.min(1), 0.0)
+    excess: Floats = np.maximum((slope * point).sum(1) - slope.min(1), 0.0)
+    return excess
 
 
 def _scaled(gram: Floats) -> tuple[Floats, Floats]:

@@ -9,15 +9,16 @@ from torch import Tensor
 from fl_lightning.ops import _check, _library  # noqa: F401  (the import registers the ops)
 
 
+@torch.no_grad()
 def puc_track(
     row: Tensor, counts: Tensor, threshold: int, participations: int, offsets: Tensor
 ) -> tuple[Tensor, Tensor]:
     """One client's pass 1: which coordinates move as they usually do, and how large the kept update is.
 
-    A coordinate *increases* where ``row <= 0``: rows point like gradients, so the parameter moves by ``-row``; no change
-    counts as an increase, NaN does not. With ``c`` past increases in ``t`` past participations, the number of past rounds
-    that agree with this one is ``c`` for an increase and ``t - c`` otherwise; the coordinate is kept where that is at
-    least ``threshold``. The decision uses the counts of past rounds only; the counts are updated afterwards.
+    A coordinate *increases* where ``row <= 0``: rows point like gradients, so the parameter moves by ``-row``; no
+    change counts as an increase, NaN does not. With ``c`` past increases in ``t`` past participations, the number of
+    past rounds that agree with this one is ``c`` for an increase and ``t - c`` otherwise; the coordinate is kept where
+    that is at least ``threshold``. The decision uses the counts of past rounds only; the counts are updated afterwards.
 
     With a consistency bound ``tau``, a threshold of 0 in the first round and ``floor(tau * t) + 1`` later is the
     published code's rule; ``ceil(tau * (t + 1)) - 1`` is the paper's (FedHEAL, CVPR 2024, Algorithm 1).
@@ -30,9 +31,9 @@ def puc_track(
         offsets: ``[L + 1]`` offsets of the segments (parameter tensors) to measure.
 
     Returns:
-        ``keep``, ``[ceil(n / 32)]`` int32 on the row's device: coordinate ``i`` is bit ``i % 32``, counted from the least
-        significant, of word ``i // 32``; bits from ``n`` on are 0. And ``[L]`` float64: the squared norm of the kept part
-        of each segment.
+        ``keep``, ``[ceil(n / 32)]`` int32 on the row's device: coordinate ``i`` is bit ``i % 32``, counted from the
+        least significant, of word ``i // 32``; bits from ``n`` on are 0. And ``[L]`` float64: the squared norm of the
+        kept part of each segment.
 
     Raises:
         TypeError: a dtype is not allowed.
@@ -53,17 +54,18 @@ def puc_track(
     return keep, norms
 
 
+@torch.no_grad()
 def puc_combine(rows: Tensor, keep: Tensor, weights: Tensor) -> Tensor:
     """Pass 2: the weighted mean, coordinate by coordinate, over the clients that keep the coordinate.
 
-    A coordinate that no client keeps is 0 in the result, so the parameter stays. Sums run in float64 in the order of the
-    rows; the quotient is rounded once. What a client does not keep is not read: NaN there has no effect.
+    A coordinate that no client keeps is 0 in the result, so the parameter stays. Sums run in float64, the quotient is
+    rounded once. What a client does not keep is left out of the sums: NaN there has no effect.
 
     Args:
         rows: ``[m, n]``, at least one row.
         keep: ``[m, ceil(n / 32)]`` int32 on the rows' device, rows as :func:`puc_track` returns them.
-        weights: ``[m]`` floating point on the CPU or the rows' device, positive (checked when on the CPU). They need not
-            sum to one.
+        weights: ``[m]`` floating point on the CPU or the rows' device, positive (checked when on the CPU). They need
+            not sum to one.
 
     Returns:
         ``[n]`` in the rows' dtype.
@@ -80,7 +82,5 @@ def puc_combine(rows: Tensor, keep: Tensor, weights: Tensor) -> Tensor:
         raise ValueError(f"keep must be on the rows' device {rows.device}, found {keep.device}")
     _check.floating("weights", weights, (m,))
     _check.reachable("weights", weights, rows)
-    if weights.device.type == "cpu" and not torch.compiler.is_compiling() and not bool((weights > 0).all()):
-        raise ValueError(f"weights must be positive, found {weights.tolist()}")
     step: Tensor = torch.ops.fl_lightning.puc_combine(rows, keep, weights)
     return step

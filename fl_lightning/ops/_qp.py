@@ -9,6 +9,7 @@ from torch import Tensor
 from fl_lightning.ops import _check, _library  # noqa: F401  (the import registers the ops)
 
 
+@torch.no_grad()
 def project_conflicts(gram: Tensor, order: Tensor, keep: Tensor) -> Tensor:
     """Projects each update off the updates that it conflicts with, one after the other (FedFV, Algorithm 2).
 
@@ -22,8 +23,8 @@ def project_conflicts(gram: Tensor, order: Tensor, keep: Tensor) -> Tensor:
         keep: ``[m]`` bool; these updates are not changed, yet others are projected off them.
 
     Returns:
-        ``[B, m, m]`` float64 on the Gram's device; row ``i`` holds the coefficients of projected update ``i`` in terms of
-        the original updates.
+        ``[B, m, m]`` float64 on the Gram's device; row ``i`` holds the coefficients of projected update ``i`` in terms
+        of the original updates.
 
     Raises:
         TypeError: a dtype is not allowed.
@@ -41,22 +42,25 @@ def project_conflicts(gram: Tensor, order: Tensor, keep: Tensor) -> Tensor:
     return coeff
 
 
+@torch.no_grad()
 def min_norm(gram: Tensor) -> tuple[Tensor, Tensor]:
     """Points of least norm in convex hulls: minimises ``lam' gram lam`` over the unit simplex, exactly.
 
-    One active-set search per matrix, all of them in lockstep; each matrix is scaled by its mean diagonal first. The point
-    is unique, its coefficients are not where the rows are affinely dependent. Ties fall to the lowest index: of equal
-    rows one gets all the weight, and so does one row of zero norm. For two rows there is a closed form, and there equal
-    rows get one half each.
+    One active-set search per matrix, all of them in lockstep; each matrix is scaled by its mean diagonal first. The
+    point is unique, its coefficients are not where the rows are affinely dependent. Ties fall to the lowest index: of
+    equal rows one gets all the weight, and so does one row of zero norm. For two rows there is a closed form, and there
+    equal rows get one half each. The pure-torch implementation searches on the host, whatever the device.
 
     Args:
-        gram: ``[B, k, k]`` float64, symmetric (only the symmetric part counts) and positive semi-definite up to rounding.
+        gram: ``[B, k, k]`` float64, symmetric (only the symmetric part counts) and positive semi-definite up to
+            rounding.
 
     Returns:
-        ``lam`` ``[B, k]`` float64: nonnegative, each row sums to 1 within 1e-12. ``gap`` ``[B]`` float64: how far ``lam``
-        is from optimal, ``max_j (lam' gram lam - (gram lam)_j)`` in units of the mean diagonal; in these units ``lam' gram
-        lam`` exceeds the minimum by at most twice that. It is at rounding level for a positive semi-definite matrix and
-        shows the defect of one that is not. A matrix with a NaN or an infinity gets NaN for both.
+        ``lam`` ``[B, k]`` float64: nonnegative, each row sums to 1 within 1e-12. ``gap`` ``[B]`` float64: how far
+        ``lam`` is from optimal, ``max_j (lam' gram lam - (gram lam)_j)`` in units of the mean diagonal; in these units
+        ``lam' gram lam`` exceeds the minimum by at most twice that. It is at rounding level for a positive
+        semi-definite matrix and shows the defect of one that is not. A matrix with a NaN or an infinity gets NaN for
+        both.
 
     Raises:
         TypeError: ``gram`` is not float64.

@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pure-torch implementations. They define what every op computes, on any device.
 
-Sums run in float64. Rows are converted one block of columns at a time, so that a block stays in the processor's cache
-and no float64 copy of the matrix exists. Blocks are taken in a fixed order: the result does not depend on the number of
-threads wherever the BLAS library's does not for one block.
+Sums run in float64. Rows are converted one block of columns at a time into one reused buffer, so that a block stays in
+the processor's cache and no float64 copy of the matrix exists. Blocks are taken in a fixed order, and the BLAS calls
+are kept to shapes whose sums no library divides among threads, so results do not depend on the number of threads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-_CPU_BLOCK = 1 << 17  # elements of one float64 block: 1 MiB, about a core's second-level cache
+_CPU_BLOCK = 1 << 18  # elements of a float64 block: 2 MiB, about a core's share of cache
 _DEVICE_BLOCK = 1 << 24
 _MIN_COLUMNS = 2048
+_STRIP = 2  # rows per matrix product: with more, BLAS libraries divide long sums among threads
 _WORD = 32  # keep bits per int32 word
 
 
@@ -27,32 +29,32 @@ def accumulation_device(rows: Tensor) -> torch.device:
 def layer_gram(rows: Tensor, offsets: Tensor) -> Tensor:
     """See :func:`fl_lightning.ops.layer_gram`."""
     m = rows.shape[0]
-    device = accumulation_device(rows)
-    gram = torch.zeros(offsets.numel() - 1, m, m, dtype=torch.float64, device=device)
-    for layer, start, stop in _blocks(offsets, rows.shape[1], m, rows.device):
-        block = _wide(rows[:, start:stop], device)
-        gram[layer].addmm_(block, block.T)
-    # BLAS does not promise the same rounding on both sides of the diagonal, and solvers want symmetry to be exact.
+    gram = _zeros(rows, offsets.shape[0] - 1, m, m)
+    wide = _Wide(rows)
+    for layer, start, stop in _blocks(offsets, rows):
+        block = wide(rows[:, start:stop])
+        for row in range(0, m, _STRIP):
+            gram[layer, row : row + _STRIP, row:].addmm_(block[row : row + _STRIP], block[row:].T)
     return gram.triu_().add_(gram.triu(1).transpose(1, 2))
 
 
 def layer_cross_gram(rows: Tensor, others: Tensor, offsets: Tensor) -> Tensor:
     """See :func:`fl_lightning.ops.layer_cross_gram`."""
-    m, h = rows.shape[0], others.shape[0]
-    device = accumulation_device(rows)
-    gram = torch.zeros(offsets.numel() - 1, m, h, dtype=torch.float64, device=device)
-    for layer, start, stop in _blocks(offsets, rows.shape[1], m + h, rows.device):
-        gram[layer].addmm_(_wide(rows[:, start:stop], device), _wide(others[:, start:stop], device).T)
+    gram = _zeros(rows, offsets.shape[0] - 1, rows.shape[0], others.shape[0])
+    wide, wide_others = _Wide(rows), _Wide(others)
+    for layer, start, stop in _blocks(offsets, rows, others):
+        block, other = wide(rows[:, start:stop]), wide_others(others[:, start:stop])
+        for row in range(0, rows.shape[0], _STRIP):
+            gram[layer, row : row + _STRIP].addmm_(block[row : row + _STRIP], other.T)
     return gram
 
 
 def layer_dots(rows: Tensor, step: Tensor, offsets: Tensor) -> Tensor:
     """See :func:`fl_lightning.ops.layer_dots`."""
-    m = rows.shape[0]
-    device = accumulation_device(rows)
-    dots = torch.zeros(offsets.numel() - 1, m, dtype=torch.float64, device=device)
-    for layer, start, stop in _blocks(offsets, rows.shape[1], m, rows.device):
-        dots[layer].addmv_(_wide(rows[:, start:stop], device), _wide(step[start:stop], device))
+    dots = _zeros(rows, offsets.shape[0] - 1, rows.shape[0])
+    wide, wide_step = _Wide(rows), _Wide(step)
+    for layer, start, stop in _blocks(offsets, rows):
+        dots[layer].addmv_(wide(rows[:, start:stop]), wide_step(step[start:stop]))
     return dots
 
 
@@ -98,39 +100,54 @@ def puc_track(
 ) -> tuple[Tensor, Tensor]:
     """See :func:`fl_lightning.ops.puc_track`."""
     n = row.shape[0]
-    device = accumulation_device(row)
-    norms = torch.zeros(offsets.numel() - 1, dtype=torch.float64, device=device)
+    norms = _zeros(row, offsets.shape[0] - 1)
+    wide = _Wide(row)
     kept = torch.zeros(-(-n // _WORD) * _WORD, dtype=torch.bool, device=row.device)
-    for layer, start, stop in _blocks(offsets, n, 1, row.device):
+    for layer, start, stop in _blocks(offsets, row[None]):
         values, count = row[start:stop], counts[start:stop]
         increase = values <= 0
         past = count.to(torch.int32)
         keep = torch.where(increase, past, participations - past) >= threshold
-        count.add_(increase.to(count.dtype))
+        count.add_(increase)
         kept[start:stop] = keep
-        masked = _wide(torch.where(keep, values, 0.0), device)
+        masked = wide(values.masked_fill(~keep, 0.0))
         norms[layer] += masked.dot(masked)
     return _pack(kept), norms
 
 
 def puc_combine(rows: Tensor, keep: Tensor, weights: Tensor) -> Tensor:
     """See :func:`fl_lightning.ops.puc_combine`."""
-    m, n = rows.shape
-    device = accumulation_device(rows)
-    weights = weights.to(device)
+    if weights.device.type == "cpu" and not bool((weights > 0).all()):
+        raise ValueError(f"weights must be positive, found {weights.tolist()}")
+    n = rows.shape[1]
     step = torch.empty(n, dtype=rows.dtype, device=rows.device)
-    columns = _columns(4 * m, rows.device)
+    wide, wide_bits = _Wide(rows), _Wide(rows)
+    weights = weights.to(wide.device).double()
+    columns = _columns(2 * rows.shape[0], rows.device)
     for start in range(0, n, columns):
         stop = min(n, start + columns)
-        bits = _unpack(keep[:, start // _WORD : -(-stop // _WORD)])[:, : stop - start].to(device)
-        wide = _wide(rows[:, start:stop], device)
-        numerator = wide.new_zeros(stop - start)
-        denominator = torch.zeros_like(numerator)
-        for client in range(m):
-            numerator += weights[client] * torch.where(bits[client], wide[client], 0.0)
-            denominator += weights[client] * bits[client]
-        step[start:stop] = torch.where(bits.any(0), numerator / denominator, 0.0)
+        bits = _unpack(keep[:, start // _WORD : -(-stop // _WORD)])[:, : stop - start].to(wide.device)
+        block = wide(rows[:, start:stop]).masked_fill_(bits == 0, 0.0)
+        mean = torch.mv(block.T, weights).div_(torch.mv(wide_bits(bits).T, weights))
+        step[start:stop] = mean.masked_fill_(~bits.any(0), 0.0)
     return step
+
+
+class _Wide:
+    """Converts blocks to float64 in a buffer of its own that the next block overwrites."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.device = accumulation_device(like)
+        self._buffer = torch.empty(0, dtype=torch.float64, device=self.device)
+
+    def __call__(self, block: Tensor) -> Tensor:
+        if block.numel() > self._buffer.numel():
+            self._buffer = self._buffer.new_empty(block.numel())
+        return self._buffer[: block.numel()].view(block.shape).copy_(block)
+
+
+def _zeros(rows: Tensor, *shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.float64, device=accumulation_device(rows))
 
 
 def _columns(rows: int, device: torch.device) -> int:
@@ -139,43 +156,41 @@ def _columns(rows: int, device: torch.device) -> int:
     return max(_MIN_COLUMNS, budget // max(rows, 1) // _WORD * _WORD)
 
 
-def _blocks(offsets: Tensor, n: int, rows: int, device: torch.device) -> Iterator[tuple[int, int, int]]:
+def _blocks(offsets: Tensor, *matrices: Tensor) -> Iterator[tuple[int, int, int]]:
     """Yields (layer, start, stop) in increasing order; no block crosses a layer.
 
     Raises:
-        ValueError: offsets do not rise from 0 to ``n``.
+        ValueError: offsets do not rise from 0 to the number of columns.
     """
+    n = matrices[0].shape[1]
     starts: list[int] = offsets.tolist()
-    if starts[0] != 0 or starts[-1] != n or any(a > b for a, b in zip(starts, starts[1:], strict=False)):
+    if starts[0] != 0 or starts[-1] != n or any(a > b for a, b in pairwise(starts)):
         raise ValueError(f"offsets must rise from 0 to n = {n} without decreasing, found {starts}")
-    columns = _columns(rows, device)
-    for layer, (start, stop) in enumerate(zip(starts, starts[1:], strict=False)):
+    columns = _columns(sum(matrix.shape[0] for matrix in matrices), matrices[0].device)
+    for layer, (start, stop) in enumerate(pairwise(starts)):
         for begin in range(start, stop, columns):
             yield layer, begin, min(begin + columns, stop)
 
 
 def _combined(rows: Tensor, offsets: Tensor, coeff: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-    device = accumulation_device(rows)
-    coeff = coeff.to(device=device, dtype=torch.float64)
-    for layer, start, stop in _blocks(offsets, rows.shape[1], rows.shape[0], rows.device):
-        yield start, stop, torch.mv(_wide(rows[:, start:stop], device).T, coeff[layer])
-
-
-def _wide(block: Tensor, device: torch.device) -> Tensor:
-    return block.to(device=device).to(torch.float64)
+    wide = _Wide(rows)
+    coeff = coeff.to(wide.device).double()
+    for layer, start, stop in _blocks(offsets, rows):
+        yield start, stop, torch.mv(wide(rows[:, start:stop]).T, coeff[layer])
 
 
 def _pack(kept: Tensor) -> Tensor:
     shifts = torch.arange(_WORD, dtype=torch.int32, device=kept.device)
     words = kept.view(-1, _WORD)
     packed = torch.empty(words.shape[0], dtype=torch.int32, device=kept.device)
-    columns = _columns(_WORD, kept.device)
-    for start in range(0, words.shape[0], columns):
-        block = words[start : start + columns].to(torch.int32)
-        packed[start : start + columns] = (block << shifts).sum(1, dtype=torch.int32)
+    size = _columns(_WORD, kept.device)
+    for start in range(0, words.shape[0], size):
+        block = words[start : start + size].to(torch.int32)
+        packed[start : start + size] = (block << shifts).sum(1, dtype=torch.int32)
     return packed
 
 
 def _unpack(words: Tensor) -> Tensor:
+    """The bits of ``[..., w]`` words as int32 zeros and ones, ``[..., 32 w]``."""
     shifts = torch.arange(_WORD, dtype=torch.int32, device=words.device)
-    return ((words[..., None] >> shifts) & 1).bool().flatten(-2)
+    return (words[..., None] >> shifts).bitwise_and_(1).flatten(-2)

@@ -14,8 +14,8 @@ def min_norm(gram: Tensor) -> Tensor:
 
     Minimises ``lam' gram lam`` over ``lam >= 0``, ``sum lam = 1``, exactly (active set, float64), for matrices of any
     rank and any scale, all matrices of the batch together. With ``d = sum_j lam_j v_j`` every ``v_j . d`` is at least
-    ``|d|^2``. Where the weights are not unique the result is still deterministic; see :func:`fl_lightning.ops.min_norm`,
-    which also returns the optimality gap.
+    ``|d|^2``. Where the weights are not unique the result is still deterministic; the rules are at
+    :func:`fl_lightning.ops.min_norm`, which also returns the optimality gap.
 
     Args:
         gram: ``[..., k, k]`` floating point, symmetric positive semi-definite up to rounding, ``k >= 1``. Gram matrices

@@ -10,6 +10,7 @@ from fl_lightning.cohort import Cohort
 from fl_lightning.updates import ParamLayout, UpdateMatrix
 
 SIZES = (30, 12, 50)
+COLUMNS = sum(SIZES)
 
 
 def make_cohort(
@@ -44,13 +45,13 @@ def make_cohort(
     )
 
 
-def random_rows(m, seed, dtype=torch.float64, n=sum(SIZES)):
+def random_rows(m, seed, dtype=torch.float64, n=COLUMNS):
     generator = torch.Generator().manual_seed(seed)
     common = torch.randn(n, generator=generator, dtype=torch.float64)
     return (torch.randn(m, n, generator=generator, dtype=torch.float64) + 0.3 * common).to(dtype)
 
 
-def sampled_rounds(rounds, clients, m, seed, dtype=torch.float64, n=sum(SIZES), layout=None, **more):
+def sampled_rounds(rounds, clients, m, seed, dtype=torch.float64, n=COLUMNS, layout=None, **more):
     """Cohorts of a federation with partial participation; every row is new and random."""
     generator = torch.Generator().manual_seed(seed)
     for when in range(rounds):

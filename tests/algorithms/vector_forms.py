@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: N806 (letters as in the papers)
 """The same methods on float64 vectors, by brute force: no Gram matrices, no code of the package."""
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 
@@ -46,13 +47,13 @@ def fedlf(rows, losses, remembered, starts, equalise=True, fair=True, merge=True
         pieces = [r[start:stop] for r in rows]
         longest = max(np.linalg.norm(p) for p in pieces)
         alive = [np.linalg.norm(p) > 1e-8 * longest for p in pieces]
-        mean = np.mean([np.linalg.norm(p) for p, a in zip(pieces, alive) if a])
+        mean = np.mean([np.linalg.norm(p) for p, a in zip(pieces, alive, strict=True) if a])
         if equalise:
-            pieces = [p * mean / np.linalg.norm(p) if a else 0 * p for p, a in zip(pieces, alive)]
-        vectors = [p for p, a in zip(pieces, alive) if a]
+            pieces = [p * mean / np.linalg.norm(p) if a else 0 * p for p, a in zip(pieces, alive, strict=True)]
+        vectors = [p for p, a in zip(pieces, alive, strict=True) if a]
         base = list(vectors)
         if with_fair:
-            g = sum(w * p for w, p in zip(q, pieces))
+            g = sum(w * p for w, p in zip(q, pieces, strict=True))
             if equalise:
                 g = g * mean / np.linalg.norm(g)
             vectors.append(g)
@@ -73,14 +74,14 @@ def fedlf(rows, losses, remembered, starts, equalise=True, fair=True, merge=True
                 return point
         return None
 
-    blocks = [(a, b) for a, b in zip(starts, starts[1:])]
+    blocks = [(a, b) for a, b in pairwise(starts)]
     points = [solve(block) for block in blocks]
     while merge and len(blocks) > 1 and any(point is None for point in points):
         i = min(next(i for i, point in enumerate(points) if point is None), len(blocks) - 2)
         blocks[i : i + 2] = [(blocks[i][0], blocks[i + 1][1])]
         points[i : i + 2] = [solve(blocks[i])]
-    points = [solve(b, last=True) if p is None else p for b, p in zip(blocks, points)]
-    d = np.concatenate([np.zeros(b - a) if p is None else p for (a, b), p in zip(blocks, points)])
+    points = [solve(b, last=True) if p is None else p for b, p in zip(blocks, points, strict=True)]
+    d = np.concatenate([np.zeros(b - a) if p is None else p for (a, b), p in zip(blocks, points, strict=True)])
     if not d.any():
         return d, blocks
     return d / np.linalg.norm(d) * np.linalg.norm(rows.mean(0)), blocks
@@ -94,14 +95,14 @@ class FedMDFG:
         self.old, self.reference, self.length = {}, {}, None
 
     def step(self, gradients, losses, ids, t, eta, losses_at):
-        g = {i: np.asarray(v) for i, v in zip(ids, gradients) if np.linalg.norm(v) > 0}
-        F = np.array([f for i, f in zip(ids, losses) if i in g])
+        g = {i: np.asarray(v) for i, v in zip(ids, gradients, strict=True) if np.linalg.norm(v) > 0}
+        F = np.array([f for i, f in zip(ids, losses, strict=True) if i in g])
         mu = np.mean([np.linalg.norm(v) for v in g.values()])
         g = {i: v / np.linalg.norm(v) * mu for i, v in g.items()}
         G, one = np.stack(list(g.values())), np.ones(len(g))
         angle = lambda a: np.arccos(min(1.0, a @ one / np.linalg.norm(a) / np.sqrt(len(a))))  # noqa: E731
         Q, f = list(G), True
-        if angle(F) > self.theta or any(loss > self.reference.get(i, np.inf) for i, loss in zip(g, F)):
+        if angle(F) > self.theta or any(loss > self.reference.get(i, np.inf) for i, loss in zip(g, F, strict=True)):
             h = one @ F / (F @ F) * F - one
             h /= np.linalg.norm(h)
             Q.append(h @ G)
@@ -123,7 +124,7 @@ class FedMDFG:
         if chosen is None:
             lower = [a for a, total in tried if total < F.sum()]
             chosen = max(lower) if lower else min(tried, key=lambda pair: pair[1])[0]
-        for i, loss in zip(g, F):
+        for i, loss in zip(g, F, strict=True):
             known = self.reference.setdefault(i, loss)
             if loss < known:
                 self.reference[i] = (t * known + loss) / (t + 1)

@@ -39,6 +39,21 @@ def test_every_sample_once_and_shares_are_proportional(train, evaluation, client
     assert all(torch.equal(a, b) for a, b in zip(split, again, strict=True))
 
 
+@given(st.integers(0, 2**40))
+@settings(max_examples=30, deadline=None)
+def test_shares_are_within_one_of_proportional(seed):
+    generator = torch.Generator().manual_seed(seed)
+    train, evaluation = (
+        torch.randint(0, 3, (300,), generator=generator),
+        torch.randint(0, 3, (99,), generator=generator),
+    )
+    parts = dirichlet(train, 4, 5.0, seed, min_size=20)
+    held = label_counts(train, parts).double()
+    shares = label_counts(evaluation, matched_split(train, parts, evaluation, seed))
+    ideal = held / held.sum(0) * torch.bincount(evaluation)
+    assert bool(((shares - ideal).abs() < 1).all())
+
+
 def test_exact_shares():
     train = torch.tensor([0] * 60 + [1] * 40)
     parts = [torch.arange(0, 45), torch.arange(45, 70), torch.arange(70, 100)]

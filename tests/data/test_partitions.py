@@ -246,7 +246,10 @@ def test_num_clients_must_fit(clients):
 
 
 def test_label_counts():
-    labels, parts = torch.tensor([5, 9, 5, 9, 9]), [torch.tensor([0, 1]), torch.tensor([2, 3, 4]), torch.tensor([]).long()]
+    labels, parts = (
+        torch.tensor([5, 9, 5, 9, 9]),
+        [torch.tensor([0, 1]), torch.tensor([2, 3, 4]), torch.tensor([]).long()],
+    )
     assert label_counts(labels, parts).tolist() == [[1, 1], [1, 2], [0, 0]]
     assert label_counts(labels, parts, torch.tensor([1, 5, 9])).tolist() == [[0, 1, 1], [0, 1, 2], [0, 0, 0]]
     with pytest.raises(ValueError, match="classes must hold every label"):

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hand-written digits over 20 owners with two classes each: FedAvg beside FedLF, same rounds and learning rate.
+
+Run by ``make demo``. Prints a per-client table and a comparison, draws ``demo/demo.png``, and leaves CSV logs in
+``demo/FedAvg`` and ``demo/FedLF``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import lightning as L
+import torch
+from digits import DigitClassifier, Digits
+from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.loggers import CSVLogger
+from matplotlib.figure import Figure
+
+import fl_lightning as fl
+
+CLIENTS, CLASSES_EACH, PER_ROUND, ROUNDS, LR, SEED = 20, 2, 5, 100, 0.1, 0
+LAST = 5  # rounds that the comparison averages over
+COLOURS = {"FedAvg": "#b0713a", "FedLF": "#2f6f8f"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one method did."""
+
+    name: str
+    fairness: fl.callbacks.FairnessCurve
+    conflicts: fl.callbacks.ConflictSummary
+    final: fl.EvaluationRecord
+    seconds: float
+
+
+def train(algorithm: fl.algorithms.ServerRule, out: Path, rounds: int, seed: int) -> Run:
+    """Federates the digits project with one method."""
+    name = type(algorithm).__name__
+    torch.manual_seed(seed)
+    fairness, conflicts = fl.callbacks.FairnessMonitor(), fl.callbacks.ConflictMonitor()
+    data = fl.FederatedDataModule(Digits(), fl.data.Pathological(CLIENTS, CLASSES_EACH), seed=seed)
+    strategy = fl.FederatedStrategy(algorithm, clients_per_round=PER_ROUND, seed=seed)
+    trainer = L.Trainer(
+        max_epochs=rounds,
+        strategy=strategy,
+        accelerator="cpu",
+        logger=CSVLogger(out, name=name, version=""),
+        callbacks=[fairness, conflicts, fl.callbacks.ClientTable(), OneBar()],
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+    began = time.perf_counter()
+    trainer.fit(DigitClassifier(lr=LR), data)
+    assert strategy.last_evaluation is not None
+    return Run(
+        name, fairness.curves("val_acc"), conflicts.summary(), strategy.last_evaluation, time.perf_counter() - began
+    )
+
+
+class OneBar(TQDMProgressBar):
+    """One line per fit, which counts rounds: a demo's rounds are too short for a bar each."""
+
+    def __init__(self) -> None:
+        super().__init__(refresh_rate=0)
+        self._last = 0.0
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Rewrites the line, at most ten times a second."""
+        done = trainer.current_epoch + 1
+        live = sys.stdout.isatty()
+        due = time.perf_counter() - self._last > 0.1 if live else done % 20 == 0
+        if due or done == trainer.max_epochs:
+            self._last = time.perf_counter()
+            shown = {name: trainer.callback_metrics[f"fed/val_acc/{name}"] for name in ("mean", "angle")}
+            text = ", ".join(f"{name} {float(value):.3f}" for name, value in shown.items())
+            method = type(trainer.strategy.algorithm).__name__
+            start, end = ("\r", "\n" if done == trainer.max_epochs else "") if live else ("", "\n")
+            print(f"{start}{method:8} round {done:3d} of {trainer.max_epochs}   {text}", end=end, flush=True)
+
+
+def client_table(runs: list[Run]) -> str:
+    """Accuracy of every client under both methods, worst under the first method on top."""
+    first = runs[0].final.values["val_acc"]
+    lines = ["client   samples " + "".join(f"{run.name:>9}" for run in runs)]
+    for row in first.argsort(stable=True).tolist():
+        values = "".join(f"{run.final.values['val_acc'][row]:9.3f}" for run in runs)
+        lines.append(f"{runs[0].final.client_ids[row]:6d} {int(runs[0].final.sizes[row]):9d} {values}")
+    return "\n".join(lines)
+
+
+def comparison(runs: list[Run]) -> str:
+    """Means over the last rounds, side by side."""
+    rows = [
+        ("mean accuracy", [fmean(run.fairness.mean[-LAST:]) for run in runs]),
+        ("fairness angle (rad)", [fmean(run.fairness.angle[-LAST:]) for run in runs]),
+        ("worst 10 %", [fmean(run.fairness.worst_10[-LAST:]) for run in runs]),
+        ("conflicts per round, model", [run.conflicts.model for run in runs]),
+        ("conflicts per round, all layers", [sum(run.conflicts.layers.values()) for run in runs]),
+        ("rounds merged or flagged", [run.conflicts.merged_or_flagged for run in runs]),
+        ("seconds", [run.seconds for run in runs]),
+    ]
+    head = f"{f'last {LAST} rounds':32}" + "".join(f"{run.name:>9}" for run in runs)
+    return "\n".join([head] + [f"{name:32}" + "".join(f"{v:9.3f}" for v in values) for name, values in rows])
+
+
+def draw(runs: list[Run], path: Path) -> None:
+    """Per-client accuracy of both methods, and mean and angle over the rounds."""
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    clients, mean, angle = figure.subplots(1, 3, width_ratios=(1.5, 1, 1))
+    order = runs[0].final.values["val_acc"].argsort(stable=True)
+    for shift, run in zip((-0.2, 0.2), runs, strict=True):
+        places = torch.arange(len(order)) + shift
+        clients.bar(places.numpy(), run.final.values["val_acc"][order].numpy(), 0.4, color=COLOURS[run.name])
+        mean.plot(run.fairness.rounds, run.fairness.mean, color=COLOURS[run.name], label=run.name)
+        angle.plot(run.fairness.rounds, run.fairness.angle, color=COLOURS[run.name], label=run.name)
+    clients.set_xticks(range(len(order)), [str(runs[0].final.client_ids[i]) for i in order], fontsize=7)
+    clients.set(title="accuracy of each client", xlabel="client, worst under FedAvg first", ylim=(0, 1.02))
+    mean.set(title="mean accuracy", xlabel="round", ylim=(0, 1.02))
+    angle.set(title="fairness angle (rad)", xlabel="round")
+    angle.set_ylim(bottom=0)
+    figure.legend(*mean.get_legend_handles_labels(), loc="outside upper right", ncols=2, frameon=False)
+    for axes in (clients, mean, angle):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    """Runs both methods and shows what came out."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for picture and logs")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--seed", type=int, default=SEED)
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore", module="lightning")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    torch.set_num_threads(1)  # small matrices: a second thread costs more than it brings
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    print(f"{CLIENTS} clients with {CLASSES_EACH} of 10 digits each, {PER_ROUND} per round, lr {LR}, seed {arguments.seed}")
+    methods = (fl.algorithms.FedAvg(), fl.algorithms.FedLF())
+    runs = [train(method, arguments.out, arguments.rounds, arguments.seed) for method in methods]
+    picture = arguments.out / "demo.png"
+    draw(runs, picture)
+    print(f"\n{client_table(runs)}\n\n{comparison(runs)}\n")
+    print(f"picture {picture}, logs {', '.join(str(arguments.out / run.name / 'metrics.csv') for run in runs)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every algorithm must do, whatever it computes. Add a line to ``RULES`` and a new one is covered."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from algorithm_cohorts import SIZES, make_cohort, random_rows, sampled_rounds
+
+from fl_lightning import algorithms as fl
+from fl_lightning.updates import ParamLayout, UpdateMatrix
+
+RULES = {
+    "FedAvg": fl.FedAvg,
+    "FedAvg-uniform": lambda: fl.FedAvg("uniform"),
+    "FedProx": fl.FedProx,
+    "SCAFFOLD": fl.SCAFFOLD,
+    "FedMDFG": fl.FedMDFG,
+    "FedMDFG-fair": lambda: fl.FedMDFG(theta=0.01, gradient_source="update"),
+    "FedLF": fl.FedLF,
+    "FedLF-raw": lambda: fl.FedLF(equalise_layer_norm=False, fair_row="h", history_window="all"),
+    "FedLF-plain": lambda: fl.FedLF(fair_row="none", history_window="last", merge_zero_layers=False),
+    "FedLF-few": lambda: fl.FedLF(max_history=3),
+}
+STATEFUL = ["FedMDFG", "FedMDFG-fair", "FedLF", "FedLF-raw", "FedLF-plain", "FedLF-few"]
+every_rule = pytest.mark.parametrize("name", RULES)
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+
+
+def control_rows(cohort):
+    return {"control": UpdateMatrix(torch.full_like(cohort.updates.rows, 0.1), cohort.updates.layout)}
+
+
+def reload(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@every_rule
+@dtypes
+def test_step_is_a_finite_vector_like_the_parameters(name, dtype):
+    rule = RULES[name]()
+    for cohort in sampled_rounds(5, 9, 4, seed=1, dtype=dtype):
+        rows = cohort.updates.rows.clone()
+        step = rule.aggregate(cohort)
+        assert step.shape == cohort.params.shape
+        assert step.dtype == dtype
+        assert step.isfinite().all()
+        assert step.norm() > 0
+        assert torch.equal(rows, cohort.updates.rows), "rows must not change"
+        assert not cohort.params.any(), "params must not change"
+
+
+@every_rule
+def test_same_cohorts_give_the_same_bits(name):
+    one, two = RULES[name](), RULES[name]()
+    for a, b in zip(sampled_rounds(5, 9, 4, 2), sampled_rounds(5, 9, 4, 2), strict=True):
+        assert torch.equal(one.aggregate(a), two.aggregate(b))
+
+
+@every_rule
+@dtypes
+def test_one_client_gets_its_own_update(name, dtype):
+    rows = random_rows(1, 3, dtype)
+    step = RULES[name]().aggregate(make_cohort(rows, lr=1.0))
+    cosine = torch.nn.functional.cosine_similarity(step.double(), rows[0].double(), dim=0)
+    assert cosine == pytest.approx(1, abs=1e-6)
+    if not name.startswith("FedMDFG"):  # its line search chooses the length
+        torch.testing.assert_close(step, rows[0])
+
+
+@every_rule
+def test_identical_clients_get_their_common_update(name):
+    rows = random_rows(1, 4).expand(5, -1).clone()
+    rule = RULES[name]()
+    step = rule.aggregate(make_cohort(rows))  # unequal losses: the fair row would cancel everything
+    assert torch.nn.functional.cosine_similarity(step, rows[0], dim=0) == pytest.approx(1, abs=1e-9)
+    assert step.norm() > 0.01 * rows[0].norm()
+
+
+@every_rule
+@pytest.mark.parametrize("scale", [1e-18, 1e-6, 1e9])
+def test_step_scales_with_the_rows(name, scale):
+    rows = random_rows(4, 5)
+    step = RULES[name]().aggregate(make_cohort(rows, lr=1e-12 if scale < 1 else 1e9))
+    scaled = RULES[name]().aggregate(make_cohort(scale * rows, lr=scale * (1e-12 if scale < 1 else 1e9)))
+    torch.testing.assert_close(scaled, scale * step, rtol=1e-9, atol=0)
+
+
+@every_rule
+def test_order_of_clients_does_not_matter(name):
+    rules = RULES[name](), RULES[name]()
+    order = torch.tensor([2, 0, 3, 1])
+    for when in range(3):
+        rows, losses, sizes = random_rows(4, 60 + when), torch.tensor([0.4, 1.3, 0.9, 0.6]), torch.arange(1.0, 5)
+        ids = torch.tensor([when, 7, 5 + 4 * when, 6])
+        one = rules[0].aggregate(make_cohort(rows, losses, ids.tolist(), when, sizes=sizes))
+        two = rules[1].aggregate(make_cohort(rows[order], losses[order], ids[order].tolist(), when, sizes=sizes[order]))
+        torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-12)
+
+
+@every_rule
+def test_zero_rows_give_a_zero_step_and_change_no_state(name):
+    rule = RULES[name]()
+    cohorts = list(sampled_rounds(3, 9, 4, 7))
+    for cohort in cohorts[:2]:
+        rule.aggregate(cohort)
+    before = reload(rule.state_dict())
+    silent = make_cohort(torch.zeros(4, sum(SIZES), dtype=torch.float64), when=2)
+    assert not rule.aggregate(silent).any()
+    assert_same_state(before, reload(rule.state_dict()))
+
+
+@every_rule
+def test_one_zero_row_does_not_stop_the_others(name):
+    rows = random_rows(4, 8)
+    rows[1] = 0
+    step = RULES[name]().aggregate(make_cohort(rows))
+    assert step.isfinite().all()
+    assert step.norm() > 0.01 * rows.norm(dim=1).mean()
+
+
+@every_rule
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [1.0] * 4,
+        [0.1 + 0.2, 0.3, 0.3, 0.3],
+        [0.0] * 4,
+        [0.0, 0.0, 1.0, 2.0],
+        [1e-30, 2e-30, 1e-30, 0.0],
+        [1e30, 1, 1, 1],
+    ],
+    ids=["equal", "almost-equal", "zero", "some-zero", "tiny", "huge"],
+)
+def test_any_losses_give_a_common_or_mean_direction(name, losses):
+    rows = random_rows(4, 9)
+    cohort = make_cohort(rows, losses)
+    step = RULES[name]().aggregate(cohort)
+    assert step.isfinite().all()
+    assert step.norm() > 0
+    assert step.norm() <= 2**5 * rows.norm(dim=1).max()
+    if name not in ("FedAvg", "FedAvg-uniform", "FedProx", "SCAFFOLD"):
+        assert (rows @ step > 0).all()
+
+
+@every_rule
+def test_reports_what_it_did(name):
+    rule = RULES[name]()
+    for cohort in sampled_rounds(4, 9, 4, 10):
+        step = rule.aggregate(cohort)
+        report = rule.report
+        assert report.weights.shape == (len(cohort),)
+        assert report.weights.isfinite().all()
+        assert all(isinstance(value, float) for value in report.scalars.values())
+        assert not report.flagged
+        if report.blocks is not None:
+            layers = [layer for block in report.blocks for layer in block]
+            assert layers == list(range(cohort.updates.layout.num_layers))
+        if rule.report.scalars.get("history_rows", 0) == 0 and not isinstance(rule, fl.FedLF):
+            torch.testing.assert_close(report.weights @ cohort.updates.rows, step)
+
+
+@every_rule
+def test_missing_needs_are_named(name):
+    rule = RULES[name]()
+    rows = random_rows(3, 11)
+    if rule.needs.losses:
+        with pytest.raises(ValueError, match="losses"):
+            rule.aggregate(make_cohort(rows, losses=False))
+    if rule.needs.requery:
+        with pytest.raises(ValueError, match="losses_at"):
+            rule.aggregate(make_cohort(rows, losses_at=None))
+    if rule.needs.client_lr:
+        with pytest.raises(ValueError, match="client_lr"):
+            rule.aggregate(make_cohort(rows, lr=None))
+    if rule.needs == fl.Needs():
+        assert rule.aggregate(make_cohort(rows, losses=False, lr=None)).isfinite().all()
+
+
+@every_rule
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_rows_that_are_not_finite_are_refused_by_name(name, value):
+    rows = random_rows(4, 12)
+    rows[2, 17] = value
+    with pytest.raises(ValueError, match=r"\[22\]"):
+        RULES[name]().aggregate(make_cohort(rows, ids=[20, 21, 22, 23]))
+
+
+@every_rule
+@dtypes
+def test_state_survives_a_checkpoint_bit_for_bit(name, dtype):
+    rule = RULES[name]()
+    cohorts = list(sampled_rounds(9, 11, 4, 13, dtype))
+    for cohort in cohorts[:5]:
+        rule.aggregate(cohort)
+        rule.client_rule().reset()
+    resumed = RULES[name]()
+    resumed.load_state_dict(reload(rule.state_dict()))
+    for cohort in cohorts[5:]:
+        assert torch.equal(rule.aggregate(cohort), resumed.aggregate(cohort))
+        assert rule.report.scalars == resumed.report.scalars
+    assert_same_state(rule.state_dict(), resumed.state_dict())
+
+
+@every_rule
+def test_client_state_survives_a_checkpoint_bit_for_bit(name):
+    client, resumed = RULES[name]().client_rule(), RULES[name]().client_rule()
+    cohorts = list(sampled_rounds(6, 9, 4, 14))
+    for when, cohort in enumerate(cohorts):
+        cohort = make_cohort(
+            cohort.updates.rows, ids=cohort.client_ids, when=when, num_clients=9, companions=control_rows(cohort)
+        )
+        client.commit(cohort)
+        if when == 2:
+            resumed.load_state_dict(reload(client.state_dict()))
+        if when > 2:
+            resumed.commit(cohort)
+    assert_same_state(client.state_dict(), resumed.state_dict())
+
+
+@every_rule
+def test_reset_forgets(name):
+    rule = RULES[name]()
+    first = next(iter(sampled_rounds(1, 9, 4, 15)))
+    step = rule.aggregate(first)
+    fresh = reload(RULES[name]().state_dict())
+    for cohort in sampled_rounds(3, 9, 4, 16):
+        rule.aggregate(cohort)
+    rule.reset()
+    assert_same_state(fresh, reload(rule.state_dict()))
+    assert torch.equal(step, rule.aggregate(first))
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_memory_of_past_clients_matters(name):
+    """Guards the state tests above: they would pass on a rule that remembers nothing."""
+    cohorts = list(sampled_rounds(2, 9, 4, 17))
+    rule = RULES[name]()
+    rule.aggregate(cohorts[0])
+    assert not torch.allclose(rule.aggregate(cohorts[1]), RULES[name]().aggregate(cohorts[1]))
+
+
+@every_rule
+def test_memory_plan_covers_what_is_held(name):
+    layout = ParamLayout.from_sizes(SIZES)
+    federation = fl.Federation(9, layout, torch.device("cpu"), torch.float64)
+    rule = RULES[name]()
+    rule.begin_fit(federation)
+    for cohort in sampled_rounds(8, 9, 4, 18):
+        rule.aggregate(cohort)
+    held = sum(t.numel() * t.element_size() for t in tensors(rule.state_dict()) if t.dim() > 1)
+    assert held <= sum(rule.memory(federation, 4).values()) + 1024
+
+
+def tensors(state):
+    if isinstance(state, torch.Tensor):
+        return [state]
+    values = state.values() if isinstance(state, dict) else state if isinstance(state, list) else []
+    return [tensor for value in values for tensor in tensors(value)]
+
+
+def assert_same_state(one, two):
+    assert type(one) is type(two)
+    if isinstance(one, torch.Tensor):
+        assert one.dtype == two.dtype
+        assert torch.equal(one.nan_to_num(nan=123.0), two.nan_to_num(nan=123.0))
+    elif isinstance(one, dict):
+        assert one.keys() == two.keys()
+        for key in one:
+            assert_same_state(one[key], two[key])
+    elif isinstance(one, list):
+        assert len(one) == len(two)
+        for a, b in zip(one, two, strict=True):
+            assert_same_state(a, b)
+    else:
+        assert one == two

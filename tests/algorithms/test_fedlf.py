@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+import vector_forms
+from algorithm_cohorts import SIZES, make_cohort, random_rows, sampled_rounds
+
+from fl_lightning.algorithms import FedLF, FedMDFG
+from fl_lightning.updates import ParamLayout
+
+STARTS = (0, 30, 42, 92)
+
+
+class Remembered:
+    """Independent bookkeeping of who was absent for how long."""
+
+    def __init__(self, window):
+        self.window, self.last = window, {}
+
+    def absent(self, ids, t):
+        tau = {"ratio": len(self.last) / len(ids), "last": 1, "all": math.inf, "none": 0}[self.window]
+        entries = [(-when, i, row) for i, (when, row) in self.last.items() if i not in ids and when >= t - tau]
+        return [row for _, _, row in sorted(entries, key=lambda entry: entry[:2])]
+
+    def store(self, cohort):
+        for i, row in zip(cohort.client_ids, cohort.updates.rows, strict=True):
+            self.last[i] = (cohort.round, row.numpy().astype(float))
+
+
+def blocks_of(rule, layout):
+    blocks = rule.report.blocks or tuple((layer,) for layer in range(layout.num_layers))
+    return [slice(layout.layer_starts[block[0]], layout.layer_starts[block[-1] + 1]) for block in blocks]
+
+
+def conflicts(rule, cohort, step):
+    """Online clients that conflict with the step, in the model and in every block, from vectors in float64."""
+    rows, d = cohort.updates.rows.double(), step.double()
+    parts = [slice(None), *blocks_of(rule, cohort.updates.layout)]
+    return sum(int((rows[:, part] @ d[part] < 0).sum()) for part in parts)
+
+
+@pytest.mark.parametrize("window", ["ratio", "last", "all", "none"])
+@pytest.mark.parametrize("equalise", [True, False])
+def test_equals_vector_form_over_rounds(window, equalise):
+    rule, memory, used = FedLF(equalise_layer_norm=equalise, history_window=window), Remembered(window), 0
+    for cohort in sampled_rounds(6, 7, 3, seed=21):
+        absent = memory.absent(cohort.client_ids, cohort.round)
+        expected, _ = vector_forms.fedlf(
+            cohort.updates.rows.numpy(), cohort.losses.numpy(), absent, STARTS, equalise=equalise
+        )
+        step = rule.aggregate(cohort)
+        np.testing.assert_allclose(step.numpy(), expected, rtol=0, atol=1e-9 * np.linalg.norm(expected))
+        assert rule.report.scalars["history_rows"] == len(absent)
+        memory.store(cohort)
+        used += len(absent)
+    assert (used == 0) == (window == "none")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_equals_vector_form_where_layers_must_merge(seed):
+    """Layers of 1 to 3 columns and 4 clients: no common direction in most of them."""
+    layout = ParamLayout.from_sizes([2, 1, 12, 1, 3])
+    rule, memory, merged = FedLF(), Remembered("ratio"), 0
+    for cohort in sampled_rounds(4, 6, 4, seed, n=19, layout=layout):
+        absent = memory.absent(cohort.client_ids, cohort.round)
+        expected, blocks = vector_forms.fedlf(
+            cohort.updates.rows.numpy(), cohort.losses.numpy(), absent, layout.layer_starts
+        )
+        step = rule.aggregate(cohort)
+        np.testing.assert_allclose(step.numpy(), expected, rtol=0, atol=1e-9 * np.linalg.norm(expected))
+        assert [(part.start, part.stop) for part in blocks_of(rule, layout)] == blocks
+        assert rule.report.scalars["blocks"] == len(blocks)
+        merged += len(blocks) < 5
+        memory.store(cohort)
+    assert merged > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("sizes", [(40, 4, 100, 10), (7, 3, 9, 2), (500, 300)], ids=str)
+def test_no_online_client_conflicts(sizes, dtype):
+    layout = ParamLayout.from_sizes(sizes)
+    moved = 0
+    for seed in range(12):
+        rule = FedLF()
+        for cohort in sampled_rounds(6, 14, 5, seed, dtype, sum(sizes), layout):
+            step = rule.aggregate(cohort)
+            assert conflicts(rule, cohort, step) == 0
+            target = cohort.updates.rows.double().mean(0).norm()
+            if step.any():
+                assert step.double().norm() == pytest.approx(float(target), rel=1e-5)
+                moved += 1
+    assert moved > 60
+
+
+@pytest.mark.parametrize("opposition", [1e-1, 1e-2, 1e-3, 3e-4, 1e-4, 1e-5, 0.0])
+def test_no_online_client_conflicts_however_opposed_they_are(opposition):
+    """Nearly opposite float32 rows leave a tiny direction, which rounding must not turn around."""
+    flagged = 0
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        rows = torch.randn(6, 60, generator=generator)
+        rows[3:] = -rows[:3] + opposition * torch.randn(3, 60, generator=generator)
+        rule = FedLF(layers="model")
+        cohort = make_cohort(rows, torch.rand(6, generator=generator) + 0.1, layout=ParamLayout.from_sizes([60]))
+        step = rule.aggregate(cohort)
+        assert conflicts(rule, cohort, step) == 0
+        assert step.norm() <= rows.mean(0).norm() * 1.0001
+        flagged += rule.report.flagged
+    assert flagged == (0 if opposition > 1e-2 else 20 if opposition < 1e-4 else flagged)
+
+
+def test_pareto_stationary_rows_give_no_step():
+    row = random_rows(1, 22)
+    rule = FedLF()
+    step = rule.aggregate(make_cohort(torch.cat([row, -row, 0.5 * row]), [1.0, 2.0, 3.0]))
+    assert not step.any()
+    assert rule.report.flagged
+    assert rule.report.blocks == ((0, 1, 2),)
+
+
+@pytest.mark.parametrize("equalise", [True, False])
+def test_dependent_rows_with_unequal_losses_do_not_stall(equalise):
+    """Without a guard the fair row cancels rows that depend on each other linearly."""
+    one, two = random_rows(2, 23)
+    for rows in (torch.stack([one, one, one]), torch.stack([one, two, (one + two) / 2])):
+        rule = FedLF(equalise_layer_norm=equalise)
+        step = rule.aggregate(make_cohort(rows, [1.0, 1.0, 5.0]))
+        assert step.norm() == pytest.approx(float(rows.mean(0).norm()))
+        assert (rows @ step > 0).all()
+        assert rule.report.flagged
+
+
+def test_fair_row_lets_the_worst_client_gain_most():
+    rows, losses = random_rows(4, 24), [0.5, 0.5, 0.5, 4.0]
+    gains = {}
+    for fair_row in ("cos", "none"):
+        step = FedLF(fair_row=fair_row).aggregate(make_cohort(rows, losses))
+        gains[fair_row] = (rows @ step)[3] / (rows @ step).sum()
+    assert gains["cos"] > 1.05 * gains["none"]
+
+
+def test_equal_norms_make_no_difference_between_fair_rows():
+    rows, losses = random_rows(4, 25), [0.5, 1.0, 2.0, 4.0]
+    steps = [FedLF(fair_row=kind).aggregate(make_cohort(rows, losses)) for kind in ("cos", "h")]
+    torch.testing.assert_close(*steps)
+    raw = [
+        FedLF(fair_row=kind, equalise_layer_norm=False).aggregate(make_cohort(rows, losses)) for kind in ("cos", "h")
+    ]
+    assert not torch.allclose(*raw)
+
+
+def test_one_block_of_equal_rows_is_the_direction_of_fedmdfg():
+    rows, losses = random_rows(4, 26), [0.5, 1.0, 2.0, 4.0]
+    rows = rows / rows.norm(dim=1, keepdim=True)
+    layout = ParamLayout.from_sizes(SIZES).merged()
+    step = FedLF("model", equalise_layer_norm=False, fair_row="h").aggregate(make_cohort(rows, losses, layout=layout))
+    other = FedMDFG(theta=0.01).aggregate(make_cohort(rows, losses))
+    torch.testing.assert_close(step / step.norm(), other / other.norm())
+
+
+def test_merging_everything_equals_one_block():
+    """Every layer holds a client and its opposite, but not the model."""
+    layout = ParamLayout.from_sizes([1, 1, 1])
+    rows = torch.tensor([[1.0, -1, 1], [-1, 1, 1], [1, 1, -1]], dtype=torch.float64)
+    rule, whole = FedLF(fair_row="none"), FedLF("model", fair_row="none")
+    step = rule.aggregate(make_cohort(rows, layout=layout))
+    assert rule.report.blocks == ((0, 1, 2),)
+    torch.testing.assert_close(step, whole.aggregate(make_cohort(rows, layout=layout.merged())))
+    assert (rows @ step > 0).all()
+    plain = FedLF(fair_row="none", merge_zero_layers=False)
+    assert not plain.aggregate(make_cohort(rows, layout=layout)).any()
+    assert plain.report.blocks is None
+
+
+def test_layer_without_rows_stays_and_does_not_merge():
+    rows = random_rows(4, 27)
+    rows[:, 30:42] = 0
+    rule = FedLF()
+    step = rule.aggregate(make_cohort(rows))
+    assert rule.report.blocks is None
+    assert not rule.report.flagged
+    assert not step[30:42].any()
+    assert step[:30].any()
+
+
+def test_history_in_a_layer_that_nobody_online_moves_is_ignored():
+    rule = FedLF()
+    rule.aggregate(make_cohort(random_rows(3, 28), ids=[0, 1, 2]))
+    rows = random_rows(3, 29)
+    rows[:, :30] = 0
+    step = rule.aggregate(make_cohort(rows, ids=[3, 4, 5], when=1))
+    assert rule.report.scalars["history_rows"] == 3
+    assert not step[:30].any()
+
+
+def test_absent_clients_are_respected_too():
+    remembered = random_rows(3, 30)
+    for window, respected in (("ratio", True), ("none", False)):
+        rule, minimum = FedLF(history_window=window, fair_row="none"), math.inf
+        rule.aggregate(make_cohort(remembered, ids=[0, 1, 2]))
+        rows = random_rows(3, 31) - 0.25 * remembered.mean(0)
+        step = rule.aggregate(make_cohort(rows, ids=[3, 4, 5], when=1))
+        for start, stop in pairwise(STARTS):
+            minimum = min(minimum, float((remembered[:, start:stop] @ step[start:stop]).min()))
+        assert (minimum >= 0) == respected
+
+
+def test_remembered_row_that_contradicts_everybody_does_not_stop_training():
+    rows = random_rows(1, 32)
+    rule = FedLF()
+    rule.aggregate(make_cohort(-rows, ids=[9]))
+    step = rule.aggregate(make_cohort(rows, ids=[1], when=1))
+    torch.testing.assert_close(step, rows[0])
+    assert rule.report.flagged
+
+
+def test_units_of_remembered_rows_follow_the_learning_rate():
+    """A row is lr x gradient: with a smaller rate a remembered gradient must not weigh more than a new one."""
+    old, new = random_rows(3, 33), random_rows(3, 34)
+    steps = []
+    for late in (1.0, 0.1):
+        rule = FedLF(equalise_layer_norm=False)
+        rule.aggregate(make_cohort(old, ids=[0, 1, 2], lr=1.0))
+        steps.append(rule.aggregate(make_cohort(late * new, ids=[3, 4, 5], when=1, lr=late)) / late)
+    torch.testing.assert_close(*steps)
+
+
+def test_max_history_keeps_the_newest():
+    rule = FedLF(history_window="all", max_history=4)
+    for cohort in sampled_rounds(6, 20, 3, 35):
+        rule.aggregate(cohort)
+        assert rule.report.scalars["history_rows"] <= 4
+    assert len(rule.history) == 4
+
+
+@pytest.mark.parametrize("arguments", [{"zero_tol": 0.0}, {"zero_tol": 2.0}, {"max_history": 0}])
+def test_bad_arguments(arguments):
+    with pytest.raises(ValueError, match=r"zero_tol|capacity"):
+        FedLF(**arguments)
+
+
+def test_full_gradients_are_an_option():
+    assert not FedLF().needs.full_gradients
+    assert FedLF(gradient_source="full").needs.full_gradients

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import vector_forms
+from algorithm_cohorts import make_cohort, random_rows, sampled_rounds
+
+from fl_lightning.algorithms import FedMDFG
+
+
+def quadratic_losses(gradients, losses, curvature=0.3):
+    """Losses with the given values and gradients at 0, and some curvature."""
+    gradients, losses = torch.as_tensor(gradients), torch.as_tensor(losses)
+    return lambda params: losses + gradients @ params + curvature * params @ params
+
+
+@pytest.mark.parametrize(("theta", "s"), [(math.pi / 16, 5), (0.01, 3), (math.pi / 2, 1), (0.3, 0)])
+def test_equals_vector_form_over_rounds(theta, s):
+    rule, other, eta = FedMDFG(theta=theta, s=s), vector_forms.FedMDFG(theta, s, 1e-4), 0.05
+    lengths, fair, remembered = set(), 0, 0
+    for cohort in sampled_rounds(9, 6, 3, seed=41):
+        gradients = cohort.updates.rows
+        asked = quadratic_losses(gradients, cohort.losses, [0.01, 1.0, 30.0][cohort.round % 3])
+        eta *= 0.9  # rows of earlier rounds were made with another rate
+        expected = other.step(
+            gradients.numpy(),
+            cohort.losses.numpy(),
+            cohort.client_ids,
+            cohort.round,
+            eta,
+            lambda a_d, asked=asked: asked(-torch.from_numpy(a_d)).numpy(),
+        )
+        step = rule.aggregate(
+            make_cohort(eta * gradients, cohort.losses, cohort.client_ids, cohort.round, lr=eta, losses_at=asked)
+        )
+        np.testing.assert_allclose(step.numpy(), expected, rtol=0, atol=1e-9 * np.linalg.norm(expected))
+        scalars = rule.report.scalars
+        assert scalars["step_length"] == pytest.approx(other.length / eta)
+        lengths.add(scalars["step_length"])
+        fair += scalars["fair_row"]
+        remembered += scalars["history_rows"]
+    assert len(lengths) > (1 if s > 0 else 0)
+    assert remembered > 0
+    assert fair > 0
+
+
+def test_first_trial_is_taken_when_losses_fall_as_the_slope_says():
+    rows, losses = random_rows(4, 42), [1.0, 1.0, 1.0, 1.0]
+    rule = FedMDFG()
+    asked = quadratic_losses(rows / 0.1, losses, 0.0)
+    step = rule.aggregate(make_cohort(rows, losses, losses_at=asked))
+    assert rule.report.scalars == {"step_length": 32, "evaluations": 1, "fair_row": 0, "history_rows": 0}
+    assert (asked(-step) < 1).all()
+
+
+def test_step_is_bounded_by_one_learning_rate_while_somebody_is_absent():
+    rule = FedMDFG()
+    rows = random_rows(6, 43)
+    rule.aggregate(make_cohort(rows[:3], ids=[0, 1, 2]))
+    rule.aggregate(make_cohort(rows[3:], ids=[0, 1, 5], when=1))
+    assert rule.report.scalars["history_rows"] == 1
+    assert rule.report.scalars["step_length"] == 1
+    rule.aggregate(make_cohort(rows[3:], ids=[0, 1, 5], when=2))
+    assert rule.report.scalars["history_rows"] == 0
+    assert rule.report.scalars["step_length"] > 1
+
+
+def test_only_the_previous_round_is_remembered():
+    rule = FedMDFG()
+    rows = random_rows(9, 44)
+    for when in range(3):
+        rule.aggregate(make_cohort(rows[3 * when : 3 * when + 3], ids=range(3 * when, 3 * when + 3), when=when))
+        assert rule.report.scalars["history_rows"] == (3 if when else 0)
+    assert len(rule.history) == 3
+
+
+def test_clients_without_gradient_are_dropped_for_the_round():
+    rule = FedMDFG(theta=math.pi / 2)
+    rows = random_rows(4, 45)
+    with_silent = rows.clone()
+    with_silent[1] = 0
+    ids, losses = [0, 1, 2, 3], torch.tensor([1.0, 9.0, 2.0, 3.0], dtype=torch.float64)
+    step = rule.aggregate(make_cohort(with_silent, losses, ids))
+    keep = [0, 2, 3]
+    alone = FedMDFG(theta=math.pi / 2)
+    torch.testing.assert_close(step, alone.aggregate(make_cohort(rows[keep], losses[keep], keep)))
+    assert rule.report.weights[1] == 0
+    assert 1 not in rule.history
+
+
+def test_zero_losses_are_dropped_on_request():
+    rows, losses = random_rows(3, 46), [1.0, 0.0, 2.0]
+    assert FedMDFG().aggregate(make_cohort(rows, losses)) is not None
+    rule = FedMDFG(drop_zero_loss=True)
+    rule.aggregate(make_cohort(rows, losses))
+    assert rule.report.weights[1] == 0
+
+
+def test_worse_than_before_activates_the_fair_row():
+    rows = random_rows(3, 47)
+    for force_all, second, expected in (
+        (True, [1.2, 1.0, 1.0], 1),
+        (True, [1.3, 1.2, 1.1], 1),
+        (False, [1.3, 1.2, 1.1], 0),
+        (False, [1.2, 1.0, 1.0], 1),
+        (True, [0.9, 1.0, 0.95], 0),
+    ):
+        rule = FedMDFG(force_when_all_exceed=force_all)
+        rule.aggregate(make_cohort(rows, [1.0, 1.0, 1.0]))
+        rule.aggregate(make_cohort(rows, second, when=1))
+        assert rule.report.scalars["fair_row"] == expected
+
+
+def test_reference_loss_follows_a_falling_loss_slowly():
+    rule, rows = FedMDFG(), random_rows(2, 48)
+    for when, losses in enumerate([[4.0, 4.0], [2.0, 4.0], [2.0, 5.0]]):
+        rule.aggregate(make_cohort(rows, losses, when=when))
+    clients, reference = rule.state_dict()["clients"].tolist(), rule.state_dict()["reference"].tolist()
+    # client 0: 4, then (1 * 4 + 2) / 2 = 3, then (2 * 3 + 2) / 3
+    assert dict(zip(clients, reference, strict=True)) == {0: pytest.approx(8 / 3), 1: 4.0}
+
+
+def test_dependent_rows_with_unequal_losses_do_not_stall():
+    one, two = random_rows(2, 49)
+    for rows in (torch.stack([one, one, one]), torch.stack([one, two, (one + two) / 2])):
+        rule = FedMDFG()
+        step = rule.aggregate(make_cohort(rows, [1.0, 1.0, 5.0]))
+        assert step.norm() > 0.1 * rows.mean(0).norm()
+        assert (rows @ step > 0).all()
+        assert rule.report.flagged
+        assert rule.report.scalars["fair_row"] == 0
+
+
+def test_remembered_row_that_contradicts_everybody_does_not_stop_training():
+    rows = random_rows(1, 50)
+    rule = FedMDFG()
+    rule.aggregate(make_cohort(-rows, ids=[9]))
+    step = rule.aggregate(make_cohort(rows, ids=[1], when=1))
+    torch.testing.assert_close(step, rows[0])
+    assert rule.report.flagged
+
+
+def test_pareto_stationary_rows_give_no_step():
+    row = random_rows(1, 51)
+    rule = FedMDFG()
+    assert not rule.aggregate(make_cohort(torch.cat([row, -row]), [1.0, 2.0])).any()
+    assert rule.report.flagged
+    assert len(rule.history) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_no_online_client_conflicts_with_the_model_step(dtype):
+    rule = FedMDFG(theta=0.05)
+    for cohort in sampled_rounds(40, 14, 5, 52, dtype):
+        step = rule.aggregate(cohort).double()
+        assert (cohort.updates.rows.double() @ step > 0).all()
+
+
+def test_line_search_second_and_third_stage():
+    """Never falling enough for everybody: the largest step that lowers the sum, else the one with the least sum."""
+    rows, losses = random_rows(2, 53), torch.tensor([1.0, 1.0])
+
+    def search(sums):
+        asked = iter(sums)
+        rule = FedMDFG(s=1)
+        rule.aggregate(make_cohort(rows, losses, losses_at=lambda p: torch.tensor([1.5, next(asked) - 1.5])))
+        return rule.report.scalars
+
+    assert search([3.0, 1.8, 1.7, 1.9, 1.6]) == {"step_length": 1, "evaluations": 3, "fair_row": 0, "history_rows": 0}
+    assert search([3.0, 2.5, 2.1, 9.0, 9.0])["step_length"] == 0.5
+    assert search([math.nan, math.inf, 2.1, 9.0, 9.0])["step_length"] == 0.5
+
+
+def test_line_search_without_finite_losses_stays():
+    rule = FedMDFG()
+    rows = random_rows(2, 54)
+    assert not rule.aggregate(make_cohort(rows, losses_at=lambda p: torch.full((2,), math.nan))).any()
+    assert rule.report.flagged
+    with pytest.raises(ValueError, match="losses_at"):
+        rule.aggregate(make_cohort(rows, losses_at=lambda p: torch.ones(3)))
+
+
+def test_line_search_switches():
+    rows, losses = random_rows(2, 55), torch.tensor([1.0, 3.0])  # not fair: the angle must shrink
+    same = lambda p: losses  # noqa: E731  the losses neither fall nor become more equal
+    less_fair = lambda p: losses * torch.tensor([0.1, 0.9])  # noqa: E731
+
+    def trials(asked, **switches):
+        rule = FedMDFG(s=2, **switches)
+        rule.aggregate(make_cohort(rows, losses, losses_at=asked))
+        return rule.report.scalars["evaluations"]
+
+    assert trials(less_fair) > 1
+    assert trials(less_fair, angle_test="off") == 1
+    assert trials(same, angle_test="off") > 1
+    assert trials(same, angle_test="off", armijo_sign="reference") == 1
+
+
+@pytest.mark.parametrize("arguments", [{"theta": 0.0}, {"theta": 2.0}, {"s": -1}, {"beta": 0.0}, {"beta": 1.0}])
+def test_bad_arguments(arguments):
+    with pytest.raises(ValueError, match=f"{next(iter(arguments))} of FedMDFG"):
+        FedMDFG(**arguments)
+
+
+def test_full_gradients_are_the_default():
+    assert FedMDFG().needs.full_gradients
+    assert not FedMDFG(gradient_source="update").needs.full_gradients
+    assert FedMDFG().needs.requery

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: N806 (letters as in the paper)
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from algorithm_cohorts import make_cohort, random_rows, train_locally
+from torch import nn
+
+from fl_lightning.algorithms import SCAFFOLD, Federation, LocalWork
+from fl_lightning.algorithms.scaffold import accumulated_steps
+from fl_lightning.updates import ParamLayout, UpdateMatrix
+
+N, SIZE = 6, 8
+
+
+def problems(seed=71):
+    """One ill-conditioned quadratic ``(w - b)' A (w - b) / 2`` per client."""
+    generator = np.random.default_rng(seed)
+    A = []
+    for _ in range(N):
+        basis = np.linalg.qr(generator.normal(size=(SIZE, SIZE)))[0]
+        A.append(basis @ np.diag(generator.uniform(0.3, 2.0, SIZE)) @ basis.T)
+    return np.stack(A), generator.normal(size=(N, SIZE)) * 3
+
+
+class Weights(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Parameter(torch.zeros(2, 3, dtype=torch.float64))
+        self.second = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+
+    def forward(self):
+        return torch.cat([self.first.reshape(-1), self.second])
+
+
+def run(rounds, sample, lr=0.2, momentum=0.0, steps=lambda i: 3 + i, rule=None, reload_at=None):
+    """Federates the quadratics through the rule; returns the trajectory of the global parameters."""
+    A, b = (torch.from_numpy(x) for x in problems())
+    rule = rule or SCAFFOLD()
+    module = Weights()
+    layout = ParamLayout.from_module(module)
+    client = rule.client_rule()
+    federation = Federation(N, layout, torch.device("cpu"), torch.float64)
+    client.begin_fit(federation)
+    params, path = torch.zeros(SIZE, dtype=torch.float64), []
+    for t in range(rounds):
+        if t == reload_at:
+            state, rule = client.state_dict(), SCAFFOLD(rule.server_lr)
+            client = rule.client_rule()
+            client.load_state_dict(state)
+            client.begin_fit(federation)
+        ids = sample(t)
+        rows, control = [], []
+        for i in ids:
+            loss = lambda net, step, i=i: 0.5 * (net() - b[i]) @ A[i] @ (net() - b[i])  # noqa: E731
+            row, report = train_locally(client, module, layout, params, loss, i, lr, steps(i), momentum)
+            rows.append(row)
+            control.append(report.companions["control"])
+        companions = {"control": UpdateMatrix(torch.stack(control), layout)}
+        cohort = make_cohort(
+            torch.stack(rows), ids=ids, when=t, layout=layout, companions=companions, num_clients=N, params=params
+        )
+        params = params - rule.aggregate(cohort)
+        client.commit(cohort)
+        path.append(params)
+    return torch.stack(path)
+
+
+def half(t):
+    return [int(i) for i in np.random.default_rng(t).permutation(N)[:3]]
+
+
+def test_equals_algorithm_1_written_with_vectors():
+    A, b = problems()
+    x, c, c_i, eta_g, eta = np.zeros(SIZE), np.zeros(SIZE), np.zeros((N, SIZE)), 0.8, 0.2
+    path = run(8, half, rule=SCAFFOLD(eta_g))
+    for t in range(8):
+        dx, dc = [], []
+        for i in half(t):
+            y, K = x.copy(), 3 + i
+            for _ in range(K):
+                y = y - eta * (A[i] @ (y - b[i]) - c_i[i] + c)
+            new = c_i[i] - c + (x - y) / (K * eta)
+            dx.append(y - x)
+            dc.append(new - c_i[i])
+            c_i[i] = new
+        x = x + eta_g * np.mean(dx, 0)
+        c = c + np.sum(dc, 0) / N
+        np.testing.assert_allclose(path[t].numpy(), x, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_control_variate_is_the_mean_of_the_gradients_seen(momentum):
+    """A client with constant gradient must report exactly that gradient, whatever the momentum."""
+    gradient = torch.linspace(-1, 2, SIZE, dtype=torch.float64)
+    module, rule = Weights(), SCAFFOLD()
+    layout = ParamLayout.from_module(module)
+    client = rule.client_rule()
+    client.begin_fit(Federation(N, layout, torch.device("cpu"), torch.float64))
+    loss = lambda net, step: net() @ gradient  # noqa: E731
+    params = torch.zeros(SIZE, dtype=torch.float64)
+    for _ in range(3):  # with c and c_i in play from the second pass on
+        row, report = train_locally(client, module, layout, params, loss, 4, 0.1, 7, momentum)
+        control = UpdateMatrix(report.companions["control"][None], layout)
+        client.commit(make_cohort(row[None], ids=[4], layout=layout, companions={"control": control}, num_clients=N))
+        torch.testing.assert_close(client.state_dict()["clients"]["tensors"][0], gradient)
+        torch.testing.assert_close(client.state_dict()["server"], gradient / N)
+
+
+def test_finds_the_optimum_of_the_sum_where_fedavg_drifts():
+    A, b = problems()
+    optimum = torch.from_numpy(np.linalg.solve(A.sum(0), (A @ b[:, :, None]).sum(0)[:, 0]))
+    everyone = list(range(N))
+    with_control = run(80, lambda t: everyone, steps=lambda i: 5)[-1]
+    assert (with_control - optimum).norm() < 1e-6
+
+    class Drifting(SCAFFOLD):
+        """The same loop without corrections."""
+
+        def client_rule(self):
+            rule = super().client_rule()
+            rule.correct_gradients = lambda work: None
+            return rule
+
+    without = run(80, lambda t: everyone, steps=lambda i: 5, rule=Drifting())[-1]
+    assert (without - optimum).norm() > 1e-2
+
+
+def test_resumed_run_continues_bit_for_bit():
+    assert torch.equal(run(6, half), run(6, half, reload_at=3))
+
+
+def test_client_without_steps_changes_nothing():
+    module, client = Weights(), SCAFFOLD().client_rule()
+    layout = ParamLayout.from_module(module)
+    params = torch.ones(SIZE, dtype=torch.float64)
+    client.begin_fit(Federation(N, layout, torch.device("cpu"), torch.float64))
+    row, report = train_locally(client, module, layout, params, None, 0, 0.1, 0)
+    assert not row.any()
+    assert not report.companions["control"].any()
+
+
+def test_parameters_without_gradient_are_left_alone():
+    module, client = Weights(), SCAFFOLD().client_rule()
+    layout = ParamLayout.from_module(module)
+    client.load_state_dict(
+        {"clients": {"clients": torch.tensor([]), "tensors": []}, "server": torch.ones(SIZE).double()}
+    )
+    loss = lambda net, step: net.first.sum()  # noqa: E731
+    row, _ = train_locally(client, module, layout, torch.zeros(SIZE, dtype=torch.float64), loss, 0, 0.5, 1)
+    assert row.tolist() == [1.0] * 6 + [0.0] * 2  # 0.5 * (gradient 1 + correction 1)
+
+
+def test_needs_a_learning_rate_and_control_rows():
+    client, rows = SCAFFOLD().client_rule(), random_rows(2, 72)
+    assert client.needs.client_lr
+    layout = ParamLayout.from_sizes([SIZE])
+    flat = torch.zeros(SIZE)
+    work = LocalWork(0, 0, nn.Module(), layout, [], flat, flat.clone(), 1, client_lr=None, steps=1)
+    with pytest.raises(ValueError, match="client_lr"):
+        client.end_client(work)
+    with pytest.raises(ValueError, match="control"):
+        client.commit(make_cohort(rows))
+    with pytest.raises(ValueError, match="server_lr of SCAFFOLD"):
+        SCAFFOLD(0.0)
+
+
+def test_restored_state_of_another_model_is_refused():
+    client = SCAFFOLD().client_rule()
+    client.load_state_dict({"clients": {"clients": torch.tensor([]), "tensors": []}, "server": torch.ones(5)})
+    with pytest.raises(ValueError, match="8 numbers"):
+        client.begin_fit(Federation(N, ParamLayout.from_sizes([8]), torch.device("cpu"), torch.float32))
+
+
+@pytest.mark.parametrize(("steps", "momentum"), [(0, 0.0), (1, 0.9), (5, 0.0), (5, 0.5)])
+def test_accumulated_steps(steps, momentum):
+    weights = [sum(momentum**j for j in range(k)) for k in range(1, steps + 1)]
+    assert accumulated_steps(steps, momentum) == pytest.approx(sum(weights))

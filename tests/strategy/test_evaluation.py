@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Validation, test and prediction with the global model: pooled and per-client values against evaluation by hand."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from plain_loop import client_batches, evaluate
+from support import CLASSES, Blobs, Classifier, federated_blobs, fresh, quiet_trainer, weights
+from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics.classification import (
+    MulticlassAccuracy, MulticlassAUROC, MulticlassAveragePrecision, MulticlassF1Score, MulticlassPrecision,
+    MulticlassRecall,
+)  # fmt: skip
+
+import fl_lightning as fl
+
+
+class Measured(Classifier):
+    """Logs through everything that people log through."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.accuracy = MulticlassAccuracy(CLASSES, average="micro")
+        self.f1 = MulticlassF1Score(CLASSES, average="macro")
+        self.mean = MeanMetric()
+        # Precision and recall share their state, and so do the two that keep all scores.
+        self.group = MetricCollection(
+            {"precision": MulticlassPrecision(CLASSES), "recall": MulticlassRecall(CLASSES)}, prefix="group_"
+        )
+        self.scores = MetricCollection({"auroc": MulticlassAUROC(CLASSES), "ap": MulticlassAveragePrecision(CLASSES)})
+        self.doubled = 2.0 * MulticlassAccuracy(CLASSES, average="micro")
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        logits = self(x)
+        losses = F.cross_entropy(logits, y, reduction="none")
+        for metric in (self.accuracy, self.f1, self.doubled):
+            metric(logits, y)
+        self.mean(losses)
+        self.group.update(logits, y)
+        self.scores.update(logits.softmax(1), y)
+        self.log("accuracy", self.accuracy)
+        self.log("f1", self.f1)
+        self.log("mean", self.mean)
+        self.log("doubled", self.doubled)
+        self.log_dict(self.group)
+        self.log_dict(self.scores)
+        self.log("loss", float(losses.mean()), on_step=True, on_epoch=True)
+        self.log("sum", losses.sum(), reduce_fx="sum")
+        self.log_dict({"max": losses.max()}, reduce_fx="max")
+        self.log("min", losses.min(), reduce_fx="min")
+
+    test_step = validation_step
+
+
+def by_hand(module, x, y):
+    with torch.no_grad():
+        logits = module.eval()(x)
+    losses = F.cross_entropy(logits, y, reduction="none")
+    accuracy = (logits.argmax(1) == y).double().mean()
+    values = {
+        "accuracy": accuracy, "doubled": 2 * accuracy, "mean": losses.mean(), "loss": losses.mean(),
+        "sum": losses.sum(), "max": losses.max(), "min": losses.min(), "f1": MulticlassF1Score(CLASSES)(logits, y),
+        "group_precision": MulticlassPrecision(CLASSES)(logits, y),
+        "group_recall": MulticlassRecall(CLASSES)(logits, y),
+        "auroc": MulticlassAUROC(CLASSES)(logits.softmax(1), y),
+        "ap": MulticlassAveragePrecision(CLASSES)(logits.softmax(1), y),
+    }  # fmt: skip
+    return {name: float(value) for name, value in values.items()}
+
+
+def check_against_hand(module, strategy, results, stage):
+    loaders = client_batches(stage)
+    data = {
+        client: [torch.cat(c) for c in zip(*(b for b, _ in loaders.batches(client, seed=None)), strict=True)]
+        for client in range(len(loaders))
+        if loaders.sizes[client]
+    }
+    pooled = by_hand(module, *(torch.cat(column) for column in zip(*data.values(), strict=True)))
+    named = {name: float(results["loss_epoch" if name == "loss" else name]) for name in pooled}
+    assert named == pytest.approx(pooled, rel=1e-5)
+    record = strategy.last_evaluation
+    assert record.stage == stage
+    assert record.client_ids == tuple(data)
+    assert record.sizes.tolist() == [len(y) for _, y in data.values()]
+    # What two metrics compose cannot be taken apart per client; its pooled value above is right all the same.
+    assert set(record.values) == set(pooled) - {"doubled"}
+    for place, (x, y) in enumerate(data.values()):
+        found = {name: float(values[place]) for name, values in record.values.items()}
+        expected = by_hand(module, x, y)
+        del expected["doubled"]
+        assert found == pytest.approx(expected, rel=1e-5), record.client_ids[place]
+
+
+@pytest.mark.parametrize("fit_first", [False, True])
+@pytest.mark.parametrize("stage", ["val", "test"])
+def test_pooled_and_client_values_equal_evaluation_by_hand(stage, fit_first, recwarn):
+    module, data, strategy = fresh(Measured), federated_blobs(), fl.FederatedStrategy(clients_per_round=3)
+    trainer = quiet_trainer(strategy, 2)
+    if fit_first:
+        trainer.fit(module, data)
+    run = trainer.validate if stage == "val" else trainer.test
+    for _ in range(2):  # the second run must not remember the first
+        (results,) = run(module, data, verbose=False)
+        check_against_hand(module, strategy, results, stage)
+    assert not [w for w in recwarn if "compute" in str(w.message)]
+
+
+def test_values_do_not_depend_on_a_fit_before_in_the_same_trainer():
+    module, data = fresh(Measured), federated_blobs()
+    trainer = quiet_trainer(fl.FederatedStrategy(), 2)
+    trainer.fit(module, data)
+    (after_fit,) = trainer.test(module, data, verbose=False)
+    (alone,) = quiet_trainer(fl.FederatedStrategy()).test(module, data, verbose=False)
+    assert after_fit == alone
+
+
+def test_validation_inside_the_fit_evaluates_the_aggregated_model():
+    module, data, strategy = fresh(), federated_blobs(), fl.FederatedStrategy(clients_per_round=2)
+    trainer = quiet_trainer(strategy, 2)
+    trainer.fit(module, data)
+    clients, (loss, accuracy, _) = evaluate(module)
+    assert float(trainer.callback_metrics["val_loss"]) == pytest.approx(loss, rel=1e-5)
+    assert float(trainer.callback_metrics["val_acc"]) == pytest.approx(accuracy, rel=1e-5)
+    found = strategy.last_evaluation.values["val_acc"].tolist()
+    assert found == pytest.approx([a for _, a, _ in clients.values()], rel=1e-5)
+
+
+def test_fairness_numbers_of_the_clients_are_logged():
+    module, data, strategy = fresh(), federated_blobs(), fl.FederatedStrategy()
+    (results,) = quiet_trainer(strategy).test(module, data, verbose=False)
+    clients, _ = evaluate(module, "test")
+    accuracies = torch.tensor([a for _, a, _ in clients.values()], dtype=torch.float64)
+    sizes = torch.tensor([float(n) for *_, n in clients.values()], dtype=torch.float64)
+    expected = {
+        "mean": accuracies.mean(),
+        "weighted_mean": (accuracies * sizes).sum() / sizes.sum(),
+        "std": accuracies.std(correction=0),
+        "angle": torch.acos(accuracies.mean() / accuracies.square().mean().sqrt()),
+        "worst_5": accuracies.min(),
+        "best_10": accuracies.max(),
+    }
+    for name, value in expected.items():
+        assert results[f"fed/test_acc/{name}"] == pytest.approx(float(value), rel=1e-5), name
+    assert "fed/test_loss/angle" not in results  # smaller is better: no angle
+    # The pooled value weighs clients by their samples.
+    assert results["fed/test_acc/weighted_mean"] == pytest.approx(results["test_acc"], rel=1e-5)
+
+
+@pytest.mark.parametrize("source", ["datamodule", "loader"])
+@pytest.mark.parametrize("limit", [1.0, 3])
+def test_plain_data_is_evaluated_as_ever(source, limit):
+    module, strategy, plain = fresh(), fl.FederatedStrategy(), Blobs()
+    data = plain if source == "datamodule" else plain.val_dataloader()
+    trainer = quiet_trainer(strategy, limit_val_batches=limit)
+    (results,) = trainer.validate(module, data, verbose=False)
+    batches = list(plain.val_dataloader())[: None if limit == 1.0 else limit]
+    x, y = (torch.cat(column) for column in zip(*batches, strict=True))
+    with torch.no_grad():
+        assert results["val_loss"] == pytest.approx(float(F.cross_entropy(module.eval()(x), y)), rel=1e-5)
+    assert strategy.last_evaluation is None
+    assert not [name for name in results if name.startswith("fed/")]
+
+
+def test_federated_training_with_plain_validation_data():
+    module, data = fresh(), federated_blobs()
+    data.prepare_data()
+    data.setup("fit")
+    trainer = quiet_trainer(fl.FederatedStrategy(), 2, limit_val_batches=2, limit_train_batches=1)
+    trainer.fit(module, data.train_dataloader(), Blobs().val_dataloader())
+    x, y = (torch.cat(column) for column in zip(*list(Blobs().val_dataloader())[:2], strict=True))
+    with torch.no_grad():
+        expected = float(F.cross_entropy(module.eval()(x), y))
+    assert float(trainer.callback_metrics["val_loss"]) == pytest.approx(expected, rel=1e-5)
+    assert trainer.global_step == 2 * 6  # one batch per client
+
+
+def test_prediction_uses_the_trained_model_on_undivided_data():
+    module, data = fresh(), federated_blobs()
+    trainer = quiet_trainer(fl.FederatedStrategy(), 2)
+    trainer.fit(module, data)
+    predicted = torch.cat(trainer.predict(module, data))
+    (x,) = (torch.cat(column) for column in zip(*Blobs().predict_dataloader(), strict=True))
+    with torch.no_grad():
+        assert torch.equal(predicted, module.eval()(x).argmax(1))
+    assert not torch.equal(predicted, fresh().eval()(x).argmax(1))
+
+
+def test_a_checkpoint_is_tested_by_its_path(tmp_path):
+    module, data = fresh(), federated_blobs()
+    trainer = quiet_trainer(fl.FederatedStrategy(), 2)
+    trainer.fit(module, data)
+    trainer.save_checkpoint(tmp_path / "two.ckpt")
+    (expected,) = trainer.test(module, data, verbose=False)
+    other = fresh(seed=1)
+    (found,) = quiet_trainer(fl.FederatedStrategy()).test(other, data, ckpt_path=tmp_path / "two.ckpt", verbose=False)
+    assert found == expected
+    assert torch.equal(weights(other), weights(module))
+
+
+@pytest.mark.parametrize("limit", [2, 0.5])
+@pytest.mark.parametrize("stage", ["val", "test"])
+def test_evaluation_limits_count_per_client(stage, limit):
+    module, data, strategy = fresh(), federated_blobs(batch_size=3), fl.FederatedStrategy()
+    trainer = quiet_trainer(strategy, **{f"limit_{stage}_batches": limit})
+    run = trainer.validate if stage == "val" else trainer.test
+    run(module, data, verbose=False)
+    loaders = client_batches(stage, federated_blobs(batch_size=3))
+    expected = {}
+    for client in range(len(loaders)):
+        sizes = [size for _, size in loaders.batches(client, seed=None)]
+        if sizes:
+            expected[client] = sum(sizes[: limit if limit == 2 else max(1, len(sizes) // 2)])
+    record = strategy.last_evaluation
+    assert dict(zip(record.client_ids, record.sizes.tolist(), strict=True)) == expected
+    assert sum(expected.values()) < 80
+    assert getattr(trainer, f"limit_{stage}_batches") == limit  # handed back
+
+
+class Sometimes(Classifier):
+    """Logs one value for clients with a sample of class 0 only."""
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        if bool((batch[1] == 0).any()):
+            self.log("zeros", (batch[1] == 0).double().sum(), reduce_fx="sum")
+            self.log("zero_share", (batch[1] == 0).double().mean())
+
+
+def test_a_value_that_a_client_did_not_log_is_nan_for_it():
+    strategy = fl.FederatedStrategy()
+    data = fl.FederatedDataModule(Blobs(), fl.data.Pathological(6, 2), seed=0)
+    quiet_trainer(strategy).validate(fresh(Sometimes), data, verbose=False)
+    loaders = data.val_dataloader()
+    labels = [torch.cat([y for (_, y), _ in loaders.batches(c, seed=None)]) for c in range(6)]
+    expected = torch.tensor([float((y == 0).sum()) or float("nan") for y in labels], dtype=torch.float64)
+    assert 0 < int(expected.isnan().sum()) < 6
+    values = strategy.last_evaluation.values
+    assert torch.equal(values["zeros"].nan_to_num(-1), expected.nan_to_num(-1))
+    assert torch.equal(values["zero_share"].isnan(), expected.isnan())

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import io
+from itertools import pairwise
+
+import pytest
+import torch
+
+from fl_lightning import ops
+from fl_lightning.history import ClientTensors, RowHistory
+from fl_lightning.updates import ParamLayout, UpdateMatrix
+
+LAYOUT = ParamLayout.from_sizes([5, 0, 7, 3])
+
+
+def rows_of(m, seed, dtype=torch.float64, layout=LAYOUT):
+    generator = torch.Generator().manual_seed(seed)
+    return UpdateMatrix(torch.randn(m, layout.numel, generator=generator, dtype=torch.float64).to(dtype), layout)
+
+
+def remember(history, updates, ids, when, scales=1.0):
+    history.remember(updates, dict(enumerate(ids)), when, scales)
+
+
+def reload(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def direct_gram(rows, layout=LAYOUT):
+    rows, starts = rows.double(), layout.layer_starts
+    return torch.stack([rows[:, a:b] @ rows[:, a:b].T for a, b in pairwise(starts)])
+
+
+class Plain:
+    """The same memory as a dictionary of vectors."""
+
+    def __init__(self, capacity=None):
+        self.capacity, self.rows = capacity, {}
+
+    def remember(self, updates, ids, when, scales):
+        for i, row, scale in list(zip(ids, updates.rows.clone(), scales.tolist(), strict=True))[: self.capacity]:
+            self.rows[i] = (when, row.double() * scale)
+        if self.capacity is not None:
+            newest = sorted(self.rows, key=lambda i: (-self.rows[i][0], i))
+            self.rows = {i: self.rows[i] for i in newest[: self.capacity]}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("capacity", [None, 1, 6, 11])
+def test_agrees_with_a_dictionary_of_vectors(capacity, dtype):
+    """Random cohorts, windows and scales: products must be right, computed now, cached, or filled in later."""
+    history, plain = RowHistory(capacity), Plain(capacity)
+    generator = torch.Generator().manual_seed(1)
+    for when in range(40):
+        m = int(torch.randint(1, 6, (), generator=generator))
+        ids = torch.randperm(25, generator=generator)[:m].tolist()
+        updates = rows_of(m, when, dtype)
+        since = when - int(torch.randint(0, 12, (), generator=generator))
+        absent = history.select(exclude=ids, since=since)
+        assert absent == sorted(
+            (i for i, (t, _) in plain.rows.items() if i not in ids and t >= since), key=lambda i: (-plain.rows[i][0], i)
+        )
+        joint = torch.cat([updates.rows.double(), *(plain.rows[i][1][None] for i in absent)])
+        gram = history.joint_gram(updates, absent)
+        assert gram.dtype == torch.float64
+        torch.testing.assert_close(gram, direct_gram(joint), rtol=1e-12, atol=1e-12)
+        assert torch.equal(gram, gram.mT)
+        coeff = torch.randn(4, len(joint), generator=generator, dtype=torch.float64)
+        wide = torch.repeat_interleave(coeff, torch.tensor(LAYOUT.sizes), dim=0)
+        step = history.combine(updates, coeff, absent)
+        assert step.dtype == dtype
+        torch.testing.assert_close(step, (wide * joint.T).sum(1).to(dtype))
+        if when % 5 != 4:  # not every round is remembered
+            scales = torch.rand(m, generator=generator, dtype=torch.float64) + 0.5
+            remember(history, updates, ids, when, scales)
+            plain.remember(updates, ids, when, scales)
+        assert len(history) == len(plain.rows)
+        updates.rows.zero_()  # the strategy reuses its buffer
+
+
+def test_a_round_computes_products_of_new_rows_only(monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        ops, "layer_cross_gram", lambda a, b, offsets: calls.append((len(a), len(b))) or real(a, b, offsets)
+    )
+    history = RowHistory()
+    for when in range(12):
+        ids = [(5 * when + k) % 20 for k in range(5)]
+        updates = rows_of(5, when)
+        absent = history.select(exclude=ids)
+        calls.clear()
+        history.joint_gram(updates, absent)
+        assert calls == [(5, 8)] * -(-min(5 * when, 20) // 8)
+        remember(history, updates, ids, when)
+
+
+real = ops.layer_cross_gram
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_restored_history_continues_bit_for_bit(device):
+    """float32 rows: recomputed products could differ in the last bits, so they must be restored."""
+
+    def play(history, rounds):
+        results = []
+        for when in rounds:
+            ids = [(3 * when + 7 * k) % 17 for k in range(4)]
+            updates = rows_of(4, when, torch.float32)
+            absent = history.select(exclude=ids, since=when - 3)
+            results.append(history.joint_gram(updates, absent))
+            results.append(history.combine(updates, results[-1][:, 0], absent))
+            remember(history, updates, ids, when, 0.3)
+        return results
+
+    history, resumed = RowHistory(9, device), RowHistory(9, device)
+    play(history, range(7))
+    resumed.load_state_dict(reload(history.state_dict()))
+    assert len(resumed) == len(history) == 9
+    for one, two in zip(play(history, range(7, 12)), play(resumed, range(7, 12)), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_loaded_state_is_a_copy():
+    history, other = RowHistory(), RowHistory()
+    updates = rows_of(3, 1)
+    remember(history, updates, [0, 1, 2], 0)
+    state = history.state_dict()
+    other.load_state_dict(state)
+    before = other.joint_gram(rows_of(1, 2), [0, 1, 2])
+    remember(history, rows_of(3, 3), [0, 1, 2], 1)
+    assert torch.equal(before, other.joint_gram(rows_of(1, 2), [0, 1, 2]))
+
+
+def test_empty_history_round_trips():
+    history = RowHistory()
+    history.load_state_dict(reload(RowHistory().state_dict()))
+    assert len(history) == 0
+    assert history.select() == []
+    assert torch.equal(history.joint_gram(rows_of(2, 0), []), direct_gram(rows_of(2, 0).rows))
+
+
+def test_oldest_rows_leave_first():
+    history = RowHistory(capacity=4)
+    remember(history, rows_of(3, 0), [5, 6, 7], 0)
+    remember(history, rows_of(2, 1), [8, 5], 1)
+    assert history.select() == [5, 8, 6, 7]
+    remember(history, rows_of(1, 2), [9], 2)
+    assert history.select() == [9, 5, 8, 6]
+    assert 7 not in history
+    remember(history, rows_of(6, 3), [1, 2, 3, 4, 5, 6], 3)
+    assert history.select() == [1, 2, 3, 4]
+
+
+def test_forgotten_rows_give_their_memory_back():
+    history = RowHistory()
+    for when in range(10):
+        remember(history, rows_of(5, when), range(5 * when, 5 * when + 5), when)
+        history.forget(before=when)
+        assert len(history) == 5
+    assert history.nbytes <= history.planned_nbytes(10, 5, LAYOUT, torch.float64)
+
+
+@pytest.mark.parametrize("capacity", [None, 3, 12])
+def test_memory_stays_within_the_plan(capacity):
+    history = RowHistory(capacity)
+    for when in range(12):
+        remember(history, rows_of(5, when), [(5 * when + 3 * k) % 30 for k in range(5)], when)
+    assert 0 < history.nbytes <= history.planned_nbytes(30, 5, LAYOUT, torch.float64)
+    history.clear()
+    assert history.nbytes == 0
+    assert len(history) == 0
+
+
+def test_only_some_rows_can_be_remembered():
+    history, updates = RowHistory(), rows_of(4, 1)
+    history.remember(updates, {1: 11, 3: 13}, 0)
+    assert history.select() == [11, 13]
+    new = rows_of(1, 2)
+    torch.testing.assert_close(
+        history.joint_gram(new, [13, 11]), direct_gram(torch.cat([new.rows, updates.rows[[3, 1]]]))
+    )
+    history.remember(updates, {}, 1)
+    assert len(history) == 2
+
+
+def test_rows_that_do_not_fit_are_refused():
+    history = RowHistory()
+    remember(history, rows_of(2, 1), [0, 1], 0)
+    other = ParamLayout.from_sizes([5, 9])
+    for updates in (rows_of(2, 2, torch.float32), rows_of(2, 2, layout=other), rows_of(2, 2, layout=LAYOUT.merged())):
+        with pytest.raises(ValueError, match="updates must match the remembered rows, 4 layers, 15 columns"):
+            history.joint_gram(updates, [0])
+        with pytest.raises(ValueError, match="updates must match"):
+            remember(history, updates, [5, 6], 1)
+    with pytest.raises(KeyError):
+        history.joint_gram(rows_of(2, 2), [9])
+    with pytest.raises(ValueError, match="capacity"):
+        RowHistory(0)
+
+
+def test_client_tensors():
+    tensors = ClientTensors()
+    value = torch.ones(4)
+    assert tensors.get(3) is None
+    tensors.add(3, value)
+    tensors.add(3, value)
+    tensors.set(1, 5 * value)
+    value.zero_()
+    assert tensors.get(3).tolist() == [2.0] * 4
+    assert tensors.get(1).tolist() == [5.0] * 4
+    assert len(tensors) == 2
+    assert 3 in tensors
+    assert 2 not in tensors
+    assert tensors.nbytes == 32
+    with pytest.raises(ValueError, match="shape"):
+        tensors.add(3, torch.ones(5))
+
+    other = ClientTensors("cpu")
+    other.load_state_dict(reload(tensors.state_dict()))
+    other.add(3, torch.ones(4))
+    assert other.get(3).tolist() == [3.0] * 4
+    assert tensors.get(3).tolist() == [2.0] * 4
+    tensors.clear()
+    assert len(tensors) == 0
