@@ -7,7 +7,7 @@ from fl_lightning.client import ClientModule
 from fl_lightning.cohort import Cohort
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.records import EvaluationRecord, RoundRecord
-from fl_lightning.server import ClientError
+from fl_lightning.reports import ClientError
 from fl_lightning.strategy import FederatedStrategy
 from fl_lightning.updates import ParamLayout, UpdateMatrix
 from fl_lightning.versions import __version__, show_versions

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 
-import fl_lightning  # noqa: F401  # registers strategy="federated" before the CLI reads a configuration
 from fl_lightning._lightning import LightningDataModule, LightningModule, lightning_module
 from fl_lightning.versions import show_versions
 
@@ -55,7 +54,7 @@ def _run_lightning() -> int:
     except ModuleNotFoundError as missing:
         sys.stderr.write(f"this command needs the CLI extra, pip install 'fl-lightning[cli]': {missing}\n")
         return 1
-    # LightningCLI reads sys.argv itself.
+    # LightningCLI reads sys.argv itself. It knows strategy="federated", because importing the package registered it.
     cli.LightningCLI(
         LightningModule,
         LightningDataModule,

@@ -19,8 +19,8 @@ from fl_lightning.updates import UpdateMatrix
 class Cohort:
     """The reports of the clients that took part in a round, in sampling order.
 
-    ``losses``, ``sizes`` and ``extras``, tensors or sequences, become float64 on the rows' device (on the CPU for devices
-    without float64).
+    ``losses``, ``sizes`` and ``extras``, tensors or sequences, become float64 on the rows' device (on the CPU where the
+    device has no float64).
 
     Attributes:
         params: ``[n]`` global parameters at the start of the round.
@@ -33,7 +33,7 @@ class Cohort:
         num_clients: how many clients are registered, sampled or not; ``None`` outside a trainer.
         extras: further tensors, first dimension ``m`` (accuracies, disparities).
         companions: a second row per client (control variates, disparity gradients).
-        losses_at: the cohort's losses ``[m]`` at given parameters ``[n]``; ``None`` where clients cannot be asked again.
+        losses_at: the cohort's losses ``[m]`` at given parameters ``[n]``; ``None`` if clients cannot be asked again.
 
     Raises:
         ValueError: a field's length, shape or content breaks the rules above; the message names the field.

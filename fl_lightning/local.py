@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from math import ceil
 from typing import Any
 
 import torch
@@ -66,7 +67,8 @@ def full_path_reason(trainer: Trainer, module: LightningModule) -> str | None:
         return "manual optimization"
     if type(trainer.precision_plugin) is not lightning_module("plugins.precision").Precision:
         return f"precision {trainer.precision}"
-    if trainer.accumulate_grad_batches != 1:
+    schedule = lightning_module("callbacks").GradientAccumulationScheduler
+    if trainer.accumulate_grad_batches != 1 or any(isinstance(c, schedule) for c in trainer.callbacks):  # type: ignore[attr-defined]
         return "accumulate_grad_batches"
     if trainer.gradient_clip_val is not None:
         return "gradient clipping"
@@ -99,7 +101,7 @@ class LocalTrainer:
     def __init__(
         self, loop: FederatedEpochLoop, loaders: ClientLoaders, plan: LocalPlan, rule: ClientRule, lean: bool
     ) -> None:
-        self._loop, self._loaders, self._plan, self._rule, self._lean = loop, loaders, plan, rule, lean
+        self._loop, self.loaders, self._plan, self._rule, self._lean = loop, loaders, plan, rule, lean
         self._trainer: Trainer = loop.trainer
         self._module: LightningModule = loop.trainer.lightning_module
         helpers = lightning_module("utilities.model_helpers")
@@ -145,18 +147,18 @@ class LocalTrainer:
 
     def _schedule(self, work: LocalWork) -> Iterator[tuple[Any, int, int, bool]]:
         plan, client = self._plan, work.client_id
-        available = self._loaders.num_batches(client, merge_single=self._merge_single)
+        available = self.loaders.num_batches(client, merge_single=self._merge_single)
         per_pass = plan.batches(available)
-        wanted = plan.steps * self._trainer.accumulate_grad_batches if plan.steps is not None else None
+        wanted, window = plan.steps, self._trainer.accumulate_grad_batches
         passes = 0
         while per_pass > 0 and (passes < plan.epochs if wanted is None else wanted > 0):
             seed = derive_seed(plan.seed, "shuffle", work.round, client, passes)
-            batches = self._loaders.batches(client, seed=seed, merge_single=self._merge_single)
-            take = per_pass if wanted is None else min(per_pass, wanted)
+            batches = self.loaders.batches(client, seed=seed, merge_single=self._merge_single)
+            take = per_pass if wanted is None else min(per_pass, wanted * window)
             for index, (batch, size) in enumerate(islice(batches, take)):
                 yield batch, size, index, index + 1 == take
             if wanted is not None:
-                wanted -= take
+                wanted -= ceil(take / window)  # a pass ends with a step
             passes += 1
 
     def _step(self, batch: Any, index: int, size: int, is_last: bool) -> tuple[Tensor | None, bool]:
@@ -202,7 +204,9 @@ class LocalTrainer:
         self.work.steps += 1
 
     def _to_device(self, batch: Any) -> Any:
-        return batch if self._stays else self._trainer.strategy.batch_to_device(batch)
+        if self._stays:
+            return batch
+        return self._trainer.strategy.batch_to_device(self._module._on_before_batch_transfer(batch))
 
     # ---- full-gradient upload
 
@@ -213,10 +217,10 @@ class LocalTrainer:
             The sample-weighted mean training loss.
         """
         client, total = work.client_id, None
-        samples = int(self._loaders.sizes[client])
+        samples = int(self.loaders.sizes[client])
         for parameter in work.parameters:
             parameter.grad = None
-        for index, (batch, size) in enumerate(self._loaders.batches(client, seed=None)):
+        for index, (batch, size) in enumerate(self.loaders.batches(client, seed=None)):
             moved = self._to_device(self._trainer.precision_plugin.convert_input(batch))
             self._loop.expect(moved, size)
             with self._trainer.precision_plugin.train_step_context():
@@ -245,15 +249,15 @@ class LocalTrainer:
                 try:
                     return self._mean_loss(client)
                 except torch.OutOfMemoryError:
-                    if self._loss_batch <= self._loaders.batch_size:
+                    if self._loss_batch <= self.loaders.batch_size:
                         raise
-                    self._loss_batch = max(self._loss_batch // 2, self._loaders.batch_size)
+                    self._loss_batch = max(self._loss_batch // 2, self.loaders.batch_size)
 
     def _mean_loss(self, client: int) -> float:
         module, total, count = self._module, torch.zeros((), dtype=torch.float64), 0
-        size = max(self._loss_batch, self._loaders.batch_size)
+        size = max(self._loss_batch, self.loaders.batch_size)
         own = getattr(module, "federated_loss", None)
-        for index, (batch, number) in enumerate(self._loaders.batches(client, seed=None, batch_size=size)):
+        for index, (batch, number) in enumerate(self.loaders.batches(client, seed=None, batch_size=size)):
             moved = self._to_device(self._trainer.precision_plugin.convert_input(batch))
             with self._trainer.precision_plugin.val_step_context():
                 if own is not None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lightning's training epoch loop with a client in place of a batch: one epoch is one communication round.
 
-This file (with :mod:`fl_lightning.results`) is the only one that touches Lightning's private loops.
-:func:`check_contract` fails loudly if a Lightning release moves what is used here.
+This file (with :mod:`fl_lightning.position` and :mod:`fl_lightning.results`) is the only one that touches Lightning's
+private loops. :func:`check_contract` fails loudly if a Lightning release moves what is used there.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 from fl_lightning._lightning import TREE, Trainer, lightning_module, pl
+from fl_lightning.position import Position
 
 if TYPE_CHECKING:
     from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
@@ -46,15 +47,6 @@ class ClientTask:
         return self.num_batches
 
 
-@dataclass(frozen=True)
-class RoundStart:
-    """Loop counters at the start of a round: what a checkpoint taken inside the round is rolled back to."""
-
-    optimizer_steps: int
-    batches_that_stepped: int
-    clients: int
-
-
 class Conductor(Protocol):
     """What the loop asks of the strategy."""
 
@@ -62,15 +54,10 @@ class Conductor(Protocol):
         """Trains one client and returns its mean loss, or None if it was dropped."""
 
     def close_round(self) -> None:
-        """Aggregates; called once per round, before validation."""
+        """Aggregates and applies the server step; called once per round, before validation."""
 
-    @property
-    def resumed_in(self) -> str | None:
-        """Where a resumed fit's checkpoint was taken: "round", "aggregated", "validated", "epoch_end" or None."""
-
-    @property
-    def resumed_round_start(self) -> RoundStart | None:
-        """The counters stored with that checkpoint."""
+    def publish_round(self) -> None:
+        """Logs the round that was closed."""
 
 
 class FederatedEpochLoop(_TrainingEpochLoop):
@@ -85,6 +72,7 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         # The old validation loop already knows its data source.
         self.val_loop = replaced.val_loop
         self.conductor = conductor
+        self.position = Position(trainer)
         self._accumulating = False
 
     # ---- the round
@@ -98,10 +86,12 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         """Trains one client; after the last one, takes the server step."""
         if self.restarting:
             # The checkpoint was taken after this round's server step: validation or the end of the epoch is left.
-            self._skip_next_val = self.conductor.resumed_in == "validated"
+            self._skip_next_val = self.position.place == "validated"
             if not self._skip_next_val:
                 self.val_loop.batch_progress.total.reset()
             self.val_loop.restarting = False
+            # Or Lightning would leave out plateau schedulers at the end of this epoch; their metrics are there.
+            self.trainer.fit_loop._restarting = False
             return
         self.val_loop.restarting = False
         trainer, connector = self.trainer, self.trainer._logger_connector
@@ -125,7 +115,9 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         self.batch_progress.increment_completed()
         if self._num_ready_batches_reached():
             self.conductor.close_round()
+            self.position.place = "aggregated"
             self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+            self.conductor.publish_round()
         if task.client_id is not None:
             connector.update_train_step_metrics()
 
@@ -187,51 +179,24 @@ class FederatedEpochLoop(_TrainingEpochLoop):
 
     # ---- resuming
 
-    def round_start(self) -> RoundStart:
-        """The counters to remember when a round begins."""
-        return RoundStart(self.global_step, self._batches_that_stepped, self.batch_progress.total.completed)
+    def on_save_checkpoint(self) -> dict[str, Any]:
+        """Lightning's counters, and where in the round they were taken."""
+        return {**super().on_save_checkpoint(), "federated": self.position.state_dict()}
 
-    def update_restart_stage(self) -> None:
-        """Decides how a resumed fit continues; called before the first epoch of every fit."""
-        super().update_restart_stage()
-        where = self.conductor.resumed_in
-        if where in ("aggregated", "validated"):
-            return
-        if where == "epoch_end":
-            # Lightning forgets this update when it resumes from the end of an epoch.
-            self.update_lr_schedulers("epoch", update_plateau_schedulers=True)
-        self._begin_at_epoch_start(replay=where == "round")
+    def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
+        """Restores what :meth:`on_save_checkpoint` returned."""
+        super().on_load_checkpoint(state_dict)
+        self.position.load_state_dict(state_dict["federated"])
 
     def reset(self) -> None:
         """Starts a round from zero, or keeps the counters of the one being finished."""
+        self.position.release()
         if self.restarting:
             self.batch_progress.reset_on_restart()
             self.scheduler_progress.reset_on_restart()
             self.automatic_optimization.optim_progress.reset_on_restart()
             return
         super().reset()
-
-    def _begin_at_epoch_start(self, replay: bool) -> None:
-        # Nothing that happened inside an unfinished round survives: sampling, shuffling and every random number
-        # derive from (seed, round, client), so running it again gives the same result.
-        fit_loop = self.trainer.fit_loop
-        for tracker in (fit_loop.epoch_progress.total, fit_loop.epoch_progress.current):
-            tracker.ready = tracker.started = tracker.completed = tracker.processed
-        for loop in (fit_loop, self, self.val_loop):
-            loop._restarting = False
-            loop.reset_restart_stage()
-        start = self.conductor.resumed_round_start
-        if replay and start is not None:
-            self._batches_that_stepped = start.batches_that_stepped
-            total = self.batch_progress.total
-            total.ready = total.started = total.processed = total.completed = start.clients
-            optimizer = self.automatic_optimization.optim_progress.optimizer
-            for progress in (optimizer.step, optimizer.zero_grad):
-                for name, value in vars(progress.current).items():
-                    setattr(progress.total, name, getattr(progress.total, name) - value)
-            manual = self.manual_optimization.optim_step_progress
-            if not self.trainer.lightning_module.automatic_optimization:
-                manual.total.ready = manual.total.completed = start.optimizer_steps
 
 
 def install(trainer: Trainer, conductor: Conductor) -> FederatedEpochLoop:
@@ -246,18 +211,19 @@ def install(trainer: Trainer, conductor: Conductor) -> FederatedEpochLoop:
 
 
 _CONTRACT: dict[str, tuple[str, ...]] = {
-    "fit_loop": ("epoch_loop", "epoch_progress", "reset_restart_stage", "_restarting"),
+    "fit_loop": ("epoch_loop", "epoch_progress", "state_dict", "load_state_dict", "_restarting"),
     "fit_loop.epoch_loop": (
         "val_loop", "batch_progress", "scheduler_progress", "automatic_optimization", "manual_optimization",
         "_results", "_batches_that_stepped", "_skip_next_val", "_restarting", "_build_kwargs", "update_lr_schedulers",
-        "_num_ready_batches_reached", "_is_validation_done", "_should_check_val_epoch", "update_restart_stage",
+        "_num_ready_batches_reached", "_is_validation_done", "_should_check_val_epoch", "restarting", "max_steps",
+        "on_save_checkpoint", "on_load_checkpoint",
     ),
     "fit_loop.epoch_loop.automatic_optimization": ("run", "optim_progress"),
     "fit_loop.epoch_loop.manual_optimization": ("run", "optim_step_progress"),
-    "fit_loop.epoch_loop.val_loop": ("batch_progress", "_results", "_restarting", "reset_restart_stage"),
+    "fit_loop.epoch_loop.val_loop": ("batch_progress", "_results", "restarting"),
     "_logger_connector": (
         "on_batch_start", "on_batch_end", "update_train_step_metrics", "log_metrics", "_callback_metrics",
-        "_progress_bar_metrics", "_first_loop_iter", "_current_fx",
+        "_logged_metrics", "_progress_bar_metrics", "_first_loop_iter", "_current_fx",
     ),
 }  # fmt: skip
 

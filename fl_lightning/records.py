@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -65,3 +66,29 @@ class EvaluationRecord:
     client_ids: tuple[int, ...]
     sizes: Tensor
     values: Mapping[str, Tensor]
+
+
+def round_metrics(record: RoundRecord, listed: int = 100) -> Mapping[str, float]:
+    """The numbers of a round under the names of docs/logged.md; per-client ones for at most ``listed`` clients."""
+    metrics: dict[str, Any] = {
+        "fed/train_loss": record.train_loss,
+        "fed/step_norm": record.step_norm,
+        "fed/update_norm": float(record.update_norms.mean()) if record.client_ids else 0.0,
+        "fed/conflicts": record.conflicts,
+        "fed/merged_layers": record.merged_layers,
+        "fed/flagged": float(record.flagged),
+        "fed/clients": len(record.client_ids),
+        "fed/dropped": len(record.dropped),
+        "fed/seconds": record.seconds,
+    }
+    metrics |= {f"fed/conflicts/{name}": count for name, count in record.layer_conflicts.items()}
+    if record.losses is not None:
+        metrics["fed/loss"] = float(record.losses.mean())
+        metrics["fed/loss/max"] = float(record.losses.max())
+    if record.weights is not None:
+        weights = record.weights.tolist()
+        metrics |= {"fed/weight/min": min(weights), "fed/weight/max": max(weights)}
+        if len(weights) <= listed:
+            metrics |= {f"fed/client/{slot}": client for slot, client in enumerate(record.client_ids)}
+            metrics |= {f"fed/weight/{slot}": weight for slot, weight in enumerate(weights)}
+    return metrics | {f"fed/{name}": value for name, value in record.scalars.items()}

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
-from fl_lightning._lightning import LightningModule, Trainer
+from fl_lightning._lightning import LightningModule, Trainer, lightning_module
 from fl_lightning.algorithms.base import ClientRule, Needs, ServerRule
 
 
@@ -57,13 +58,34 @@ def refuse_pair(algorithm: ServerRule, client: ClientRule | ServerRule | None) -
 
 def refuse_trainer(trainer: Trainer) -> None:
     """Raises ValueError for trainer options that have no meaning for rounds."""
-    if trainer.val_check_interval not in (1.0, None) and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+    seconds = getattr(trainer, "_val_check_time_interval", None)
+    interval = getattr(trainer, "val_check_interval", 1.0) if seconds is None else f"{seconds} seconds"
+    # An int counts batches, even 1.
+    if not (isinstance(interval, float) and interval == 1.0):
         raise ValueError(
             "val_check_interval must be 1.0: a round has no global model in its middle to validate; "
-            f"use check_val_every_n_epoch to validate every n rounds, found {trainer.val_check_interval!r}"
+            f"use check_val_every_n_epoch to validate every n rounds, found {interval!r}"
         )
     if trainer.overfit_batches:  # type: ignore[attr-defined]
         raise ValueError("overfit_batches is not supported: use limit_train_batches, which counts per client")
+    _refuse_averaging(trainer)
+
+
+def _refuse_averaging(trainer: Trainer) -> None:
+    callbacks = lightning_module("callbacks")
+    ema = getattr(callbacks, "EMAWeightAveraging", ())
+    normed = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in trainer.lightning_module.modules())
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, callbacks.StochasticWeightAveraging) and normed:
+            raise ValueError(
+                "StochasticWeightAveraging passes over the data once more to renew BatchNorm statistics, which is no "
+                "federated round: use layers without running statistics, or EMAWeightAveraging"
+            )
+        if isinstance(callback, ema) and callback.update_every_n_steps > 0:
+            raise ValueError(
+                "EMAWeightAveraging must average whole rounds: pass update_every_n_steps=0 and "
+                f"update_starting_at_epoch=0, found update_every_n_steps={callback.update_every_n_steps}"
+            )
 
 
 def refuse_module(

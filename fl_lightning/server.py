@@ -3,60 +3,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from math import ceil, isfinite, nan
-from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fl_lightning.algorithms.base import ClientReport, ClientRule, ServerRule, StepReport
-from fl_lightning.binding import Binding, BufferBank, BufferReport
+from fl_lightning._lightning import rank_zero_warn
+from fl_lightning.algorithms.base import ClientRule, ServerRule, StepReport
+from fl_lightning.binding import Binding
+from fl_lightning.buffers import BufferBank
 from fl_lightning.cohort import Cohort
 from fl_lightning.metrics.functional import conflict_counts
 from fl_lightning.records import RoundRecord
+from fl_lightning.reports import Arrival, ClientError, ErrorPolicy, Round, Usable, norm_of, stacked, usable
 from fl_lightning.updates import UpdateMatrix
 
-ErrorPolicy = Literal["raise", "drop"]
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
-
-
-class ClientError(RuntimeError):
-    """A client could not contribute to a round; the message names it and says why."""
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """One client's report as it reached the server.
-
-    Attributes:
-        index: its row in the update matrix.
-        client_id: the client.
-        size: training samples.
-        train_loss: mean local training loss, if the module reported one.
-        loss: loss at the global parameters before training, if asked for.
-        report: extras and companions of the client rule.
-        buffers: the client's buffers.
-    """
-
-    index: int
-    client_id: int
-    size: int
-    train_loss: Tensor | None
-    loss: float | None
-    report: ClientReport
-    buffers: BufferReport
-
-
-@dataclass
-class Round:
-    """A round in progress."""
-
-    index: int
-    arrivals: list[Arrival] = field(default_factory=list)
-    dropped: dict[int, str] = field(default_factory=dict)
 
 
 class Server:
@@ -71,6 +35,10 @@ class Server:
         num_clients: registered clients.
         optimizer: factory of a server optimizer; ``None`` subtracts the step.
         on_client_error: what to do about clients whose report is missing or not finite.
+
+    Raises:
+        MemoryError: the update matrix does not fit on the device.
+        TypeError: ``optimizer`` does not make an optimizer.
     """
 
     def __init__(
@@ -89,9 +57,15 @@ class Server:
         self._num_clients = num_clients
         self._policy = on_client_error
         theta = binding.theta
-        self.rows = torch.empty(capacity, theta.numel(), dtype=theta.dtype, device=theta.device)
+        try:
+            self.rows = torch.empty(capacity, theta.numel(), dtype=theta.dtype, device=theta.device)
+        except RuntimeError as error:  # torch.OutOfMemoryError on accelerators
+            size = capacity * theta.numel() * theta.element_size()
+            raise MemoryError(
+                f"the updates of clients_per_round={capacity} clients need {size:,} B on {theta.device}: sample fewer"
+            ) from error
         self._views = [binding.layout.views(row) for row in self.rows]
-        self.optimizer = None if optimizer is None else optimizer(binding.parameters)
+        self.optimizer = None if optimizer is None else _made(optimizer, binding.parameters)
 
     def open_row(self, index: int) -> Tensor:
         """Fills row ``index`` with the global parameters and binds the module to it."""
@@ -100,6 +74,10 @@ class Server:
         self._binding.bind(self._views[index])
         return row
 
+    def settle_row(self, index: int) -> None:
+        """Makes row ``index`` hold the trained parameters also where local training moved them to another storage."""
+        self._binding.settle(self._views[index])
+
     def close_row(self, index: int) -> None:
         """Turns the trained parameters in row ``index`` into an update, and puts the global model back."""
         row = self.rows[index]
@@ -107,16 +85,16 @@ class Server:
         self._binding.bind_global()
 
     def drop(self, current: Round, client_id: int, reason: str) -> None:
-        """Leaves a client out of the round, or raises, by policy.
+        """Leaves a client out of the round with a warning, or raises, by policy.
 
         Raises:
             ClientError: the policy is ``"raise"``.
         """
         if self._policy == "raise":
-            raise ClientError(
-                f"client {client_id} in round {current.index}: {reason} (on_client_error='drop' leaves such clients out)"
-            )
+            hint = "on_client_error='drop' leaves such clients out"
+            raise ClientError(f"client {client_id} in round {current.index}: {reason} ({hint})")
         current.dropped[client_id] = reason
+        rank_zero_warn(f"client {client_id} is left out of round {current.index}: {reason}")
 
     def close(
         self,
@@ -125,8 +103,11 @@ class Server:
         losses_at: Callable[[Tensor, Sequence[int]], Tensor] | None,
         seconds: Callable[[], float],
     ) -> RoundRecord:
-        """Aggregates the round and applies the step."""
-        arrivals, norms = self._finite(current)
+        """Aggregates the round and applies the step; without any usable report the global model stays as it is."""
+        reports = usable(
+            current.arrivals, self.rows, self.bank, lambda arrival, why: self.drop(current, arrival.client_id, why)
+        )
+        arrivals = reports.arrivals
         if not arrivals:
             return RoundRecord(
                 current.index, (), dict(current.dropped), nan, None, 0.0, torch.zeros(0), 0, {}, (), 0, True, None,
@@ -137,7 +118,7 @@ class Server:
         cohort = self._cohort(current.index, arrivals, client_lr, ask)
         self._algorithm.report = StepReport()
         step = self._algorithm.aggregate(cohort)
-        step_norm = float(torch.linalg.vector_norm(step, dtype=torch.float64))
+        step_norm = norm_of(step) if step.dim() == 1 else nan
         if step.shape != self._binding.theta.shape or not isfinite(step_norm):
             raise RuntimeError(
                 f"{type(self._algorithm).__name__}.aggregate must return a finite step of shape "
@@ -147,27 +128,7 @@ class Server:
         self._rule.commit(cohort)
         self._apply(step)
         self.bank.commit([arrival.buffers for arrival in arrivals])
-        return self._record(current, arrivals, cohort, step_norm, norms, dots, seconds)
-
-    def _finite(self, current: Round) -> tuple[list[Arrival], Tensor]:
-        arrivals = current.arrivals
-        if not arrivals:
-            return [], torch.zeros(0)
-        rows = self._used_rows(arrivals)
-        norms = torch.linalg.vector_norm(rows, dim=1).cpu()
-        kept = []
-        for place, arrival in enumerate(arrivals):
-            if not isfinite(float(norms[place])):
-                self.drop(current, arrival.client_id, "its update is not finite")
-            elif arrival.loss is not None and not isfinite(arrival.loss):
-                self.drop(current, arrival.client_id, f"its loss at the global model is {arrival.loss}")
-            else:
-                kept.append(place)
-        return [arrivals[place] for place in kept], norms[kept].double()
-
-    def _used_rows(self, arrivals: Sequence[Arrival]) -> Tensor:
-        used = [arrival.index for arrival in arrivals]
-        return self.rows[: len(used)] if used == list(range(len(used))) else self.rows[used]
+        return self._record(current, cohort, step_norm, reports, dots, seconds)
 
     def _cohort(
         self,
@@ -176,24 +137,22 @@ class Server:
         client_lr: float | None,
         losses_at: Callable[[Tensor], Tensor] | None,
     ) -> Cohort:
-        rows = self._used_rows(arrivals)
         layout = self._binding.layout
-        first = arrivals[0].report
+        ids, rule = tuple(arrival.client_id for arrival in arrivals), type(self._rule).__name__
+        extras = stacked([arrival.report.extras for arrival in arrivals], ids, f"extras of {rule}")
+        companions = stacked([arrival.report.companions for arrival in arrivals], ids, f"companions of {rule}")
         losses = [arrival.loss for arrival in arrivals if arrival.loss is not None]
         return Cohort(
             params=self._binding.theta,
-            updates=UpdateMatrix(rows, layout),
+            updates=UpdateMatrix(self.rows[: len(arrivals)], layout),
             losses=torch.tensor(losses, dtype=torch.float64) if len(losses) == len(arrivals) else None,
             sizes=torch.tensor([arrival.size for arrival in arrivals]),
-            client_ids=tuple(arrival.client_id for arrival in arrivals),
+            client_ids=ids,
             round=index,
             client_lr=client_lr,
             num_clients=self._num_clients,
-            extras={name: torch.stack([a.report.extras[name] for a in arrivals]) for name in first.extras},
-            companions={
-                name: UpdateMatrix(torch.stack([a.report.companions[name] for a in arrivals]), layout)
-                for name in first.companions
-            },
+            extras=extras,
+            companions={name: UpdateMatrix(rows, layout) for name, rows in companions.items()},
             losses_at=losses_at,
         )
 
@@ -211,10 +170,9 @@ class Server:
     def _record(
         self,
         current: Round,
-        arrivals: Sequence[Arrival],
         cohort: Cohort,
         step_norm: float,
-        norms: Tensor,
+        reports: Usable,
         dots: Tensor,
         seconds: Callable[[], float],
     ) -> RoundRecord:
@@ -222,10 +180,11 @@ class Server:
         blocks = report.blocks or tuple((layer,) for layer in range(layout.num_layers))
         model, per_layer = conflict_counts(dots)
         per_block = [int((dots[list(block)].sum(0) < 0).sum()) for block in blocks]
-        trained = [(a.train_loss, a.size) for a in arrivals if a.train_loss is not None]
+        sizes = cohort.sizes.tolist()
+        trained = [(loss, size) for loss, size in zip(reports.train_losses, sizes, strict=True) if loss is not None]
         train_loss = nan
         if trained:
-            train_loss = sum(float(loss) * size for loss, size in trained) / sum(size for _, size in trained)
+            train_loss = sum(loss * size for loss, size in trained) / sum(size for _, size in trained)
         return RoundRecord(
             round=current.index,
             client_ids=cohort.client_ids,
@@ -233,7 +192,7 @@ class Server:
             train_loss=train_loss,
             losses=cohort.losses,
             step_norm=step_norm,
-            update_norms=norms,
+            update_norms=reports.norms,
             conflicts=int(model),
             layer_conflicts=dict(zip(layout.layer_names, per_layer.tolist(), strict=True)),
             block_conflicts=tuple(per_block),
@@ -245,45 +204,35 @@ class Server:
         )
 
 
+def _made(factory: OptimizerFactory, parameters: list[nn.Parameter]) -> Optimizer:
+    optimizer = factory(parameters)
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"server_optimizer must make a torch.optim.Optimizer from parameters, found {type(optimizer).__name__}: "
+            "pass functools.partial(torch.optim.SGD, lr=1.0, momentum=0.9), for instance"
+        )
+    return optimizer
+
+
+def check_clients_per_round(clients_per_round: int | float) -> None:
+    """Raises ValueError unless the number is a positive count or a fraction in (0, 1]."""
+    is_number = isinstance(clients_per_round, (int, float)) and not isinstance(clients_per_round, bool)
+    if not is_number or not clients_per_round > 0:
+        raise ValueError(f"clients_per_round must be a positive count or fraction, found {clients_per_round!r}")
+    if isinstance(clients_per_round, float) and clients_per_round > 1:
+        raise ValueError(f"clients_per_round as a fraction must be at most 1, found {clients_per_round}")
+
+
 def cohort_size(clients_per_round: int | float, num_clients: int) -> int:
     """The number of clients in a round: an int is a count, a float a fraction (rounded up).
 
     Raises:
         ValueError: the count or fraction is out of range.
     """
-    if isinstance(clients_per_round, bool) or clients_per_round <= 0:
-        raise ValueError(f"clients_per_round must be a positive count or fraction, found {clients_per_round!r}")
+    check_clients_per_round(clients_per_round)
     if isinstance(clients_per_round, int):
         if clients_per_round > num_clients:
             raise ValueError(f"clients_per_round must be at most the {num_clients} clients, found {clients_per_round}")
         return clients_per_round
-    if clients_per_round > 1:
-        raise ValueError(f"clients_per_round as a fraction must be at most 1, found {clients_per_round}")
     # Guards against 0.1 * 30 = 3.0000000000000004 becoming 4.
     return max(1, ceil(round(clients_per_round * num_clients, 9)))
-
-
-def round_metrics(record: RoundRecord, listed: int = 100) -> Mapping[str, float]:
-    """The numbers of a round under the names of docs/logged.md; per-client ones for at most ``listed`` clients."""
-    metrics: dict[str, Any] = {
-        "fed/train_loss": record.train_loss,
-        "fed/step_norm": record.step_norm,
-        "fed/update_norm": float(record.update_norms.mean()) if record.client_ids else 0.0,
-        "fed/conflicts": record.conflicts,
-        "fed/merged_layers": record.merged_layers,
-        "fed/flagged": float(record.flagged),
-        "fed/clients": len(record.client_ids),
-        "fed/dropped": len(record.dropped),
-        "fed/seconds": record.seconds,
-    }
-    metrics |= {f"fed/conflicts/{name}": count for name, count in record.layer_conflicts.items()}
-    if record.losses is not None:
-        metrics["fed/loss"] = float(record.losses.mean())
-        metrics["fed/loss/max"] = float(record.losses.max())
-    if record.weights is not None:
-        weights = record.weights.tolist()
-        metrics |= {"fed/weight/min": min(weights), "fed/weight/max": max(weights)}
-        if len(weights) <= listed:
-            metrics |= {f"fed/client/{slot}": client for slot, client in enumerate(record.client_ids)}
-            metrics |= {f"fed/weight/{slot}": weight for slot, weight in enumerate(weights)}
-    return metrics | {f"fed/{name}": value for name, value in record.scalars.items()}

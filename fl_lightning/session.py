@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fl_lightning._lightning import LightningModule, Trainer, rank_zero_info, rank_zero_warn
 from fl_lightning.algorithms.base import ClientReport, ClientRule, Federation, LocalWork, Needs, ServerRule
-from fl_lightning.binding import Binding, BufferBank, BufferPolicy
+from fl_lightning.binding import Binding
+from fl_lightning.buffers import BufferBank, BufferPolicy
 from fl_lightning.clients import ClientOptimizers, client_learning_rate
 from fl_lightning.data.loaders import ClientLoaders
 from fl_lightning.data.samplers import CohortSampler
@@ -21,8 +22,9 @@ from fl_lightning.local import LocalPlan, LocalTrainer, full_path_reason
 from fl_lightning.loop import ClientTask, FederatedEpochLoop
 from fl_lightning.records import RoundRecord
 from fl_lightning.refusals import refuse_checkpoint, refuse_module, refuse_schedulers
+from fl_lightning.reports import Arrival, ClientError, ErrorPolicy, Round
 from fl_lightning.seeding import derive_seed, isolated
-from fl_lightning.server import Arrival, ClientError, ErrorPolicy, OptimizerFactory, Round, Server, cohort_size
+from fl_lightning.server import OptimizerFactory, Server, cohort_size
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,16 @@ class FitSession:
         self.algorithm.begin_fit(federation)
         self.rule.begin_fit(federation)
         rank_zero_info(self._memory_plan(federation))
+
+    def reload(self, loaders: ClientLoaders) -> None:
+        """Goes on with data loaded anew (``reload_dataloaders_every_n_epochs``).
+
+        Raises:
+            ValueError: they are of another number of clients.
+        """
+        if len(loaders) != len(self.loaders):
+            raise ValueError(f"reloaded data must have the same {len(self.loaders)} clients, found {len(loaders)}")
+        self.loaders = self.local.loaders = loaders
 
     def states(self) -> dict[str, Any]:
         """Everything that a bit-exact resume needs besides weights and loop counters."""

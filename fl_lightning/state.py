@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from fl_lightning._lightning import Callback, LightningModule, Trainer
-from fl_lightning.loop import RoundStart
 
 if TYPE_CHECKING:
     from fl_lightning.strategy import FederatedStrategy
 
 STATE_KEY = "fl_lightning"
+VERSION = 1
 
 
 class FederatedState(Callback):
@@ -26,45 +24,34 @@ class FederatedState(Callback):
     def __init__(self, strategy: FederatedStrategy) -> None:
         self.strategy = strategy
         self.loaded: dict[str, Any] | None = None
-        self.progress = "round"
-        self.round_start = RoundStart(0, 0, 0)
-        self.metrics: Mapping[str, float] = {}
 
     @property
     def state_key(self) -> str:
         """Fixed, so that checkpoints do not depend on arguments."""
         return STATE_KEY
 
-    @property
-    def resumed_in(self) -> str | None:
-        """Where the loaded checkpoint was taken."""
-        return None if self.loaded is None else str(self.loaded["progress"])
-
-    @property
-    def resumed_round_start(self) -> RoundStart | None:
-        """Counters at the start of the round that the loaded checkpoint was taken in."""
-        return None if self.loaded is None else RoundStart(**self.loaded["round_start"])
-
     def state_dict(self) -> dict[str, Any]:
-        """Rule states, optimizer states and where in the round the checkpoint was taken."""
-        metrics = {name: float(value) for name, value in self.strategy.trainer.callback_metrics.items()}
-        return {
-            "version": 1,
-            "progress": self.progress,
-            "round_start": asdict(self.round_start),
-            "metrics": metrics,
-            **self.strategy.rule_states(),
-        }
+        """Rule states and optimizer states; where in the round the fit is, the loop writes down."""
+        return {"version": VERSION, **self.strategy.rule_states()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keeps the state until the strategy is set up: parameters are not bound yet."""
+        """Keeps the state until the strategy is set up: parameters are not bound yet.
+
+        Raises:
+            ValueError: the state was written by a version of this package that stores other things.
+        """
+        if state_dict["version"] != VERSION:
+            raise ValueError(
+                f"the checkpoint's federated state has version {state_dict['version']}, and this fl_lightning reads "
+                f"version {VERSION}: use the fl_lightning that wrote it"
+            )
         self.loaded = dict(state_dict)
 
     # ---- where in the round we are; first in the list, so other callbacks' checkpoints see it right
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A round begins."""
-        self.progress = "round"
+        self.strategy.epoch_loop.position.open_round()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Binds the parameters to evaluate."""
@@ -78,7 +65,7 @@ class FederatedState(Callback):
         """Puts the training parameters back before anybody saves a checkpoint."""
         self.strategy.restore_after_evaluation()
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self.progress = "validated"
+            self.strategy.epoch_loop.position.place = "validated"
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Binds the parameters to evaluate."""
@@ -95,9 +82,9 @@ class FederatedState(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The round is over but for what Lightning does at the end of an epoch."""
-        self.progress = "epoch_end"
+        self.strategy.epoch_loop.position.place = "epoch_end"
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The module leaves the fit with the parameters to evaluate."""
-        self.progress = "finished"
+        self.strategy.epoch_loop.position.place = "between"
         self.strategy.finish_fit()

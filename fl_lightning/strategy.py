@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, Literal
@@ -12,7 +13,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fl_lightning._lightning import (
-    Callback, LightningModule, RunningStage, SingleDeviceStrategy, StrategyRegistry, Trainer, TrainerFn,
+    Callback,
+    LightningModule,
+    RunningStage,
+    SingleDeviceStrategy,
+    StrategyRegistry,
+    Trainer,
+    TrainerFn,
 )  # fmt: skip
 from fl_lightning.algorithms import FedAvg
 from fl_lightning.algorithms.base import ClientRule, ServerRule
@@ -22,15 +29,19 @@ from fl_lightning.checkpoint import AtomicCheckpointIO
 from fl_lightning.data.loaders import ClientLoaders
 from fl_lightning.data.samplers import CohortSampler, UniformSampler
 from fl_lightning.evaluation import (
-    ClientEvaluation, EvaluationLoader, client_metrics, evaluation_metrics, shown_angle,
+    ClientEvaluation,
+    EvaluationLoader,
+    client_metrics,
+    evaluation_metrics,
+    shown_angle,
 )  # fmt: skip
 from fl_lightning.local import LocalPlan
-from fl_lightning.loop import ClientTask, FederatedEpochLoop, RoundStart, install
-from fl_lightning.records import EvaluationRecord, RoundRecord
+from fl_lightning.loop import ClientTask, FederatedEpochLoop, install
+from fl_lightning.records import EvaluationRecord, RoundRecord, round_metrics
 from fl_lightning.refusals import refuse_data, refuse_devices, refuse_pair, refuse_trainer
 from fl_lightning.results import active_results, send_to_loggers
 from fl_lightning.seeding import derive_seed, isolated
-from fl_lightning.server import cohort_size, round_metrics
+from fl_lightning.server import check_clients_per_round, cohort_size
 from fl_lightning.session import FitOptions, FitSession
 from fl_lightning.state import STATE_KEY, FederatedState
 
@@ -113,7 +124,7 @@ class FederatedStrategy(SingleDeviceStrategy):
         ):
             if choice not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, found {choice!r}")
-        cohort_size(clients_per_round, max(1, int(clients_per_round)))
+        check_clients_per_round(clients_per_round)
         self.algorithm: ServerRule = FedAvg() if algorithm is None else algorithm
         self.client_rule: ClientRule = refuse_pair(self.algorithm, client)
         self.clients_per_round = clients_per_round
@@ -216,6 +227,9 @@ class FederatedStrategy(SingleDeviceStrategy):
                 refuse_data(dataloader)
             else:
                 self._open_session(dataloader)
+                # Lightning is about to take clients for batches and warn that nothing will be logged.
+                self._guard.enter_context(warnings.catch_warnings())
+                warnings.filterwarnings("ignore", message="The number of training batches")
                 return RoundLoader(self, dataloader)
         name = "test" if trainer.testing else "val"
         if not isinstance(dataloader, ClientLoaders):
@@ -226,10 +240,12 @@ class FederatedStrategy(SingleDeviceStrategy):
 
     def _open_session(self, loaders: ClientLoaders) -> None:
         assert self._binding is not None
+        if self._session is not None:
+            self._session.reload(loaders)
+            return
+        self.epoch_loop.position.go_on()
         carried = self._carried
-        if self._session is not None:  # reload_dataloaders_every_n_epochs
-            carried = self._session.states()
-        elif self._state.loaded is not None:
+        if self._state.loaded is not None:
             carried = self._state.loaded
         elif self.trainer.current_epoch == 0:
             carried = None
@@ -277,6 +293,7 @@ class FederatedStrategy(SingleDeviceStrategy):
         self._session, self._binding, self._loaders = None, None, {}
         for name, limit in self._limits.items():
             setattr(self.trainer, name, limit)
+        self._limits = {}
         super().teardown()
 
     def _put_back(self) -> None:
@@ -289,7 +306,7 @@ class FederatedStrategy(SingleDeviceStrategy):
 
     def open_round(self) -> Iterator[ClientTask]:
         """Draws the cohort of the current epoch."""
-        self._state.progress, self._state.round_start = "round", self.epoch_loop.round_start()
+        self._guard.close()
         return self.session.open_round(self.trainer.current_epoch)
 
     def train_client(self, task: ClientTask) -> Tensor | None:
@@ -300,20 +317,13 @@ class FederatedStrategy(SingleDeviceStrategy):
         return loss
 
     def close_round(self) -> None:
-        """Aggregates, applies the step, and logs the round."""
+        """Aggregates and applies the server step."""
         self.last_round = self.session.close_round()
-        self._state.progress = "aggregated"
+
+    def publish_round(self) -> None:
+        """Logs the round that was closed."""
+        assert self.last_round is not None
         self.epoch_loop.publish(round_metrics(self.last_round), {"conflicts": self.last_round.conflicts})
-
-    @property
-    def resumed_in(self) -> str | None:
-        """Where the checkpoint of a resumed fit was taken."""
-        return self._state.resumed_in
-
-    @property
-    def resumed_round_start(self) -> RoundStart | None:
-        """Loop counters stored with that checkpoint."""
-        return self._state.resumed_round_start
 
     def rule_states(self) -> Mapping[str, Any]:
         """The session's part of a checkpoint."""

@@ -60,8 +60,8 @@ class ParamLayout:
                 the flat order follows it, and every trainable parameter must occur exactly once.
 
         Raises:
-            ValueError: nothing is trainable, a parameter is uninitialised, ``layers`` is none of the forms above, or the
-                explicit layers do not cover the trainable parameters exactly once.
+            ValueError: nothing is trainable, a parameter is uninitialised, ``layers`` is none of the above, or explicit
+                layers do not cover the trainable parameters exactly once.
         """
         trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
         if not trainable:
@@ -131,7 +131,7 @@ class ParamLayout:
         if flat.shape != (self.numel,) or not flat.is_contiguous():
             found = f"shape {tuple(flat.shape)}, strides {flat.stride()}"
             raise ValueError(f"flat must be a contiguous vector of {self.numel} numbers, found {found}")
-        return [part.view(shape) for part, shape in zip(flat.split(self.sizes), self.shapes, strict=True)]
+        return [part.view(shape) for part, shape in zip(torch.split(flat, list(self.sizes)), self.shapes, strict=True)]
 
     def flatten(self, tensors: Sequence[Tensor]) -> Tensor:
         """Concatenates tensors given in flat order into a new ``[n]`` vector.
@@ -169,7 +169,8 @@ def _group(names: list[str], layers: LayerSpec) -> list[tuple[str, list[str]]]:
         missing, extra = sorted(set(names) - set(listed)), sorted(set(listed) - set(names))
         twice = sorted({name for name in listed if listed.count(name) > 1})
         raise ValueError(
-            f"layers must name every trainable parameter exactly once: missing {missing}, unknown {extra}, twice {twice}"
+            "layers must name every trainable parameter exactly once: "
+            f"missing {missing}, unknown {extra}, twice {twice}"
         )
     return explicit
 

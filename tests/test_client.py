@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -164,7 +165,11 @@ def test_bad_arguments_are_named(net, arguments, message):
 
 def test_checkpoints_load_with_weights_only_and_with_load_from_checkpoint(net, tmp_path):
     module = ClientModule(
-        net, loss=nn.CrossEntropyLoss(), optimizer=lambda p: torch.optim.Adam(p), num_classes=3, log_train_loss=True
+        net,
+        loss=nn.CrossEntropyLoss(),
+        optimizer=partial(torch.optim.Adam, lr=0.01),
+        num_classes=3,
+        log_train_loss=True,
     )
     checkpoint = ModelCheckpoint(dirpath=tmp_path, filename="last")
     quiet_trainer(max_epochs=1, enable_checkpointing=True, callbacks=[checkpoint]).fit(module, loader(digits_like()))

@@ -37,8 +37,8 @@ class FedMDFG(ServerRule):
     for equal losses. With linearly dependent rows it can make the direction zero although all clients agree on one,
     against the paper's Theorem 1. So a zero direction (1e-4 times shorter than the rows, or with a slope that rounding
     could turn around) is tried again without the fair row, then without remembered rows, and the report is flagged. If
-    nothing helps, if all rows are zero, or if no trial of the line search has finite losses, the step is zero, flagged,
-    and nothing is remembered.
+    nothing helps, if all rows or the learning rate are zero, or if no trial of the line search has finite losses, the
+    step is zero, flagged, and nothing is remembered.
 
     Args:
         theta: angle in radians between losses and ``(1, ..., 1)`` up to which the model counts as fair.
@@ -95,7 +95,7 @@ class FedMDFG(ServerRule):
             ValueError: the cohort lacks losses, the learning rate or ``losses_at``, or a row is not finite.
         """
         m, losses, eta = len(cohort), cohort.known_losses.cpu(), cohort.client_lr
-        if not eta or cohort.losses_at is None:
+        if eta is None or cohort.losses_at is None:
             raise ValueError("client_lr and losses_at must be given: FedMDFG searches along its direction for the step")
         absent = self.history.select(exclude=set(cohort.client_ids))  # S_old \ S_t
         gram = self.history.joint_gram(cohort.updates, absent)
@@ -105,7 +105,7 @@ class FedMDFG(ServerRule):
         live = norms > ZERO_ROW * norms.max()  # line 5
         if self.drop_zero_loss:
             live &= losses != 0
-        if not bool(live.any()):
+        if eta == 0 or not bool(live.any()):
             return self._stay(cohort)
 
         rescale = torch.where(live, norms[live].mean() / norms, 0.0)  # line 6

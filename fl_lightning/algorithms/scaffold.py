@@ -74,7 +74,7 @@ class ControlVariates(ClientRule):
     ``S`` the number of local steps. SGD with momentum moves further: ``S`` is then the sum of the weights that
     gradients get in ``x - y_i``, so that ``c_i`` is a weighted mean of them. Both hold for SGD that starts each round
     with an empty momentum buffer, without Nesterov, dampening or clipping; elsewhere ``c_i`` is an estimate. A client
-    that made no local step changes nothing.
+    that made no local step, or steps of length zero, changes nothing.
 
     Args:
         device: where the clients' control variates live; ``None``: on the federation's device.
@@ -122,9 +122,11 @@ class ControlVariates(ClientRule):
         Raises:
             ValueError: the optimizer has no single learning rate.
         """
-        if not work.client_lr:
-            raise ValueError(f"client_lr must be a positive learning rate for SCAFFOLD, found {work.client_lr}")
-        if work.steps == 0:
+        if work.client_lr is None:
+            raise ValueError(
+                "client_lr must be given: SCAFFOLD computes mean gradients from the change of the parameters"
+            )
+        if work.steps == 0 or work.client_lr == 0:
             return ClientReport(companions={"control": torch.zeros_like(work.row)})
         # c_i^+ - c_i = -c + (x - y_i) / (eta S)
         total = work.client_lr * accumulated_steps(work.steps, work.momentum)

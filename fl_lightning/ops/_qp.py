@@ -15,7 +15,8 @@ def project_conflicts(gram: Tensor, order: Tensor, keep: Tensor) -> Tensor:
 
     Update ``i`` starts as itself. For each ``j`` in ``order`` other than ``i``: if the current, projected update ``i``
     has a negative inner product with the original update ``j``, its component along update ``j`` is removed. Updates of
-    zero norm are never projected on. A NaN in the Gram matrix reaches every coefficient that it decides.
+    zero norm are never projected on. A NaN in a Gram matrix makes NaN of the coefficients that it decides, and may of
+    others of that matrix.
 
     Args:
         gram: ``[B, m, m]`` float64, symmetric; batches are independent.

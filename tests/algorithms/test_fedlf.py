@@ -188,8 +188,9 @@ def test_layer_without_rows_stays_and_does_not_merge():
     assert step[:30].any()
 
 
-def test_history_in_a_layer_that_nobody_online_moves_is_ignored():
-    rule = FedLF()
+@pytest.mark.parametrize("equalise", [True, False])
+def test_history_in_a_layer_that_nobody_online_moves_is_ignored(equalise):
+    rule = FedLF(equalise_layer_norm=equalise)
     rule.aggregate(make_cohort(random_rows(3, 28), ids=[0, 1, 2]))
     rows = random_rows(3, 29)
     rows[:, :30] = 0

@@ -184,6 +184,11 @@ def test_line_search_without_finite_losses_stays():
         rule.aggregate(make_cohort(rows, losses_at=lambda p: torch.ones(3)))
 
 
+def test_learning_rate_of_zero_stays():
+    """The first rounds of a warm-up."""
+    assert not FedMDFG().aggregate(make_cohort(torch.zeros(2, 92), lr=0.0)).any()
+
+
 def test_line_search_switches():
     rows, losses = random_rows(2, 55), torch.tensor([1.0, 3.0])  # not fair: the angle must shrink
     same = lambda p: losses  # noqa: E731  the losses neither fall nor become more equal

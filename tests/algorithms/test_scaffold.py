@@ -132,12 +132,13 @@ def test_resumed_run_continues_bit_for_bit():
     assert torch.equal(run(6, half), run(6, half, reload_at=3))
 
 
-def test_client_without_steps_changes_nothing():
+@pytest.mark.parametrize(("lr", "steps"), [(0.1, 0), (0.0, 3)])
+def test_client_that_does_not_move_changes_nothing(lr, steps):
     module, client = Weights(), SCAFFOLD().client_rule()
     layout = ParamLayout.from_module(module)
     params = torch.ones(SIZE, dtype=torch.float64)
     client.begin_fit(Federation(N, layout, torch.device("cpu"), torch.float64))
-    row, report = train_locally(client, module, layout, params, None, 0, 0.1, 0)
+    row, report = train_locally(client, module, layout, params, lambda net, step: net().sum(), 0, lr, steps)
     assert not row.any()
     assert not report.companions["control"].any()
 

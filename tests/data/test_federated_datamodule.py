@@ -252,7 +252,7 @@ def test_holdout():
     inner.setup("test")
     assert inner.test_dataloader().settings == fd.LoaderSettings(4)
     assert inner.test_dataloader().sizes.tolist() == [20] * 5
-    with pytest.raises(ValueError, match="holdout must be 0 where data has val data of its own, found 0.2"):
+    with pytest.raises(ValueError, match=r"holdout must be 0 where data has val data of its own, found 0\.2"):
         FederatedDataModule(Evaluated(), fd.IID(5), holdout=0.2)
 
 
@@ -359,7 +359,7 @@ def test_state_hyperparameters_and_attributes_are_the_wrapped_modules(tmp_path):
     assert dict(data.hparams) == {"rate": 0.25}
     assert data.prepare_data_per_node is True
     with pytest.raises(AttributeError, match="no_such_thing"):
-        data.no_such_thing
+        _ = data.no_such_thing
     run = trainer()
     run.fit(Net(), data)
     run.save_checkpoint(tmp_path / "a.ckpt")

@@ -125,5 +125,5 @@ def test_subclasses_that_only_set_arguments_are_fine():
 def test_refusals_name_what_was_found(make, error, match):
     with pytest.raises(error, match=match):
         ClientLoaders.from_dataloader(make(), [[0]], "train")
-    with pytest.raises(error, match="^My.train_dataloader"):
+    with pytest.raises(error, match=r"^My\.train_dataloader"):
         LoaderSettings.from_dataloader(make(), "My.train_dataloader()")

@@ -35,7 +35,7 @@ def test_bars_stack_to_the_sizes(figure):
     ]
     assert stacks[0].edges.tolist() == [-0.5, 0.5, 1.5]
     assert target.get_title(loc="left") == "mine"
-    assert plot_partition(torch.ones(300, 100), kind="bars").get_legend() is None
+    assert plot_partition(torch.ones(30, 40), kind="bars").get_legend() is None
 
 
 @pytest.mark.parametrize(

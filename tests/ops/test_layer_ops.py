@@ -41,7 +41,9 @@ def test_products_are_exact_on_whole_numbers(m, dtype):
 def test_combination_is_exact_on_whole_numbers(dtype):
     rows = integers(5, 1001, dtype)
     coeff = integers(4, 5, torch.float64, seed=2)
-    want = torch.cat([coeff[i] @ rows[:, a:b].double() for i, (a, b) in enumerate([(0, 7), (7, 7), (7, 640), (640, 1001)])])
+    want = torch.cat(
+        [coeff[i] @ rows[:, a:b].double() for i, (a, b) in enumerate([(0, 7), (7, 7), (7, 640), (640, 1001)])]
+    )
     step = ops.layer_combine(rows, OFFSETS, coeff)
     assert step.dtype == dtype
     assert torch.equal(step.double(), want)
@@ -88,7 +90,11 @@ def test_gram_is_exactly_symmetric_over_many_blocks(m):
 
 @pytest.mark.parametrize(
     "view",
-    [lambda x: x.T.contiguous().T, lambda x: x.repeat_interleave(2, 1)[:, ::2], lambda x: x.repeat(1, 2)[:, : x.shape[1]]],
+    [
+        lambda x: x.T.contiguous().T,
+        lambda x: x.repeat_interleave(2, 1)[:, ::2],
+        lambda x: x.repeat(1, 2)[:, : x.shape[1]],
+    ],
     ids=["transposed", "strided", "padded"],
 )
 def test_rows_need_not_be_contiguous(view):

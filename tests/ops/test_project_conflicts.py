@@ -68,7 +68,6 @@ def test_nan_shows():
     coeff = ops.project_conflicts(gram, torch.arange(3), torch.zeros(3, dtype=torch.bool))[0]
     assert coeff[0].isnan().any()
     assert coeff[1].isnan().any()
-    assert torch.equal(coeff[2], torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ops as plain functions of pointers and sizes. Nothing here knows torch: extension.cpp alone does.
+//
+// What each op computes is defined by the pure-torch reference, fl_lightning/ops/_reference.py. Offsets are L + 1
+// numbers on the host that rise from 0 to the number of columns. All results are deterministic: sums run in a fixed
+// order whatever the number of threads.
+#pragma once
+
+#include <cstdint>
+
+namespace fl_lightning {
+
+enum class DType : int { f64, f32, f16, bf16 };
+
+// A matrix whose columns are contiguous; rows may be any distance apart. A vector is a matrix with one row.
+struct Matrix {
+  const void* data;
+  std::int64_t rows;
+  std::int64_t columns;
+  std::int64_t stride;  // elements from one row to the next
+  DType dtype;
+};
+
+struct Layers {
+  const std::int64_t* offsets;  // host, count + 1
+  std::int64_t count;
+};
+
+// Integer counts of FedHEAL, one per parameter.
+enum class CountType : int { u8, i16, i32 };
+
+namespace cpu {
+
+// Runs body(task, context) for every task in [0, tasks), on any threads, in any order.
+using Body = void (*)(std::int64_t task, void* context);
+using ParallelFor = void (*)(std::int64_t tasks, Body body, void* context);
+
+// gram[l][i][j] = sum over the columns of layer l of rows[i] * rows[j]; [L, m, m].
+void layer_gram(Matrix rows, Layers layers, double* gram, ParallelFor parallel);
+// gram[l][i][j] = sum of rows[i] * others[j]; [L, m, h].
+void layer_cross_gram(Matrix rows, Matrix others, Layers layers, double* gram, ParallelFor parallel);
+// dots[l][i] = sum of rows[i] * step; [L, m].
+void layer_dots(Matrix rows, const void* step, Layers layers, double* dots, ParallelFor parallel);
+// out[c] (+)= sum_i coeff[l][i] * rows[i][c] for the columns c of layer l; out has the rows' dtype.
+void layer_combine(Matrix rows, Layers layers, const double* coeff, void* out, bool add, ParallelFor parallel);
+// FedFV's sequential projection in coefficient space; gram and coeff are [batch, m, m].
+void project_conflicts(const double* gram, std::int64_t batch, std::int64_t m, const std::int64_t* order,
+                       const bool* keep, double* coeff, ParallelFor parallel);
+// The shortest vector in the convex hull, from its Gram matrix; gram [batch, k, k], lam [batch, k], gap [batch].
+void min_norm(const double* gram, std::int64_t batch, std::int64_t k, double* lam, double* gap, ParallelFor parallel);
+// FedHEAL, pass 1: keep bits (ceil(n / 32) words), squared norms of the kept part per layer, counts updated in place.
+void puc_track(Matrix row, void* counts, CountType type, std::int64_t threshold, std::int64_t participations,
+               Layers layers, std::int32_t* keep, double* norms, ParallelFor parallel);
+// FedHEAL, pass 2: weighted mean over the rows whose bit is set; keep is [m, ceil(n / 32)].
+void puc_combine(Matrix rows, const std::int32_t* keep, const double* weights, void* out, ParallelFor parallel);
+// The instruction set that the kernels of this process use: "avx512", "avx2", "sse2", "neon" or "generic".
+const char* instruction_set();
+
+}  // namespace cpu
+
+namespace cuda {
+
+// As above, with device pointers for everything but Layers; stream is a cudaStream_t. Scratch memory comes from
+// allocate, which returns device memory that lives until the work queued on the stream is done.
+struct Context {
+  void* stream;
+  void* (*allocate)(std::int64_t bytes, void* owner);
+  void* owner;
+};
+
+void layer_gram(Matrix rows, Layers layers, double* gram, Context context);
+void layer_cross_gram(Matrix rows, Matrix others, Layers layers, double* gram, Context context);
+void layer_dots(Matrix rows, const void* step, Layers layers, double* dots, Context context);
+void layer_combine(Matrix rows, Layers layers, const double* coeff, void* out, bool add, Context context);
+void project_conflicts(const double* gram, std::int64_t batch, std::int64_t m, const std::int64_t* order,
+                       const bool* keep, double* coeff, Context context);
+void min_norm(const double* gram, std::int64_t batch, std::int64_t k, double* lam, double* gap, Context context);
+void puc_track(Matrix row, void* counts, CountType type, std::int64_t threshold, std::int64_t participations,
+               Layers layers, std::int32_t* keep, double* norms, Context context);
+void puc_combine(Matrix rows, const std::int32_t* keep, const double* weights, void* out, Context context);
+
+}  // namespace cuda
+}  // namespace fl_lightning

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from algorithm_cohorts import make_cohort, random_rows
+from vector_forms import shortest_point
+
+from fl_lightning.algorithms._common_descent import (
+    common_descent,
+    fair_weights,
+    loss_angle,
+    rounding_error,
+    row_norms,
+)
+
+
+def vector(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_loss_angle_is_the_angle_to_equal_losses():
+    for losses in (vector(1, 2, 3), vector(0, 0, 5), vector(4, 4, 4.5)):
+        cosine = losses.sum() / losses.norm() / math.sqrt(3)
+        assert loss_angle(losses) == pytest.approx(math.acos(cosine))
+    assert loss_angle(vector(2, 2)) == 0
+    assert loss_angle(vector(0, 0)) == 0
+    assert loss_angle(vector(1, 1 + 1e-12)) == pytest.approx(5e-13, rel=1e-3)  # arccos would give 0 or 1e-8
+
+
+def test_fair_weights_are_the_gradient_of_minus_the_cosine():
+    losses = vector(0.3, 2.0, 1.0, 0.9).requires_grad_()
+    cosine = losses.sum() / losses.norm() / 2
+    (gradient,) = torch.autograd.grad(-cosine, losses)
+    losses = losses.detach()
+    weights = fair_weights(losses)
+    torch.testing.assert_close(weights, gradient / gradient.norm())
+    torch.testing.assert_close(weights * math.sin(loss_angle(losses)) / losses.norm(), gradient)  # equation 5 of FedLF
+    assert weights @ losses == pytest.approx(0, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [(3.0,), (-3.0,), (1.0, 1.0), (-1.0, -1.0), (0.0, 0.0, 0.0), (1.0, 1.0 + 1e-7), (1e-200, 1e-200), (0.1 + 0.2, 0.3)],
+)
+def test_fair_weights_are_undefined_for_equal_losses(losses):
+    assert fair_weights(vector(*losses)) is None
+
+
+def test_direction_is_the_shortest_vector_of_the_hull():
+    """Two blocks at once, a row left out of each, and a fair row in one."""
+    rows = random_rows(5, 81).reshape(5, 2, 46).transpose(0, 1)
+    gram = rows @ rows.mT
+    scale = torch.tensor([[1.0, 0.0, 2.0, 0.5, 1.0], [0.0, 1.0, 1.0, 1.0, 0.0]], dtype=torch.float64)
+    fair = torch.zeros(2, 5, dtype=torch.float64)
+    fair[1, 1:3] = vector(0.8, -0.9)
+    coeff, solved = common_descent(gram, scale, fair, 4, 0.0)
+    assert solved.all()
+    for block in range(2):
+        hull = [s * row for s, row in zip(scale[block], rows[block], strict=True) if s]
+        if block:
+            hull.append(fair[block] @ rows[block])
+        expected = torch.from_numpy(shortest_point(torch.stack(hull).numpy()))
+        torch.testing.assert_close(coeff[block] @ rows[block], expected)
+
+
+def opposed(size):
+    """Two unit rows whose hull comes as close to zero as ``size``."""
+    rows = torch.tensor([[math.sqrt(1 - size**2), size], [-math.sqrt(1 - size**2), size]], dtype=torch.float64)
+    return (rows @ rows.T)[None]
+
+
+def test_short_directions_count_as_zero():
+    ones = torch.ones(1, 2, dtype=torch.float64)
+    for size, expected in ((2e-4, True), (0.5e-4, False), (0.0, False)):
+        coeff, solved = common_descent(opposed(size), ones, None, 2, 0.0)
+        assert bool(solved) == expected
+        assert coeff.tolist() == [[0.5, 0.5]]
+    assert not common_descent(opposed(2e-4), ones, None, 2, 0.0, zero=1e-3)[1]
+
+
+def test_slopes_that_rounding_could_turn_count_as_zero():
+    ones = torch.ones(1, 2, dtype=torch.float64)
+    for rounding, expected in ((0.0, True), (0.9e-6, True), (1.1e-6, False)):  # the slopes are 1e-3 squared
+        assert bool(common_descent(opposed(1e-3), ones, None, 2, rounding)[1]) == expected
+
+
+def test_block_without_online_rows_does_not_move():
+    gram = torch.zeros(1, 3, 3, dtype=torch.float64)
+    gram[0, 2, 2] = 1  # only the remembered client moves this layer
+    coeff, solved = common_descent(gram, torch.tensor([[0.0, 0.0, 1.0]], dtype=torch.float64), None, 2, 0.0)
+    assert solved.all()
+    assert not coeff.any()
+
+
+def test_rounding_error_of_half_precision_is_that_of_float32():
+    errors = [rounding_error(make_cohort(random_rows(2, 82, dtype))) for dtype in (torch.float64, torch.float32)]
+    assert errors == [torch.finfo(torch.float64).eps, torch.finfo(torch.float32).eps]
+    assert rounding_error(make_cohort(random_rows(2, 82, torch.bfloat16))) == errors[1]
+
+
+def test_row_norms_of_rounded_grams_are_not_nan():
+    assert row_norms(torch.tensor([[4.0, 0.0], [0.0, -1e-20]], dtype=torch.float64)).tolist() == [2.0, 0.0]

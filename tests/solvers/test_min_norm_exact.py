@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``min_norm`` against exhaustive enumeration, closed forms and an independent solver."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from qp_cases import enumerate_supports, families, gram_of, independent, objective, relative_gap
+
+from fl_lightning import ops, solvers
+
+KINDS = tuple(families(np.random.default_rng(0), 1, 5))
+
+
+def solved(gram):
+    return solvers.min_norm(torch.from_numpy(gram)).numpy()
+
+
+def judge(gram, lam):
+    """On the simplex, and optimal by a gap computed here."""
+    assert (lam >= 0).all()
+    assert np.abs(lam.sum(-1) - 1).max() <= 1e-12
+    assert relative_gap(gram, lam).max() <= 1e-10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("k", [3, 4, 6])
+def test_objective_equals_that_of_the_best_support(kind, k):
+    gram = families(np.random.default_rng(k), 3, k)[kind]
+    lam = solved(gram)
+    judge(gram, lam)
+    for matrix, point in zip(gram, lam, strict=True):
+        mean = np.trace(matrix) / k
+        assert abs(objective(matrix, point) - enumerate_supports(matrix)) <= 1e-9 * mean
+
+
+@pytest.mark.parametrize("kind", ["independent", "rank deficient", "near duplicates 1e-7", "opposed"])
+def test_objective_equals_that_of_the_best_support_of_ten(kind):
+    gram = families(np.random.default_rng(10), 1, 10)[kind]
+    assert abs(objective(gram[0], solved(gram)[0]) - enumerate_supports(gram[0])) <= 1e-9 * np.trace(gram[0]) / 10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("k", [11, 41])
+def test_objective_is_not_above_an_independent_solvers(kind, k):
+    gram = families(np.random.default_rng(k), 2, k)[kind]
+    lam = solved(gram)
+    judge(gram, lam)
+    for matrix, point in zip(gram, lam, strict=True):
+        # The other solver is feasible up to rounding, so ours may not exceed it; its own accuracy is about 1e-8.
+        mean = np.trace(matrix) / k
+        assert objective(matrix, point) <= independent(matrix) + 1e-9 * mean
+        assert objective(matrix, point) >= independent(matrix) - 1e-6 * mean
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hundred_and_two_hundred_rows(kind):
+    for k in (101, 200):
+        gram = families(np.random.default_rng(k), 1, k)[kind]
+        judge(gram, solved(gram))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    k=st.integers(2, 8),
+    n=st.integers(1, 9),
+    exponent=st.integers(-12, 12),
+    data=st.data(),
+)
+def test_any_small_problem(k, n, exponent, data):
+    whole = data.draw(st.booleans())
+    number = st.integers(-3, 3) if whole else st.floats(-1, 1, allow_subnormal=False, width=32)
+    rows = np.array(data.draw(st.lists(number, min_size=k * n, max_size=k * n)), dtype=float).reshape(k, n)
+    gram = gram_of(rows) * 10.0**exponent
+    lam = solved(gram)
+    judge(gram, lam)
+    assert abs(objective(gram, lam) - enumerate_supports(gram)) <= 1e-9 * max(np.trace(gram) / k, 1e-300)
+
+
+def test_one_row():
+    assert solvers.min_norm(torch.tensor([[4.0]])).tolist() == [1.0]
+    assert solvers.min_norm(torch.zeros(3, 1, 1)).tolist() == [[1.0]] * 3
+
+
+@pytest.mark.parametrize(
+    ("gram", "want"),
+    [
+        ([[1.0, 0.0], [0.0, 1.0]], [0.5, 0.5]),
+        ([[1.0, 0.0], [0.0, 3.0]], [0.75, 0.25]),
+        ([[1.0, 2.0], [2.0, 5.0]], [1.0, 0.0]),
+        ([[5.0, 2.0], [2.0, 1.0]], [0.0, 1.0]),
+        ([[2.0, 2.0], [2.0, 2.0]], [0.5, 0.5]),
+        ([[0.0, 0.0], [0.0, 0.0]], [0.5, 0.5]),
+        ([[0.0, 0.0], [0.0, 7.0]], [1.0, 0.0]),
+        ([[1.0, -2.0], [-2.0, 4.0]], [2 / 3, 1 / 3]),
+    ],
+)
+def test_two_rows(gram, want):
+    assert solvers.min_norm(torch.tensor(gram, dtype=torch.float64)).tolist() == pytest.approx(want, abs=1e-15)
+
+
+def test_known_answer_of_three():
+    # The nearest point of the triangle (1, 1), (1, -1), (3, 0) to the origin is (1, 0).
+    rows = torch.tensor([[1.0, 1.0], [3.0, 0.0], [1.0, -1.0]], dtype=torch.float64)
+    lam = solvers.min_norm(rows @ rows.T)
+    assert lam.tolist() == pytest.approx([0.5, 0.0, 0.5], abs=1e-15)
+
+
+def test_every_row_has_at_least_the_norm_of_the_point():
+    rows = np.random.default_rng(3).standard_normal((4, 20, 60))
+    lam = solved(gram_of(rows))
+    point = np.einsum("bk,bkn->bn", lam, rows)
+    dots = np.einsum("bkn,bn->bk", rows, point)
+    assert (dots >= (point**2).sum(1)[:, None] * (1 - 1e-12)).all()
+
+
+def test_op_returns_the_gap():
+    gram = gram_of(np.random.default_rng(0).standard_normal((3, 9, 20)))
+    lam, gap = ops.min_norm(torch.from_numpy(gram))
+    assert lam.shape == (3, 9)
+    assert gap.shape == (3,)
+    assert (gap <= 1e-14).all()
+    np.testing.assert_allclose(gap, np.maximum(relative_gap(gram, lam.numpy()), 0), atol=1e-15)
+
+
+def test_indefinite_matrices_end_with_an_honest_gap():
+    rows = np.random.default_rng(0).standard_normal((50, 20, 3)).astype(np.float32)
+    gram = gram_of(rows).astype(np.float64)  # rounded to float32: eigenvalues of about -1e-7
+    lam, gap = ops.min_norm(torch.from_numpy(gram))
+    assert (gap <= 1e-6).all()
+    np.testing.assert_allclose(gap, np.maximum(relative_gap(gram, lam.numpy()), 0), atol=1e-14)
+    noise = np.random.default_rng(0).standard_normal((50, 8, 8))
+    lam, _ = ops.min_norm(torch.from_numpy(noise + noise.swapaxes(1, 2)))
+    assert (lam >= 0).all()
+    assert ((lam.sum(1) - 1).abs() <= 1e-12).all()

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schedulers, clipping, accumulation, precision, manual optimization, compiled parts: each against a loop by hand."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, LearningRateMonitor
+from lightning.pytorch.loggers import CSVLogger
+from plain_loop import evaluate, federate, sgd
+from support import CLASSES, FEATURES, Classifier, federated_blobs, fresh, quiet_trainer, weights
+from torch import nn
+
+import fl_lightning as fl
+
+
+def run(module, rounds=3, strategy=None, **trainer):
+    strategy = fl.FederatedStrategy(**{"clients_per_round": 3, "seed": 5, **(strategy or {})})
+    trainer = quiet_trainer(strategy, rounds, **trainer)
+    trainer.fit(module, federated_blobs())
+    return trainer
+
+
+def assert_equal_to(module, expected, atol=1e-6):
+    assert torch.allclose(weights(module), weights(expected), atol=atol, rtol=0)
+    assert not torch.allclose(weights(module), weights(fresh(type(module))), atol=1e-2)
+
+
+# ---- learning-rate schedulers
+
+
+class Scheduled(Classifier):
+    scheduler = staticmethod(lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.1))
+    interval = "epoch"
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        config = {"scheduler": self.scheduler(optimizer), "interval": self.interval, "monitor": "val_loss"}
+        return {"optimizer": optimizer, "lr_scheduler": config}
+
+
+class Exponential(Scheduled):
+    scheduler = staticmethod(lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
+
+
+class Plateau(Scheduled):
+    scheduler = staticmethod(
+        lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.1, patience=0, threshold=0.2)
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "rate"), [(Scheduled, lambda r: 0.1 * 0.1 ** (r // 2)), (Exponential, lambda r: 0.1 * 0.5**r)]
+)
+def test_schedulers_step_once_per_round(kind, rate):
+    module = fresh(kind)
+    trainer = run(module, 4)
+    assert_equal_to(module, federate(fresh(kind), 4, sgd(rate)))
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(rate(4))
+
+
+def test_plateau_scheduler_follows_the_validation_of_the_global_model(tmp_path):
+    monitor, module = LearningRateMonitor(), fresh(Plateau)
+    run(module, 6, logger=CSVLogger(tmp_path), callbacks=[monitor])
+
+    dummy = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    scheduler = Plateau.scheduler(dummy)
+    rates = []
+
+    def after_round(expected, index):
+        scheduler.step(evaluate(expected)[1][0])
+        expected.train()
+
+    def train_client(expected, batches, index):
+        if len(rates) == index:
+            rates.append(dummy.param_groups[0]["lr"])
+        sgd(rates[index])(expected, batches, index)
+
+    assert_equal_to(module, federate(fresh(Plateau), 6, train_client, after_round=after_round))
+    assert len(set(rates)) > 1
+    assert monitor.lrs["lr-SGD"] == pytest.approx(rates)  # one value per round
+
+
+def test_a_scheduler_that_steps_inside_a_round_is_refused():
+    class PerStep(Scheduled):
+        interval = "step"
+
+    with pytest.raises(ValueError, match=r"lr scheduler StepLR has interval='step'.*use interval='epoch'"):
+        run(fresh(PerStep))
+
+
+# ---- gradients
+
+
+def test_gradient_clipping_by_norm_and_by_value():
+    by_norm = lambda ps: nn.utils.clip_grad_norm_(ps, 0.05)
+    by_value = lambda ps: nn.utils.clip_grad_value_(ps, 0.01)
+    for algorithm, clip, limit in (("norm", by_norm, 0.05), ("value", by_value, 0.01)):
+        module = fresh()
+        run(module, gradient_clip_val=limit, gradient_clip_algorithm=algorithm)
+        assert_equal_to(module, federate(fresh(), 3, sgd(change_gradients=clip)))
+
+
+def test_the_modules_own_gradient_clipping_and_gradient_hooks_see_every_local_step():
+    class Hooked(Classifier):
+        def on_after_backward(self):
+            self.calls = [*getattr(self, "calls", []), "after_backward"]
+            for p in self.parameters():
+                p.grad.mul_(2.0)
+
+        def on_before_optimizer_step(self, optimizer):
+            self.calls.append("before_step")
+            for p in self.parameters():
+                p.grad.add_(0.001)
+
+        def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+            self.calls.append("clip")
+            self.clip_gradients(optimizer, 0.1, "norm")
+
+    def change(parameters):
+        for p in parameters:
+            p.grad.mul_(2.0).add_(0.001)
+        nn.utils.clip_grad_norm_(parameters, 0.1)
+
+    module = fresh(Hooked)
+    trainer = run(module)
+    assert_equal_to(module, federate(fresh(Hooked), 3, sgd(change_gradients=change)))
+    assert module.calls == ["after_backward", "before_step", "clip"] * trainer.global_step
+
+
+def accumulating(window):
+    def train_client(module, batches, index):
+        size = window(index) if callable(window) else window
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        optimizer.zero_grad()
+        for place, (x, y) in enumerate(batches):
+            (F.cross_entropy(module(x), y) / size).backward()
+            if (place + 1) % size == 0 or place + 1 == len(batches):
+                optimizer.step()
+                optimizer.zero_grad()
+
+    return train_client
+
+
+def test_accumulation_windows_end_with_the_client():
+    module = fresh()
+    trainer = run(module, accumulate_grad_batches=2)
+    assert_equal_to(module, federate(fresh(), 3, accumulating(2)))
+    steps = []
+    federate(fresh(), 3, lambda m, batches, i: steps.append((len(batches) + 1) // 2))
+    assert trainer.global_step == sum(steps)
+
+
+def test_an_accumulation_schedule_counts_rounds():
+    module = fresh()
+    run(module, callbacks=[GradientAccumulationScheduler({1: 3})])
+    assert_equal_to(module, federate(fresh(), 3, accumulating(lambda index: 3 if index else 1)))
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
+def test_local_steps_are_optimizer_steps_with_accumulation_too(window):
+    # Clients have 2 to 10 batches, so passes end inside a window.
+    trainer = run(fresh(), 2, {"local_steps": 4}, accumulate_grad_batches=window)
+    assert trainer.global_step == 2 * 3 * 4
+
+
+# ---- manual optimization
+
+
+class Manual(Classifier):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        loss = F.cross_entropy(self(x), y)
+        self.manual_backward(loss)
+        optimizer.step()
+        self.log("train_loss", loss)
+
+
+class Adversaries(Manual):
+    """Two optimizers over parts of the module, the second with momentum, as GANs have them."""
+
+    def __init__(self):
+        super().__init__()
+        self.critic = nn.Linear(FEATURES, CLASSES)
+
+    def losses(self, x, y):
+        return F.cross_entropy(self(x), y), F.cross_entropy(self.critic(x), y)
+
+    def training_step(self, batch, batch_idx):
+        for optimizer, which in zip(self.optimizers(), (0, 1), strict=True):
+            self.toggle_optimizer(optimizer)
+            optimizer.zero_grad()
+            self.manual_backward(self.losses(*batch)[which])
+            optimizer.step()
+            self.untoggle_optimizer(optimizer)
+
+    def configure_optimizers(self):
+        return [
+            torch.optim.SGD(self.net.parameters(), lr=0.1),
+            torch.optim.SGD(self.critic.parameters(), lr=0.05, momentum=0.9),
+        ]
+
+
+def test_manual_optimization_equals_automatic():
+    module = fresh(Manual)
+    trainer = run(module)
+    assert_equal_to(module, federate(fresh(), 3, sgd()))
+    automatic = run(fresh())
+    assert trainer.global_step == automatic.global_step
+
+
+def test_several_optimizers_equal_a_loop_by_hand():
+    def train_client(module, batches, index):
+        optimizers = module.configure_optimizers()
+        for x, y in batches:
+            for optimizer, which in zip(optimizers, (0, 1), strict=True):
+                optimizer.zero_grad()
+                module.losses(x, y)[which].backward()
+                optimizer.step()
+
+    module = fresh(Adversaries)
+    trainer = run(module)
+    assert_equal_to(module, federate(fresh(Adversaries), 3, train_client))
+    assert trainer.global_step == 2 * run(fresh()).global_step
+
+
+# ---- precision
+
+
+def test_double_precision():
+    seen = set()
+
+    class Double(Classifier):
+        def training_step(self, batch, batch_idx):
+            seen.add(batch[0].dtype)
+            return super().training_step(batch, batch_idx)
+
+    def train_client(module, batches, index):
+        sgd()(module, [(x.double(), y) for x, y in batches], index)
+
+    module = fresh(Double)
+    run(module, precision="64-true")
+    assert seen == {torch.float64}
+    assert {p.dtype for p in module.parameters()} == {torch.float64}
+    expected = federate(fresh(Double).double(), 3, train_client)
+    assert_equal_to(module, expected, atol=1e-12)
+    single = federate(fresh(Double), 3, sgd())
+    assert not torch.allclose(weights(expected), weights(single), atol=1e-12)
+
+
+def test_mixed_precision():
+    def train_client(module, batches, index):
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        for x, y in batches:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = F.cross_entropy(module(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    module = fresh()
+    run(module, precision="bf16-mixed")
+    assert {p.dtype for p in module.parameters()} == {torch.float32}
+    expected = federate(fresh(), 3, train_client)
+    assert_equal_to(module, expected)
+    assert not torch.allclose(weights(expected), weights(federate(fresh(), 3, sgd())), atol=1e-5)
+
+
+def test_half_precision_weights():
+    module = fresh()
+    trainer = run(module, precision="bf16-true")
+    assert {p.dtype for p in module.parameters()} == {torch.bfloat16}
+    assert torch.isfinite(weights(module)).all()
+    assert float(trainer.callback_metrics["val_loss"]) < evaluate(fresh())[1][0]
+
+
+# ---- compiled parts
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_submodule_trains_as_the_plain_one(backend):
+    module, plain = fresh(), fresh()
+    torch._dynamo.reset()
+    module.net = torch.compile(module.net, backend=backend, dynamic=True)
+    run(module)
+    run(plain)
+    assert torch.allclose(weights(module), weights(plain), atol=1e-6, rtol=0)
+    torch._dynamo.reset()
+
+
+def test_the_reference_can_tell_clients_apart():
+    """The loop by hand is worth something: other cohorts, orders or rates give other weights."""
+    plain = federate(fresh(), 3, sgd())
+    others = [federate(fresh(), 3, sgd(), seed=6), federate(fresh(), 3, sgd(), cohort=2), federate(fresh(), 3, sgd(0.09))]
+    for other in others:
+        assert not torch.allclose(weights(plain), weights(other), atol=1e-4)

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Trainer's own features in a federated fit: stopping, checkpoints, limits, repeated fits, averaging callbacks."""
+
+from datetime import timedelta
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import (
+    Callback, EarlyStopping, EMAWeightAveraging, ModelCheckpoint, StochasticWeightAveraging, Timer,
+)  # fmt: skip
+from plain_loop import evaluate, federate, sgd
+from support import Blobs, Classifier, federated_blobs, fresh, quiet_trainer, weights
+
+import fl_lightning as fl
+
+
+class Watcher(Callback):
+    """Notes the weights at chosen moments."""
+
+    def __init__(self):
+        self.validated, self.started, self.ended = [], [], []
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        self.started.append(weights(pl_module))
+
+    def on_validation_start(self, trainer, pl_module):
+        if not trainer.sanity_checking:
+            self.validated.append(weights(pl_module))
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.ended.append(weights(pl_module))
+
+
+def fit(module=None, rounds=3, strategy=None, data=None, **trainer):
+    module = fresh() if module is None else module
+    strategy = fl.FederatedStrategy(**{"clients_per_round": 3, "seed": 5, **(strategy or {})})
+    trainer = quiet_trainer(strategy, rounds, **trainer)
+    trainer.fit(module, data or federated_blobs())
+    return module, trainer
+
+
+# ---- stopping and checkpoints
+
+
+def test_validation_sees_the_aggregated_model_of_every_round():
+    watcher = Watcher()
+    fit(rounds=3, callbacks=[watcher])
+    assert len(watcher.validated) == 3
+    for rounds, seen in enumerate(watcher.validated, start=1):
+        assert torch.allclose(seen, weights(federate(fresh(), rounds, sgd())), atol=1e-6, rtol=0)
+    assert all(map(torch.equal, watcher.validated, watcher.ended))
+
+
+@pytest.mark.parametrize("metric", ["val_loss", "fed/val_loss/mean", "fed/train_loss"])
+def test_early_stopping(metric):
+    stopping = EarlyStopping(metric, patience=1, min_delta=0.25, mode="min")
+    values = []
+
+    class Values(Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            values.append(float(trainer.callback_metrics[metric]))
+
+    module, trainer = fit(rounds=50, callbacks=[stopping, Values()])
+    best, waited, expected = float("inf"), 0, None
+    for rounds, value in enumerate(values, start=1):
+        best, waited = (value, 0) if value < best - 0.25 else (best, waited + 1)
+        expected = rounds if waited == 1 and expected is None else expected
+    assert trainer.current_epoch == expected < 50
+    assert torch.allclose(weights(module), weights(federate(fresh(), expected, sgd())), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("metric", "mode"), [("val_loss", "min"), ("fed/val_acc/worst_10", "max"), ("fed/val_acc/angle", "min")]
+)
+def test_the_best_checkpoint_reproduces_its_value(tmp_path, metric, mode):
+    best = ModelCheckpoint(tmp_path, monitor=metric, mode=mode, filename="best-{epoch}", auto_insert_metric_name=False)
+    seen = []
+
+    class Values(Callback):
+        def on_validation_end(self, trainer, pl_module):
+            seen.append(float(trainer.callback_metrics[metric]))
+
+    # A rate this large makes the metrics go up and down.
+    module, _ = fit(fresh(lr=1.5), 5, callbacks=[best, Values()], enable_checkpointing=True)
+    pick = min if mode == "min" else max
+    assert float(best.best_model_score) == pytest.approx(pick(seen))
+    assert best.best_model_path == str(tmp_path / f"best-{seen.index(pick(seen))}.ckpt")
+    loaded = Classifier.load_from_checkpoint(best.best_model_path)
+    (results,) = quiet_trainer(fl.FederatedStrategy()).validate(loaded, federated_blobs(), verbose=False)
+    assert results[metric] == pytest.approx(pick(seen), rel=1e-6)
+    assert seen.index(pick(seen)) == 4 or not torch.equal(weights(loaded), weights(module))
+
+
+def test_max_steps_and_max_time_stop_at_the_end_of_a_round():
+    module, trainer = fit(rounds=-1, max_steps=20)
+    counted = []
+    federate(fresh(), 5, lambda m, batches, index: counted.append(len(batches)))
+    per_round = [sum(counted[i : i + 3]) for i in range(0, len(counted), 3)]
+    rounds = next(r for r in range(1, 6) if sum(per_round[:r]) >= 20)
+    assert trainer.global_step == sum(per_round[:rounds])
+    assert trainer.current_epoch == rounds
+    assert torch.allclose(weights(module), weights(federate(fresh(), rounds, sgd())), atol=1e-6, rtol=0)
+    for stop in ({"max_time": timedelta(0)}, {"callbacks": [Timer(timedelta(0))]}):
+        module, trainer = fit(rounds=5, **stop)
+        assert trainer.current_epoch <= 1
+        assert torch.allclose(
+            weights(module), weights(federate(fresh(), trainer.current_epoch, sgd())), atol=1e-6, rtol=0
+        )
+
+
+# ---- limits and schedules of the trainer
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(2, lambda n: min(2, n)), (0.5, lambda n: max(1, n // 2))])
+def test_limit_train_batches_counts_per_client(limit, kept):
+    module, trainer = fit(limit_train_batches=limit)
+    assert torch.allclose(weights(module), weights(federate(fresh(), 3, sgd(), limit=kept)), atol=1e-6, rtol=0)
+    assert not torch.allclose(weights(module), weights(federate(fresh(), 3, sgd())), atol=1e-3)
+    assert trainer.limit_train_batches == limit  # handed back
+
+
+def test_fast_dev_run_is_one_round_of_one_batch_per_client():
+    strategy = {"clients_per_round": 4}
+    module, trainer = fit(rounds=9, fast_dev_run=True, strategy=strategy)
+    assert (trainer.current_epoch, trainer.global_step) == (1, 4)
+    expected = federate(fresh(), 1, sgd(), limit=lambda n: 1, cohort=4)
+    assert torch.allclose(weights(module), weights(expected), atol=1e-6, rtol=0)
+    assert trainer.strategy.last_evaluation.sizes.max() <= 10
+
+
+def test_sanity_check_leaves_no_trace():
+    class Sanity(Callback):
+        seen = None
+
+        def on_sanity_check_end(self, trainer, pl_module):
+            metrics = {n for n in trainer.callback_metrics if n.startswith("fed/")}
+            self.seen = (trainer.strategy.last_evaluation, metrics, weights(pl_module))
+
+    sanity = Sanity()
+    module, trainer = fit(fresh(dropout=0.5), num_sanity_val_steps=2, callbacks=[sanity])
+    without, other = fit(fresh(dropout=0.5))
+    assert sanity.seen[:2] == (None, set())
+    assert torch.equal(sanity.seen[2], weights(fresh(dropout=0.5)))
+    assert torch.equal(weights(module), weights(without))
+    ours, theirs = trainer.strategy.last_evaluation, other.strategy.last_evaluation
+    assert all(torch.equal(ours.values[name], theirs.values[name]) for name in theirs.values)
+
+
+def test_validation_every_second_round():
+    watcher = Watcher()
+    module, _ = fit(rounds=4, check_val_every_n_epoch=2, callbacks=[watcher])
+    assert len(watcher.validated) == 2
+    assert torch.equal(watcher.validated[0], watcher.ended[1])
+    assert torch.equal(weights(module), weights(fit(rounds=4)[0]))
+    assert torch.equal(weights(module), weights(fit(rounds=4, limit_val_batches=0)[0]))
+
+
+@pytest.mark.parametrize("algorithm", [fl.algorithms.FedAvg, fl.algorithms.FedLF, fl.algorithms.SCAFFOLD])
+def test_reloading_the_data_every_round_changes_nothing(algorithm, caplog):
+    loads = []
+
+    class Counted(Blobs):
+        def train_dataloader(self):
+            loads.append(1)
+            return super().train_dataloader()
+
+    data = fl.FederatedDataModule(Counted(), fl.data.Dirichlet(6, 1.0), seed=0)
+    options = {"strategy": {"client_optimizer_state": "keep", "algorithm": algorithm()}}
+    with caplog.at_level("INFO"):
+        reloaded, _ = fit(fresh(momentum=0.9), data=data, reload_dataloaders_every_n_epochs=1, **options)
+    assert sum("Memory beside the module" in message for message in caplog.messages) == 1
+    options["strategy"]["algorithm"] = algorithm()
+    assert torch.equal(weights(reloaded), weights(fit(fresh(momentum=0.9), **options)[0]))
+
+
+@pytest.mark.parametrize(
+    "options", [{"detect_anomaly": True}, {"profiler": "simple"}, {"deterministic": True}, {"inference_mode": False}]
+)
+def test_options_that_change_no_number(options):
+    module, trainer = fit(fresh(dropout=0.5), **options)
+    try:
+        assert torch.equal(weights(module), weights(fit(fresh(dropout=0.5))[0]))
+        if "profiler" in options:
+            assert len(trainer.profiler.recorded_durations["run_training_batch"]) == 9  # clients
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+# ---- averaging callbacks
+
+
+def test_stochastic_weight_averaging_averages_global_models():
+    watcher = Watcher()
+    module, _ = fit(rounds=5, callbacks=[StochasticWeightAveraging(0.1, swa_epoch_start=3), watcher])
+    assert torch.allclose(weights(module), torch.stack(watcher.started[2:]).mean(0), atol=1e-6, rtol=0)
+    with pytest.raises(ValueError, match="StochasticWeightAveraging passes over the data once more to renew BatchNorm"):
+        fit(fresh(norm=True), callbacks=[StochasticWeightAveraging(0.1)])
+
+
+def test_exponential_averaging_averages_rounds():
+    watcher = Watcher()
+    ema = EMAWeightAveraging(decay=0.5, update_every_n_steps=0, update_starting_at_epoch=0)
+    module, _ = fit(rounds=4, callbacks=[ema, watcher])
+    expected = watcher.ended[0]
+    for after_round in watcher.ended[1:]:
+        expected = 0.5 * expected + 0.5 * after_round
+    assert torch.allclose(weights(module), expected, atol=1e-6, rtol=0)
+    with pytest.raises(ValueError, match="must average whole rounds: pass update_every_n_steps=0"):
+        fit(callbacks=[EMAWeightAveraging()])
