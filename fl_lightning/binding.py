@@ -8,7 +8,8 @@ a client, rebinding brings them back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -82,6 +83,11 @@ class Binding:
         frozen = {n: p.detach() for n, p in self.module.named_parameters() if not p.requires_grad}
         return {n: p.to(accumulation_device(p)).sum(dtype=torch.float64) for n, p in frozen.items() if _has_sum(p)}
 
+    def thaw(self) -> None:
+        """Undoes what an interrupted ``toggle_optimizer`` left behind."""
+        for parameter in self.parameters:
+            parameter.requires_grad_(True)
+
     def bind(self, views: Sequence[Tensor]) -> None:
         """Points the parameters at views with their shapes, and forgets gradients."""
         for parameter, view in zip(self.parameters, views, strict=True):
@@ -95,6 +101,18 @@ class Binding:
     def bind_global(self) -> None:
         """Points the parameters back at the global vector."""
         self.bind(self._global)
+
+    @contextmanager
+    def showing_global(self) -> Iterator[None]:
+        """Lets the parameters show the global values for a moment; gradients stay."""
+        bound = [parameter.data for parameter in self.parameters]
+        for parameter, view in zip(self.parameters, self._global, strict=True):
+            parameter.data = view
+        try:
+            yield
+        finally:
+            for parameter, data in zip(self.parameters, bound, strict=True):
+                parameter.data = data
 
     def settle(self, views: Sequence[Tensor]) -> None:
         """Fetches the values of parameters that got another storage since they were bound to these views.

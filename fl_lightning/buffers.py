@@ -71,15 +71,19 @@ class BufferBank:
         """Puts the global buffers back into the module."""
         if not self._buffers and not self._cached:
             return
+        values = (*self.values().values(), *self._caches)
+        for buffer, value in zip((*self._buffers, *self._cached), values, strict=True):
+            # The tensor itself comes back too: a client may have put another one in its place.
+            buffer.owner._buffers[buffer.key] = buffer.value
+            buffer.value.copy_(value)
+
+    def values(self) -> dict[str, Tensor]:
+        """The global buffers that are combined, by name."""
         sizes: dict[_Kind, list[int]] = {}
         for buffer in self._buffers:
             sizes.setdefault(_kind(buffer.value), []).append(buffer.value.numel())
         parts = {kind: iter(torch.split(flat, sizes[kind])) for kind, flat in self._global.items()}
-        values = [next(parts[_kind(buffer.value)]).view(buffer.value.shape) for buffer in self._buffers]
-        for buffer, value in zip((*self._buffers, *self._cached), (*values, *self._caches), strict=True):
-            # The tensor itself comes back too: a client may have put another one in its place.
-            buffer.owner._buffers[buffer.key] = buffer.value
-            buffer.value.copy_(value)
+        return {b.name: next(parts[_kind(b.value)]).view(b.value.shape) for b in self._buffers}
 
     def report(self, size: int) -> BufferReport:
         """The module's buffers as a client leaves them.

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fl_lightning._lightning import lightning_module, rank_zero_warn
+from fl_lightning.state import STATE_KEY
 
 if TYPE_CHECKING:
     from lightning.pytorch.plugins.io import TorchCheckpointIO
@@ -21,17 +23,18 @@ else:
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes local checkpoints beside their name, flushes them to disk, and renames them into place.
 
-    A process killed while saving leaves the previous file of that name intact. Remote paths go Lightning's way.
+    A process killed while saving leaves the previous file of that name intact, and its own half as ``*.ckpt.part``,
+    which the next save under that name overwrites. Remote paths go Lightning's way.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         """Saves ``checkpoint`` at ``path``."""
-        if "://" in str(path):
+        if "://" in str(path) or storage_options is not None:
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f"{target.name}.{os.getpid()}.part")
+        partial = target.with_name(f"{target.name}.part")
         try:
             with partial.open("wb") as file:
                 torch.save(checkpoint, file)
@@ -42,21 +45,32 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             partial.unlink(missing_ok=True)
 
 
-def newest_checkpoint(directory: str | Path) -> Path | None:
-    """The newest checkpoint below ``directory`` that loads, or ``None``.
+def newest_checkpoint(directory: str | Path, weights_only: bool = True) -> Path | None:
+    """The newest checkpoint below ``directory`` from which a federated fit can go on, or ``None``.
 
-    Files that do not load (cut short by a kill or a full disk) are skipped with a warning.
+    Files that do not load (cut short by a kill or a full disk) or hold no federated fit (``save_weights_only``, other
+    trainers) are skipped with a warning.
 
     Args:
         directory: searched recursively for ``*.ckpt``.
+        weights_only: how to load them, as in ``trainer.fit(ckpt_path=..., weights_only=...)``: checkpoints with
+            hyperparameters of other than plain types need ``False``, which is for files that you trust.
     """
-    files = sorted(Path(directory).rglob("*.ckpt"), key=lambda file: (file.stat().st_mtime_ns, file.name), reverse=True)
-    for file in files:
+    for file in _newest_first(Path(directory).rglob("*.ckpt")):
         try:
-            content = torch.load(file, map_location="cpu", weights_only=True)
+            content = torch.load(file, map_location="cpu", weights_only=weights_only)
         except Exception as error:  # whatever a damaged file raises, an older one may still be good
             rank_zero_warn(f"skipping checkpoint {file}: it does not load ({type(error).__name__}: {error})")
             continue
-        if isinstance(content, Mapping) and "state_dict" in content:
+        if isinstance(content, Mapping) and STATE_KEY in content.get("callbacks", {}):
             return file
+        rank_zero_warn(f"skipping checkpoint {file}: it holds no federated fit")
     return None
+
+
+def _newest_first(files: Iterable[Path]) -> list[Path]:
+    dated = []
+    for file in files:
+        with suppress(OSError):  # a link to a file that is gone
+            dated.append((file.stat().st_mtime_ns, file.name, file))
+    return [file for *_, file in sorted(dated, reverse=True)]

@@ -128,7 +128,7 @@ def scheduled_state(optimizer: Optimizer, groups: Sequence[Mapping[str, Any]] | 
 def load_scheduled_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     """Restores the options (the learning rate among them) that :func:`scheduled_state` returned.
 
-    Not through ``optimizer.load_state_dict``: that would empty the state, which some optimizers fill when they are made.
+    Not through ``optimizer.load_state_dict``: it empties the state, which some optimizers fill when they are made.
 
     Raises:
         ValueError: the parameter groups are not those of the checkpoint.
@@ -137,7 +137,7 @@ def load_scheduled_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None
     found, expected = [len(g["params"]) for g in optimizer.param_groups], [len(g["params"]) for g in saved]
     if found != expected:
         raise ValueError(
-            f"{type(optimizer).__name__} must have the parameter groups of the checkpoint, sizes {expected}, found {found}"
+            f"{type(optimizer).__name__} must have the checkpoint's parameter groups, sizes {expected}, found {found}"
         )
     for group, options in zip(optimizer.param_groups, saved, strict=True):
         group.update(_options(options))
@@ -192,8 +192,8 @@ class _Slate:
         for name, value in self._present().items():
             if isinstance(value, dict) and not all(isinstance(key, (str, int)) for key in value):
                 raise ValueError(
-                    f"client_optimizer_state='keep' cannot keep {type(self.optimizer).__name__}.{name}, a dict with keys "
-                    "other than strings and integers: put it into optimizer.state, or use client_optimizer_state='reset'"
+                    f"client_optimizer_state='keep' cannot keep {type(self.optimizer).__name__}.{name}, a dict whose "
+                    "keys are not all strings and integers: put it into optimizer.state, or use 'reset'"
                 )
 
     def _parameters(self) -> list[Tensor]:
@@ -229,7 +229,7 @@ def _with_wrapped(optimizers: Sequence[Optimizer]) -> list[tuple[Optimizer, dict
         groups = optimizer.param_groups
         parameters = [p for group in groups for p in group["params"]]
         lists = [group["params"] for group in groups]
-        shared |= {id(o): o for o in (*parameters, *lists, *groups, groups, optimizer.state, optimizer.defaults)}
+        shared |= {id(o): o for o in (*parameters, *lists, *groups, groups, optimizer.state)}
     return [(optimizer, shared) for optimizer in found.values()]
 
 

@@ -15,8 +15,6 @@ from fl_lightning.updates import ParamLayout, UpdateMatrix
 
 __all__ = ["ClientTensors", "RowHistory"]
 
-_MIN_BLOCK = 8  # rows that are allocated together, so that small cohorts do not end in many small products
-
 
 class _Entry(NamedTuple):
     slot: int
@@ -33,9 +31,9 @@ class _Fresh(NamedTuple):
 class RowHistory:
     """The last update of each client, and the inner products among the remembered ones.
 
-    Rows lie in blocks that are allocated when first needed and never moved. Products are kept per layer; what
-    :meth:`joint_gram` has computed is reused when the new rows are remembered, so a round computes products of new rows
-    only. A product that no round has needed yet is NaN inside and computed on demand.
+    Products are kept per layer; what :meth:`joint_gram` has computed is reused when the new rows are remembered, so a
+    round computes products of new rows only. A product that no round has needed yet is NaN inside and computed on
+    demand. Storage grows by half when it is full, never beyond ``capacity``.
 
     Args:
         capacity: most rows to keep; rows of the oldest rounds leave first (among equals, larger client ids).
@@ -56,8 +54,8 @@ class RowHistory:
     def clear(self) -> None:
         """Forgets every row and frees the memory."""
         self._entries: dict[int, _Entry] = {}
-        self._blocks: list[Tensor] = []
-        self._gram = torch.empty(0, 0, 0, dtype=torch.float64)  # [L, C, C] over all slots, unscaled, on the CPU
+        self._rows = torch.empty(0, 0)  # [C, n], one slot per client
+        self._gram = torch.empty(0, 0, 0, dtype=torch.float64)  # [L, C, C], without the scales, on the CPU
         self._fresh: _Fresh | None = None
 
     def __len__(self) -> int:
@@ -69,13 +67,12 @@ class RowHistory:
     @property
     def nbytes(self) -> int:
         """Bytes held by rows and products."""
-        return sum(t.numel() * t.element_size() for t in (*self._blocks, self._gram))
+        return self._rows.numel() * self._rows.element_size() + self._gram.numel() * self._gram.element_size()
 
-    def planned_nbytes(self, clients: int, cohort_size: int, layout: ParamLayout, dtype: torch.dtype) -> int:
-        """Bytes held at most with rows of ``clients`` clients, of which ``cohort_size`` arrive per round."""
-        block = _block_rows(cohort_size, self.capacity)
-        slots = -(-min(clients, self.capacity or clients) // block) * block
-        return slots * layout.numel * dtype.itemsize + layout.num_layers * slots * slots * 8
+    @staticmethod
+    def planned_nbytes(rows: int, layout: ParamLayout, dtype: torch.dtype) -> int:
+        """Bytes that storage for ``rows`` rows takes, products included."""
+        return rows * layout.numel * dtype.itemsize + layout.num_layers * rows * rows * 8
 
     def select(self, exclude: Collection[int] = (), since: float | None = None) -> list[int]:
         """Remembered clients, those of the newest round first, then by id.
@@ -107,12 +104,16 @@ class RowHistory:
             return gram
         self._check(updates)
         offsets, slots, scales = updates.layout.offsets, *self._slots(clients)
-        rows = updates.rows.to(self._blocks[0].device)
-        products = torch.cat([ops.layer_cross_gram(rows, block, offsets).cpu() for block in self._blocks], 2)
+        rows = updates.rows.to(self._rows.device)
+        products = ops.layer_cross_gram(rows, self._rows[: self._top()], offsets).cpu()
         self._fresh = _Fresh(updates, rows, products)
-        self._fill(slots, offsets)
+        among = self._gram[:, slots[:, None], slots]
+        if bool(among.isnan().any()):
+            computed = ops.layer_gram(self._rows[slots.to(self._rows.device)], offsets).cpu()
+            among = torch.where(among.isnan(), computed, among)
+            self._gram[:, slots[:, None], slots] = among
         cross = products[:, :, slots] * scales
-        among = self._gram[:, slots][:, :, slots] * torch.outer(scales, scales)
+        among = among * torch.outer(scales, scales)
         return torch.cat([torch.cat([gram, cross], 2), torch.cat([cross.mT, among], 2)], 1)
 
     def combine(self, updates: UpdateMatrix, coeff: Tensor, clients: Sequence[int]) -> Tensor:
@@ -126,19 +127,18 @@ class RowHistory:
         Returns:
             ``[n]`` on the device and in the dtype of the new rows.
         """
-        m, rows, offsets = len(updates), updates.rows, updates.layout.offsets
+        m, rows = len(updates), updates.rows
         if not clients:
             return updates.combine(coeff)
         slots, scales = self._slots(clients)
-        spread = coeff.new_zeros(coeff.shape[0], self._gram.shape[1])
-        spread[:, slots] = coeff[:, m:] * scales
+        weights = coeff.new_zeros(coeff.shape[0], self._top())
+        weights[:, slots] = coeff[:, m:] * scales
         # New and remembered parts may cancel, so they are summed before the result is rounded to the rows' dtype.
         wide = torch.float32 if rows.device.type == "mps" else torch.float64
         step = updates.combine(coeff[:, :m], out=torch.zeros(rows.shape[1], dtype=wide, device=rows.device))
-        part = step.to(self._blocks[0].device)
-        for index, block in enumerate(self._blocks):
-            ops.layer_combine(block, offsets, spread[:, index * len(block) : (index + 1) * len(block)], part)
-        return part.to(rows.device, rows.dtype)
+        step = step.to(self._rows.device)
+        ops.layer_combine(self._rows[: self._top()], updates.layout.offsets, weights, step)
+        return step.to(rows.device, rows.dtype)
 
     def remember(
         self, updates: UpdateMatrix, clients: Mapping[int, int], when: int, scales: Tensor | float = 1.0
@@ -159,23 +159,22 @@ class RowHistory:
             return
         fresh = self._fresh if self._fresh is not None and self._fresh.updates is updates else None
         self._fresh = None
-        if self._blocks:
+        if self._rows.numel():
             self._check(updates)
-        slots, where = self._assign(list(kept.values()), updates), list(kept)
-        rows, size = updates.rows if fresh is None else fresh.rows, len(self._blocks[0])
+        slots, where = self._assign(list(kept.values()), updates), torch.tensor(list(kept))
+        rows = updates.rows if fresh is None else fresh.rows
         factors = torch.as_tensor(scales, dtype=torch.float64).expand(len(updates)).tolist()
-        for slot, position in zip(slots, where, strict=True):
-            self._blocks[slot // size][slot % size].copy_(rows[position])
-            self._entries[kept[position]] = _Entry(slot, when, factors[position])
+        for slot, (position, client) in zip(slots.tolist(), kept.items(), strict=True):
+            self._rows[slot].copy_(rows[position])
+            self._entries[client] = _Entry(slot, when, factors[position])
         self._gram[:, slots] = torch.nan
         self._gram[:, :, slots] = torch.nan
         if fresh is not None:
-            old = fresh.products.shape[2]
-            self._gram[:, slots, :old] = fresh.products[:, where]
-            self._gram[:, :old, slots] = fresh.products[:, where].mT
+            old, products = fresh.products.shape[2], fresh.products[:, where]
+            self._gram[:, slots, :old] = products
+            self._gram[:, :old, slots] = products.mT
         # Last, because it also replaces the products with rows that these slots held before.
-        index = torch.tensor(slots, dtype=torch.int64)
-        self._gram[:, index[:, None], index] = updates.gram().cpu()[:, where][:, :, where]
+        self._gram[:, slots[:, None], slots] = updates.gram().cpu()[:, where[:, None], where]
 
     def forget(self, before: int) -> None:
         """Forgets rows of rounds earlier than ``before``; their memory is used again."""
@@ -185,7 +184,7 @@ class RowHistory:
         """Rows, products and their bookkeeping; the tensors share memory with the history."""
         entries = sorted(self._entries.items())
         return {
-            "blocks": list(self._blocks),
+            "rows": self._rows,
             "gram": self._gram,
             "clients": torch.tensor([[i, e.slot, e.round] for i, e in entries], dtype=torch.int64).view(-1, 3),
             "scales": torch.tensor([e.scale for _, e in entries], dtype=torch.float64),
@@ -194,66 +193,47 @@ class RowHistory:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned, products bit for bit."""
         self.clear()
-        self._blocks = [block.to(self.device or block.device, copy=True) for block in state["blocks"]]
+        self._rows = state["rows"].to(self.device or state["rows"].device, copy=True)
         self._gram = state["gram"].to("cpu", copy=True)
         for (client, slot, when), scale in zip(state["clients"].tolist(), state["scales"].tolist(), strict=True):
             self._entries[client] = _Entry(slot, when, scale)
 
-    def _slots(self, clients: Sequence[int]) -> tuple[list[int], Tensor]:
+    def _top(self) -> int:
+        return max(e.slot for e in self._entries.values()) + 1
+
+    def _slots(self, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
         entries = [self._entries[i] for i in clients]
-        return [e.slot for e in entries], torch.tensor([e.scale for e in entries], dtype=torch.float64)
+        return torch.tensor([e.slot for e in entries]), torch.tensor([e.scale for e in entries], dtype=torch.float64)
 
     def _check(self, updates: UpdateMatrix) -> None:
-        block, rows = self._blocks[0], updates.rows
-        found, held = (updates.layout.num_layers, rows.shape[1]), (self._gram.shape[0], block.shape[1])
-        if found != held or rows.dtype != block.dtype:
+        rows, held = updates.rows, self._rows
+        if rows.shape[1] != held.shape[1] or rows.dtype != held.dtype or updates.layout.num_layers != len(self._gram):
             raise ValueError(
-                f"updates must match the remembered rows, {held[0]} layers, {held[1]} columns, {block.dtype}; "
-                f"found {found[0]}, {found[1]}, {rows.dtype}"
+                f"updates must match the remembered rows, {len(self._gram)} layers, {held.shape[1]} columns, "
+                f"{held.dtype}; found {updates.layout.num_layers}, {rows.shape[1]}, {rows.dtype}"
             )
-        if self.device is None and block.device != rows.device:  # restored from another device
-            self._blocks = [b.to(rows.device) for b in self._blocks]
+        if self.device is None:  # a restored history may come from another device
+            self._rows = held.to(rows.device)
 
-    def _fill(self, slots: Sequence[int], offsets: Tensor) -> None:
-        """Computes the products among these slots that no earlier round has computed."""
-        wanted = torch.zeros(self._gram.shape[1], dtype=torch.bool)
-        wanted[slots] = True
-        missing = self._gram[0].isnan() & wanted & wanted[:, None]
-        size = len(self._blocks[0])
-        pairs = {(a, b) for a, b in missing.nonzero().div(size, rounding_mode="floor").tolist() if a <= b}
-        for a, b in sorted(pairs):
-            one, two = slice(a * size, (a + 1) * size), slice(b * size, (b + 1) * size)
-            new = ops.layer_cross_gram(self._blocks[a], self._blocks[b], offsets).cpu()
-            filled = torch.where(self._gram[:, one, two].isnan(), new, self._gram[:, one, two])
-            self._gram[:, one, two] = filled = filled.triu() + filled.triu(1).mT if a == b else filled
-            self._gram[:, two, one] = filled.mT
-
-    def _assign(self, arriving: list[int], updates: UpdateMatrix) -> list[int]:
+    def _assign(self, arriving: list[int], updates: UpdateMatrix) -> Tensor:
         """Slots for the clients: the ones they have, else the lowest free ones, after the oldest have left."""
         if self.capacity is not None:
             for client in self.select(exclude=arriving)[self.capacity - len(arriving) :]:
                 del self._entries[client]
         taken = {e.slot for e in self._entries.values()}
         new = [i for i in arriving if i not in self._entries]
-        free = [slot for slot in range(self._gram.shape[1]) if slot not in taken]
-        while len(free) < len(new):
-            held = self._gram.shape[1]
-            self._grow(updates, len(arriving))
-            free += range(held, self._gram.shape[1])
-        slot_of = dict(zip(new, free, strict=False)) | {i: self._entries[i].slot for i in arriving if i not in new}
-        return [slot_of[i] for i in arriving]
+        if len(taken) + len(new) > len(self._rows):
+            self._grow(len(taken) + len(new), updates)
+        free = iter([slot for slot in range(len(self._rows)) if slot not in taken])
+        return torch.tensor([next(free) if i in new else self._entries[i].slot for i in arriving])
 
-    def _grow(self, updates: UpdateMatrix, arriving: int) -> None:
-        rows, held = updates.rows, self._gram.shape[1]
-        size = len(self._blocks[0]) if self._blocks else _block_rows(arriving, self.capacity)
-        home = self.device or rows.device
-        self._blocks.append(torch.zeros(size, rows.shape[1], dtype=rows.dtype, device=home))
-        gram = self._gram.new_full((updates.layout.num_layers, held + size, held + size), torch.nan)
+    def _grow(self, wanted: int, updates: UpdateMatrix) -> None:
+        held, n, layers = len(self._rows), updates.rows.shape[1], updates.layout.num_layers
+        slots = max(wanted, held + held // 2)
+        slots = slots if self.capacity is None else min(slots, self.capacity)
+        rows = torch.zeros(slots, n, dtype=updates.rows.dtype, device=self.device or updates.rows.device)
+        gram = torch.full((layers, slots, slots), torch.nan, dtype=torch.float64)
         if held:
+            rows[:held] = self._rows
             gram[:, :held, :held] = self._gram
-        self._gram = gram
-
-
-def _block_rows(arriving: int, capacity: int | None) -> int:
-    size = max(_MIN_BLOCK, arriving)
-    return size if capacity is None else min(size, capacity)
+        self._rows, self._gram = rows, gram

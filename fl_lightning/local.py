@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from itertools import islice
 from math import ceil
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from fl_lightning._lightning import LightningModule, Trainer, lightning_module
+from fl_lightning._lightning import Callback, LightningModule, Trainer, lightning_module
 from fl_lightning.algorithms.base import ClientRule, LocalWork
 from fl_lightning.data.loaders import ClientLoaders
 from fl_lightning.loop import FederatedEpochLoop
@@ -67,22 +68,26 @@ def full_path_reason(trainer: Trainer, module: LightningModule) -> str | None:
         return "manual optimization"
     if type(trainer.precision_plugin) is not lightning_module("plugins.precision").Precision:
         return f"precision {trainer.precision}"
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     schedule = lightning_module("callbacks").GradientAccumulationScheduler
-    if trainer.accumulate_grad_batches != 1 or any(isinstance(c, schedule) for c in trainer.callbacks):  # type: ignore[attr-defined]
+    if trainer.accumulate_grad_batches != 1 or any(isinstance(callback, schedule) for callback in callbacks):
         return "accumulate_grad_batches"
+    for optimizer in trainer.optimizers:
+        closure = signature(optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is closure.empty:
+            return f"{type(optimizer).__name__} calls for a closure"
     if trainer.gradient_clip_val is not None:
         return "gradient clipping"
-    if trainer.profiler.__class__.__name__ != "PassThroughProfiler":
+    if type(trainer.profiler) is not lightning_module("profilers").PassThroughProfiler:  # type: ignore[attr-defined]
         return "a profiler"
     if getattr(trainer, "_detect_anomaly", False):
         return "anomaly detection"
     for name in _LEAN_MODULE_HOOKS:
         if is_overridden(name, module):
             return f"the module overrides {name}"
-    base = lightning_module("").Callback
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+    for callback in callbacks:
         for name in _LEAN_CALLBACK_HOOKS:
-            if getattr(type(callback), name) is not getattr(base, name):
+            if getattr(type(callback), name) is not getattr(Callback, name):
                 return f"{type(callback).__name__} overrides {name}"
     return None
 
@@ -110,7 +115,7 @@ class LocalTrainer:
         self._has_term = type(rule).loss_term is not ClientRule.loss_term
         self._corrects = type(rule).correct_gradients is not ClientRule.correct_gradients
         self._merge_single = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self._module.modules())
-        owners = [owner for owner in (self._module, self._trainer.datamodule) if owner is not None]  # type: ignore[attr-defined]
+        owners = [owner for owner in (self._module, self._trainer.datamodule) if owner is not None]
         hooked = any(helpers.is_overridden(name, owner) for owner in owners for name in _TRANSFER_HOOKS)
         self._stays = not hooked and self._trainer.strategy.root_device.type == "cpu"
         self._loss_batch = _LOSS_BATCH
@@ -134,7 +139,8 @@ class LocalTrainer:
                 loss, stop = self._step(batch, index, size, is_last)
                 done += 1
                 if loss is not None:
-                    weighted = loss * size
+                    # Half precision has no room for a sum over a client's samples.
+                    weighted = (loss if loss.dtype.itemsize > 2 else loss.float()) * size
                     total = weighted if total is None else total + weighted
                     count += size
                 if stop:
@@ -170,7 +176,7 @@ class LocalTrainer:
         loss = self._forward(batch, index)
         optimizer.zero_grad()
         if loss is not None:
-            loss.backward()
+            torch.autograd.backward(loss)
         self.before_optimizer_step()
         optimizer.step()
         self._loop.count_step()
@@ -220,7 +226,11 @@ class LocalTrainer:
         samples = int(self.loaders.sizes[client])
         for parameter in work.parameters:
             parameter.grad = None
-        for index, (batch, size) in enumerate(self.loaders.batches(client, seed=None)):
+        # A batch size of one's own choosing: drop_last does not apply to it.
+        batches = self.loaders.batches(
+            client, seed=None, batch_size=self.loaders.batch_size, merge_single=self._merge_single
+        )
+        for index, (batch, size) in enumerate(batches):
             moved = self._to_device(self._trainer.precision_plugin.convert_input(batch))
             self._loop.expect(moved, size)
             with self._trainer.precision_plugin.train_step_context():
@@ -228,7 +238,7 @@ class LocalTrainer:
             if loss is None:
                 raise ValueError(f"training_step must return a loss for full gradients, found None at client {client}")
             share = loss * (size / samples)
-            share.backward()
+            torch.autograd.backward(share)
             total = share.detach() if total is None else total + share.detach()
         if total is None:
             raise ValueError(f"client {client} has no batch to train on ({work.num_samples} samples)")
@@ -248,7 +258,7 @@ class LocalTrainer:
             while True:
                 try:
                     return self._mean_loss(client)
-                except torch.OutOfMemoryError:
+                except torch.OutOfMemoryError:  # noqa: PERF203
                     if self._loss_batch <= self.loaders.batch_size:
                         raise
                     self._loss_batch = max(self._loss_batch // 2, self.loaders.batch_size)

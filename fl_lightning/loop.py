@@ -169,7 +169,7 @@ class FederatedEpochLoop(_TrainingEpochLoop):
 
     # ---- logging beside self.log
 
-    def publish(self, metrics: Mapping[str, float], bar: Mapping[str, float]) -> None:
+    def publish(self, metrics: Mapping[str, float], bar: Mapping[str, float | str]) -> None:
         """Makes numbers available to loggers, monitors (``callback_metrics``) and progress bars."""
         connector = self.trainer._logger_connector
         if metrics:

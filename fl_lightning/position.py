@@ -61,7 +61,7 @@ class Position:
         epoch: Mapping[str, Any] = {}
         if self.place in ("aggregated", "validated", "epoch_end"):
             # Local training is over, so these are what Lightning is going to log at the end of the epoch.
-            epoch = self._loop._results.metrics(on_step=False)  # type: ignore[assignment]
+            epoch = self._loop._results.metrics(on_step=False)
         return {
             "place": self.place,
             "round_start": self._round_start,

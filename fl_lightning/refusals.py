@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from inspect import signature
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import nn
 
-from fl_lightning._lightning import LightningModule, Trainer, lightning_module
+from fl_lightning._lightning import LightningModule, Trainer, lightning_module, rank_zero_warn
 from fl_lightning.algorithms.base import ClientRule, Needs, ServerRule
+from fl_lightning.data.samplers import CohortSampler
 
 
 def refuse_devices(devices: Sequence[torch.device] | None) -> torch.device:
@@ -36,8 +39,13 @@ def refuse_pair(algorithm: ServerRule, client: ClientRule | ServerRule | None) -
     """Returns the client rule to use.
 
     Raises:
+        TypeError: one of them is no rule.
         ValueError: the server rule and the client rule do not fit together.
     """
+    if not isinstance(algorithm, ServerRule):
+        raise TypeError(f"algorithm must be a ServerRule such as fl.algorithms.FedLF(), found {algorithm!r}")
+    if client is not None and not isinstance(client, (ClientRule, ServerRule)):
+        raise TypeError(f"client must be a ClientRule or a method with one, found {client!r}")
     own = algorithm.client_rule()
     if client is None:
         return own
@@ -50,10 +58,29 @@ def refuse_pair(algorithm: ServerRule, client: ClientRule | ServerRule | None) -
         )
     if algorithm.needs.full_gradients and type(rule) is not ClientRule:
         raise ValueError(
-            f"client={given}(...) changes local training, but {server} takes full gradients and trains nothing locally: "
-            "leave client out, or use gradient_source='update'"
+            f"client={given}(...) changes local training, but {server} takes full gradients and trains nothing "
+            "locally: leave client out, or use gradient_source='update'"
         )
     return rule
+
+
+def refuse_arguments(
+    local_epochs: object, local_steps: object, server_optimizer: object, sampler: object, seed: object
+) -> None:
+    """Raises ValueError or TypeError for arguments of FederatedStrategy that would fail rounds later."""
+    for name, value in (("local_epochs", local_epochs), ("local_steps", local_steps)):
+        absent = value is None and name == "local_steps"
+        if not absent and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ValueError(f"{name} must be a positive integer, found {value!r}")
+    if server_optimizer is not None and not callable(server_optimizer):
+        raise TypeError(
+            "server_optimizer must be a function from parameters to an optimizer, such as "
+            f"functools.partial(torch.optim.SGD, lr=1.0, momentum=0.9), found {server_optimizer!r}"
+        )
+    if sampler is not None and not isinstance(sampler, CohortSampler):
+        raise TypeError(f"sampler must be a CohortSampler such as fl.data.UniformSampler(), found {sampler!r}")
+    if not isinstance(seed, Integral):
+        raise TypeError(f"seed must be an integer, found {seed!r}")
 
 
 def refuse_trainer(trainer: Trainer) -> None:
@@ -68,14 +95,19 @@ def refuse_trainer(trainer: Trainer) -> None:
         )
     if trainer.overfit_batches:  # type: ignore[attr-defined]
         raise ValueError("overfit_batches is not supported: use limit_train_batches, which counts per client")
-    _refuse_averaging(trainer)
+    _refuse_callbacks(trainer)
 
 
-def _refuse_averaging(trainer: Trainer) -> None:
+def _refuse_callbacks(trainer: Trainer) -> None:
     callbacks = lightning_module("callbacks")
     ema = getattr(callbacks, "EMAWeightAveraging", ())
     normed = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in trainer.lightning_module.modules())
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, (callbacks.LearningRateFinder, callbacks.BatchSizeFinder)):
+            raise ValueError(
+                f"{type(callback).__name__} tries out the batches of one loader, which a round does not have: tune on "
+                "undivided data with a Trainer of its own"
+            )
         if isinstance(callback, callbacks.StochasticWeightAveraging) and normed:
             raise ValueError(
                 "StochasticWeightAveraging passes over the data once more to renew BatchNorm statistics, which is no "
@@ -93,6 +125,8 @@ def refuse_module(
 ) -> None:
     """Raises ValueError for modules that lack what the method needs."""
     manual = not module.automatic_optimization
+    if "dataloader_iter" in signature(module.training_step).parameters:
+        raise ValueError(f"{type(module).__name__}.training_step must take a batch, found dataloader_iter")
     if (needs.losses or needs.requery) and manual and not hasattr(module, "federated_loss"):
         raise ValueError(
             f"{method} needs each client's loss, and {type(module).__name__} optimizes manually: "
@@ -104,7 +138,7 @@ def refuse_module(
         raise ValueError(f"{type(rule).__name__} adds a term to the loss, which manual optimization keeps to itself")
     if type(rule).correct_gradients is not ClientRule.correct_gradients and optimizers > 1:
         raise ValueError(f"{type(rule).__name__} corrects gradients and needs one optimizer, found {optimizers}")
-    if needs.client_lr and client_lr is None:
+    if (needs.client_lr or needs.full_gradients) and client_lr is None:
         raise ValueError(
             f"{method} needs the clients' learning rate: use one torch.optim.SGD with one learning rate "
             f"for all parameter groups in {type(module).__name__}.configure_optimizers"
@@ -130,7 +164,32 @@ def refuse_data(loader: object) -> None:
     )
 
 
-def refuse_checkpoint(found: str, expected: str) -> None:
-    """Raises ValueError if a checkpoint belongs to another method."""
-    if found != expected:
-        raise ValueError(f"the checkpoint was written by {found}, and this fit uses {expected}: use the same method")
+_MUST_AGREE = ("method", "clients", "trainable parameters", "server_optimizer")
+
+
+def refuse_checkpoint(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Compares the fit that wrote a checkpoint with the one that goes on from it; warns of what may differ.
+
+    Raises:
+        ValueError: the checkpoint's state means nothing to this fit: another method, server optimizer, number of
+            clients or of trainable parameters.
+    """
+    differing = {name: (found.get(name), value) for name, value in expected.items() if found.get(name) != value}
+    for name in _MUST_AGREE:
+        if name in differing:
+            old, new = differing[name]
+            raise ValueError(
+                f"the checkpoint was written with {name}: {old}, and this fit has {name}: {new}; use the same, or "
+                "start from the weights alone (load_from_checkpoint)"
+            )
+    if differing:
+        changes = ", ".join(f"{name} from {old!r} to {new!r}" for name, (old, new) in differing.items())
+        rank_zero_warn(f"the fit goes on with other settings than the checkpoint was written with: {changes}")
+
+
+def refuse_selection(client_ids: Sequence[int], places: int, clients: int, sampler: str) -> None:
+    """Raises ValueError for more clients than a round has places, or for clients that do not exist."""
+    if len(client_ids) > places or not all(0 <= client < clients for client in client_ids):
+        raise ValueError(
+            f"{sampler}.select must give at most {places} ids from 0 to {clients - 1}, found {tuple(client_ids)}"
+        )

@@ -60,11 +60,17 @@ class QuickLog:
             self._log(self._module, name, value, *args, **kwargs)
             return
         size = results.batch_size
-        if metric is not None and size is not None and self._connector._first_loop_iter is False:
-            if isinstance(value, Tensor) and value.numel() == 1 and value.device == metric.value.device:
-                metric.forward(value.detach().reshape(()), size)
-                metric.has_reset = False
-                return
+        if (
+            metric is not None
+            and size is not None
+            and self._connector._first_loop_iter is False
+            and isinstance(value, Tensor)
+            and value.numel() == 1
+            and value.device == metric.value.device
+        ):
+            metric.forward(value.detach().reshape(()), size)
+            metric.has_reset = False
+            return
         self._log(self._module, name, value, *args, **kwargs)
         if args or "batch_size" in kwargs or kwargs.get("sync_dist") or kwargs.get("enable_graph"):
             return
@@ -81,11 +87,15 @@ def _add(a: Tensor, b: Tensor) -> Tensor:
     return a + b
 
 
+def _rows(value: Tensor) -> Tensor:
+    return value.reshape(1) if value.dim() == 0 else value
+
+
 _MERGES: dict[Any, _Merge] = {
     dim_zero_sum: _add,
     dim_zero_max: torch.maximum,
     dim_zero_min: torch.minimum,
-    dim_zero_cat: lambda a, b: a + b if isinstance(a, list) else torch.cat([torch.atleast_1d(a), torch.atleast_1d(b)]),
+    dim_zero_cat: lambda a, b: a + b if isinstance(a, list) else torch.cat([_rows(a), _rows(b)]),
 }
 
 
@@ -191,7 +201,8 @@ class ClientValues:
         if entry.is_tensor:
             if entry._update_count == 0:
                 return None
-            return entry.value / entry.cumulated_batch_size if entry.meta.is_mean_reduction else entry.value
+            total: Tensor = entry.value
+            return total / entry.cumulated_batch_size if entry.meta.is_mean_reduction else total
         metric = entry.value
         if not isinstance(metric, Metric) or metric._update_count == 0 or not is_mergeable(metric):
             return None
@@ -202,13 +213,15 @@ class ClientValues:
     @staticmethod
     def _merge_tensor(entry: _ResultMetric, value: Tensor, size: Tensor | None, updates: int) -> None:
         meta = entry.meta
-        if meta.is_mean_reduction:
+        if size is not None:
             entry.value = value + entry.value
             entry.cumulated_batch_size = entry.cumulated_batch_size + size
         elif meta.is_sum_reduction:
             entry.value = value + entry.value
         else:
-            entry.value = torch.maximum(value, entry.value) if meta.is_max_reduction else torch.minimum(value, entry.value)
+            entry.value = (
+                torch.maximum(value, entry.value) if meta.is_max_reduction else torch.minimum(value, entry.value)
+            )
         entry._update_count += updates
         entry._computed = None
 
@@ -222,4 +235,5 @@ def active_results(trainer: Trainer) -> _ResultCollection:
 
 def send_to_loggers(trainer: Trainer, metrics: Mapping[str, float]) -> None:
     """Writes numbers to every logger at the current step, beside ``self.log``."""
-    trainer._logger_connector.log_metrics(dict(metrics))
+    values: dict[str, Any] = dict(metrics)
+    trainer._logger_connector.log_metrics(values)

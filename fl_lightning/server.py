@@ -218,7 +218,9 @@ def check_clients_per_round(clients_per_round: int | float) -> None:
     """Raises ValueError unless the number is a positive count or a fraction in (0, 1]."""
     is_number = isinstance(clients_per_round, (int, float)) and not isinstance(clients_per_round, bool)
     if not is_number or not clients_per_round > 0:
-        raise ValueError(f"clients_per_round must be a positive count or fraction, found {clients_per_round!r}")
+        raise ValueError(
+            f"clients_per_round must be a positive int (a count) or float (a fraction), found {clients_per_round!r}"
+        )
     if isinstance(clients_per_round, float) and clients_per_round > 1:
         raise ValueError(f"clients_per_round as a fraction must be at most 1, found {clients_per_round}")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from fl_lightning._lightning import LightningModule, Trainer, rank_zero_info, rank_zero_warn
 from fl_lightning.algorithms.base import ClientReport, ClientRule, Federation, LocalWork, Needs, ServerRule
@@ -21,7 +22,7 @@ from fl_lightning.data.samplers import CohortSampler
 from fl_lightning.local import LocalPlan, LocalTrainer, full_path_reason
 from fl_lightning.loop import ClientTask, FederatedEpochLoop
 from fl_lightning.records import RoundRecord
-from fl_lightning.refusals import refuse_checkpoint, refuse_module, refuse_schedulers
+from fl_lightning.refusals import refuse_checkpoint, refuse_module, refuse_schedulers, refuse_selection
 from fl_lightning.reports import Arrival, ClientError, ErrorPolicy, Round
 from fl_lightning.seeding import derive_seed, isolated
 from fl_lightning.server import OptimizerFactory, Server, cohort_size
@@ -98,11 +99,11 @@ class FitSession:
             self.algorithm.reset()
             self.rule.reset()
         else:
-            refuse_checkpoint(str(states["method"]), self._method)
+            refuse_checkpoint(states["fit"], self._fit())
             self.algorithm.load_state_dict(states["algorithm"])
             self.rule.load_state_dict(states["client_rule"])
             self._optimizers.load_state_dict(states["client_optimizers"])
-            if self._server.optimizer is not None and states["server_optimizer"] is not None:
+            if self._server.optimizer is not None:
                 self._server.optimizer.load_state_dict(states["server_optimizer"])
         theta = self.binding.theta
         federation = Federation(len(self.loaders), self.binding.layout, theta.device, theta.dtype)
@@ -124,16 +125,36 @@ class FitSession:
         """Everything that a bit-exact resume needs besides weights and loop counters."""
         optimizer = self._server.optimizer
         return {
-            "method": self._method,
+            "fit": self._fit(),
             "algorithm": self.algorithm.state_dict(),
             "client_rule": self.rule.state_dict(),
             "client_optimizers": self._optimizers.state_dict(),
             "server_optimizer": None if optimizer is None else optimizer.state_dict(),
         }
 
-    @property
-    def _method(self) -> str:
-        return f"{type(self.algorithm).__name__} with {type(self.rule).__name__}"
+    def scheduled_groups(self, optimizer: Optimizer) -> list[dict[str, Any]]:
+        """A client optimizer's options per parameter group, as they are between clients."""
+        return self._optimizers.groups(optimizer)
+
+    def global_buffers(self) -> dict[str, Tensor]:
+        """The buffers that a client in training has changed, as they were before it."""
+        return {} if self.local.work is None else self._server.bank.values()
+
+    def _fit(self) -> dict[str, Any]:
+        """What a checkpoint should have in common with the fit that goes on from it."""
+        server, options = self._server, self._options
+        return {
+            "method": f"{type(self.algorithm).__name__} with {type(self.rule).__name__}",
+            "clients": len(self.loaders),
+            "trainable parameters": self.binding.theta.numel(),
+            "server_optimizer": "none" if server.optimizer is None else type(server.optimizer).__name__,
+            "clients_per_round": len(server.rows),
+            "local_epochs": options.plan.epochs,
+            "local_steps": options.plan.steps,
+            "client_optimizer_state": "keep" if options.keep_client_optimizers else "reset",
+            "buffers": options.buffers,
+            "seed": options.seed,
+        }
 
     def _memory_plan(self, federation: Federation) -> str:
         theta, rows = self.binding.theta, self._server.rows
@@ -141,7 +162,12 @@ class FitSession:
             "global parameters": theta.numel() * theta.element_size(),
             f"update matrix ({rows.shape[0]} x {rows.shape[1]})": rows.numel() * rows.element_size(),
             **self.algorithm.memory(federation, rows.shape[0]),
+            **self.rule.memory(federation, rows.shape[0]),
         }
+        if (buffers := self._server.bank.nbytes) > 0:
+            parts[f"buffers ({rows.shape[0] + 1} copies)"] = (rows.shape[0] + 1) * buffers
+        if self._server.optimizer is not None:
+            parts["server optimizer (up to)"] = 2 * theta.numel() * theta.element_size()
         if self._options.keep_client_optimizers:
             parts[f"client optimizers (up to, {len(self.loaders)} clients)"] = (
                 2 * len(self.loaders) * theta.numel() * theta.element_size()
@@ -158,8 +184,10 @@ class FitSession:
         size = len(self._server.rows)
         seed = derive_seed(self._options.seed, "sampler")
         selection = self._options.sampler.select(index, size, self.loaders.sizes, seed)
+        refuse_selection(selection.client_ids, size, len(self.loaders), type(self._options.sampler).__name__)
         self._drop_outs = frozenset(selection.drop_outs)
         self.round = Round(index)
+        self._server.bank.remember()
         self._lr, self._momentum = client_learning_rate(self._trainer.optimizers)
         self._optimizers.begin_round()
         for place in range(size):
@@ -180,25 +208,24 @@ class FitSession:
             current.dropped[client] = "dropped out"
             return None
         if task.num_samples == 0:
-            self._drop(current, client, "it has no training data")
+            self._server.drop(current, client, "it has no training data")
             return None
         try:
             arrival = self._visit(task, client)
         except Exception as error:
             if self._options.on_client_error == "raise":
-                raise ClientError(f"client {client} in round {current.index}: {type(error).__name__}: {error}") from error
-            self._drop(current, client, f"{type(error).__name__}: {error}")
+                reason = f"{type(error).__name__}: {error}"
+                raise ClientError(f"client {client} in round {current.index}: {reason}") from error
+            self._server.drop(current, client, f"{type(error).__name__}: {error}")
+            self.binding.thaw()
             return None
         finally:
             self.local.work = None
             self.binding.bind_global()
             self._server.bank.restore()
+            self._optimizers.restore()
         current.arrivals.append(arrival)
         return arrival.train_loss
-
-    def _drop(self, current: Round, client: int, reason: str) -> None:
-        self._server.drop(current, client, reason)
-        rank_zero_warn(f"client {client} is left out of round {current.index}: {reason}")
 
     def _visit(self, task: ClientTask, client: int) -> Arrival:
         theta, seed = self.binding.theta, self._options.seed
@@ -215,6 +242,7 @@ class FitSession:
                 self._optimizers.begin_client(client)
                 loss = self.local.train(work)
                 self._optimizers.end_client(client)
+                self._server.settle_row(task.index)
                 report = self.rule.end_client(work)
                 self._server.close_row(task.index)
         return Arrival(
@@ -222,7 +250,7 @@ class FitSession:
             report, self._server.bank.report(task.num_samples),
         )  # fmt: skip
 
-    def _upload_gradient(self, work: LocalWork) -> Tensor:
+    def _upload_gradient(self, work: LocalWork) -> Tensor | None:
         """One full-batch step: the row is the learning rate times the full gradient."""
         assert self._lr is not None
         loss = self.local.full_gradient(work)
@@ -234,7 +262,10 @@ class FitSession:
     def _loss(self, client: int) -> float:
         assert self.round is not None
         with isolated(derive_seed(self._options.seed, "loss", self.round.index, client), self.binding.theta.device):
-            return self.local.loss(client)
+            try:
+                return self.local.loss(client)
+            finally:
+                self._server.bank.restore()
 
     def _losses_at(self, params: Tensor, clients: Sequence[int]) -> Tensor:
         self.binding.bind_flat(params.detach().to(self.binding.theta.dtype).contiguous())
@@ -248,6 +279,7 @@ class FitSession:
         current = self.round
         assert current is not None
         self._optimizers.restore()
+        self.binding.check_frozen()
         began = self._began
         record = self._server.close(
             current, self._lr, self._losses_at if self._needs.requery else None, lambda: time.perf_counter() - began

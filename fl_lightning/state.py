@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The callback through which a federated fit enters and leaves checkpoints, and through which it hears of validation."""
+"""The callback through which a federated fit enters and leaves checkpoints and hears of rounds and validation."""
 
 from __future__ import annotations
 

@@ -26,6 +26,7 @@ from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.binding import Binding
 from fl_lightning.callbacks.client_table import ClientTable, format_client_table
 from fl_lightning.checkpoint import AtomicCheckpointIO
+from fl_lightning.clients import load_scheduled_state, scheduled_state
 from fl_lightning.data.loaders import ClientLoaders
 from fl_lightning.data.samplers import CohortSampler, UniformSampler
 from fl_lightning.evaluation import (
@@ -38,7 +39,7 @@ from fl_lightning.evaluation import (
 from fl_lightning.local import LocalPlan
 from fl_lightning.loop import ClientTask, FederatedEpochLoop, install
 from fl_lightning.records import EvaluationRecord, RoundRecord, round_metrics
-from fl_lightning.refusals import refuse_data, refuse_devices, refuse_pair, refuse_trainer
+from fl_lightning.refusals import refuse_arguments, refuse_data, refuse_devices, refuse_pair, refuse_trainer
 from fl_lightning.results import active_results, send_to_loggers
 from fl_lightning.seeding import derive_seed, isolated
 from fl_lightning.server import check_clients_per_round, cohort_size
@@ -79,10 +80,10 @@ class FederatedStrategy(SingleDeviceStrategy):
         server_optimizer: factory of an optimizer that takes the server's step as its gradient, for instance
             ``functools.partial(torch.optim.SGD, lr=1.0, momentum=0.9)``; default: subtract the step.
         sampler: draws each round's clients; default uniform without replacement.
-        client_optimizer_state: ``"reset"`` gives every client a fresh optimizer each round, ``"keep"`` gives it back the
-            state of its last round.
-        buffers: how BatchNorm statistics and other buffers combine: ``"mean"`` (by sample counts), ``"global"`` (stay as
-            they are) or ``"largest"`` (of the client with the most samples). Integer buffers are never averaged.
+        client_optimizer_state: ``"reset"`` gives every client a fresh optimizer each round, ``"keep"`` gives it back
+            the state of its last round.
+        buffers: how BatchNorm statistics and other buffers combine: ``"mean"`` (by sample counts), ``"global"`` (stay
+            as they are) or ``"largest"`` (of the client with the most samples). Integer buffers are never averaged.
         fairness_metric: the validation metric whose fairness angle the progress bar shows.
         fairness_mode: whether larger (``"max"``) or smaller (``"min"``) values of ``fairness_metric`` are better.
         on_client_error: ``"raise"`` stops with an error that names the client; ``"drop"`` leaves a client out of the
@@ -91,6 +92,7 @@ class FederatedStrategy(SingleDeviceStrategy):
         seed: root of sampling, shuffling and all local randomness, which depend on (seed, round, client) only.
 
     Raises:
+        TypeError: an argument is of another kind.
         ValueError: an argument is out of range, or ``algorithm`` and ``client`` do not fit together.
     """
 
@@ -112,10 +114,9 @@ class FederatedStrategy(SingleDeviceStrategy):
         on_client_error: Literal["raise", "drop"] = "raise",
         seed: int = 0,
     ) -> None:
+        self._given: dict[str, Any] = {}
         super().__init__()
-        for name, value in (("local_epochs", local_epochs), ("local_steps", local_steps)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} must be a positive integer, found {value!r}")
+        refuse_arguments(local_epochs, local_steps, server_optimizer, sampler, seed)
         for name, choice, allowed in (
             ("client_optimizer_state", client_optimizer_state, ("reset", "keep")),
             ("buffers", buffers, ("mean", "global", "largest")),
@@ -147,6 +148,7 @@ class FederatedStrategy(SingleDeviceStrategy):
         self._session: FitSession | None = None
         self._binding: Binding | None = None
         self._carried: dict[str, Any] | None = None
+        self._trained: Tensor | None = None
         self._loaders: dict[str, EvaluationLoader] = {}
         self._evaluation: ClientEvaluation | None = None
         self._guard = ExitStack()
@@ -172,16 +174,38 @@ class FederatedStrategy(SingleDeviceStrategy):
         if num_nodes != 1:
             raise ValueError(f"FederatedStrategy runs on one node: pass Trainer(num_nodes=1), found {num_nodes}")
 
+    # Lightning takes what lies in a strategy's own fields for the user's choice, against which a second trainer's
+    # accelerator, precision or plugins would be refused or ignored. What a trainer hands over is kept elsewhere.
+
+    @property
+    def accelerator(self) -> Any:
+        """Of the trainer that was made last with this strategy."""
+        return self._given.get("accelerator")
+
+    @accelerator.setter
+    def accelerator(self, accelerator: Any) -> None:
+        self._given = {"accelerator": accelerator}  # a trainer hands this over first
+
+    @property
+    def precision_plugin(self) -> Any:
+        """Of the trainer that was made last with this strategy."""
+        return self._given.get("precision_plugin") or super().precision_plugin
+
+    @precision_plugin.setter
+    def precision_plugin(self, precision_plugin: Any) -> None:
+        self._given["precision_plugin"] = precision_plugin
+
     @property
     def checkpoint_io(self) -> Any:
         """Writes checkpoints atomically unless another plugin was given."""
-        if self._checkpoint_io is None:
-            self._checkpoint_io = AtomicCheckpointIO()
-        return super().checkpoint_io
+        io = self._given.setdefault("checkpoint_io", AtomicCheckpointIO())
+        if getattr(io, "checkpoint_io", io) is None:  # a wrapper, such as AsyncCheckpointIO
+            io.checkpoint_io = AtomicCheckpointIO()
+        return io
 
     @checkpoint_io.setter
     def checkpoint_io(self, io: Any) -> None:
-        self._checkpoint_io = io
+        self._given["checkpoint_io"] = io
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
@@ -246,7 +270,7 @@ class FederatedStrategy(SingleDeviceStrategy):
         self.epoch_loop.position.go_on()
         carried = self._carried
         if self._state.loaded is not None:
-            carried = self._state.loaded
+            carried = self._state.loaded if "fit" in self._state.loaded else None
         elif self.trainer.current_epoch == 0:
             carried = None
         plan = LocalPlan(
@@ -257,6 +281,11 @@ class FederatedStrategy(SingleDeviceStrategy):
             self.trainer, self.epoch_loop, self.algorithm, self.client_rule, options, self._binding, loaders
         )
         self._session.begin(carried)
+        self._trained = None
+        trained, theta = (carried or {}).get("trained"), self._binding.theta
+        # The last fit ended with the parameters to evaluate in the module: go on from those that it trained.
+        if trained is not None and torch.equal(self.algorithm.evaluation_params(trained.to(theta)), theta):
+            theta.copy_(trained)
 
     @property
     def session(self) -> FitSession:
@@ -281,13 +310,14 @@ class FederatedStrategy(SingleDeviceStrategy):
         assert self._binding is not None
         final = self.algorithm.evaluation_params(self._binding.theta)
         if final is not self._binding.theta:
+            self._trained = self._binding.theta.clone()
             self._binding.theta.copy_(final)
 
     def teardown(self) -> None:
         """Gives the parameters storage of their own and the trainer its limits back."""
         self._put_back()
         if self._session is not None:
-            self._carried = self._session.states()
+            self._carried = dict(self.rule_states())
         if self._binding is not None:
             self._binding.release()
         self._session, self._binding, self._loaders = None, None, {}
@@ -313,7 +343,8 @@ class FederatedStrategy(SingleDeviceStrategy):
         """Trains one client; the module holds the global weights before and after."""
         loss = self.session.train_client(task)
         assert task.client_id is not None
-        self.epoch_loop.publish({}, {"round": task.round, "client": task.client_id})
+        # As text: the Rich bar shows numbers with three decimals.
+        self.epoch_loop.publish({}, {"round": str(task.round), "client": str(task.client_id)})
         return loss
 
     def close_round(self) -> None:
@@ -323,15 +354,31 @@ class FederatedStrategy(SingleDeviceStrategy):
     def publish_round(self) -> None:
         """Logs the round that was closed."""
         assert self.last_round is not None
-        self.epoch_loop.publish(round_metrics(self.last_round), {"conflicts": self.last_round.conflicts})
+        self.epoch_loop.publish(round_metrics(self.last_round), {"conflicts": str(self.last_round.conflicts)})
 
     def rule_states(self) -> Mapping[str, Any]:
         """The session's part of a checkpoint."""
-        return self._session.states() if self._session is not None else (self._carried or {})
+        if self._session is None:
+            return self._carried or {}
+        return {**self._session.states(), "trained": self._trained}
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """The global model, whatever the module is bound to when a checkpoint is written."""
+        if self._binding is None:
+            return super().lightning_module_state_dict()
+        with self._binding.showing_global():
+            state = super().lightning_module_state_dict()
+        buffers = {} if self._session is None else self._session.global_buffers()
+        return {name: buffers.get(name, value) for name, value in state.items()}
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Client optimizers are not part of the global state; their scheduled options (learning rate) are."""
-        return {**super().optimizer_state(optimizer), "state": {}}
+        return scheduled_state(optimizer, None if self._session is None else self._session.scheduled_groups(optimizer))
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Restores the scheduled options."""
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            load_scheduled_state(optimizer, state)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Loads a checkpoint; to continue a fit it must come from a federated one."""
@@ -356,9 +403,7 @@ class FederatedStrategy(SingleDeviceStrategy):
             return output
         return {**output, "loss": total} if isinstance(output, Mapping) else total
 
-    def optimizer_step(
-        self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any
-    ) -> Any:
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """Lets the client rule correct gradients after the backward pass, before clipping and stepping."""
 
         def corrected() -> Any:
@@ -410,7 +455,7 @@ class FederatedStrategy(SingleDeviceStrategy):
         self.last_evaluation = record = self._evaluation.record()
         metrics = evaluation_metrics(record, self.fairness_metric, self.fairness_mode == "max")
         for name, value in metrics.items():
-            callback.log(name, value)
+            callback.log(name, value)  # type: ignore[attr-defined]
         if len(record.client_ids) <= _MANY_CLIENTS:
             send_to_loggers(self.trainer, client_metrics(record))
         angle = shown_angle(record, metrics, self.fairness_metric)

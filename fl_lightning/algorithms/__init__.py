@@ -15,6 +15,7 @@ from fl_lightning.algorithms.base import (
     uniform_weights,
 )
 from fl_lightning.algorithms.fedavg import FedAvg
+from fl_lightning.algorithms.fedheal import FedHEAL
 from fl_lightning.algorithms.fedlf import FedLF
 from fl_lightning.algorithms.fedmdfg import FedMDFG
 from fl_lightning.algorithms.fedprox import FedProx
@@ -25,6 +26,7 @@ __all__ = [
     "ClientReport",
     "ClientRule",
     "FedAvg",
+    "FedHEAL",
     "FedLF",
     "FedMDFG",
     "FedProx",

@@ -138,6 +138,10 @@ class ClientRule:
     def commit(self, cohort: Cohort) -> None:
         """The round happened: update client and server state from the reports that arrived."""
 
+    def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
+        """Bytes that the rule will hold at most, by name, for the memory plan printed at the start."""
+        return {}
+
     def reset(self) -> None:
         """Forgets everything; called at a fresh fit."""
 

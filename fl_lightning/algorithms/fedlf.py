@@ -97,8 +97,13 @@ class FedLF(ServerRule):
         self.fair_row = fair_row
         self.history_window = history_window
         self.zero_tol = zero_tol
+        self.max_history = max_history
         self.history = RowHistory(max_history, history_device)
         self._seen: set[int] = set()
+
+    def begin_fit(self, federation: Federation) -> None:
+        """Never allocates more rows than there are clients."""
+        self.history.capacity = min(self.max_history or federation.num_clients, federation.num_clients)
 
     def aggregate(self, cohort: Cohort) -> Tensor:
         """See the class.
@@ -224,8 +229,9 @@ class FedLF(ServerRule):
         """Bytes of the remembered rows and their products."""
         if self.history_window == "none":
             return {}
-        clients = cohort_size if self.history_window == "last" else federation.num_clients
-        return {"history": self.history.planned_nbytes(clients, cohort_size, federation.layout, federation.dtype)}
+        rows = cohort_size if self.history_window == "last" else federation.num_clients
+        rows = min(rows, self.max_history or rows)
+        return {"history": self.history.planned_nbytes(rows, federation.layout, federation.dtype)}
 
     def reset(self) -> None:
         """Forgets all clients."""

@@ -8,7 +8,7 @@ https://github.com/zibinpan/FedMDFG
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import torch
@@ -120,7 +120,12 @@ class FedMDFG(ServerRule):
         c *= sigma  # line 21: d <- sigma d, as long as the mean of the rescaled rows
         direction = self.history.combine(cohort.updates, c.expand(cohort.updates.layout.num_layers, -1), absent)
         slopes = (gram @ c)[:m] * rescale / eta  # g_i . d per learning rate, in units of the loss
-        search = self._line_search(cohort, direction, losses, slopes, live, fair, bool(absent), sigma)  # line 24
+
+        def ask(length: float) -> Tensor:
+            return _losses_at(cohort, torch.sub(cohort.params, direction, alpha=length))[live]
+
+        highest, lowest = 1.0 if absent else 2.0**self.s, 2.0**-self.s / sigma
+        search = self._line_search(ask, losses[live], slopes[live], fair, highest, lowest)  # line 24
         if search is None:
             return self._stay(cohort)
         length, evaluations = search
@@ -173,25 +178,25 @@ class FedMDFG(ServerRule):
         return None
 
     def _line_search(
-        self,
-        cohort: Cohort,
-        direction: Tensor,
-        losses: Tensor,
-        slopes: Tensor,
-        live: Tensor,
-        fair: bool,
-        absent: bool,
-        sigma: float,
+        self, ask: Callable[[float], Tensor], before: Tensor, slopes: Tensor, fair: bool, highest: float, lowest: float
     ) -> tuple[float, int] | None:
-        """Algorithm 2, in units of the learning rate: step length and number of trials; ``None`` if none was finite."""
-        before, slopes = losses[live], slopes[live] * (1 if self.armijo_sign == "paper" else -1)
-        length = 1.0 if absent else 2.0**self.s
-        trials: list[tuple[float, float]] = []
-        while length >= 2.0**-self.s / sigma:
-            after = self._losses_at(cohort, torch.sub(cohort.params, direction, alpha=length))[live]
+        """Step length in learning rates (Algorithm 2) and number of trials; ``None`` if no trial was finite.
+
+        Args:
+            ask: losses after a step of the given length.
+            before: losses now.
+            slopes: how fast they fall along the direction.
+            fair: the fair row is active.
+            highest: first length to try.
+            lowest: shortest length to try.
+        """
+        demand = self.beta * slopes if self.armijo_sign == "paper" else -self.beta * slopes
+        length, trials = highest, list[tuple[float, float]]()
+        while length >= lowest:
+            after = ask(length)
             trials.append((length, float(after.sum())))
             fairer = not fair or self.angle_test == "off" or loss_angle(after) < loss_angle(before)
-            if fairer and bool((before - after >= self.beta * length * slopes).all()):
+            if fairer and bool((before - after >= length * demand).all()):  # lines 8 and 9
                 return length, len(trials)
             length /= 2
         finite = [trial for trial in trials if math.isfinite(trial[1])]
@@ -200,15 +205,6 @@ class FedMDFG(ServerRule):
             return None
         chosen = lower[0] if lower else min(finite, key=lambda trial: trial[1])  # lines 16 to 21
         return chosen[0], len(trials)
-
-    def _losses_at(self, cohort: Cohort, params: Tensor) -> Tensor:
-        assert cohort.losses_at is not None
-        losses = torch.as_tensor(cohort.losses_at(params), dtype=torch.float64).cpu()
-        if losses.shape != (len(cohort),):
-            raise ValueError(
-                f"losses_at must return {len(cohort)} losses for FedMDFG, found shape {tuple(losses.shape)}"
-            )
-        return losses
 
     def _update_reference(self, cohort: Cohort, losses: Tensor, live: Tensor) -> None:
         """Lets the reference loss ``R_i`` follow a falling loss slowly (section 3.2)."""
@@ -220,7 +216,7 @@ class FedMDFG(ServerRule):
 
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """Bytes of the remembered rows, and of the parameters that the line search tries."""
-        history = self.history.planned_nbytes(cohort_size, cohort_size, federation.layout, federation.dtype)
+        history = self.history.planned_nbytes(cohort_size, federation.layout, federation.dtype)
         return {"history": history, "line_search": federation.layout.numel * federation.dtype.itemsize}
 
     def reset(self) -> None:
@@ -241,3 +237,12 @@ class FedMDFG(ServerRule):
         """Restores what :meth:`state_dict` returned."""
         self.history.load_state_dict(state["history"])
         self._reference = dict(zip(state["clients"].tolist(), state["reference"].tolist(), strict=True))
+
+
+def _losses_at(cohort: Cohort, params: Tensor) -> Tensor:
+    if cohort.losses_at is None:
+        raise ValueError("losses_at must be given: FedMDFG searches along its direction for the step")
+    losses = torch.as_tensor(cohort.losses_at(params)).to("cpu", torch.float64)
+    if losses.shape != (len(cohort),):
+        raise ValueError(f"losses_at must return {len(cohort)} losses for FedMDFG, found shape {tuple(losses.shape)}")
+    return losses

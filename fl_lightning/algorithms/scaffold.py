@@ -61,11 +61,6 @@ class SCAFFOLD(ServerRule):
         self.report = StepReport(weights=weights)
         return step
 
-    def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
-        """Bytes of the control variates, and of the rows in which clients send their change."""
-        row = federation.layout.numel * federation.dtype.itemsize
-        return {"control_variates": (federation.num_clients + 1) * row, "control_rows": cohort_size * row}
-
 
 class ControlVariates(ClientRule):
     """Local steps along ``g - c_i + c``, and the update of ``c_i`` and ``c``.
@@ -151,6 +146,11 @@ class ControlVariates(ClientRule):
         if self._server is None:
             self._server = torch.zeros_like(like)
         return self._server
+
+    def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
+        """Bytes of the control variates, and of the rows in which clients send their change."""
+        row = federation.layout.numel * federation.dtype.itemsize
+        return {"control_variates": (federation.num_clients + 1) * row, "control_rows": cohort_size * row}
 
     def reset(self) -> None:
         """Forgets all control variates."""

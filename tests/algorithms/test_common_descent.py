@@ -43,7 +43,16 @@ def test_fair_weights_are_the_gradient_of_minus_the_cosine():
 
 @pytest.mark.parametrize(
     "losses",
-    [(3.0,), (-3.0,), (1.0, 1.0), (-1.0, -1.0), (0.0, 0.0, 0.0), (1.0, 1.0 + 1e-7), (1e-200, 1e-200), (0.1 + 0.2, 0.3)],
+    [
+        (3.0,),
+        (-3.0,),
+        (1.0, 1.0),
+        (-1.0, -1.0 - 1e-7),
+        (0.0, 0.0, 0.0),
+        (1.0, 1.0 + 1e-7),
+        (1e-200, 1e-200),
+        (0.1 + 0.2, 0.3),
+    ],
 )
 def test_fair_weights_are_undefined_for_equal_losses(losses):
     assert fair_weights(vector(*losses)) is None

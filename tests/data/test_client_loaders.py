@@ -279,6 +279,8 @@ def test_hold_out():
     assert any(parts.hold_out(0.25, s)[1][0].tolist() != other[0].tolist() for s in range(3))
     fewer = ClientIndices([range(10)], 20).hold_out(0.25, 3)[1]
     assert fewer[0].tolist() == aside[0].tolist(), "a client's draw must not depend on the other clients"
+    alike = ClientIndices([range(100), range(100, 200)], 200).hold_out(0.5, 0)[1]
+    assert alike[0].tolist() != (alike[1] - 100).tolist(), "clients draw independently"
     assert parts.hold_out(0.99, 0)[0].sizes.tolist() == [1, 1, 1, 0]
     assert parts.hold_out(0.001, 0)[1].sizes.tolist() == [1, 0, 1, 0]
 

@@ -179,6 +179,14 @@ def test_mutex_gives_one_class_and_shares_it_where_clients_abound():
         mutex(labels, 9, 0)
 
 
+def test_left_over_samples_do_not_favour_low_ids():
+    labels = torch.zeros(10, dtype=torch.int64)
+    for divide in (mutex, iid, lambda y, n, s: unbalanced(y, ((0,),) * n, s)):
+        sizes = [[len(part) for part in divide(10 if divide is iid else labels, 4, seed)] for seed in range(30)]
+        assert {tuple(sorted(row)) for row in sizes} == {(2, 2, 3, 3)}
+        assert len({tuple(row) for row in sizes}) > 3
+
+
 def test_unbalanced_groups():
     labels = torch.arange(4).repeat_interleave(10)
     parts = unbalanced(labels, ((0,), (1, 2), (2, 3)), 0)

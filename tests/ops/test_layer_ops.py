@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gram matrices, inner products and combinations: values, accuracy, layouts of memory, dtypes, errors."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -21,7 +23,7 @@ def gaussian(m, n, seed=0):
 
 def per_layer(left, right, offsets):
     starts = offsets.tolist()
-    pieces = [left[:, a:b].double() @ right[:, a:b].double().T for a, b in zip(starts, starts[1:], strict=False)]
+    pieces = [left[:, a:b].double() @ right[:, a:b].double().T for a, b in pairwise(starts)]
     return torch.stack(pieces)
 
 
@@ -170,31 +172,31 @@ def test_results_require_no_gradients():
 
 
 ROWS = torch.ones(2, 8)
-O = torch.tensor([0, 3, 8])
+OFF = torch.tensor([0, 3, 8])
 
 
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: ops.layer_gram(torch.ones(8), O), ValueError, "rows must have shape"),
-        (lambda: ops.layer_gram(torch.ones(0, 8), O), ValueError, "at least one row"),
-        (lambda: ops.layer_gram(ROWS.long(), O), TypeError, "rows must be float64, .* found torch.int64"),
-        (lambda: ops.layer_gram(ROWS.numpy(), O), TypeError, "rows must be a tensor"),
+        (lambda: ops.layer_gram(torch.ones(8), OFF), ValueError, "rows must have shape"),
+        (lambda: ops.layer_gram(torch.ones(0, 8), OFF), ValueError, "at least one row"),
+        (lambda: ops.layer_gram(ROWS.long(), OFF), TypeError, "rows must be float64, .* found torch.int64"),
+        (lambda: ops.layer_gram(ROWS.numpy(), OFF), TypeError, "rows must be a tensor"),
         (lambda: ops.layer_gram(ROWS, [0, 3, 8]), TypeError, "offsets must be a tensor, found list"),
-        (lambda: ops.layer_gram(ROWS, O.int()), TypeError, "offsets must be int64"),
-        (lambda: ops.layer_gram(ROWS, O[None]), ValueError, "offsets must have shape"),
-        (lambda: ops.layer_gram(ROWS, O[:1]), ValueError, "at least two entries"),
-        (lambda: ops.layer_gram(ROWS, O.to("meta")), ValueError, "offsets must be on the CPU"),
-        (lambda: ops.layer_gram(ROWS, O + 1), ValueError, r"rise from 0 to n = 8 .* found \[1, 4, 9\]"),
+        (lambda: ops.layer_gram(ROWS, OFF.int()), TypeError, "offsets must be int64"),
+        (lambda: ops.layer_gram(ROWS, OFF[None]), ValueError, "offsets must have shape"),
+        (lambda: ops.layer_gram(ROWS, OFF[:1]), ValueError, "at least two entries"),
+        (lambda: ops.layer_gram(ROWS, OFF.to("meta")), ValueError, "offsets must be on the CPU"),
+        (lambda: ops.layer_gram(ROWS, OFF + 1), ValueError, r"rise from 0 to n = 8 .* found \[1, 4, 9\]"),
         (lambda: ops.layer_gram(ROWS, torch.tensor([0, 7])), ValueError, "rise from 0 to n = 8"),
         (lambda: ops.layer_gram(ROWS, torch.tensor([0, 5, 3, 8])), ValueError, "without decreasing"),
-        (lambda: ops.layer_cross_gram(ROWS, torch.ones(2, 7), O), ValueError, r"others must have shape \[any, 8\]"),
-        (lambda: ops.layer_cross_gram(ROWS, ROWS.to("meta"), O), ValueError, "others must be on the rows' device"),
-        (lambda: ops.layer_dots(ROWS, torch.ones(7), O), ValueError, r"step must have shape \[8\]"),
-        (lambda: ops.layer_dots(ROWS, torch.ones(8).int(), O), TypeError, "step must be float64"),
-        (lambda: ops.layer_combine(ROWS, O, torch.ones(3, 2)), ValueError, r"coeff must have shape \[2, 2\]"),
-        (lambda: ops.layer_combine(ROWS, O, torch.ones(2, 2).to("meta")), ValueError, "coeff must be on the CPU or"),
-        (lambda: ops.layer_combine(ROWS, O, torch.ones(2, 2), torch.ones(9)), ValueError, "out must have shape"),
+        (lambda: ops.layer_cross_gram(ROWS, torch.ones(2, 7), OFF), ValueError, r"others must have shape \[any, 8\]"),
+        (lambda: ops.layer_cross_gram(ROWS, ROWS.to("meta"), OFF), ValueError, "others must be on the rows' device"),
+        (lambda: ops.layer_dots(ROWS, torch.ones(7), OFF), ValueError, r"step must have shape \[8\]"),
+        (lambda: ops.layer_dots(ROWS, torch.ones(8).int(), OFF), TypeError, "step must be float64"),
+        (lambda: ops.layer_combine(ROWS, OFF, torch.ones(3, 2)), ValueError, r"coeff must have shape \[2, 2\]"),
+        (lambda: ops.layer_combine(ROWS, OFF, torch.ones(2, 2).to("meta")), ValueError, "coeff must be on the CPU or"),
+        (lambda: ops.layer_combine(ROWS, OFF, torch.ones(2, 2), torch.ones(9)), ValueError, "out must have shape"),
     ],
 )
 def test_wrong_arguments_are_named(call, error, message):

@@ -115,7 +115,9 @@ def test_combine_equals_a_loop(dtype):
     step = ops.puc_combine(rows, keep, weights)
     assert step.dtype == dtype
     for i in range(n):
-        total = sum(w * r for w, r, k in zip(weights.tolist(), rows[:, i].tolist(), mask[:, i].tolist()) if k)
+        total = sum(
+            w * r for w, r, k in zip(weights.tolist(), rows[:, i].tolist(), mask[:, i].tolist(), strict=True) if k
+        )
         mass = sum(w for w, k in zip(weights.tolist(), mask[:, i].tolist(), strict=True) if k)
         want = torch.tensor(total / mass if mass else 0.0, dtype=torch.float64).to(dtype)
         torch.testing.assert_close(step[i], want, rtol=1e-2 if dtype == torch.bfloat16 else 1e-6, atol=0)
@@ -134,20 +136,20 @@ def test_combine_over_many_blocks_with_tracked_bits():
     torch.testing.assert_close(ops.puc_combine(rows, keep, weights).double(), want, rtol=1e-6, atol=1e-7)
 
 
-ROW, COUNTS, O = torch.ones(40), torch.zeros(40, dtype=torch.uint8), torch.tensor([0, 40])
+ROW, COUNTS, OFF = torch.ones(40), torch.zeros(40, dtype=torch.uint8), torch.tensor([0, 40])
 KEEP = torch.zeros(2, 2, dtype=torch.int32)
 
 
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: ops.puc_track(ROW[None], COUNTS, 0, 0, O), ValueError, "row must have shape"),
-        (lambda: ops.puc_track(ROW, COUNTS[:3], 0, 0, O), ValueError, r"counts must have shape \[40\]"),
-        (lambda: ops.puc_track(ROW, COUNTS.long(), 0, 0, O), TypeError, "counts must be uint8 or int16 or int32"),
-        (lambda: ops.puc_track(ROW, COUNTS.to("meta"), 0, 0, O), ValueError, "counts must be on the row's device"),
-        (lambda: ops.puc_track(ROW, COUNTS, -1, 0, O), ValueError, "threshold must be at least 0, found -1"),
-        (lambda: ops.puc_track(ROW, COUNTS, 0, -1, O), ValueError, r"participations must be in 0..254"),
-        (lambda: ops.puc_track(ROW, COUNTS, 0, 255, O), ValueError, r"participations must be in 0..254"),
+        (lambda: ops.puc_track(ROW[None], COUNTS, 0, 0, OFF), ValueError, "row must have shape"),
+        (lambda: ops.puc_track(ROW, COUNTS[:3], 0, 0, OFF), ValueError, r"counts must have shape \[40\]"),
+        (lambda: ops.puc_track(ROW, COUNTS.long(), 0, 0, OFF), TypeError, "counts must be uint8 or int16 or int32"),
+        (lambda: ops.puc_track(ROW, COUNTS.to("meta"), 0, 0, OFF), ValueError, "counts must be on the row's device"),
+        (lambda: ops.puc_track(ROW, COUNTS, -1, 0, OFF), ValueError, "threshold must be at least 0, found -1"),
+        (lambda: ops.puc_track(ROW, COUNTS, 0, -1, OFF), ValueError, r"participations must be in 0..254"),
+        (lambda: ops.puc_track(ROW, COUNTS, 0, 255, OFF), ValueError, r"participations must be in 0..254"),
         (lambda: ops.puc_track(ROW, COUNTS, 0, 0, torch.tensor([0, 39])), ValueError, "rise from 0 to n = 40"),
         (lambda: ops.puc_combine(torch.ones(2, 40), KEEP[:, :1], torch.ones(2)), ValueError, r"shape \[2, 2\]"),
         (lambda: ops.puc_combine(torch.ones(2, 40), KEEP.long(), torch.ones(2)), TypeError, "keep must be int32"),

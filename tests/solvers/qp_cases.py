@@ -44,6 +44,8 @@ def families(rng, batch, k):
         "norms spread, clusters": (centres + 1e-6 * x) * spread,
         "opposed": half * x[:, np.arange(k) % max(1, k // 2)] + 0.01 * normal(batch, k, n),
         "opposed exactly": half * x[:, np.arange(k) % max(1, k // 2)],
+        "opposed but for 1e-6": half * x[:, np.arange(k) % max(1, k // 2)] + 1e-6 * normal(batch, k, n),
+        "opposed, norms spread": spread * half * x[:, np.arange(k) % max(1, k // 2)] * (1 + 1e-6 * normal(batch, k, 1)),
         "opposed groups": half * 0.01 * x + np.where(np.arange(k) % 2, 1.0, -1.0)[:, None] * shared,
         "fair row in the span": fair,
         "0 on the boundary": np.concatenate([x[:, :-1], -x[:, :-1].mean(1, keepdims=True)], 1),

@@ -7,7 +7,7 @@ import torch
 from qp_cases import families, gram_of, relative_gap
 
 from fl_lightning import ops, solvers
-from fl_lightning.ops import _active_set
+from fl_lightning.ops import _active_set, _min_norm
 
 KINDS = tuple(families(np.random.default_rng(0), 1, 5))
 
@@ -119,16 +119,24 @@ def fuzz(seed, sizes, batch):
             lam, gap = ops.min_norm(torch.from_numpy(scaled))
             assert (lam >= 0).all(), (kind, k)
             assert ((lam.sum(1) - 1).abs() <= 1e-12).all(), (kind, k)
-            assert (gap <= 1e-10).all(), (kind, k, gap.max())
+            assert (gap <= 1e-12).all(), (kind, k, gap.max())
             assert relative_gap(scaled, lam.numpy()).max() <= 1e-10, (kind, k)
             count += len(lam)
     return count
 
 
+@pytest.fixture
+def first_search_only(monkeypatch):
+    """The second searches, for indefinite matrices, would hide faults of the first."""
+    monkeypatch.setattr(_min_norm, "_RIDGES", ())
+
+
+@pytest.mark.usefixtures("first_search_only")
 def test_fuzz():
-    assert fuzz(0, (2, 3, 4, 5, 7, 8, 13, 24, 35), 12) > 2000
+    assert fuzz(0, (2, 3, 4, 5, 7, 8, 13, 24, 35, 50), 16) > 4000
 
 
+@pytest.mark.usefixtures("first_search_only")
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_fuzz_long(seed):

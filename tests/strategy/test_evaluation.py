@@ -8,9 +8,13 @@ from plain_loop import client_batches, evaluate
 from support import CLASSES, Blobs, Classifier, federated_blobs, fresh, quiet_trainer, weights
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import (
-    MulticlassAccuracy, MulticlassAUROC, MulticlassAveragePrecision, MulticlassF1Score, MulticlassPrecision,
+    MulticlassAccuracy,
+    MulticlassAUROC,
+    MulticlassAveragePrecision,
+    MulticlassF1Score,
+    MulticlassPrecision,
     MulticlassRecall,
-)  # fmt: skip
+)
 
 import fl_lightning as fl
 

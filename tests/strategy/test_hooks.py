@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which hooks run when: callbacks live on the server, the module and its data on the client. And fits after fits."""
+"""Which hooks run when: callbacks live on the server, the module and its data on the client."""
 
 import lightning as L
 import pytest
@@ -10,8 +10,7 @@ from support import Blobs, Classifier, blobs, federated_blobs, fresh, quiet_trai
 from torch.utils.data import DataLoader, Dataset
 
 import fl_lightning as fl
-from fl_lightning.loop import ClientTask, FederatedEpochLoop
-from fl_lightning.state import FederatedState
+from fl_lightning.loop import ClientTask
 
 
 def strategy(**options):
@@ -197,54 +196,3 @@ def test_collate_functions_and_workers_are_kept(workers):
     expected = federate(fresh(), rounds, sgd())
     assert torch.allclose(weights(module), weights(expected), atol=1e-6, rtol=0)
     assert float(trainer.callback_metrics["val_loss"]) == pytest.approx(evaluate(module)[1][0], rel=1e-4)
-
-
-# ---- fits after fits
-
-
-@pytest.mark.parametrize("algorithm", [fl.algorithms.FedAvg, fl.algorithms.SCAFFOLD, fl.algorithms.FedLF])
-def test_a_second_trainer_starts_afresh(algorithm):
-    federated = strategy(algorithm=algorithm(), client_optimizer_state="keep")
-    module = fresh(momentum=0.9)
-    quiet_trainer(federated, 2).fit(module, federated_blobs())
-    first = weights(module)
-    # The same strategy on untrained weights: nothing of the first fit may be left in the rule.
-    again = fresh(momentum=0.9)
-    quiet_trainer(federated, 2).fit(again, federated_blobs())
-    assert torch.equal(weights(again), first)
-    quiet_trainer(federated, 2).fit(module, federated_blobs())
-    assert not torch.equal(weights(module), first)
-    assert "log" not in vars(module)
-
-
-@pytest.mark.parametrize("algorithm", [fl.algorithms.FedAvg, fl.algorithms.SCAFFOLD, fl.algorithms.FedLF])
-def test_the_same_trainer_goes_on_with_more_rounds(algorithm):
-    federated = strategy(algorithm=algorithm(), server_optimizer=lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.5))
-    module = fresh(lr=0.05)
-    trainer = quiet_trainer(federated, 2, limit_train_batches=4)
-    trainer.fit(module, federated_blobs())
-    trainer.validate(module, federated_blobs(), verbose=False)
-    trainer.fit_loop.max_epochs = 5
-    trainer.fit(module, federated_blobs())
-    assert trainer.current_epoch == 5
-    callbacks = [c for c in trainer.callbacks if isinstance(c, FederatedState)]
-    assert len(callbacks) == 1
-    assert type(trainer.fit_loop.epoch_loop) is FederatedEpochLoop
-    assert trainer.limit_train_batches == 4
-
-    whole = fresh(lr=0.05)
-    options = {"server_optimizer": lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.5)}
-    uninterrupted = quiet_trainer(strategy(algorithm=algorithm(), **options), 5, limit_train_batches=4)
-    uninterrupted.fit(whole, federated_blobs())
-    assert torch.equal(weights(module), weights(whole))
-    assert trainer.global_step == uninterrupted.global_step
-
-
-def test_the_module_trains_without_federation_afterwards():
-    module = fresh()
-    quiet_trainer(strategy(), 2).fit(module, federated_blobs())
-    loss = evaluate(module)[1][0]
-    trainer = quiet_trainer("auto", 3)
-    trainer.fit(module, Blobs())
-    assert trainer.global_step == 3 * 24
-    assert evaluate(module)[1][0] < loss

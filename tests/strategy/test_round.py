@@ -69,7 +69,8 @@ def test_local_epochs_momentum_and_dropout_equal_a_plain_loop():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"momentum": 0.9}, {"optimizer": "Adam", "lr": 0.01}, {"dropout": 0.5}, {"norm": True}, {"log": True}]
+    "options",
+    [{}, {"momentum": 0.9}, {"optimizer": "Adam", "lr": 0.01}, {"dropout": 0.5}, {"norm": True}, {"log": True}],
 )
 @pytest.mark.parametrize("algorithm", [fl.algorithms.FedAvg, fl.algorithms.FedProx, fl.algorithms.SCAFFOLD])
 def test_full_and_lean_paths_give_identical_weights(options, algorithm):

@@ -6,9 +6,14 @@ from datetime import timedelta
 import pytest
 import torch
 from lightning.pytorch.callbacks import (
-    Callback, EarlyStopping, EMAWeightAveraging, ModelCheckpoint, StochasticWeightAveraging, Timer,
-)  # fmt: skip
-from plain_loop import evaluate, federate, sgd
+    Callback,
+    EarlyStopping,
+    EMAWeightAveraging,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+    Timer,
+)
+from plain_loop import federate, sgd
 from support import Blobs, Classifier, federated_blobs, fresh, quiet_trainer, weights
 
 import fl_lightning as fl
@@ -91,7 +96,7 @@ def test_the_best_checkpoint_reproduces_its_value(tmp_path, metric, mode):
     assert seen.index(pick(seen)) == 4 or not torch.equal(weights(loaded), weights(module))
 
 
-def test_max_steps_and_max_time_stop_at_the_end_of_a_round():
+def test_max_steps_stop_at_the_end_of_a_round():
     module, trainer = fit(rounds=-1, max_steps=20)
     counted = []
     federate(fresh(), 5, lambda m, batches, index: counted.append(len(batches)))
@@ -100,12 +105,25 @@ def test_max_steps_and_max_time_stop_at_the_end_of_a_round():
     assert trainer.global_step == sum(per_round[:rounds])
     assert trainer.current_epoch == rounds
     assert torch.allclose(weights(module), weights(federate(fresh(), rounds, sgd())), atol=1e-6, rtol=0)
-    for stop in ({"max_time": timedelta(0)}, {"callbacks": [Timer(timedelta(0))]}):
-        module, trainer = fit(rounds=5, **stop)
-        assert trainer.current_epoch <= 1
-        assert torch.allclose(
-            weights(module), weights(federate(fresh(), trainer.current_epoch, sgd())), atol=1e-6, rtol=0
-        )
+
+
+@pytest.mark.parametrize("how", ["max_time", "Timer", "should_stop"])
+def test_a_stop_asked_for_within_a_round_waits_for_its_end(how, monkeypatch):
+    class Stop(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if how == "should_stop":
+                trainer.should_stop = True
+            elif batch.round == 1:  # all time is up
+                (timer,) = (c for c in trainer.callbacks if isinstance(c, Timer))
+                timer._duration = 0.0
+
+    # Before Timer, which looks at the clock in the same hook.
+    callbacks = [Stop(), *([Timer(timedelta(hours=1))] if how == "Timer" else [])]
+    options = {"max_time": timedelta(hours=1)} if how == "max_time" else {}
+    module, trainer = fit(rounds=5, callbacks=callbacks, **options)
+    assert trainer.current_epoch == (1 if how == "should_stop" else 2)
+    expected = federate(fresh(), trainer.current_epoch, sgd())
+    assert torch.allclose(weights(module), weights(expected), atol=1e-6, rtol=0)
 
 
 # ---- limits and schedules of the trainer

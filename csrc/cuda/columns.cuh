@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs of neighbouring columns, loaded and stored in pieces of up to 16 bytes.
+//
+// A run starts where its row's address is a multiple of the run's size if the rows allow it. The first and last run of
+// an item may reach beyond it; what lies outside is neither read nor written, and counts as 0.
+#pragma once
+
+#include "device.cuh"
+
+namespace fl_lightning::cuda {
+
+template <class T>
+constexpr int kRun = 16 / sizeof(T);  // columns of a run of 16 bytes
+
+template <class T, int kBytes>
+struct alignas(kBytes) Piece {
+  T values[kBytes / sizeof(T)];
+};
+
+// The widest pieces (in bytes, at most 16) that are aligned at this column of every row.
+template <class T>
+__device__ inline int piece_width(const T* rows, std::int64_t stride, std::int64_t column) {
+  const auto bits = static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(rows + column)) |
+                    static_cast<unsigned>(stride * static_cast<std::int64_t>(sizeof(T))) | 16u;
+  return static_cast<int>(bits & (0u - bits));
+}
+
+// The last column at or before start whose address in the first row is a multiple of 16 bytes; it may be negative.
+template <class T>
+__device__ inline std::int64_t aligned_start(const T* rows, std::int64_t start) {
+  return start - static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(rows + start) / sizeof(T) % kRun<T>);
+}
+
+template <int kBytes, int kCount, class T>
+__device__ inline void load_pieces(const T* from, T (&to)[kCount]) {
+  constexpr int kEach = kBytes / static_cast<int>(sizeof(T));
+  if constexpr (kEach > kCount) {
+    load_pieces<kBytes / 2>(from, to);
+  } else if constexpr (kEach >= 1) {
+#pragma unroll
+    for (int k = 0; k < kCount / kEach; ++k) {
+      const auto piece = reinterpret_cast<const Piece<T, kBytes>*>(from)[k];
+#pragma unroll
+      for (int e = 0; e < kEach; ++e) to[k * kEach + e] = piece.values[e];
+    }
+  }
+}
+
+template <int kBytes, int kCount, class T>
+__device__ inline void store_pieces(const T (&from)[kCount], T* to) {
+  constexpr int kEach = kBytes / static_cast<int>(sizeof(T));
+  if constexpr (kEach >= 1) {
+#pragma unroll
+    for (int k = 0; k < kCount / kEach; ++k) {
+      Piece<T, kBytes> piece;
+#pragma unroll
+      for (int e = 0; e < kEach; ++e) piece.values[e] = from[k * kEach + e];
+      reinterpret_cast<Piece<T, kBytes>*>(to)[k] = piece;
+    }
+  }
+}
+
+// The run of one row that starts at column; width is the row's piece_width there.
+template <int kCount, class T>
+__device__ inline void load_run(const T* row, std::int64_t column, std::int64_t start, std::int64_t stop, int width,
+                                T (&to)[kCount]) {
+  if (column < start || column + kCount > stop) {
+#pragma unroll
+    for (int v = 0; v < kCount; ++v) {
+      const bool inside = column + v >= start && column + v < stop;
+      to[v] = inside ? row[column + v] : narrow<T>(0.0);
+    }
+  } else if (width == 16) {
+    load_pieces<16>(row + column, to);
+  } else if (width == 8) {
+    load_pieces<8>(row + column, to);
+  } else if (width == 4) {
+    load_pieces<4>(row + column, to);
+  } else {
+    load_pieces<sizeof(T)>(row + column, to);
+  }
+}
+
+template <int kCount, class T>
+__device__ inline void store_run(const T (&from)[kCount], std::int64_t column, std::int64_t start, std::int64_t stop,
+                                 int width, T* row) {
+  if (column < start || column + kCount > stop) {
+#pragma unroll
+    for (int v = 0; v < kCount; ++v) {
+      if (column + v >= start && column + v < stop) row[column + v] = from[v];
+    }
+  } else if (width == 16) {
+    store_pieces<16>(from, row + column);
+  } else if (width == 8) {
+    store_pieces<8>(from, row + column);
+  } else if (width == 4) {
+    store_pieces<4>(from, row + column);
+  } else {
+    store_pieces<sizeof(T)>(from, row + column);
+  }
+}
+
+// A row whose type is known at run time only: all threads of a launch take the same branch.
+template <class F>
+__device__ inline void visit_row(const Matrix& matrix, std::int64_t row, F&& function) {
+  const std::int64_t first = row * matrix.stride;
+  switch (matrix.dtype) {
+    case DType::f64:
+      return function(static_cast<const double*>(matrix.data) + first);
+    case DType::f32:
+      return function(static_cast<const float*>(matrix.data) + first);
+    case DType::f16:
+      return function(static_cast<const __half*>(matrix.data) + first);
+    case DType::bf16:
+      return function(static_cast<const __nv_bfloat16*>(matrix.data) + first);
+  }
+}
+
+template <int kCount, class Real>
+__device__ inline void load_widened(const Matrix& matrix, std::int64_t row, std::int64_t column, std::int64_t start,
+                                    std::int64_t stop, int width, Real (&to)[kCount]) {
+  visit_row(matrix, row, [&](auto* values) {
+    std::remove_const_t<std::remove_pointer_t<decltype(values)>> run[kCount];
+    load_run(values, column, start, stop, width, run);
+#pragma unroll
+    for (int v = 0; v < kCount; ++v) to[v] = widen<Real>(run[v]);
+  });
+}
+
+__device__ inline int piece_width(const Matrix& matrix, std::int64_t column) {
+  int width = 0;
+  visit_row(matrix, 0, [&](auto* values) { width = piece_width(values, matrix.stride, column); });
+  return width;
+}
+
+}  // namespace fl_lightning::cuda

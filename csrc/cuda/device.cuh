@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// What all kernels share: element types, launches, sums over a warp.
+//
+// tests/simt compiles the same files for the processor, with headers of its own in place of CUDA's. Hence the launch
+// without <<<>>>, and SHARED, which declares a shared array here and one that detects races there.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "../ops.h"
+
+#ifndef SHARED
+#define SHARED(T, name, n) __shared__ T name[n]
+#endif
+
+namespace fl_lightning::cuda {
+
+constexpr int kWarp = 32;
+constexpr unsigned kFullWarp = 0xffffffffu;
+
+// Numbers are read as what they are summed in: products of half-precision numbers are exact in float32.
+template <class To>
+__host__ __device__ inline To widen(float x) {
+  return x;
+}
+template <class To>
+__host__ __device__ inline To widen(double x) {
+  return static_cast<To>(x);
+}
+template <class To>
+__host__ __device__ inline To widen(__half x) {
+  return __half2float(x);
+}
+template <class To>
+__host__ __device__ inline To widen(__nv_bfloat16 x) {
+  return __bfloat162float(x);
+}
+
+// One rounding, from float64 to the type of the result.
+template <class T>
+__host__ __device__ inline T narrow(double x) {
+  if constexpr (std::is_same_v<T, __half>) {
+    return __double2half(x);
+  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    return __double2bfloat16(x);
+  } else {
+    return static_cast<T>(x);
+  }
+}
+
+// Calls function with a value of the type that dtype names.
+template <class F>
+void with_type(DType dtype, F&& function) {
+  switch (dtype) {
+    case DType::f64:
+      return function(double{});
+    case DType::f32:
+      return function(float{});
+    case DType::f16:
+      return function(__half{});
+    case DType::bf16:
+      return function(__nv_bfloat16{});
+  }
+  throw std::runtime_error("fl_lightning: unknown dtype " + std::to_string(static_cast<int>(dtype)));
+}
+
+// The floating-point type to multiply in: float64 rows are never narrowed.
+inline bool wide(Matrix matrix) { return matrix.dtype == DType::f64; }
+
+// Queues a kernel on the context's stream.
+template <class... Parameters, class... Arguments>
+void launch(const char* op, void (*kernel)(Parameters...), std::int64_t blocks, int threads, const Context& context,
+            Arguments&&... arguments) {
+  if (blocks <= 0) return;
+  if (blocks > INT32_MAX) {
+    throw std::runtime_error(std::string("fl_lightning::") + op + " needs " + std::to_string(blocks) +
+                             " blocks, more than a CUDA launch takes");
+  }
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.stream = static_cast<cudaStream_t>(context.stream);
+  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
+  if (error != cudaSuccess) {
+    cudaGetLastError();  // or the next call that has nothing to do with this one would report it
+    throw std::runtime_error(std::string("fl_lightning::") + op + ": CUDA launch failed: " + cudaGetErrorString(error));
+  }
+}
+
+// Scratch memory for count elements, for as long as the queued work needs it.
+template <class T>
+T* scratch(const Context& context, std::int64_t count) {
+  return static_cast<T*>(context.allocate((count > 0 ? count : 1) * static_cast<std::int64_t>(sizeof(T)), context.owner));
+}
+
+// The same bits in every lane, whatever their order in time.
+__device__ inline double warp_sum(double x) {
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) x += __shfl_xor_sync(kFullWarp, x, mask);
+  return x;
+}
+
+}  // namespace fl_lightning::cuda

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedHEAL: Fair Federated Learning under Domain Skew with Local Consistency and Domain Diversity.
+
+Yuhang Chen, Wenke Huang, Mang Ye. CVPR 2024. https://github.com/yuhangchen0/FedHEAL
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from itertools import accumulate
+from math import ceil, floor
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fl_lightning import ops
+from fl_lightning.algorithms.base import Federation, ServerRule, State, StepReport, data_weights, uniform_weights
+from fl_lightning.cohort import Cohort
+
+_WIDER = {torch.uint8: torch.int16, torch.int16: torch.int32}
+
+
+class FedHEAL(ServerRule):
+    """Filters each client's update coordinate by coordinate, and weighs clients by how far they still move.
+
+    FPHL (equations 5 to 9): a coordinate of a client's update counts only if it points the way that this client's
+    updates mostly pointed in earlier rounds. FAEL (equations 10 to 12): clients with long filtered updates gain weight.
+    It needs nothing but updates, so it combines with methods that change local training:
+    ``FederatedStrategy(FedHEAL(), client=SCAFFOLD())``.
+
+    A coordinate that no client keeps does not move. A client seen for the first time keeps everything; its weight
+    starts at the mean of the others' weights. Absent clients keep counts and weights. The filter counts in integers,
+    one count of increases per client and coordinate, so ties at ``tau`` are decided exactly.
+
+    Args:
+        tau: consistency that a coordinate needs, between 0 and 1; read as the decimal it is written as.
+        beta: how fast weights follow the lengths, between 0 and 1.
+        filter_updates: FPHL on or off.
+        adapt_weights: FAEL on or off; off leaves the initial weights.
+        order: ``"code"`` judges a round by the rounds before it and keeps above ``tau`` (authors' code, equation 5);
+            ``"paper"`` counts the round in and keeps from ``tau`` on (Algorithm 1).
+        weight_norm: ``"cumulative"`` adds to weights that are normalised only for use (the code), ``"renormalised"``
+            normalises them each round (equation 12).
+        initial_weights: ``"uniform"`` (the code), or ``"samples"`` by sample counts (equation 3). With ``"samples"`` a
+            late joiner's weight is in proportion to its samples, too.
+        distance: length of a filtered update: ``"sum_tensor_l2"`` adds up the norms of the parameter tensors (the
+            code), ``"sq_l2"`` is the squared norm of the whole (equation 11).
+
+    Raises:
+        ValueError: ``tau`` is not strictly between 0 and 1, or ``beta`` not between them.
+    """
+
+    def __init__(
+        self,
+        tau: float = 0.3,
+        beta: float = 0.4,
+        filter_updates: bool = True,
+        adapt_weights: bool = True,
+        order: Literal["code", "paper"] = "code",
+        weight_norm: Literal["cumulative", "renormalised"] = "cumulative",
+        initial_weights: Literal["uniform", "samples"] = "uniform",
+        distance: Literal["sum_tensor_l2", "sq_l2"] = "sum_tensor_l2",
+    ) -> None:
+        if not 0 < tau < 1:
+            raise ValueError(f"tau of FedHEAL must lie strictly between 0 and 1, found {tau}")
+        if not 0 <= beta <= 1:
+            raise ValueError(f"beta of FedHEAL must be between 0 and 1, found {beta}")
+        self.tau, self.beta = Fraction(str(tau)), beta
+        self.filter_updates, self.adapt_weights = filter_updates, adapt_weights
+        self.order, self.weight_norm = order, weight_norm
+        self.initial_weights, self.distance = initial_weights, distance
+        self._counts: dict[int, Tensor] = {}  # c_m: rounds in which each coordinate increased
+        self._rounds: dict[int, int] = {}  # t_m: rounds that the client took part in
+        self._weights: dict[int, float] = {}  # p_m
+        self._gains: dict[int, float] = {}  # Delta p_m
+
+    def aggregate(self, cohort: Cohort) -> Tensor:
+        """See the class.
+
+        Raises:
+            ValueError: a row is not finite; nothing is counted then.
+        """
+        rows, layout = cohort.updates.rows, cohort.updates.layout
+        finite = torch.isfinite(torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)).tolist()
+        if not all(finite):
+            clients = [i for i, fine in zip(cohort.client_ids, finite, strict=True) if not fine]
+            raise ValueError(f"updates must be finite for FedHEAL, found NaN or infinity in the rows of {clients}")
+        offsets = torch.tensor([0, *accumulate(layout.sizes)], dtype=torch.int64)
+        keep, norms = [], []
+        for client, row in zip(cohort.client_ids, rows, strict=True):
+            bits, squares = self._filter(client, row, offsets)  # M_m and ||M_m * Delta_m||^2 per tensor
+            keep.append(bits)
+            norms.append(squares.sqrt().sum() if self.distance == "sum_tensor_l2" else squares.sum())
+        p = self._weigh(cohort, torch.stack(norms).cpu())
+        step = ops.puc_combine(rows, torch.stack(keep), p)  # equations 8 and 9
+        self.report = StepReport(weights=p, scalars={"kept_share": self._kept_share(torch.stack(keep), layout.numel)})
+        return step
+
+    def _filter(self, client: int, row: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        """Equations 5 to 7: keep bits of one client, and the squared norms of what is kept."""
+        if not self.filter_updates:
+            return ops.puc_track(row, torch.zeros(row.shape, dtype=torch.uint8, device=row.device), 0, 0, offsets)
+        t = self._rounds.get(client, 0)
+        counts = self._counts.get(client)
+        if counts is None:
+            counts = torch.zeros(row.shape, dtype=torch.uint8, device=row.device)
+        elif t + 1 > torch.iinfo(counts.dtype).max:
+            counts = counts.to(_WIDER[counts.dtype])
+        bits, squares = ops.puc_track(row, counts, self._threshold(t), t, offsets)
+        self._counts[client], self._rounds[client] = counts, t + 1
+        return bits, squares
+
+    def _threshold(self, t: int) -> int:
+        """Fewest earlier rounds, of ``t``, that must agree with this one."""
+        if self.order == "paper":
+            return max(0, ceil(self.tau * (t + 1)) - 1)
+        return 0 if t == 0 else floor(self.tau * t) + 1
+
+    def _weigh(self, cohort: Cohort, distance: Tensor) -> Tensor:
+        """Equations 10 to 12: weights ``[m]`` of the participants, summing to 1."""
+        start = data_weights(cohort) if self.initial_weights == "samples" else uniform_weights(cohort)
+        if not self.adapt_weights:
+            return start.cpu()
+        ids, total = cohort.client_ids, float(distance.sum())
+        known = [client for client in ids if client in self._weights]
+        mean = sum(self._weights.values()) / len(self._weights) if self._weights else 1 / len(ids)
+        for client, share in zip(ids, (start * len(ids)).tolist(), strict=True):
+            if client not in known:
+                self._weights[client], self._gains[client] = mean * share, 0.0
+        for client, d in zip(ids, distance.tolist(), strict=True):
+            share = d / total if total > 0 else 1 / len(ids)
+            self._gains[client] = (1 - self.beta) * self._gains[client] + self.beta * share
+            self._weights[client] += self._gains[client]
+        if self.weight_norm == "renormalised":
+            everyone = sum(self._weights.values())
+            self._weights = {client: weight / everyone for client, weight in self._weights.items()}
+        p = torch.tensor([self._weights[client] for client in ids], dtype=torch.float64)
+        return p / p.sum()
+
+    @staticmethod
+    def _kept_share(keep: Tensor, n: int) -> float:
+        """Share of all coordinates of all clients that passed the filter."""
+        bits = keep.to(torch.int64) & 0xFFFFFFFF
+        for shift, mask in ((1, 0x55555555), (2, 0x33333333), (4, 0x0F0F0F0F), (8, 0x00FF00FF), (16, 0x0000FFFF)):
+            bits = (bits & mask) + ((bits >> shift) & mask)  # sums of neighbouring bits, pairs, nibbles, ...
+        return int(bits.sum()) / (keep.shape[0] * n)
+
+    def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
+        """One byte per coordinate and client; two from a client's 255th round on."""
+        return {"increase counts": federation.num_clients * federation.layout.numel} if self.filter_updates else {}
+
+    def reset(self) -> None:
+        """Forgets all clients."""
+        for held in (self._counts, self._rounds, self._weights, self._gains):
+            held.clear()
+        self.report = StepReport()
+
+    def state_dict(self) -> State:
+        """Counts, participations and weights by client id."""
+        return {
+            "counts": dict(self._counts),
+            "rounds": dict(self._rounds),
+            "weights": dict(self._weights),
+            "gains": dict(self._gains),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Restores what :meth:`state_dict` returned."""
+        self._counts = {int(client): counts.clone() for client, counts in state["counts"].items()}
+        self._rounds = {int(client): int(t) for client, t in state["rounds"].items()}
+        self._weights = {int(client): float(p) for client, p in state["weights"].items()}
+        self._gains = {int(client): float(g) for client, g in state["gains"].items()}

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedHEAL against a loop with integer thresholds, coordinate by coordinate."""
+
+from fractions import Fraction
+from math import ceil, floor
+
+import pytest
+import torch
+from support import federated_blobs, fresh, quiet_trainer, weights
+
+import fl_lightning as fl
+from fl_lightning.algorithms.fedheal import FedHEAL
+from fl_lightning.updates import ParamLayout, UpdateMatrix
+
+LAYOUT = ParamLayout.from_sizes([5, 1, 40, 3])
+N = LAYOUT.numel
+
+
+def cohort(ids, rows, index, sizes=None):
+    return fl.Cohort(
+        params=torch.zeros(N),
+        updates=UpdateMatrix(rows, LAYOUT),
+        losses=None,
+        sizes=torch.tensor(sizes or [10 + i for i in ids]),
+        client_ids=ids,
+        round=index,
+        num_clients=8,
+    )
+
+
+def drifting(ids, index, seed=0):
+    """Updates whose signs mostly persist per client, with exact zeros among them."""
+    rows = []
+    for client in ids:
+        base = torch.randn(N, generator=torch.Generator().manual_seed(seed + client))
+        noise = torch.randn(N, generator=torch.Generator().manual_seed(10_000 + seed + 97 * index + client))
+        row = base + 1.5 * noise
+        row[client % N] = 0.0
+        rows.append(row)
+    return torch.stack(rows)
+
+
+class Loop:
+    """The method as one would write it with Python integers."""
+
+    def __init__(self, tau, beta=0.4, order="code", weight_norm="cumulative"):
+        self.tau, self.beta, self.order, self.weight_norm = Fraction(str(tau)), beta, order, weight_norm
+        self.counts, self.rounds, self.p, self.gain = {}, {}, {}, {}
+
+    def keep(self, client, row):
+        t, c = self.rounds.get(client, 0), self.counts.get(client, [0] * N)
+        s = [int(value <= 0) for value in row.tolist()]  # the parameter moves by -row
+        agree = [ci if si else t - ci for ci, si in zip(c, s, strict=True)]
+        if self.order == "code":
+            threshold = 0 if t == 0 else floor(self.tau * t) + 1
+        else:
+            threshold = max(0, ceil(self.tau * (t + 1)) - 1)
+        self.counts[client] = [ci + si for ci, si in zip(c, s, strict=True)]
+        self.rounds[client] = t + 1
+        return torch.tensor([a >= threshold for a in agree])
+
+    def step(self, ids, rows):
+        masks = [self.keep(client, row) for client, row in zip(ids, rows, strict=True)]
+        masked = [(row * mask).double() for row, mask in zip(rows, masks, strict=True)]
+        d = [sum(float(part.norm()) for part in row.split([5, 1, 40, 3])) for row in masked]
+        start = sum(self.p.values()) / len(self.p) if self.p else 1 / len(ids)
+        for client in ids:
+            if client not in self.p:
+                self.p[client], self.gain[client] = start, 0.0
+        for client, value in zip(ids, d, strict=True):
+            self.gain[client] = (1 - self.beta) * self.gain[client] + self.beta * value / sum(d)
+            self.p[client] += self.gain[client]
+        if self.weight_norm == "renormalised":
+            total = sum(self.p.values())
+            self.p = {client: value / total for client, value in self.p.items()}
+        p = torch.tensor([self.p[client] for client in ids], dtype=torch.float64)
+        p /= p.sum()
+        numerator = sum(w * row for w, row in zip(p, masked, strict=True))
+        denominator = sum(w * mask.double() for w, mask in zip(p, masks, strict=True))
+        step = torch.where(denominator > 0, numerator / denominator.clamp_min(1e-300), 0.0)
+        return step, p, torch.stack(masks)
+
+
+@pytest.mark.parametrize("tau", [0.3, 0.7])
+@pytest.mark.parametrize("order", ["code", "paper"])
+@pytest.mark.parametrize("weight_norm", ["cumulative", "renormalised"])
+def test_sixty_rounds_equal_the_loop(tau, order, weight_norm):
+    rule, loop = FedHEAL(tau, order=order, weight_norm=weight_norm), Loop(tau, order=order, weight_norm=weight_norm)
+    empty = 0
+    for index in range(60):
+        # Client 5 joins late, others come and go.
+        ids = tuple(c for c in range(6) if (c != 5 or index >= 20) and (c + index) % 7 != 3)
+        rows = drifting(ids, index)
+        step = rule.aggregate(cohort(ids, rows, index))
+        expected, p, masks = loop.step(ids, rows)
+        assert torch.allclose(step.double(), expected, atol=1e-6)
+        assert torch.allclose(rule.report.weights, p, atol=1e-6)
+        assert rule.report.scalars["kept_share"] == pytest.approx(masks.double().mean().item(), abs=1e-12)
+        empty += int((~masks.any(0)).sum())
+    for client, counts in rule.state_dict()["counts"].items():
+        assert counts.dtype == torch.uint8
+        assert counts.tolist() == loop.counts[client]
+    assert tau < 0.5 or empty > 0, "the case of a coordinate that nobody keeps must occur"
+
+
+def test_a_coordinate_that_nobody_keeps_stays():
+    rule = FedHEAL(tau=0.7)
+    ids = (0, 1)
+    for index in range(3):
+        rule.aggregate(cohort(ids, torch.ones(2, N), index))
+    step = rule.aggregate(cohort(ids, torch.cat([-torch.ones(2, 9), torch.ones(2, N - 9)], 1), 3))
+    assert not step[:9].any()
+    assert torch.allclose(step[9:], torch.ones(N - 9))
+
+
+def test_parts_can_be_switched_off():
+    ids, rows = (0, 1, 2), drifting((0, 1, 2), 0)
+    neither = FedHEAL(filter_updates=False, adapt_weights=False, initial_weights="samples")
+    assert torch.allclose(
+        neither.aggregate(cohort(ids, rows, 0)), fl.algorithms.FedAvg().aggregate(cohort(ids, rows, 0)), atol=1e-6
+    )
+    weights_only = FedHEAL(filter_updates=False)
+    weights_only.aggregate(cohort(ids, rows, 0))
+    assert weights_only.report.scalars["kept_share"] == 1
+    assert weights_only.report.weights.std() > 0
+    frozen = FedHEAL(beta=0.0)
+    frozen.aggregate(cohort(ids, rows, 0))
+    assert torch.allclose(frozen.report.weights, torch.full((3,), 1 / 3, dtype=torch.float64))
+
+
+def test_cumulative_mass_grows_as_the_recursion_says():
+    rule, beta, ids = FedHEAL(beta=0.4), 0.4, (0, 1, 2)
+    for index in range(10):
+        rule.aggregate(cohort(ids, drifting(ids, index), index))
+    gains = sum(1 - (1 - beta) ** (t + 1) for t in range(10))
+    assert sum(rule.state_dict()["weights"].values()) == pytest.approx(1 + gains)
+
+
+def test_counts_widen_before_they_overflow():
+    rule = FedHEAL()
+    for index in range(300):
+        rule.aggregate(cohort((4,), -torch.ones(1, N), index))
+    (counts,) = rule.state_dict()["counts"].values()
+    assert counts.dtype == torch.int16
+    assert set(counts.tolist()) == {300}
+
+
+def test_bad_arguments_and_rows():
+    with pytest.raises(ValueError, match=r"tau of FedHEAL must lie strictly between 0 and 1, found 1"):
+        FedHEAL(tau=1)
+    with pytest.raises(ValueError, match=r"beta of FedHEAL must be between 0 and 1, found 1.5"):
+        FedHEAL(beta=1.5)
+    rule, rows = FedHEAL(), torch.ones(2, N)
+    rows[1, 3] = float("nan")
+    with pytest.raises(ValueError, match=r"rows of \[7\]"):
+        rule.aggregate(cohort((2, 7), rows, 0))
+    assert not rule.state_dict()["counts"]
+
+
+@pytest.mark.parametrize("client", [None, fl.algorithms.FedProx(), fl.algorithms.SCAFFOLD()])
+def test_it_combines_with_local_methods(client):
+    module, before = fresh(norm=True), weights(fresh(norm=True))
+    strategy = fl.FederatedStrategy(FedHEAL(), client=client, clients_per_round=3, seed=1)
+    quiet_trainer(strategy, 4).fit(module, federated_blobs())
+    assert torch.isfinite(weights(module)).all()
+    assert not torch.equal(weights(module), before)
+    assert 0 < strategy.last_round.scalars["kept_share"] <= 1

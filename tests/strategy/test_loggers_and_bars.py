@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What loggers write, what bars show, and what else is printed."""
+
+import csv
+import re
+import warnings
+from collections import defaultdict
+from pathlib import Path
+
+import lightning as L
+import pytest
+from lightning.pytorch.callbacks import Callback, RichProgressBar, TQDMProgressBar
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from plain_loop import evaluate
+from support import Classifier, federated_blobs, fresh, quiet_trainer
+
+import fl_lightning as fl
+
+TABLE = Path(__file__).parents[2] / "docs" / "logged.md"
+
+
+def fit(rounds=3, algorithm=None, module=None, **trainer):
+    strategy = fl.FederatedStrategy(algorithm, clients_per_round=3, seed=5)
+    module = fresh(log=True) if module is None else module
+    trainer = quiet_trainer(strategy, rounds, **trainer)
+    trainer.fit(module, federated_blobs())
+    return module, trainer
+
+
+def csv_rows(logger):
+    with (Path(logger.log_dir) / "metrics.csv").open() as file:
+        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+
+
+def by_name(rows):
+    """``{name: [(step, epoch, value), ...]}``"""
+    found = defaultdict(list)
+    for row in rows:
+        for name, value in row.items():
+            if name not in ("step", "epoch"):
+                found[name].append((row["step"], row["epoch"], value))
+    return found
+
+
+# ---- loggers
+
+
+def test_csv_has_every_number_of_every_round_once(tmp_path):
+    logger, records = CSVLogger(tmp_path), []
+
+    class Records(Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            records.append((trainer.strategy.last_round, trainer.strategy.last_evaluation))
+
+    module, trainer = fit(logger=logger, callbacks=[Records()], num_sanity_val_steps=2)
+    logged = by_name(csv_rows(logger))
+    for name, values in logged.items():
+        if name.startswith(("fed/", "val_")):
+            # One value per round, at the step of the round's last client.
+            assert [(step, epoch) for step, epoch, _ in values] == [(2, 0), (5, 1), (8, 2)], name
+    last = {name: values[-1][2] for name, values in logged.items()}
+    for index, (round_, evaluation) in enumerate(records):
+        assert logged["fed/step_norm"][index][2] == pytest.approx(round_.step_norm, rel=1e-5)
+        assert logged["fed/conflicts"][index][2] == round_.conflicts
+        assert [logged[f"fed/client/{place}"][index][2] for place in range(3)] == list(round_.client_ids)
+        weights = [logged[f"fed/weight/{place}"][index][2] for place in range(3)]
+        assert weights == pytest.approx(round_.weights.tolist())
+        assert sum(weights) == pytest.approx(1)
+        for client, value in zip(evaluation.client_ids, evaluation.values["val_acc"].tolist(), strict=True):
+            assert logged[f"fed/val_acc/client/{client}"][index][2] == pytest.approx(value)
+    clients, (loss, accuracy, _) = evaluate(module)
+    assert last["val_loss"] == pytest.approx(loss, rel=1e-5)
+    assert last["val_acc"] == pytest.approx(accuracy, rel=1e-5)
+    assert {c: last[f"fed/val_acc/client/{c}"] for c in clients} == pytest.approx({c: v[1] for c, v in clients.items()})
+    assert not [name for name in trainer.callback_metrics if re.match("fed/val_.*/client/", name)]
+
+
+class LogsEpochs(Classifier):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("mean_loss", loss, on_step=False, on_epoch=True)
+        return loss
+
+
+def test_training_values_of_an_epoch_are_means_over_the_rounds_samples(tmp_path):
+    logger = CSVLogger(tmp_path)
+    fit(module=fresh(LogsEpochs, log=True), logger=logger)
+    logged = by_name(csv_rows(logger))
+    assert len(logged["mean_loss"]) == 3
+    assert [v for *_, v in logged["mean_loss"]] == pytest.approx([v for *_, v in logged["fed/train_loss"]], rel=1e-5)
+    assert len(logged["train_loss"]) == 3 * 3  # once per client, of its last step
+
+
+def test_tensorboard_files_hold_the_numbers(tmp_path):
+    logger = TensorBoardLogger(tmp_path)
+    module, _ = fit(logger=logger)
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = accumulator.EventAccumulator(logger.log_dir)
+    events.Reload()
+    tags = set(events.Tags()["scalars"])
+    assert {"fed/train_loss", "fed/conflicts/net.0", "fed/val_acc/angle", "fed/val_loss/worst_10", "val_loss"} <= tags
+    clients, (loss, *_) = evaluate(module)
+    assert [e.step for e in events.Scalars("fed/step_norm")] == [2, 5, 8]
+    assert [e.step for e in events.Scalars("val_loss")] == [2, 5, 8]
+    assert events.Scalars("val_loss")[-1].value == pytest.approx(loss, rel=1e-5)
+    for client, (value, *_) in clients.items():
+        assert events.Scalars(f"fed/val_loss/client/{client}")[-1].value == pytest.approx(value, rel=1e-5)
+
+
+def table():
+    """The names in the first column of the documented table, with their last columns."""
+    rows = [
+        re.split(r" ?\| ?", line) for line in TABLE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")
+    ]
+    return {row[1].strip("`"): row[3] for row in rows}
+
+
+def pattern(name):
+    kinds = {"<layer>": r"[\w.]+", "<metric>": r"(val|test)_(loss|acc)", "<place>": r"\d+", "<id>": r"\d+"}
+    parts = re.split(r"(<\w+>)", name)
+    return re.compile("".join(kinds.get(part, re.escape(part)) for part in parts))
+
+
+def test_the_documented_table_is_what_is_logged(tmp_path):
+    names = set()
+    for number, algorithm in enumerate((fl.algorithms.FedAvg, fl.algorithms.FedLF, fl.algorithms.FedMDFG)):
+        logger = CSVLogger(tmp_path, version=number)
+        module, trainer = fit(1, algorithm(), logger=logger)
+        names |= {name for row in csv_rows(logger) for name in row}
+        names |= set(trainer.callback_metrics) | set(trainer.progress_bar_metrics)
+        trainer.test(module, federated_blobs(), verbose=False)
+        names |= {name for row in csv_rows(logger) for name in row} | set(trainer.callback_metrics)
+    ours = names - {"step", "epoch", "train_loss", "val_loss", "val_acc", "test_loss", "test_acc"}
+    documented = table()
+    patterns = {name: pattern(name) for name in documented}
+    matches = {name: [d for d, p in patterns.items() if p.fullmatch(name)] for name in ours}
+    assert {name: found for name, found in matches.items() if len(found) != 1} == {}
+    assert set(documented) - {found for (found,) in matches.values()} == set()
+    bar_only = {name for name, where in documented.items() if "progress bar only" in where}
+    assert bar_only == {name for name in ours if not name.startswith("fed/")}
+
+
+# ---- bars
+
+
+class Shown(Callback):
+    """What the bar is given to show, at the moments when it is drawn."""
+
+    def __init__(self):
+        self.after_client, self.after_round = [], []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        shown = trainer.progress_bar_callback.get_metrics(trainer, pl_module)
+        self.after_client.append(((shown["round"], shown["client"]), (str(batch.round), str(batch.client_id))))
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        shown = trainer.progress_bar_callback.get_metrics(trainer, pl_module)
+        record = trainer.strategy.last_evaluation
+        expected = fl.metrics.functional.fairness_angle(record.values["val_acc"])
+        self.after_round.append((shown["angle"], pytest.approx(float(expected), rel=1e-5)))
+
+
+@pytest.mark.parametrize("kind", [TQDMProgressBar, RichProgressBar])
+def test_bars_show_round_client_and_angle(kind, capsys):
+    shown = Shown()
+    _, trainer = fit(2, callbacks=[kind(), shown], enable_progress_bar=True)
+    assert len(shown.after_client) == 6
+    assert all(found == expected for found, expected in shown.after_client)
+    assert len(shown.after_round) == 2
+    assert all(found == expected for found, expected in shown.after_round)
+    captured = capsys.readouterr()
+    printed = captured.out + captured.err
+    last = trainer.strategy.last_round
+    sign = "=" if kind is TQDMProgressBar else ": "
+    for text in ("round", 1), ("client", last.client_ids[-1]), ("conflicts", last.conflicts), ("angle", "0."):
+        assert f"{text[0]}{sign}{text[1]}" in printed
+    assert "3/3" in printed  # clients
+
+
+# ---- other lines
+
+
+def test_a_fit_prints_nothing_that_misleads(tmp_path, caplog, recwarn):
+    strategy = fl.FederatedStrategy(clients_per_round=3)
+    with caplog.at_level("INFO"):
+        trainer = L.Trainer(
+            max_epochs=2, accelerator="cpu", strategy=strategy, logger=CSVLogger(tmp_path), enable_progress_bar=False,
+            reload_dataloaders_every_n_epochs=1,
+        )  # fmt: skip
+        trainer.fit(fresh(), federated_blobs())
+        trainer.test(fresh(), federated_blobs(), verbose=False)
+    ours = [m for m in caplog.messages if re.search("client|ederated|batch|path", m)]
+    plan = [m for m in ours if m.startswith("Federated fit on cpu, lean path. Memory beside the module: ")]
+    assert len(plan) == 1
+    assert "update matrix (3 x 140) 1,680 B" in plan[0]
+    assert all(m in plan or m.startswith("Federated data: 6 clients with ") for m in ours)
+    # Lightning's own deprecations aside.
+    messages = [str(w.message) for w in recwarn if not issubclass(w.category, (DeprecationWarning, FutureWarning))]
+    assert [m for m in messages if "LeafSpec" not in m] == []
+
+
+def test_warnings_are_heard_again_after_the_fit(tmp_path):
+    before = list(warnings.filters)
+    fit(logger=CSVLogger(tmp_path), log_every_n_steps=50)
+    assert warnings.filters == before
+    plain = quiet_trainer("auto", 1, logger=CSVLogger(tmp_path), log_every_n_steps=50)
+    with pytest.warns(UserWarning, match="The number of training batches"):
+        plain.fit(fresh(), federated_blobs().data)
+
+
+def test_the_table_after_a_test_lists_the_clients(capsys):
+    module, trainer = fit(1)
+    trainer.test(module, federated_blobs(), verbose=False)
+    printed = capsys.readouterr().out
+    clients, _ = evaluate(module, "test")
+    for client, (loss, accuracy, samples) in clients.items():
+        assert re.search(rf"^{client} +{samples} +{loss:.4f} +{accuracy:.4f}$", printed, re.MULTILINE)
+    # Data without clients has no table, and no earlier one is printed in its place.
+    trainer.test(module, federated_blobs().data, verbose=False)
+    assert "worst 5 %" not in capsys.readouterr().out
+    assert trainer.strategy.last_evaluation is None

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Manual optimization, several optimizers, precisions and compiled parts, each against a loop by hand."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from plain_loop import evaluate, federate, sgd
+from support import CLASSES, FEATURES, Classifier, federated_blobs, fresh, quiet_trainer, weights
+from torch import nn
+
+import fl_lightning as fl
+
+
+def run(module, rounds=3, strategy=None, **trainer):
+    strategy = fl.FederatedStrategy(**{"clients_per_round": 3, "seed": 5, **(strategy or {})})
+    trainer = quiet_trainer(strategy, rounds, **trainer)
+    trainer.fit(module, federated_blobs())
+    return trainer
+
+
+def assert_equal_to(module, expected, atol=1e-6):
+    assert torch.allclose(weights(module), weights(expected), atol=atol, rtol=0)
+    assert not torch.allclose(weights(module), weights(fresh(type(module))), atol=1e-2)
+
+
+# ---- manual optimization
+
+
+class Manual(Classifier):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        loss = F.cross_entropy(self(x), y)
+        self.manual_backward(loss)
+        optimizer.step()
+        self.log("train_loss", loss)
+
+
+class Adversaries(Manual):
+    """Two optimizers over parts of the module, the second with momentum, as GANs have them."""
+
+    def __init__(self):
+        super().__init__()
+        self.critic = nn.Linear(FEATURES, CLASSES)
+
+    def losses(self, x, y):
+        return F.cross_entropy(self(x), y), F.cross_entropy(self.critic(x), y)
+
+    def training_step(self, batch, batch_idx):
+        for optimizer, which in zip(self.optimizers(), (0, 1), strict=True):
+            self.toggle_optimizer(optimizer)
+            optimizer.zero_grad()
+            self.manual_backward(self.losses(*batch)[which])
+            optimizer.step()
+            self.untoggle_optimizer(optimizer)
+
+    def configure_optimizers(self):
+        return [
+            torch.optim.SGD(self.net.parameters(), lr=0.1),
+            torch.optim.SGD(self.critic.parameters(), lr=0.05, momentum=0.9),
+        ]
+
+
+def test_manual_optimization_equals_automatic():
+    module = fresh(Manual)
+    trainer = run(module)
+    assert_equal_to(module, federate(fresh(), 3, sgd()))
+    automatic = run(fresh())
+    assert trainer.global_step == automatic.global_step
+
+
+def test_several_optimizers_equal_a_loop_by_hand():
+    def train_client(module, batches, index):
+        optimizers = module.configure_optimizers()
+        for x, y in batches:
+            for optimizer, which in zip(optimizers, (0, 1), strict=True):
+                optimizer.zero_grad()
+                module.losses(x, y)[which].backward()
+                optimizer.step()
+
+    module = fresh(Adversaries)
+    trainer = run(module)
+    assert_equal_to(module, federate(fresh(Adversaries), 3, train_client))
+    assert trainer.global_step == 2 * run(fresh()).global_step
+
+
+# ---- precision
+
+
+def test_double_precision():
+    seen = set()
+
+    class Double(Classifier):
+        def training_step(self, batch, batch_idx):
+            seen.add(batch[0].dtype)
+            return super().training_step(batch, batch_idx)
+
+    def train_client(module, batches, index):
+        sgd()(module, [(x.double(), y) for x, y in batches], index)
+
+    module = fresh(Double)
+    run(module, precision="64-true")
+    assert seen == {torch.float64}
+    assert {p.dtype for p in module.parameters()} == {torch.float64}
+    expected = federate(fresh(Double).double(), 3, train_client)
+    assert_equal_to(module, expected, atol=1e-12)
+    single = federate(fresh(Double), 3, sgd())
+    assert not torch.allclose(weights(expected), weights(single), atol=1e-12)
+
+
+def test_mixed_precision():
+    def train_client(module, batches, index):
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        for x, y in batches:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = F.cross_entropy(module(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    module = fresh()
+    run(module, precision="bf16-mixed")
+    assert {p.dtype for p in module.parameters()} == {torch.float32}
+    expected = federate(fresh(), 3, train_client)
+    assert_equal_to(module, expected)
+    assert not torch.allclose(weights(expected), weights(federate(fresh(), 3, sgd())), atol=1e-5)
+
+
+def test_half_precision_weights():
+    module = fresh()
+    trainer = run(module, precision="bf16-true")
+    assert {p.dtype for p in module.parameters()} == {torch.bfloat16}
+    assert torch.isfinite(weights(module)).all()
+    assert float(trainer.callback_metrics["val_loss"]) < evaluate(fresh())[1][0]
+
+
+# ---- compiled parts
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_submodule_trains_as_the_plain_one(backend):
+    module, plain = fresh(), fresh()
+    torch._dynamo.reset()
+    module.net = torch.compile(module.net, backend=backend, dynamic=True)
+    run(module)
+    run(plain)
+    assert torch.allclose(weights(module), weights(plain), atol=1e-6, rtol=0)
+    torch._dynamo.reset()
+
+
+# ---- optimizers that evaluate the loss themselves
+
+
+def test_an_optimizer_that_calls_for_a_closure():
+    class Newton(Classifier):
+        def configure_optimizers(self):
+            return torch.optim.LBFGS(self.parameters(), lr=0.2, max_iter=3)
+
+    def train_client(module, batches, index):
+        optimizer = module.configure_optimizers()
+        for inputs, labels in batches:
+
+            def closure(x=inputs.double(), y=labels):
+                optimizer.zero_grad()
+                loss = F.cross_entropy(module(x), y)
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+
+    module = fresh(Newton)
+    trainer = run(module, 2, precision="64-true")  # curvature from differences magnifies rounding
+    assert_equal_to(module, federate(fresh(Newton).double(), 2, train_client))
+    assert trainer.global_step == run(fresh(), 2).global_step

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which methods combine, and which arguments FederatedStrategy takes."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
+
+import fl_lightning as fl
+from fl_lightning.algorithms import SCAFFOLD, ClientRule, FedAvg, FedLF, FedMDFG, FedProx, Needs
+from fl_lightning.server import cohort_size
+
+GOOD = {
+    "FedLF+SCAFFOLD": (FedLF, SCAFFOLD),
+    "FedLF+FedProx": (FedLF, lambda: FedProx(0.1)),
+    "FedAvg+FedProx": (FedAvg, lambda: FedProx(0.1)),
+    "FedAvg+SCAFFOLD": (FedAvg, SCAFFOLD),
+    "FedMDFG(update)+SCAFFOLD": (lambda: FedMDFG(gradient_source="update"), SCAFFOLD),
+    "FedMDFG+FedAvg": (FedMDFG, FedAvg),
+    "FedLF+ClientRule": (FedLF, ClientRule),
+    "FedProx+FedProx": (FedProx, lambda: FedProx(0.1)),
+    "FedLF+SCAFFOLD's rule": (FedLF, lambda: SCAFFOLD().client_rule()),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_pairs_that_make_sense_run(name):
+    server, client = GOOD[name]
+    module = fresh()
+    strategy = fl.FederatedStrategy(server(), client=client(), clients_per_round=4)
+    quiet_trainer(strategy, 2).fit(module, federated_blobs())
+    assert weights(module).isfinite().all()
+    assert len(strategy.last_round.client_ids) == 4
+
+
+def trained(algorithm, client=None, rounds=3):
+    module = fresh()
+    quiet_trainer(fl.FederatedStrategy(algorithm, client=client, seed=1), rounds).fit(module, federated_blobs())
+    return weights(module)
+
+
+def test_a_borrowed_client_half_does_its_work():
+    assert torch.equal(trained(FedAvg(), FedProx(0.5)), trained(FedProx(0.5)))
+    assert torch.equal(trained(FedAvg("uniform"), SCAFFOLD()), trained(SCAFFOLD()))
+    assert torch.equal(trained(FedProx(0.1), FedProx(0.5)), trained(FedProx(0.5)))
+    assert torch.equal(trained(FedLF(), FedAvg()), trained(FedLF()))
+    for client in (FedProx(0.5), SCAFFOLD()):
+        assert not torch.allclose(trained(FedLF(), client), trained(FedLF()), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("server", "client", "words"),
+    [
+        (SCAFFOLD, FedProx, ["client=FedProx", "cannot replace the client half of SCAFFOLD", "FedAvg or FedLF"]),
+        (FedProx, SCAFFOLD, ["client=SCAFFOLD", "cannot replace the client half of FedProx"]),
+        (SCAFFOLD, FedAvg, ["client=FedAvg", "cannot replace the client half of SCAFFOLD"]),
+        (FedMDFG, FedProx, ["client=FedProx", "FedMDFG takes full gradients", "gradient_source='update'"]),
+        (lambda: FedLF(gradient_source="full"), SCAFFOLD, ["client=SCAFFOLD", "FedLF takes full gradients"]),
+    ],
+)
+def test_pairs_that_make_none_are_refused_at_construction(server, client, words):
+    with pytest.raises(ValueError, match="client=") as error:
+        fl.FederatedStrategy(server(), client=client())
+    for word in words:
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg, "FedAvg", torch.nn.Linear(1, 1), ClientRule()])
+def test_what_is_no_server_rule_is_refused(algorithm):
+    with pytest.raises(TypeError, match="algorithm must be a ServerRule"):
+        fl.FederatedStrategy(algorithm)
+
+
+@pytest.mark.parametrize("client", [SCAFFOLD, "SCAFFOLD", 3])
+def test_what_is_no_client_rule_is_refused(client):
+    with pytest.raises(TypeError, match="client must be a ClientRule"):
+        fl.FederatedStrategy(FedAvg(), client=client)
+
+
+# ---- what methods need of the module
+
+
+def adam():
+    return fresh(optimizer="Adam", lr=0.01)
+
+
+class Manual(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer.step()
+
+
+class Two(Manual):
+    def configure_optimizers(self):
+        return [torch.optim.SGD(self.net[0].parameters(), lr=0.1), torch.optim.SGD(self.net[2].parameters(), lr=0.1)]
+
+
+class Groups(Classifier):
+    def configure_optimizers(self):
+        groups = [{"params": self.net[0].parameters()}, {"params": self.net[2].parameters(), "lr": 0.01}]
+        return torch.optim.SGD(groups, lr=0.1)
+
+
+class FullGradients(FedAvg):
+    needs = Needs(full_gradients=True)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "module", "words"),
+    [
+        (SCAFFOLD, adam, "ControlVariates|SCAFFOLD needs the clients' learning rate: use one torch.optim.SGD"),
+        (SCAFFOLD, Groups, "needs the clients' learning rate"),
+        (SCAFFOLD, Two, "ControlVariates corrects gradients and needs one optimizer, found 2"),
+        (FullGradients, adam, "FullGradients needs the clients' learning rate"),
+        (lambda: FedLF(gradient_source="full"), adam, "FedLF needs the clients' learning rate"),
+        (FullGradients, Manual, "FullGradients needs full gradients, which a module with manual optimization"),
+        (FedMDFG, adam, "FedMDFG needs the clients' learning rate"),
+        (FedLF, Manual, r"FedLF needs each client's loss, .* define federated_loss\(self, batch, batch_idx\)"),
+        (FedProx, Manual, "ProximalTerm adds a term to the loss"),
+    ],
+)
+def test_modules_that_lack_what_a_method_needs_are_refused(algorithm, module, words):
+    with pytest.raises(ValueError, match=words):
+        quiet_trainer(fl.FederatedStrategy(algorithm()), 1).fit(module(), federated_blobs())
+
+
+# ---- arguments
+
+
+@pytest.mark.parametrize(
+    ("clients_per_round", "registered", "size"),
+    [(1, 7, 1), (7, 7, 7), (1.0, 7, 7), (0.5, 7, 4), (0.1, 30, 3), (0.01, 7, 1), (0.29, 100, 29), (0.7, 10, 7)],
+)
+def test_cohort_size(clients_per_round, registered, size):
+    assert cohort_size(clients_per_round, registered) == size
+
+
+@pytest.mark.parametrize("value", [0, -1, 0.0, -0.5, 1.5, float("nan"), float("inf"), True, "3", None, np.int64(0)])
+def test_clients_per_round_out_of_range(value):
+    with pytest.raises(ValueError, match=r"^clients_per_round .*found"):
+        fl.FederatedStrategy(clients_per_round=value)
+
+
+def test_more_clients_per_round_than_there_are():
+    with pytest.raises(ValueError, match="clients_per_round must be at most the 6 clients, found 7"):
+        quiet_trainer(fl.FederatedStrategy(clients_per_round=7), 1).fit(fresh(), federated_blobs())
+
+
+@pytest.mark.parametrize(("value", "sampled"), [(2, 2), (0.5, 3), (1.0, 6)])
+def test_clients_per_round_counts_or_shares(value, sampled):
+    strategy = fl.FederatedStrategy(clients_per_round=value)
+    quiet_trainer(strategy, 1).fit(fresh(), federated_blobs())
+    assert len(strategy.last_round.client_ids) == sampled
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("local_epochs", 0),
+        ("local_epochs", 1.5),
+        ("local_epochs", True),
+        ("local_epochs", None),
+        ("local_steps", 0),
+        ("local_steps", -3),
+        ("local_steps", 2.0),
+        ("client_optimizer_state", "fresh"),
+        ("buffers", "median"),
+        ("fairness_mode", "maximum"),
+        ("on_client_error", "ignore"),
+        ("on_client_error", None),
+        ("server_optimizer", torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)),
+        ("server_optimizer", "SGD"),
+        ("sampler", "uniform"),
+        ("seed", "abc"),
+        ("seed", 1.5),
+        ("seed", None),
+    ],
+)
+def test_other_arguments_out_of_range(argument, value):
+    with pytest.raises((ValueError, TypeError), match=rf"^{argument} must be") as error:
+        fl.FederatedStrategy(**{argument: value})
+    shown = repr(value) if not isinstance(value, torch.optim.Optimizer) else "SGD"
+    assert shown in str(error.value)
+
+
+@pytest.mark.parametrize("factory", [lambda parameters: None, lambda parameters: list(parameters)])
+def test_factories_that_make_no_optimizer_are_refused(factory):
+    with pytest.raises(TypeError, match=r"server_optimizer must make a torch\.optim\.Optimizer from parameters, found"):
+        quiet_trainer(fl.FederatedStrategy(server_optimizer=factory), 1).fit(fresh(), federated_blobs())
+
+
+def test_no_keyword_goes_unnoticed():
+    with pytest.raises(TypeError, match="clients_pre_round"):
+        fl.FederatedStrategy(clients_pre_round=3)
+    fl.FederatedStrategy(server_optimizer=functools.partial(torch.optim.SGD, lr=1.0), seed=np.int64(4))

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a registered client costs, sampled or not."""
+
+import gc
+import time
+import tracemalloc
+from pathlib import Path
+from statistics import median
+
+import lightning as L
+import pytest
+import torch
+from support import blobs, fresh, quiet_trainer
+
+import fl_lightning as fl
+
+CLIENTS, SAMPLES = 10_000, 10
+ALLOWED = CLIENTS * (1000 + 8 * SAMPLES)  # bytes: 1 kB per client, 8 bytes per sample
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+class Clock(L.Callback):
+    """CPU seconds per round, validation excluded."""
+
+    def __init__(self):
+        self.seconds = []
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        self.began = time.process_time()
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.seconds.append(time.process_time() - self.began)
+
+
+def fit(dataset, clients, algorithm=fl.algorithms.FedAvg, rounds=7):
+    clock = Clock()
+    strategy = fl.FederatedStrategy(algorithm(), clients_per_round=10)
+    data = fl.FederatedDataModule(dataset, fl.data.IID(clients), batch_size=10)
+    quiet_trainer(strategy, rounds, callbacks=[clock]).fit(fresh(), data)
+    assert len(strategy.last_round.client_ids) == 10
+    assert data.num_clients == clients
+    return median(clock.seconds)
+
+
+def kilobytes(key):
+    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(key))
+    return int(line.split()[1])
+
+
+def growth_of_peak_memory(dataset, clients):
+    gc.collect()
+    before = kilobytes("VmRSS")
+    _CLEAR.write_text("5")  # the peak starts anew
+    fit(dataset, clients)
+    return 1024 * (kilobytes("VmHWM") - before)
+
+
+@pytest.fixture(scope="module")
+def datasets():
+    return {clients: blobs(clients * SAMPLES) for clients in (100, CLIENTS)}
+
+
+@pytest.mark.skipif(not _CLEAR.exists(), reason="peak memory is read from /proc")
+def test_peak_memory_grows_by_little_more_than_indices(datasets):
+    growth_of_peak_memory(datasets[100], 100)  # imports and caches
+    grown = growth_of_peak_memory(datasets[CLIENTS], CLIENTS)
+    assert grown < ALLOWED
+    row = fresh().net[0].weight.numel() * 4 * CLIENTS
+    assert row > 0.3 * ALLOWED, "one row per registered client would be seen"
+
+
+def test_python_objects_per_client(datasets):
+    peaks = []
+    for clients in (100, CLIENTS):
+        gc.collect()
+        tracemalloc.start()
+        fit(datasets[clients], clients, rounds=2)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] - peaks[0] < ALLOWED / 2
+
+
+@pytest.mark.parametrize("algorithm", [fl.algorithms.FedAvg, fl.algorithms.FedLF])
+def test_round_time_does_not_follow_the_registered_clients(datasets, algorithm):
+    few, many = (min(fit(datasets[n], n, algorithm) for _ in range(2)) for n in (100, CLIENTS))
+    assert many < 2 * few + 0.005
+
+
+def test_the_cohort_alone_decides_what_a_round_holds(datasets):
+    seen = []
+
+    class Spy(fl.algorithms.FedAvg):
+        def aggregate(self, cohort):
+            seen.append((cohort.updates.rows.untyped_storage().nbytes(), cohort.num_clients))
+            return super().aggregate(cohort)
+
+    fit(datasets[CLIENTS], CLIENTS, Spy, rounds=1)
+    n = sum(p.numel() for p in fresh().parameters())
+    assert seen == [(10 * n * torch.float32.itemsize, CLIENTS)]

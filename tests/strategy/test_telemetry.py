@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is written down about a round, against the vectors themselves."""
+
+import math
+
+import pytest
+import torch
+from support import Classifier, federated_blobs, fresh, quiet_trainer
+from torch import nn
+
+import fl_lightning as fl
+from fl_lightning.algorithms import SCAFFOLD, FedAvg, FedLF, FedMDFG, FedProx, ServerRule, StepReport
+from fl_lightning.records import RoundRecord, round_metrics
+
+RULES = {
+    "FedAvg": FedAvg,
+    "FedAvg-uniform": lambda: FedAvg("uniform"),
+    "FedProx": lambda: FedProx(0.1),
+    "SCAFFOLD": SCAFFOLD,
+    "FedLF": FedLF,
+    "FedLF-tensor": lambda: FedLF(layers="tensor", equalise_layer_norm=False),
+    "FedMDFG": FedMDFG,
+}
+
+
+class Witness(ServerRule):
+    """Passes everything on to another rule and keeps the vectors."""
+
+    def __init__(self, rule):
+        self.rule, self.layers, self.needs = rule, rule.layers, rule.needs
+        self.seen = []
+
+    def client_rule(self):
+        return self.rule.client_rule()
+
+    def aggregate(self, cohort):
+        step = self.rule.aggregate(cohort)
+        self.report = self.rule.report
+        self.seen.append((cohort, cohort.updates.rows.double().clone(), step.double().clone()))
+        return step
+
+
+class Watch(fl.callbacks.ConflictMonitor):
+    """Collects the records and the numbers that loggers and callbacks can see."""
+
+    def __init__(self):
+        super().__init__()
+        self.records, self.metrics = [], []
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.records.append(trainer.strategy.last_round)
+        self.metrics.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+
+def watched(rule, rounds=5, module=None, **options):
+    watch, witness = Watch(), Witness(rule)
+    strategy = fl.FederatedStrategy(witness, **{"clients_per_round": 4, "local_epochs": 2, "seed": 3, **options})
+    quiet_trainer(strategy, rounds, callbacks=[watch]).fit(module or fresh(lr=0.3), federated_blobs(alpha=0.1))
+    return witness.seen, watch.records, watch.metrics
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_records_equal_counting_from_the_vectors(name):
+    seen, records, metrics = watched(RULES[name]())
+    assert len(seen) == len(records) == 5
+    total = 0
+    for (cohort, rows, step), record, logged in zip(seen, records, metrics, strict=True):
+        layout = cohort.updates.layout
+        assert record.client_ids == cohort.client_ids
+        assert record.conflicts == int((rows @ step < 0).sum())
+        per_layer = {}
+        for layer, layer_name in enumerate(layout.layer_names):
+            part = slice(layout.layer_starts[layer], layout.layer_starts[layer + 1])
+            per_layer[layer_name] = int((rows[:, part] @ step[part] < 0).sum())
+        assert dict(record.layer_conflicts) == per_layer
+        total += record.conflicts + sum(per_layer.values())
+        assert record.step_norm == pytest.approx(step.norm().item(), rel=1e-6)
+        assert record.update_norms.tolist() == pytest.approx(rows.norm(dim=1).tolist(), rel=1e-6)
+        assert logged["fed/conflicts"] == record.conflicts
+        assert logged["fed/step_norm"] == pytest.approx(record.step_norm)
+        assert logged["fed/update_norm"] == pytest.approx(rows.norm(dim=1).mean().item(), rel=1e-6)
+        assert all(logged[f"fed/conflicts/{layer}"] == count for layer, count in per_layer.items())
+        assert not record.dropped
+        assert logged["fed/clients"] == 4
+        assert record.seconds == pytest.approx(logged["fed/seconds"], rel=1e-5)
+        assert 0 < record.seconds < 60
+    if name in ("FedAvg", "FedAvg-uniform", "FedProx", "SCAFFOLD"):
+        assert total > 0, "otherwise nothing was counted"
+    if name in ("FedLF", "FedMDFG"):
+        assert all(record.conflicts == 0 for record in records)
+
+
+def test_blocks_of_layers_are_counted_as_the_rule_solved_them():
+    class Blocks(FedAvg):
+        def aggregate(self, cohort):
+            step = super().aggregate(cohort)
+            self.report = StepReport(self.report.weights, ((0,), (1, 2), (3,)), flagged=True, scalars={"depth": 3.0})
+            return step
+
+    class Deep(Classifier):
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.net = nn.Sequential(self.net[0], nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), self.net[2])
+
+    seen, records, metrics = watched(Blocks(), module=fresh(Deep, lr=0.4))
+    different = 0
+    for (cohort, rows, step), record, logged in zip(seen, records, metrics, strict=True):
+        starts = cohort.updates.layout.layer_starts
+        parts = [slice(starts[0], starts[1]), slice(starts[1], starts[3]), slice(starts[3], starts[4])]
+        counts = tuple(int((rows[:, part] @ step[part] < 0).sum()) for part in parts)
+        assert record.block_conflicts == counts
+        different += counts != tuple(record.layer_conflicts.values())[:3]
+        assert record.merged_layers == logged["fed/merged_layers"] == 2
+        assert record.flagged
+        assert logged["fed/flagged"] == 1
+        assert record.scalars == {"depth": 3.0}
+        assert logged["fed/depth"] == 3
+    assert different
+
+
+def test_without_blocks_every_layer_is_its_own():
+    _, records, metrics = watched(FedAvg(), rounds=1)
+    assert records[0].block_conflicts == tuple(records[0].layer_conflicts.values())
+    assert records[0].merged_layers == metrics[0]["fed/merged_layers"] == 0
+    assert metrics[0]["fed/flagged"] == 0
+
+
+def test_weights_are_logged_by_place():
+    seen, records, metrics = watched(FedAvg())
+    for (cohort, _, _), record, logged in zip(seen, records, metrics, strict=True):
+        expected = cohort.sizes / cohort.sizes.sum()
+        assert torch.allclose(record.weights, expected)
+        assert record.weights.sum().item() == pytest.approx(1)
+        assert [logged[f"fed/weight/{i}"] for i in range(4)] == pytest.approx(expected.tolist())
+        assert [logged[f"fed/client/{i}"] for i in range(4)] == list(cohort.client_ids)
+        assert logged["fed/weight/max"] == pytest.approx(expected.max().item())
+        assert logged["fed/weight/min"] == pytest.approx(expected.min().item())
+
+
+class Telling(Classifier):
+    """Keeps what its training step returned."""
+
+    def __init__(self, as_dict=False, **options):
+        super().__init__(**options)
+        self.as_dict, self.told = as_dict, []
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        if self.training:
+            self.told.append((loss.item(), len(batch[1])))
+        return {"loss": loss, "other": 1} if self.as_dict else loss
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg, FedLF, FedMDFG])
+@pytest.mark.parametrize("lean", [True, False])
+def test_train_loss_is_the_mean_over_samples_of_what_the_module_returned(lean, algorithm):
+    module = fresh(Telling, as_dict=not lean)
+    strategy = fl.FederatedStrategy(algorithm(), clients_per_round=4, local_epochs=2)
+    object.__setattr__(strategy._options, "lean", lean)
+    trainer = quiet_trainer(strategy, 1)
+    trainer.fit(module, federated_blobs())
+    passes = 1 if algorithm is FedMDFG else 2
+    samples = sum(size for _, size in module.told)
+    assert samples % passes == 0
+    # All clients make the same number of passes, so batches by samples weigh the same as clients by samples.
+    expected = sum(loss * size for loss, size in module.told) / samples
+    assert strategy.last_round.train_loss == pytest.approx(expected, rel=1e-5)
+    assert trainer.callback_metrics["fed/train_loss"].item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_module_that_reports_no_loss_has_none():
+    class Silent(Classifier):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch, batch_idx):
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch, batch_idx))
+            optimizer.step()
+
+    strategy = fl.FederatedStrategy(clients_per_round=3)
+    quiet_trainer(strategy, 1).fit(fresh(Silent), federated_blobs())
+    assert math.isnan(strategy.last_round.train_loss)
+    assert strategy.last_round.client_ids
+    assert not strategy.last_round.dropped
+
+
+def test_losses_before_training_are_logged_for_rules_that_ask():
+    _, records, metrics = watched(FedLF(), rounds=1)
+    assert metrics[0]["fed/loss"] == pytest.approx(records[0].losses.mean().item())
+    assert metrics[0]["fed/loss/max"] == pytest.approx(records[0].losses.max().item())
+    _, records, metrics = watched(FedAvg(), rounds=1)
+    assert records[0].losses is None
+    assert "fed/loss" not in metrics[0]
+
+
+def test_the_names_are_those_of_round_metrics():
+    _, records, metrics = watched(FedLF(), rounds=2)
+    names = set(round_metrics(records[-1]))
+    assert names == {name for name in metrics[-1] if name.startswith("fed/") and not name.startswith("fed/val_")}
+    assert names == {
+        "fed/train_loss", "fed/loss", "fed/loss/max", "fed/step_norm", "fed/update_norm", "fed/conflicts",
+        "fed/conflicts/net.0", "fed/conflicts/net.2", "fed/merged_layers", "fed/flagged", "fed/clients", "fed/dropped",
+        "fed/seconds", "fed/weight/min", "fed/weight/max", "fed/history_rows", "fed/blocks",
+        *(f"fed/{kind}/{place}" for kind in ("client", "weight") for place in range(4)),
+    }  # fmt: skip
+
+
+def test_large_cohorts_are_not_listed_one_by_one():
+    record = RoundRecord(
+        0,
+        tuple(range(7)),
+        {},
+        0.5,
+        None,
+        1.0,
+        torch.ones(7),
+        0,
+        {"a": 0},
+        (0,),
+        0,
+        False,
+        torch.full((7,), 1 / 7),
+        {},
+        1.0,
+    )
+    assert "fed/weight/6" in round_metrics(record)
+    short = round_metrics(record, listed=6)
+    assert "fed/weight/0" not in short
+    assert "fed/client/0" not in short
+    assert short["fed/weight/max"] == pytest.approx(1 / 7)
+    empty = RoundRecord(3, (), {4: "x"}, math.nan, None, 0.0, torch.zeros(0), 0, {}, (), 0, True, None, {}, 0.1)
+    metrics = round_metrics(empty)
+    assert metrics["fed/dropped"] == 1
+    assert metrics["fed/update_norm"] == 0
+    assert metrics["fed/flagged"] == 1

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the Trainer may not be asked for in a federated fit, each with a sentence; Lightning's private attributes."""
+
+import copy
+import inspect
+import re
+from datetime import timedelta
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from plain_loop import evaluate
+from support import Blobs, Classifier, federated_blobs, fresh, quiet_trainer, weights
+
+import fl_lightning as fl
+from fl_lightning import loop
+from fl_lightning._lightning import pl
+
+
+def fit(data=None, module=None, **trainer):
+    trainer = quiet_trainer(fl.FederatedStrategy(clients_per_round=3), 1, **trainer)
+    trainer.fit(fresh() if module is None else module, federated_blobs() if data is None else data)
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"devices": 2}, r"FederatedStrategy runs on one device: pass Trainer\(devices=1\), found 2"),
+        ({"num_nodes": 2}, r"FederatedStrategy runs on one node: pass Trainer\(num_nodes=1\), found 2"),
+        ({"overfit_batches": 2}, "overfit_batches is not supported: use limit_train_batches, which counts per client"),
+        ({"val_check_interval": 0.5}, "val_check_interval must be 1.0: .*check_val_every_n_epoch.*found 0.5"),
+        ({"val_check_interval": 1}, "val_check_interval must be 1.0: .*check_val_every_n_epoch.*found 1$"),
+        ({"val_check_interval": timedelta(seconds=9)}, "val_check_interval must be 1.0: .*found '9.0 seconds'"),
+    ],
+)
+def test_trainer_options_without_meaning_are_refused(option, message):
+    module = fresh()
+    with pytest.raises(ValueError, match=message) as refusal:
+        fit(module=module, **option)
+    assert "\n" not in str(refusal.value)
+    assert torch.equal(weights(module), weights(fresh()))
+
+
+class Iterates(Classifier):
+    def training_step(self, dataloader_iter):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("module", "callback", "message"),
+    [
+        (Classifier, LearningRateFinder, "LearningRateFinder tries out the batches of one loader, .*tune on undivided"),
+        (Classifier, BatchSizeFinder, "BatchSizeFinder tries out the batches of one loader, .*tune on undivided data"),
+        (Iterates, None, r"Iterates\.training_step must take a batch, found dataloader_iter"),
+    ],
+)
+def test_what_works_on_one_loader_is_refused(module, callback, message):
+    with pytest.raises(ValueError, match=message):
+        fit(module=fresh(module), callbacks=[] if callback is None else [callback()])
+
+
+def test_a_refusal_leaves_the_trainers_limits_alone():
+    strategy = fl.FederatedStrategy(clients_per_round=3)
+    quiet_trainer(strategy, 1, limit_train_batches=2).fit(fresh(), federated_blobs())
+    refused = quiet_trainer(strategy, 1, limit_train_batches=3, overfit_batches=2)
+    expected = refused.limit_train_batches
+    with pytest.raises(ValueError, match="overfit_batches"):
+        refused.fit(fresh(), federated_blobs())
+    assert refused.limit_train_batches == expected
+
+
+@pytest.mark.parametrize("source", ["datamodule", "loader"])
+def test_plain_training_data_gets_one_sentence(source):
+    data = Blobs() if source == "datamodule" else Blobs().train_dataloader()
+    module = fresh()
+    with pytest.raises(TypeError, match=r"wrap the data, data = fl\.FederatedDataModule\(my_datamodule, ") as refusal:
+        fit(data, module)
+    assert "\n" not in str(refusal.value)
+    assert str(refusal.value).endswith("found a DataLoader")
+    assert torch.equal(weights(module), weights(fresh()))
+
+
+def test_federated_data_needs_the_strategy():
+    with pytest.raises(TypeError, match=r"FederatedStrategy"):
+        quiet_trainer("auto", 1).fit(fresh(), federated_blobs())
+
+
+def test_strategy_by_name():
+    module = fresh()
+    trainer = quiet_trainer("federated", 2)
+    trainer.fit(module, federated_blobs())
+    assert type(trainer.strategy) is fl.FederatedStrategy
+    assert type(trainer.strategy.algorithm) is fl.algorithms.FedAvg
+    expected = fresh()
+    quiet_trainer(fl.FederatedStrategy(), 2).fit(expected, federated_blobs())
+    assert torch.equal(weights(module), weights(expected))
+    assert evaluate(module)[1][0] < evaluate(fresh())[1][0]
+
+
+# ---- the contract with Lightning
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [(path, names[0]) for path, names in loop._CONTRACT.items()] + [("fit_loop.epoch_loop", "_results")],
+)
+def test_a_lightning_that_moved_an_attribute_is_refused(monkeypatch, path, name):
+    contract = copy.copy(loop._CONTRACT)
+    contract[path] = (*contract[path], f"{name}_of_another_release")
+    monkeypatch.setattr(loop, "_CONTRACT", contract)
+    with pytest.raises(RuntimeError) as refusal:
+        fit()
+    sentence = str(refusal.value)
+    assert f"{pl.__version__} is not supported: trainer.{path} lacks ['{name}_of_another_release']" in sentence
+    assert "lightning 2.5 and 2.6" in sentence
+
+
+def test_a_missing_attribute_is_found():
+    trainer = quiet_trainer(fl.FederatedStrategy())
+    loop.check_contract(trainer)
+    del trainer._logger_connector._current_fx
+    with pytest.raises(RuntimeError, match=r"trainer\._logger_connector lacks \['_current_fx'\]"):
+        loop.check_contract(trainer)
+
+
+def test_every_private_attribute_in_use_is_in_the_contract():
+    base = quiet_trainer("auto").fit_loop.epoch_loop
+    own = set(re.findall(r"self\.(_[a-z]\w+)", inspect.getsource(loop.FederatedEpochLoop)))
+    inherited = {name for name in own if hasattr(base, name)} | {"_batches_that_stepped"}
+    assert inherited <= set(loop._CONTRACT["fit_loop.epoch_loop"])
+    of_connector = set(re.findall(r"connector\.(_[a-z]\w+)", inspect.getsource(loop)))
+    assert of_connector
+    assert of_connector <= set(loop._CONTRACT["_logger_connector"])

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+import dataclasses
+import inspect
+
+import numpy as np
+import pytest
+import torch
+
+import fl_lightning as fl
+from fl_lightning.algorithms import ServerRule
+from fl_lightning.updates import ParamLayout, UpdateMatrix
+
+LAYOUT = ParamLayout.from_sizes([3, 2])
+ROWS = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
+RULES = [
+    rule
+    for rule in vars(fl.algorithms).values()
+    if inspect.isclass(rule) and issubclass(rule, ServerRule) and not inspect.isabstract(rule)
+]
+
+
+def cohort(**changes):
+    fields = {
+        "params": torch.zeros(5), "updates": UpdateMatrix(ROWS, LAYOUT), "losses": torch.tensor([0.5, 1.0, 1.5, 2.0]),
+        "sizes": torch.tensor([10, 20, 30, 40]), "client_ids": (7, 3, 9, 1), "round": 0,
+    }  # fmt: skip
+    return fl.Cohort(**{**fields, **changes})
+
+
+def test_vectors_become_float64():
+    made = cohort(
+        losses=[0.1, 0.2, 0.3, 0.4], sizes=[1, 2, 3, 4], extras={"acc": [1, 0, 1, 1], "map": torch.ones(4, 2, 2)}
+    )
+    assert (
+        made.losses.dtype == made.sizes.dtype == made.extras["acc"].dtype == made.extras["map"].dtype == torch.float64
+    )
+    assert made.losses.tolist() == [0.1, 0.2, 0.3, 0.4], "not rounded through float32"
+    assert made.extras["map"].shape == (4, 2, 2)
+    assert len(made) == 4
+    assert made.known_losses is made.losses
+    learned = torch.ones(4, requires_grad=True)
+    assert not cohort(losses=learned).losses.requires_grad
+
+
+def test_ids_of_any_integer_type_become_ints():
+    for ids in ([7, 3, 9, 1], np.array([7, 3, 9, 1]), torch.tensor([7, 3, 9, 1])):
+        made = cohort(client_ids=ids)
+        assert made.client_ids == (7, 3, 9, 1)
+        assert all(type(i) is int for i in made.client_ids)
+
+
+def test_it_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        cohort().round = 3
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("params", torch.zeros(4)),
+        ("params", torch.zeros(1, 5)),
+        ("params", torch.zeros(5, device="meta")),
+        ("updates", UpdateMatrix(torch.zeros(0, 5), LAYOUT)),
+        ("client_ids", (1, 2, 3)),
+        ("client_ids", (1, 2, 3, 3)),
+        ("client_ids", (1, 2, 3, 4.5)),
+        ("client_ids", ("a", "b", "c", "d")),
+        ("losses", torch.zeros(3)),
+        ("losses", torch.zeros(4, 1)),
+        ("losses", [0.1, 0.2, float("nan"), 0.3]),
+        ("losses", [0.1, 0.2, float("inf"), 0.3]),
+        ("sizes", [1, 2, 3]),
+        ("sizes", [1, 2, 0, 3]),
+        ("sizes", [1, 2, -5, 3]),
+        ("sizes", [1, 2, float("nan"), 3]),
+        ("round", -1),
+        ("client_lr", float("nan")),
+        ("client_lr", -0.1),
+        ("num_clients", 3),
+        ("extras", {"acc": torch.zeros(3)}),
+        ("extras", {"acc": torch.tensor(1.0)}),
+        ("companions", {"control": UpdateMatrix(torch.zeros(3, 5), LAYOUT)}),
+        ("companions", {"control": UpdateMatrix(torch.zeros(4, 2), ParamLayout.from_sizes([2]))}),
+    ],
+)
+def test_each_error_names_its_field(field, value):
+    with pytest.raises(ValueError, match=rf"^{field}") as error:
+        cohort(**{field: value})
+    if isinstance(value, dict):
+        assert repr(next(iter(value))) in str(error.value)
+
+
+def test_losses_that_nobody_gave_are_asked_for_by_name():
+    with pytest.raises(ValueError, match="losses must be given"):
+        _ = cohort(losses=None).known_losses
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_aggregate_works_without_a_trainer(rule):
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    algorithm = rule()
+    layout = ParamLayout.from_module(module, algorithm.layers)
+    params = layout.flatten(layout.parameters(module))
+    rows = 0.1 * torch.randn(3, layout.numel, generator=torch.Generator().manual_seed(3)) + 0.05
+    losses = torch.tensor([0.5, 0.7, 0.9])
+    for when in range(3):
+        made = fl.Cohort(
+            params, UpdateMatrix(rows, layout), losses, torch.tensor([5, 6, 7]), (0, 1, 2), when, client_lr=0.1,
+            losses_at=lambda params: 0.9 * losses,
+        )  # fmt: skip
+        step = algorithm.aggregate(made)
+        assert step.shape == params.shape
+        assert step.isfinite().all()
+        assert (made.updates.dots(step).sum(0) > 0).all(), "the rows agree, so the step follows all of them"
+        params = params - step
