@@ -163,9 +163,9 @@ class FederatedEpochLoop(_TrainingEpochLoop):
 
     def count_step(self) -> None:
         """Counts one optimizer step that was taken outside Lightning's optimization loop."""
-        step = self.automatic_optimization.optim_progress.optimizer.step
-        step.increment_ready()
-        step.increment_completed()
+        progress = self.automatic_optimization.optim_progress.optimizer
+        progress.step.increment_by(1)
+        progress.zero_grad.increment_by(1)
 
     # ---- logging beside self.log
 

@@ -20,6 +20,7 @@ from fl_lightning._lightning import (
     StrategyRegistry,
     Trainer,
     TrainerFn,
+    lightning_module,
 )  # fmt: skip
 from fl_lightning.algorithms import FedAvg
 from fl_lightning.algorithms.base import ClientRule, ServerRule
@@ -149,6 +150,7 @@ class FederatedStrategy(SingleDeviceStrategy):
         self._binding: Binding | None = None
         self._carried: dict[str, Any] | None = None
         self._trained: Tensor | None = None
+        self._finished = False
         self._loaders: dict[str, EvaluationLoader] = {}
         self._evaluation: ClientEvaluation | None = None
         self._guard = ExitStack()
@@ -281,7 +283,7 @@ class FederatedStrategy(SingleDeviceStrategy):
             self.trainer, self.epoch_loop, self.algorithm, self.client_rule, options, self._binding, loaders
         )
         self._session.begin(carried)
-        self._trained = None
+        self._trained, self._finished = None, False
         trained, theta = (carried or {}).get("trained"), self._binding.theta
         # The last fit ended with the parameters to evaluate in the module: go on from those that it trained.
         if trained is not None and torch.equal(self.algorithm.evaluation_params(trained.to(theta)), theta):
@@ -308,6 +310,7 @@ class FederatedStrategy(SingleDeviceStrategy):
     def finish_fit(self) -> None:
         """The fit is over: the module keeps the parameters that the method wants evaluated."""
         assert self._binding is not None
+        self._finished = True
         final = self.algorithm.evaluation_params(self._binding.theta)
         if final is not self._binding.theta:
             self._trained = self._binding.theta.clone()
@@ -317,6 +320,9 @@ class FederatedStrategy(SingleDeviceStrategy):
         """Gives the parameters storage of their own and the trainer its limits back."""
         self._put_back()
         if self._session is not None:
+            # Lightning calls no hooks when nothing is left to do for a resumed fit.
+            if not self._finished and not self.trainer.interrupted:
+                self.finish_fit()
             self._carried = dict(self.rule_states())
         if self._binding is not None:
             self._binding.release()
@@ -370,6 +376,13 @@ class FederatedStrategy(SingleDeviceStrategy):
             state = super().lightning_module_state_dict()
         buffers = {} if self._session is None else self._session.global_buffers()
         return {name: buffers.get(name, value) for name, value in state.items()}
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Restores the weights, in double precision if that is what the fit runs in."""
+        if isinstance(self.precision_plugin, lightning_module("plugins.precision").DoublePrecision):
+            # Lightning converts the module after it has loaded the weights, which would round them.
+            self.precision_plugin.convert_module(self.lightning_module)
+        super().load_model_state_dict(checkpoint, strict)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Client optimizers are not part of the global state; their scheduled options (learning rate) are."""

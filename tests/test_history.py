@@ -124,6 +124,17 @@ def test_restored_history_continues_bit_for_bit(device):
         assert torch.equal(one, two)
 
 
+def test_products_filled_in_later_are_kept(monkeypatch):
+    history = RowHistory()
+    for when in range(2):  # nobody asked for products between the two cohorts
+        remember(history, rows_of(2, when), [2 * when, 2 * when + 1], when)
+    calls, real_gram = [], ops.layer_gram
+    monkeypatch.setattr(ops, "layer_gram", lambda *args: calls.append(len(args[0])) or real_gram(*args))
+    for _ in range(2):
+        history.joint_gram(rows_of(1, 5), [0, 3])
+    assert calls == [1, 2, 1]  # the new row, the two rows once, the new row
+
+
 def test_loaded_state_is_a_copy():
     history, other = RowHistory(), RowHistory()
     updates = rows_of(3, 1)
@@ -220,7 +231,7 @@ def test_client_tensors():
         tensors.add(3, torch.ones(5))
 
     other = ClientTensors("cpu")
-    other.load_state_dict(reload(tensors.state_dict()))
+    other.load_state_dict(tensors.state_dict())
     other.add(3, torch.ones(4))
     assert other.get(3).tolist() == [3.0] * 4
     assert tensors.get(3).tolist() == [2.0] * 4

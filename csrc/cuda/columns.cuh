@@ -100,6 +100,99 @@ __device__ inline void store_run(const T (&from)[kCount], std::int64_t column, s
   }
 }
 
+// A run as it lies in memory. Two narrow numbers stay in one register: unpacked they would take two.
+template <class T>
+struct Run {
+  using Stored = std::conditional_t<sizeof(T) == 2, unsigned, T>;
+  Stored stored[16 / sizeof(Stored)];
+
+  template <class Real>
+  __device__ Real get(int v) const {
+    if constexpr (std::is_same_v<T, __half>) {
+      return __half2float(__ushort_as_half(static_cast<unsigned short>(stored[v / 2] >> v % 2 * 16)));
+    } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+      return __uint_as_float(v % 2 ? stored[v / 2] & 0xffff0000u : stored[v / 2] << 16);
+    } else {
+      return widen<Real>(stored[v]);
+    }
+  }
+  template <int kBytes>
+  __device__ void load(const T* from) {
+    if constexpr (sizeof(T) != 2) {
+      load_pieces<kBytes>(from, stored);
+    } else if constexpr (kBytes >= 4) {
+      load_pieces<kBytes>(reinterpret_cast<const unsigned*>(from), stored);
+    } else {
+      const auto* halves = reinterpret_cast<const unsigned short*>(from);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) stored[k] = halves[2 * k] | static_cast<unsigned>(halves[2 * k + 1]) << 16;
+    }
+  }
+  // What lies outside of [start, stop) is 0.
+  __device__ void load_part(const T* row, std::int64_t column, std::int64_t start, std::int64_t stop) {
+    clear();
+#pragma unroll
+    for (int v = 0; v < kRun<T>; ++v) {
+      if (column + v < start || column + v >= stop) continue;
+      if constexpr (sizeof(T) == 2) {
+        stored[v / 2] |= static_cast<unsigned>(reinterpret_cast<const unsigned short*>(row)[column + v]) << v % 2 * 16;
+      } else {
+        stored[v] = row[column + v];
+      }
+    }
+  }
+  __device__ void clear() {
+#pragma unroll
+    for (auto& each : stored) each = Stored{0};
+  }
+};
+
+// The runs at one column of kRows rows, which all have this width; rows from count on are 0. One branch around all
+// rows: their loads then stand together and wait together.
+template <int kRows, class T>
+__device__ inline void load_runs(const T* rows, std::int64_t stride, std::int64_t count, std::int64_t column,
+                                 std::int64_t start, std::int64_t stop, int width, Run<T> (&to)[kRows]) {
+  const auto each = [&](auto load) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (r < count) {
+        load(rows + r * stride, to[r]);
+      } else {
+        to[r].clear();
+      }
+    }
+  };
+  if (column < start || column + kRun<T> > stop) {
+    each([&](const T* row, Run<T>& run) { run.load_part(row, column, start, stop); });
+  } else if (width == 16) {
+    each([&](const T* row, Run<T>& run) { run.template load<16>(row + column); });
+  } else if (width == 8) {
+    each([&](const T* row, Run<T>& run) { run.template load<8>(row + column); });
+  } else if (width == 4) {
+    each([&](const T* row, Run<T>& run) { run.template load<4>(row + column); });
+  } else {
+    each([&](const T* row, Run<T>& run) { run.template load<sizeof(T)>(row + column); });
+  }
+}
+
+// Runs in shared memory, by their place in an array. The first form is for a checked array of the tests.
+template <class Shared, class T, int kCount>
+__device__ inline void load_shared(Shared from, int at, T (&to)[kCount]) {
+  for (int v = 0; v < kCount; ++v) to[v] = from[at + v];
+}
+template <class T, int kCount>
+__device__ inline void load_shared(T* from, int at, T (&to)[kCount]) {
+  load_pieces<16>(from + at, to);
+}
+template <class Shared, class T, int kCount>
+__device__ inline void store_shared(const T (&from)[kCount], Shared to, int at) {
+  for (int v = 0; v < kCount; ++v) to[at + v] = from[v];
+}
+template <class T, int kCount>
+__device__ inline void store_shared(const T (&from)[kCount], T* to, int at) {
+  store_pieces<16>(from, to + at);
+}
+
 // A row whose type is known at run time only: all threads of a launch take the same branch.
 template <class F>
 __device__ inline void visit_row(const Matrix& matrix, std::int64_t row, F&& function) {

@@ -18,7 +18,7 @@
 #include "../ops.h"
 
 #ifndef SHARED
-#define SHARED(T, name, n) __shared__ T name[n]
+#define SHARED(T, name, n) __shared__ __align__(16) T name[n]
 #endif
 
 namespace fl_lightning::cuda {

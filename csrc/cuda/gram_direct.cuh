@@ -8,60 +8,40 @@
 
 namespace fl_lightning::cuda {
 
-// Columns [column, column + kRun) of all rows; rows from m on are 0.
-template <int kRows, class T>
-__device__ inline void load_runs(const T* rows, std::int64_t stride, int m, std::int64_t column, const Item& item,
-                                 int width, T (&to)[kRows][kRun<T>]) {
-  // One branch around all rows: their loads then stand together and wait together.
-  const auto each = [&](auto load) {
+// Adds 2 * kHalf values over the lanes of a warp, kHalf / kMask to each lane. Every step halves what a lane keeps: a sum
+// costs two exchanges, not five.
+template <int kMask, int kHalf>
+__device__ inline void fold(double (&part)[kHalf]) {
+  if constexpr (kMask > 0) {
+    constexpr int kKept = kHalf / 2;
+    const bool upper = threadIdx.x & kMask;
+    double kept[kKept];
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (r < m) {
-        load(rows + r * stride + column, to[r]);
-      } else {
-#pragma unroll
-        for (int v = 0; v < kRun<T>; ++v) to[r][v] = narrow<T>(0.0);
-      }
+    for (int k = 0; k < kKept; ++k) {
+      const double low = part[k], high = part[k + kKept];
+      kept[k] = (upper ? high : low) + __shfl_xor_sync(kFullWarp, upper ? low : high, kMask);
     }
-  };
-  if (column < item.start || column + kRun<T> > item.stop) {
-    each([&](const T* from, T(&run)[kRun<T>]) { load_run(from - column, column, item.start, item.stop, 0, run); });
-  } else if (width == 16) {
-    each([](const T* from, T(&run)[kRun<T>]) { load_pieces<16>(from, run); });
-  } else if (width == 8) {
-    each([](const T* from, T(&run)[kRun<T>]) { load_pieces<8>(from, run); });
-  } else if (width == 4) {
-    each([](const T* from, T(&run)[kRun<T>]) { load_pieces<4>(from, run); });
-  } else {
-    each([](const T* from, T(&run)[kRun<T>]) { load_pieces<sizeof(T)>(from, run); });
+    fold<kMask / 2>(kept);
+#pragma unroll
+    for (int k = 0; k < kKept; ++k) part[k] = kept[k];
   }
 }
 
-// Adds values over the lanes of a warp: lane i ends with the sums of values [i * kSlots, (i + 1) * kSlots). Each step
-// halves what a lane keeps, so that a sum costs two exchanges, not five.
+// Lane i's sums grow by those of values [i * kSlots, (i + 1) * kSlots) over the warp.
 template <int kCount, int kSlots, class Real>
 __device__ inline void scatter_sums(const Real (&values)[kCount], double (&sums)[kSlots]) {
   static_assert(kSlots * kWarp >= kCount);
   constexpr int kHalf = kSlots * kWarp / 2;
-  const unsigned lane = threadIdx.x % kWarp;
+  const bool upper = threadIdx.x & (kWarp / 2);
   double part[kHalf];
 #pragma unroll
   for (int k = 0; k < kHalf; ++k) {
     const Real low = k < kCount ? values[k < kCount ? k : 0] : Real{0};
     const Real high = k + kHalf < kCount ? values[k + kHalf < kCount ? k + kHalf : 0] : Real{0};
-    const bool upper = lane & (kWarp / 2);
     const Real received = __shfl_xor_sync(kFullWarp, upper ? low : high, kWarp / 2);
     part[k] = static_cast<double>(upper ? high : low) + static_cast<double>(received);
   }
-#pragma unroll
-  for (int mask = kWarp / 4; mask > 0; mask /= 2) {
-    const bool upper = lane & mask;
-#pragma unroll
-    for (int k = 0; k < kSlots * mask; ++k) {
-      const double low = part[k], high = part[k + kSlots * mask];
-      part[k] = (upper ? high : low) + __shfl_xor_sync(kFullWarp, upper ? low : high, mask);
-    }
-  }
+  fold<kWarp / 4>(part);
 #pragma unroll
   for (int k = 0; k < kSlots; ++k) sums[k] += part[k];
 }
@@ -87,13 +67,13 @@ __global__ void __launch_bounds__(kDirectThreads)
     Real sums[kEntries] = {};
 #pragma unroll 1
     for (int block = 0; block < kBlock && column < item.stop; block += kRun<T>) {
-      T x[kRows][kRun<T>];
-      load_runs(rows, stride, m, column + lane * kRun<T>, item, width, x);
+      Run<T> x[kRows];
+      load_runs(rows, stride, m, column + lane * kRun<T>, item.start, item.stop, width, x);
 #pragma unroll
       for (int v = 0; v < kRun<T>; ++v) {
         Real now[kRows];
 #pragma unroll
-        for (int i = 0; i < kRows; ++i) now[i] = widen<Real>(x[i][v]);
+        for (int i = 0; i < kRows; ++i) now[i] = x[i].template get<Real>(v);
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
 #pragma unroll

@@ -54,7 +54,7 @@ __device__ inline void stage(const Quad<Real> (&from)[kRuns], Shared tile) {
   }
 }
 
-// Adds the products of the group's columns. Below the diagonal of a tile of its own kind nothing is missing.
+// Adds the products of the group's columns. A tile on the diagonal needs no pairs above it.
 template <bool kDiagonal, class Real, class Shared>
 __device__ inline void multiply(Shared left, Shared right, int rows, double (&total)[kEach][kEach]) {
   constexpr int kWide = 16 / sizeof(Real);
@@ -83,6 +83,78 @@ __device__ inline void multiply(Shared left, Shared right, int rows, double (&to
 #pragma unroll
     for (int j = 0; j < kEach; ++j) total[i][j] += sums[i][j];
   }
+}
+
+template <bool kSymmetric, class Real>
+__global__ void __launch_bounds__(kTiledThreads, sizeof(Real) == 8 ? 1 : 2)
+    products_tiled(const Matrix a, const Matrix b, const __grid_constant__ LayerTable table, std::int64_t items,
+                   std::int64_t tiles, double* partial) {
+  // Tiles of one item run side by side, so that one of them fetches and the others find its rows in the cache.
+  const std::int64_t index = blockIdx.x / tiles, tile = blockIdx.x % tiles;
+  const Item item = find_item(table, index);
+  if (item.start >= item.stop) return;
+  const std::int64_t across = (b.rows + kTile - 1) / kTile;
+  std::int64_t down = tile / across, right_of = tile % across;
+  if (kSymmetric) {
+    for (down = 0; triangle(down + 1) <= tile;) ++down;
+    right_of = tile - triangle(down);
+  }
+  const bool diagonal = kSymmetric && down == right_of;
+  std::int64_t column = item.start;
+  visit_row(a, 0, [&](auto* values) { column = aligned_start(values, item.start); });
+  const Side left{a, down * kTile, piece_width(a, column)}, right{b, right_of * kTile, piece_width(b, column)};
+  const int rows = static_cast<int>(a.rows - left.first < kTile ? a.rows - left.first : kTile);
+
+  SHARED(Real, left_tile, kTile * kPitch<Real>);
+  SHARED(Real, right_tile, kTile * kPitch<Real>);
+  Quad<Real> left_next[kRuns], right_next[kRuns];
+  double total[kEach][kEach] = {};
+  fetch(left, column, item, left_next);
+  if (!diagonal) fetch(right, column, item, right_next);
+  for (; column < item.stop; column += kStage) {
+    stage(left_next, left_tile);
+    if (!diagonal) stage(right_next, right_tile);
+    __syncthreads();
+    if (column + kStage < item.stop) {  // these loads wait behind the products of what is staged
+      fetch(left, column + kStage, item, left_next);
+      if (!diagonal) fetch(right, column + kStage, item, right_next);
+    }
+    if (diagonal) {
+      multiply<true, Real>(left_tile, left_tile, rows, total);
+    } else {
+      multiply<false, Real>(left_tile, right_tile, rows, total);
+    }
+    __syncthreads();
+  }
+
+  SHARED(double, sums, kTile * kTile);
+  const int group = threadIdx.x / kGroup, y = threadIdx.x % kGroup / kApart, x = threadIdx.x % kApart;
+  for (int g = 1; g < kGroups; ++g) {
+    for (int k = 0; k < kEach * kEach && group == g; ++k) {
+      sums[(y + k / kEach * kApart) * kTile + x + k % kEach * kApart] = total[k / kEach][k % kEach];
+    }
+    __syncthreads();
+    for (int k = 0; k < kEach * kEach && group == 0; ++k) {
+      total[k / kEach][k % kEach] += sums[(y + k / kEach * kApart) * kTile + x + k % kEach * kApart];
+    }
+    __syncthreads();
+  }
+  if (group > 0) return;
+#pragma unroll
+  for (int k = 0; k < kEach * kEach; ++k) {
+    const std::int64_t i = left.first + y + k / kEach * kApart, j = right.first + x + k % kEach * kApart;
+    if (i >= a.rows || j >= b.rows || (kSymmetric && j > i)) continue;
+    partial[(kSymmetric ? triangle(i) + j : i * b.rows + j) * items + index] = total[k / kEach][k % kEach];
+  }
+}
+
+template <bool kSymmetric>
+void tiled_products(const char* op, Matrix a, Matrix b, const LayerTable& table, std::int64_t items, double* partial,
+                    const Context& context) {
+  const std::int64_t down = (a.rows + kTile - 1) / kTile, across = (b.rows + kTile - 1) / kTile;
+  const std::int64_t tiles = kSymmetric ? triangle(down) : down * across;
+  const auto kernel = wide(a) || wide(b) ? products_tiled<kSymmetric, double> : products_tiled<kSymmetric, float>;
+  launch(op, kernel, items * tiles, kTiledThreads, context, a, b, table, items, tiles, partial);
 }
 
 }  // namespace fl_lightning::cuda

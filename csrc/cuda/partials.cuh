@@ -30,6 +30,15 @@ __device__ inline double wide_dot(const Matrix& a, std::int64_t i, const Matrix&
   return warp_sum(sum);
 }
 
+// The warp's sum over the items of one layer, in a fixed order.
+__device__ inline double layer_sum(const double* partial, const LayerTable& table, std::int64_t layer) {
+  const std::int64_t end = table.end_item(layer);
+  double sum = 0.0;
+#pragma unroll 4
+  for (std::int64_t p = table.first_item(layer) + threadIdx.x % kWarp; p < end; p += kWarp) sum += partial[p];
+  return warp_sum(sum);
+}
+
 constexpr int kSumThreads = 128;
 
 // One warp per entry and layer. partial[e][item]; out[layer][i][j].
@@ -40,7 +49,6 @@ __global__ void __launch_bounds__(kSumThreads)
   const std::int64_t index = std::int64_t{blockIdx.x} * (kSumThreads / kWarp) + threadIdx.x / kWarp;
   const std::int64_t layer = index / entries, entry = index % entries;
   if (layer >= table.count) return;
-  const int lane = threadIdx.x % kWarp;
   std::int64_t i = entry / b.rows, j = entry % b.rows;
   if (kSymmetric) {
     i = static_cast<std::int64_t>((sqrt(8.0 * static_cast<double>(entry) + 1.0) - 1.0) / 2.0);
@@ -48,13 +56,9 @@ __global__ void __launch_bounds__(kSumThreads)
     i -= triangle(i) > entry ? 1 : 0;
     j = entry - triangle(i);
   }
-  const std::int64_t end = table.end_item(layer);
-  double sum = 0.0;
-#pragma unroll 4
-  for (std::int64_t p = table.first_item(layer) + lane; p < end; p += kWarp) sum += partial[entry * items + p];
-  sum = warp_sum(sum);
+  double sum = layer_sum(partial + entry * items, table, layer);
   if (!isfinite(sum)) sum = wide_dot(a, i, b, j, table.offset(layer), table.offset(layer + 1));
-  if (lane > 0) return;
+  if (threadIdx.x % kWarp > 0) return;
   double* matrix = out + layer * a.rows * b.rows;
   matrix[i * b.rows + j] = sum;
   if (kSymmetric) matrix[j * b.rows + i] = sum;

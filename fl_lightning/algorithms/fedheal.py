@@ -30,7 +30,7 @@ class FedHEAL(ServerRule):
     It needs nothing but updates, so it combines with methods that change local training:
     ``FederatedStrategy(FedHEAL(), client=SCAFFOLD())``.
 
-    A coordinate that no client keeps does not move. A client seen for the first time keeps everything; its weight
+    A coordinate that no client keeps does not move, and a round without any movement counts for nothing. A client seen for the first time keeps everything; its weight
     starts at the mean of the others' weights. Absent clients keep counts and weights. The filter counts in integers,
     one count of increases per client and coordinate, so ties at ``tau`` are decided exactly.
 
@@ -83,10 +83,14 @@ class FedHEAL(ServerRule):
             ValueError: a row is not finite; nothing is counted then.
         """
         rows, layout = cohort.updates.rows, cohort.updates.layout
-        finite = torch.isfinite(torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)).tolist()
+        lengths = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+        finite = torch.isfinite(lengths).tolist()
         if not all(finite):
             clients = [i for i, fine in zip(cohort.client_ids, finite, strict=True) if not fine]
             raise ValueError(f"updates must be finite for FedHEAL, found NaN or infinity in the rows of {clients}")
+        if not bool(lengths.any()):
+            self.report = StepReport(weights=uniform_weights(cohort).cpu(), flagged=True, scalars={"kept_share": 1.0})
+            return torch.zeros_like(cohort.params)
         offsets = torch.tensor([0, *accumulate(layout.sizes)], dtype=torch.int64)
         keep, norms = [], []
         for client, row in zip(cohort.client_ids, rows, strict=True):

@@ -46,7 +46,7 @@ class FedMDFG(ServerRule):
         beta: parameter of the Armijo condition.
         armijo_sign: ``"paper"`` asks every loss to fall by ``beta`` times the slope, ``"reference"`` lets it rise by as
             much (the authors' code).
-        angle_test: ``"paper"`` asks the angle of the losses to shrink while the fair row is active, ``"off"`` does not
+        angle_test: ``"paper"`` asks the angle of the losses to shrink while the fair row is active, ``"none"`` does not
             (what the authors' code amounts to).
         drop_zero_loss: also drop clients whose loss is 0 (Algorithm 1, line 5; the authors' code keeps them).
         force_when_all_exceed: activate the fair row also when all clients are worse than their reference (the paper;
@@ -64,7 +64,7 @@ class FedMDFG(ServerRule):
         s: int = 5,
         beta: float = 1e-4,
         armijo_sign: Literal["paper", "reference"] = "paper",
-        angle_test: Literal["paper", "off"] = "paper",
+        angle_test: Literal["paper", "none"] = "paper",
         drop_zero_loss: bool = False,
         force_when_all_exceed: bool = True,
         gradient_source: Literal["full", "update"] = "full",
@@ -195,7 +195,7 @@ class FedMDFG(ServerRule):
         while length >= lowest:
             after = ask(length)
             trials.append((length, float(after.sum())))
-            fairer = not fair or self.angle_test == "off" or loss_angle(after) < loss_angle(before)
+            fairer = not fair or self.angle_test == "none" or loss_angle(after) < loss_angle(before)
             if fairer and bool((before - after >= length * demand).all()):  # lines 8 and 9
                 return length, len(trials)
             length /= 2

@@ -17,6 +17,7 @@ RULES = {
     "FedAvg-uniform": lambda: fl.FedAvg("uniform"),
     "FedProx": fl.FedProx,
     "SCAFFOLD": fl.SCAFFOLD,
+    "FedHEAL": fl.FedHEAL,
     "FedMDFG": fl.FedMDFG,
     "FedMDFG-fair": lambda: fl.FedMDFG(theta=0.01, gradient_source="update"),
     "FedLF": fl.FedLF,
@@ -24,7 +25,7 @@ RULES = {
     "FedLF-plain": lambda: fl.FedLF(fair_row="none", history_window="last", merge_zero_layers=False),
     "FedLF-few": lambda: fl.FedLF(max_history=3),
 }
-STATEFUL = ["FedMDFG", "FedMDFG-fair", "FedLF", "FedLF-raw", "FedLF-plain", "FedLF-few"]
+STATEFUL = ["FedHEAL", "FedMDFG", "FedMDFG-fair", "FedLF", "FedLF-raw", "FedLF-plain", "FedLF-few"]
 every_rule = pytest.mark.parametrize("name", RULES)
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 
@@ -161,7 +162,7 @@ def test_reports_what_it_did(name):
         if report.blocks is not None:
             layers = [layer for block in report.blocks for layer in block]
             assert layers == list(range(cohort.updates.layout.num_layers))
-        if rule.report.scalars.get("history_rows", 0) == 0 and not isinstance(rule, fl.FedLF):
+        if rule.report.scalars.get("history_rows", 0) == 0 and not isinstance(rule, (fl.FedLF, fl.FedHEAL)):
             torch.testing.assert_close(report.weights @ cohort.updates.rows, step)
 
 

@@ -248,3 +248,16 @@ def test_bad_arguments(arguments):
 def test_full_gradients_are_an_option():
     assert not FedLF().needs.full_gradients
     assert FedLF(gradient_source="full").needs.full_gradients
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("history_device", [None, "cpu"])
+def test_cuda_agrees_with_cpu(history_device):
+    here, there = FedLF(), FedLF(history_device=history_device)
+    for cohort in sampled_rounds(5, 9, 4, 36):
+        on_gpu = make_cohort(
+            cohort.updates.rows.cuda(), cohort.losses, cohort.client_ids, cohort.round, params=cohort.params.cuda()
+        )
+        step = there.aggregate(on_gpu)
+        assert step.is_cuda
+        torch.testing.assert_close(step.cpu(), here.aggregate(cohort))

@@ -10,6 +10,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers.logger import Logger
 from support import Classifier, federated_blobs, fresh, quiet_trainer
 from torch import Tensor
@@ -32,6 +33,7 @@ class Rows(Logger):
     def __init__(self) -> None:
         super().__init__()
         self.rows: list[tuple[int | None, dict[str, float]]] = []
+        self.starts: dict[str, int] = {}  # from which row on a fit logs that is resumed in a round or its validation
 
     name, version = "rows", 0
 
@@ -42,23 +44,31 @@ class Rows(Logger):
         self.rows.append((step, {k: float(v) for k, v in metrics.items() if k != "fed/seconds"}))
 
 
+class Marks(L.Callback):
+    """Comes first, before any callback logs."""
+
+    def on_train_epoch_start(self, trainer, module) -> None:
+        trainer.logger.starts["round"] = len(trainer.logger.rows)
+
+    def on_validation_start(self, trainer, module) -> None:
+        trainer.logger.starts["aggregated"] = len(trainer.logger.rows)
+
+
 class SaveAt(L.Callback):
     """Saves a checkpoint in hooks of one round, and notes how many rows had been logged."""
 
     def __init__(self, folder: Path, round_index: int, hooks: tuple[str, ...]) -> None:
         self.folder, self.round, self.hooks = folder, round_index, hooks
         self.logged: dict[str, int] = {}
-        self._rows_at: dict[str, int] = {}  # where a resumed fit starts logging again
 
     def _save(self, trainer: L.Trainer, name: str, hook: str | None = None) -> None:
         here = trainer.current_epoch == self.round or name in ("on_train_start", "on_train_end")
-        if (hook or name) in self.hooks and here and not trainer.sanity_checking:
+        if {name, hook} & set(self.hooks) and here and not trainer.sanity_checking:
             trainer.save_checkpoint(self.folder / f"{name}.ckpt")
             place = trainer.fit_loop.epoch_loop.position.place
-            self.logged[name] = self._rows_at.get(place, len(trainer.logger.rows))
+            self.logged[name] = trainer.logger.starts.get(place, len(trainer.logger.rows))
 
     def on_train_epoch_start(self, trainer, module) -> None:
-        self._rows_at["round"] = len(trainer.logger.rows)
         self._save(trainer, "on_train_epoch_start")
 
     def on_train_batch_start(self, trainer, module, batch, batch_idx) -> None:
@@ -66,10 +76,6 @@ class SaveAt(L.Callback):
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
         self._save(trainer, f"on_train_batch_end-{batch_idx}", "on_train_batch_end")
-
-    def on_validation_start(self, trainer, module) -> None:
-        self._rows_at["aggregated"] = len(trainer.logger.rows)
-        self._save(trainer, "on_validation_start")
 
     def on_validation_batch_end(self, trainer, module, outputs, batch, batch_idx, dataloader_idx=0) -> None:
         if batch_idx == 2:
@@ -84,7 +90,7 @@ PLAIN_HOOKS = (
     "on_train_start", "on_validation_start", "on_validation_epoch_start", "on_validation_epoch_end",
     "on_validation_end", "on_train_epoch_end", "on_train_end",
 )  # fmt: skip
-for _hook in set(PLAIN_HOOKS) - {"on_validation_start"}:
+for _hook in PLAIN_HOOKS:
     setattr(SaveAt, _hook, _saves(_hook))
 
 ALL_HOOKS = (
@@ -111,10 +117,9 @@ class Project:
         module = fresh(self.module, seed=0 if ckpt_path is None else 100, **self.options)
         strategy = fl.FederatedStrategy(self.algorithm(), **{"clients_per_round": 3, "seed": 5, **self.strategy})
         limits = {"max_epochs": rounds or self.rounds, **self.trainer}
-        trainer = quiet_trainer(
-            strategy, logger=Rows(), callbacks=[*self.callbacks(folder), *extra],
-            **{"enable_checkpointing": True, **limits},
-        )  # fmt: skip
+        callbacks = [Marks(), *self.callbacks(folder), *extra]
+        limits["enable_checkpointing"] = any(isinstance(callback, Checkpoint) for callback in callbacks)
+        trainer = quiet_trainer(strategy, logger=Rows(), callbacks=callbacks, **limits)
         trainer.fit(module, federated_blobs(), ckpt_path=ckpt_path)
         return Outcome(module, trainer, strategy)
 

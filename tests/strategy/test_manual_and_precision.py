@@ -177,3 +177,6 @@ def test_an_optimizer_that_calls_for_a_closure():
     trainer = run(module, 2, precision="64-true")  # curvature from differences magnifies rounding
     assert_equal_to(module, federate(fresh(Newton).double(), 2, train_client))
     assert trainer.global_step == run(fresh(), 2).global_step
+    single = fresh(Newton)
+    run(single, 2)
+    assert torch.allclose(weights(single), weights(module), atol=1e-2, rtol=0)

@@ -295,15 +295,18 @@ class Requery(FedAvg):
 def test_requery_answers_at_any_parameters_and_restores_the_binding():
     module, rule = fresh(norm=True), Requery()
     reference, data = copy.deepcopy(module), federated_blobs()
-    strategy = fl.FederatedStrategy(rule)
-    quiet_trainer(strategy, 2).fit(module, data)
+    asking = quiet_trainer(fl.FederatedStrategy(rule), 2)
+    asking.fit(module, data)
     losses, again, at_zero, strided = rule.answers[0]
     assert torch.equal(losses, again)
     assert again.dtype == torch.float64
     assert at_zero.tolist() == pytest.approx([math.log(CLASSES)] * 6, abs=1e-6)
     plain = fresh(norm=True)
-    quiet_trainer(fl.FederatedStrategy(), 2).fit(plain, federated_blobs())
+    trainer = quiet_trainer(fl.FederatedStrategy(), 2)
+    trainer.fit(plain, federated_blobs())
     assert torch.equal(weights(module), weights(plain))
+    for name in ("val_loss", "val_acc"):
+        assert asking.callback_metrics[name] == trainer.callback_metrics[name], "validation sees the new global model"
     after = fresh(norm=True)
     quiet_trainer(fl.FederatedStrategy(buffers="global"), 1).fit(after, federated_blobs())
     nn.utils.vector_to_parameters(flat(after), reference.parameters())  # the round's buffers were the initial ones

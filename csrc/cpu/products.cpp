@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "products.h"
+
+#include <algorithm>
+
+#include "dispatch.h"
+#include "pieces.h"
+
+#define FL_KERNEL "products_kernel.h"
+#include "every_isa.h"
+
+namespace fl_lightning::cpu {
+namespace {
+
+constexpr std::int64_t kTaskElements = std::int64_t{1} << 17;
+constexpr std::int64_t kMostTasks = 128;  // bounds the memory of partial sums
+
+std::int64_t all_rows(const Products& problem) {
+  return problem.rows.rows + (problem.symmetric ? 0 : problem.others.rows);
+}
+
+std::int64_t task_columns(const Products& problem) {
+  const std::int64_t panel = panel_columns(problem);
+  const std::int64_t wanted = std::max(kTaskElements / all_rows(problem), problem.rows.columns / kMostTasks);
+  return (wanted + panel - 1) / panel * panel;
+}
+
+struct Job {
+  const Products& problem;
+  Pieces pieces;
+
+  static void run(std::int64_t task, void* context) {
+    static thread_local ProductsScratch scratch;
+    Job& job = *static_cast<Job*>(context);
+    job.pieces.run(task, [&job](std::int64_t begin, std::int64_t end, double* out) {
+      FL_DISPATCH(products(job.problem, begin, end, out, scratch));
+    });
+  }
+};
+
+}  // namespace
+
+std::int64_t panel_columns(const Products& problem) {
+  constexpr std::int64_t elements = std::int64_t{1} << 17;  // 512 KiB: half a second-level cache
+  return std::clamp<std::int64_t>(elements / all_rows(problem) / 512 * 512, 512, 4096);
+}
+
+void layer_products(const Products& problem, Layers layers, double* out, ParallelFor parallel) {
+  if (problem.pairs() == 0) return;
+  Job job{problem, Pieces(layers, task_columns(problem), problem.pairs(), out)};
+  parallel(job.pieces.tasks(), &Job::run, &job);
+  job.pieces.finish();
+}
+
+}  // namespace fl_lightning::cpu

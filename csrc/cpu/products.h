@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// Inner products of rows with rows, per layer: what layer_gram, layer_cross_gram and layer_dots share.
+#pragma once
+
+#include <cstdint>
+
+#include "../ops.h"
+#include "scratch.h"
+
+namespace fl_lightning::cpu {
+
+struct Products {
+  Matrix rows, others;
+  bool symmetric;  // others are the rows, and only one half is computed
+
+  std::int64_t pairs() const { return rows.rows * others.rows; }
+};
+
+struct ProductsScratch {
+  Scratch sums, left, right;
+};
+
+// out[layer][i][j] for every layer: [L, rows, others].
+void layer_products(const Products& problem, Layers layers, double* out, ParallelFor parallel);
+
+// Columns that are worked on while they lie in the cache; pieces of tasks are multiples of it where they can be.
+std::int64_t panel_columns(const Products& problem);
+
+}  // namespace fl_lightning::cpu

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gram_tiled.cuh"
+
+namespace fl_lightning::cuda {
+
+void layer_cross_gram(Matrix rows, Matrix others, Layers layers, double* gram, Context context) {
+  constexpr const char* kOp = "layer_cross_gram";
+  if (others.rows == 0) return;
+  const LayerTable table = make_table(kOp, layers, chunk_shift(rows.columns), context);
+  const std::int64_t items = item_count(table, rows.columns);
+  double* partial = scratch<double>(context, rows.rows * others.rows * items);
+  tiled_products<false>(kOp, rows, others, table, items, partial, context);
+  add_partials<false>(kOp, partial, items, table, rows, others, gram, context);
+}
+
+}  // namespace fl_lightning::cuda

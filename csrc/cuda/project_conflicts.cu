@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device.cuh"
+
+namespace fl_lightning::cuda {
+namespace {
+
+constexpr const char* kOp = "project_conflicts";
+constexpr int kThreads = 256, kWarps = kThreads / kWarp;
+constexpr std::int64_t kSharedRows = 256;  // up to here a row's products lie in shared memory
+
+// One warp carries out one update's projections; products holds those of the projected update with all originals.
+template <class Products>
+__device__ inline void project(const double* gram, std::int64_t m, const std::int64_t* order, bool keep, std::int64_t i,
+                               Products products, double* coeff) {
+  const int lane = threadIdx.x % kWarp;
+  for (std::int64_t k = lane; k < m; k += kWarp) {
+    products[k] = gram[i * m + k];
+    coeff[k] = k == i ? 1.0 : 0.0;
+  }
+  __syncwarp();
+  for (std::int64_t position = 0; position < m && !keep; ++position) {
+    const std::int64_t j = order[position];
+    if (j == i) continue;
+    const bool known = j >= 0 && j < m;  // an order on the device is not checked: NaN, and no stray access
+    const double square = known ? gram[j * m + j] : NAN, dot = known ? products[j] : NAN;
+    // Not (dot >= 0) instead of dot < 0: a NaN product must show in the result, not count as "no conflict".
+    if (dot >= 0.0 || square <= 0.0) continue;
+    const double share = dot / square;
+    const std::int64_t first = known ? j : 0;
+    __syncwarp();
+    for (std::int64_t k = lane; k < m; k += kWarp) {
+      // Rounded product: a dot that is 0 on the processor must be 0 here.
+      products[k] = products[k] - __dmul_rn(share, gram[first * m + k]);
+      if (k == j || !known) coeff[k] -= share;
+    }
+    __syncwarp();
+  }
+}
+
+// One block per matrix, one warp per row at a time.
+template <bool kShared>
+__global__ void __launch_bounds__(kThreads)
+    project_all(const double* grams, std::int64_t m, const std::int64_t* order, const bool* keep, double* coeffs,
+                double* scratch) {
+  const std::int64_t matrix = std::int64_t{blockIdx.x} * m * m, warp = threadIdx.x / kWarp;
+  for (std::int64_t i = warp; i < m; i += kWarps) {
+    double* coeff = coeffs + matrix + i * m;
+    if constexpr (kShared) {
+      SHARED(double, products, kWarps * kSharedRows);
+      project(grams + matrix, m, order, keep[i], i, products + warp * m, coeff);
+    } else {
+      project(grams + matrix, m, order, keep[i], i, scratch + matrix + i * m, coeff);
+    }
+    __syncwarp();
+  }
+}
+
+}  // namespace
+
+void project_conflicts(const double* gram, std::int64_t batch, std::int64_t m, const std::int64_t* order,
+                       const bool* keep, double* coeff, Context context) {
+  const bool small = m <= kSharedRows;
+  double* products = small ? nullptr : scratch<double>(context, batch * m * m);
+  launch(kOp, small ? project_all<true> : project_all<false>, batch, kThreads, context, gram, m, order, keep, coeff,
+         products);
+}
+
+}  // namespace fl_lightning::cuda

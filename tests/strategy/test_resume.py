@@ -1,0 +1,388 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A resumed fit equals the uninterrupted one bit for bit, wherever the checkpoint was taken."""
+
+import copy
+import csv
+from functools import partial
+
+import lightning as L
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    EMAWeightAveraging,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    OnExceptionCheckpoint,
+)
+from lightning.pytorch.loggers import CSVLogger
+from resuming import ALGORITHMS, ALL_HOOKS, Project, SaveAt, assert_equal, differences
+from support import Classifier, federated_blobs, fresh, quiet_trainer
+from torchmetrics.classification import MulticlassAccuracy
+
+import fl_lightning as fl
+
+EVERY_KIND = ("on_train_batch_end-1", "on_validation_start", "on_validation_end", "on_train_epoch_end")
+
+
+class Decayed(Classifier):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)]
+
+
+class Plateau(Classifier):
+    """Halves the learning rate every round, as nothing improves by a factor of ten."""
+
+    monitor, frequency = "val_loss", 1
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("loss", loss, on_step=True, on_epoch=True, prog_bar=True)
+        return loss
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=10.0)
+        options = {"scheduler": scheduler, "monitor": self.monitor, "interval": "epoch", "frequency": self.frequency}
+        return {"optimizer": optimizer, "lr_scheduler": options}
+
+
+class PlateauOnTraining(Plateau):
+    monitor = "loss_epoch"
+
+
+class PlateauEverySecondRound(Plateau):
+    frequency = 2
+
+
+class Measured(Classifier):
+    """Logs a metric object and a value per epoch, and adds to them at the end of it."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.accuracy = MulticlassAccuracy(4)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        logits = self(x)
+        self.accuracy(logits, y)
+        self.log("train_acc", self.accuracy, on_step=False, on_epoch=True)
+        loss = F.cross_entropy(logits, y)
+        self.log("train_loss", loss, on_step=True, on_epoch=True, prog_bar=True)
+        return loss
+
+    def on_train_epoch_end(self):
+        self.log("epochs", float(self.trainer.current_epoch))
+
+
+class Manual(Classifier):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        loss = F.cross_entropy(self(batch[0]), batch[1])
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        self.log("train_loss", loss)
+
+
+class WarmedUp(Classifier):
+    """Changes the learning rate within local training, which is nobody else's business."""
+
+    def training_step(self, batch, batch_idx):
+        for group in self.trainer.optimizers[0].param_groups:
+            group["lr"] *= 0.9
+        return super().training_step(batch, batch_idx)
+
+
+class FilledOptimizer(Classifier):
+    """Adagrad has state before its first step."""
+
+    def configure_optimizers(self):
+        return torch.optim.Adagrad(self.parameters(), lr=0.05, initial_accumulator_value=0.1)
+
+
+class Averaging(fl.algorithms.FedAvg):
+    """Evaluates the mean of the iterates, as some methods do."""
+
+    def __init__(self):
+        super().__init__()
+        self._sum, self._count = None, 0
+
+    def aggregate(self, cohort):
+        step = super().aggregate(cohort)
+        new = (cohort.params - step).double()
+        self._sum, self._count = new if self._sum is None else self._sum + new, self._count + 1
+        return step
+
+    def evaluation_params(self, params):
+        return params if self._sum is None else (self._sum / self._count).to(params.dtype)
+
+    def reset(self):
+        self._sum, self._count = None, 0
+
+    def state_dict(self):
+        return {"sum": self._sum, "count": self._count}
+
+    def load_state_dict(self, state):
+        self._sum, self._count = state["sum"], state["count"]
+
+
+def check(project, folder, hooks, round_index=1):
+    """Saves in the hooks of a round, resumes from each file, and compares."""
+    saver = SaveAt(folder, round_index, hooks)
+    whole = project.fit(folder / "whole", extra=(saver,))
+    assert len(saver.logged) >= len(hooks)
+    for name, first_row in saver.logged.items():
+        resumed = project.fit(folder / "resumed", ckpt_path=folder / f"{name}.ckpt")
+        assert_equal(resumed, whole, first_row, name)
+    return whole
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_resumes(tmp_path, algorithm):
+    check(Project(ALGORITHMS[algorithm]), tmp_path, EVERY_KIND)
+
+
+def test_saving_changes_nothing_and_every_hook_may_save(tmp_path):
+    project = Project(ALGORITHMS["FedLF"], Measured, strategy={"client_optimizer_state": "keep"})
+    plain = project.fit(tmp_path / "plain")
+    saved = check(project, tmp_path, [hook for hook in ALL_HOOKS if hook != "on_train_epoch_end"])
+    assert not differences(saved.state, plain.state) + differences(saved.rows, plain.rows)
+
+
+VARIATIONS = {
+    "server momentum": Project(strategy={"server_optimizer": partial(torch.optim.SGD, lr=1.0, momentum=0.9)}),
+    "server Adam": Project(strategy={"server_optimizer": partial(torch.optim.Adam, lr=0.05)}),
+    "kept momentum": Project(options={"momentum": 0.9}, strategy={"client_optimizer_state": "keep"}),
+    "kept Adam": Project(options={"optimizer": "Adam", "lr": 0.01}, strategy={"client_optimizer_state": "keep"}),
+    "BatchNorm and dropout": Project(options={"norm": True, "dropout": 0.5, "log": True}),
+    "decayed": Project(module=Decayed, callbacks=lambda folder: [LearningRateMonitor("epoch")]),
+    "plateau": Project(module=Plateau),
+    "plateau on training": Project(module=PlateauOnTraining),
+    "early stopping": Project(
+        module=Measured,
+        callbacks=lambda folder: [EarlyStopping("val_loss", patience=1, min_delta=10.0), LearningRateMonitor()],
+        rounds=6,
+        trainer={"min_epochs": 4},
+    ),
+    "monitors of training": Project(
+        module=Measured,
+        callbacks=lambda f: [EarlyStopping("train_loss_epoch"), ModelCheckpoint(f, monitor="train_acc", mode="max")],
+    ),
+    "every second validation": Project(
+        module=PlateauEverySecondRound,
+        trainer={"check_val_every_n_epoch": 2},
+        callbacks=lambda folder: [EarlyStopping("val_loss", patience=5, check_on_train_epoch_end=True, strict=False)],
+    ),
+    "max_steps": Project(trainer={"max_epochs": -1, "max_steps": 50}),
+    "manual": Project(module=Manual),
+    "accumulated": Project(trainer={"accumulate_grad_batches": 2}),
+    "own learning rate": Project(module=WarmedUp),
+    "Adagrad": Project(module=FilledOptimizer),
+    "iterate averaging": Project(algorithm=Averaging),
+    "double": Project(trainer={"precision": "64-true"}),
+}  # fmt: skip
+MORE_VARIATIONS = {
+    "largest": Project(options={"norm": True}, strategy={"buffers": "largest"}),
+    "no validation": Project(trainer={"limit_val_batches": 0}),
+    "reloaded": Project(trainer={"reload_dataloaders_every_n_epochs": 1}),
+    "local steps": Project(strategy={"local_steps": 5}),
+    "mixed": Project(trainer={"precision": "bf16-mixed"}),
+    "rare logs": Project(options={"log": True}, trainer={"log_every_n_steps": 2}),
+    "clipped": Project(trainer={"gradient_clip_val": 0.1}),
+    "fraction": Project(strategy={"clients_per_round": 0.5, "local_epochs": 2}),
+    "moving average": Project(
+        callbacks=lambda folder: [EMAWeightAveraging(decay=0.5, update_every_n_steps=0, update_starting_at_epoch=0)]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VARIATIONS)
+def test_variations_resume(tmp_path, name):
+    # Resumed after a client, and from where its values are at stake.
+    hooks = ("on_train_batch_end-1", "on_validation_end", "on_train_epoch_end")
+    if name == "every second validation":
+        hooks = ("on_train_batch_end-1", "on_train_epoch_end")
+    if name == "iterate averaging":
+        hooks = ("on_validation_epoch_start", "on_train_end", "on_train_epoch_end")
+    project = VARIATIONS[name]
+    if project.module is Measured:  # what a module logs at the end of an epoch, see below
+        hooks = hooks[:2]
+    check(project, tmp_path, hooks, round_index=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("round_index", [0, 1, 2, 3])
+@pytest.mark.parametrize("name", VARIATIONS | MORE_VARIATIONS)
+def test_variations_resume_from_anywhere(tmp_path, name, round_index):
+    project = (VARIATIONS | MORE_VARIATIONS)[name]
+    hooks = set(ALL_HOOKS)
+    if project.module is Measured:
+        hooks -= {"on_train_epoch_end"}
+    if project.trainer.get("limit_val_batches") == 0 or (name == "every second validation" and round_index % 2 == 0):
+        hooks = {hook for hook in hooks if "validation" not in hook}
+    if name == "moving average":  # that callback swaps the weights while it validates
+        hooks = {"on_train_batch_end", "on_validation_end", "on_train_epoch_end"}
+    check(project, tmp_path, tuple(hooks), round_index)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("round_index", [0, 1, 3])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_algorithms_resume_from_anywhere(tmp_path, algorithm, round_index):
+    project = Project(
+        ALGORITHMS[algorithm], options={"momentum": 0.5, "norm": True, "dropout": 0.2, "log": True}, trainer={"num_sanity_val_steps": 2}
+    )  # fmt: skip
+    hooks = tuple(hook for hook in ALL_HOOKS if hook != "on_train_end")  # a sanity check then moves validation counters
+    check(project, tmp_path, hooks, round_index)
+
+
+# ---- where ModelCheckpoint saves
+
+
+SAVERS = {
+    "default": lambda folder: ModelCheckpoint(folder, save_top_k=-1),
+    "best": lambda folder: ModelCheckpoint(folder, monitor="val_loss", save_top_k=2, save_last=True),
+    "on validation end": lambda folder: ModelCheckpoint(folder, save_top_k=-1, save_on_train_epoch_end=False),
+    "in a round": lambda folder: ModelCheckpoint(folder, save_top_k=-1, every_n_train_steps=1),
+    "last": lambda folder: ModelCheckpoint(folder, save_top_k=0, save_last=True, every_n_epochs=1),
+    "linked": lambda folder: ModelCheckpoint(folder, save_top_k=1, save_last="link"),
+}
+
+
+@pytest.mark.parametrize("kind", SAVERS)
+def test_model_checkpoint_may_save_anywhere(tmp_path, kind):
+    project = Project(module=Measured, callbacks=lambda folder: [EarlyStopping("val_loss"), SAVERS[kind](folder)])
+    whole = project.fit(tmp_path / "whole")
+    project.fit(tmp_path / "first", rounds=2)
+    files = sorted((tmp_path / "first").glob("*.ckpt")) or pytest.fail("nothing was saved")
+    if kind == "in a round":
+        files = files[1::2]
+    for file in files:
+        resumed = project.fit(tmp_path / "resumed", ckpt_path=file)
+        assert len(resumed.rows) >= 2 * 6  # two rounds: their clients, validation, the epoch
+        assert_equal(resumed, whole, len(whole.rows) - len(resumed.rows), file.name)
+
+
+def test_after_the_fit(tmp_path):
+    project = Project(ALGORITHMS["SCAFFOLD"], Decayed)
+    whole = project.fit(tmp_path)
+    project.fit(tmp_path, rounds=2).save(tmp_path / "later.ckpt")
+    resumed = project.fit(tmp_path, ckpt_path=tmp_path / "later.ckpt")
+    assert_equal(resumed, whole, len(whole.rows) - len(resumed.rows))
+    assert len(resumed.rows) == 2 * 3  # two rounds: their record, their clients, validation
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_end-2", "on_validation_start", "on_train_epoch_end"])
+def test_the_round_that_reaches_max_steps_still_ends(tmp_path, hook):
+    # Lightning stops at once when a checkpoint has max_steps, whatever is left of the epoch.
+    project = Project(module=Plateau, trainer={"max_epochs": -1, "max_steps": 20})
+    whole = check(project, tmp_path, (hook,), round_index=1)
+    assert whole.trainer.current_epoch == 2
+
+
+@pytest.mark.parametrize("hook", ["on_validation_end", "on_train_epoch_end"])
+def test_the_last_round_still_ends(tmp_path, hook):
+    # From the end of the last epoch Lightning has nothing to do: it would lose the learning rate and the last row.
+    check(Project(module=Plateau, rounds=2), tmp_path, (hook,), round_index=1)
+
+
+def test_csv_log(tmp_path):
+    def rows(folder, rounds, ckpt_path=None):
+        trainer = quiet_trainer(
+            fl.FederatedStrategy(fl.algorithms.FedLF(), clients_per_round=3, seed=5), rounds,
+            logger=CSVLogger(tmp_path, name="", version=folder), enable_checkpointing=True,
+            callbacks=[ModelCheckpoint(tmp_path / f"{folder}-files", save_on_train_epoch_end=False)],
+        )  # fmt: skip
+        trainer.fit(fresh(log=True, seed=0 if ckpt_path is None else 9), federated_blobs(), ckpt_path=ckpt_path)
+        with (tmp_path / folder / "metrics.csv").open() as file:
+            found = list(csv.DictReader(file))
+        return [{k: v for k, v in row.items() if v and k != "fed/seconds"} for row in found]
+
+    whole, _ = rows("whole", 4), rows("first", 2)
+    resumed = rows("resumed", 4, fl.newest_checkpoint(tmp_path / "first-files"))
+    assert len(resumed) > 8
+    assert resumed == whole[-len(resumed) :]
+    assert {"fed/conflicts", "fed/val_acc/angle", "val_loss", "train_loss", "step"} <= {
+        k for row in resumed for k in row
+    }
+
+
+# ---- inside a client
+
+
+class SavesInside(Classifier):
+    """Saves while a client trains, with BatchNorm statistics and a learning rate that are the client's."""
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        for group in self.trainer.optimizers[0].param_groups:
+            group["lr"] *= 0.5
+        path = self.trainer.default_root_dir
+        if self.trainer.current_epoch == 1 and batch_idx == 1 and self.trainer.fit_loop.batch_idx == 1:
+            self.trainer.save_checkpoint(f"{path}/inside.ckpt")
+
+
+def test_a_checkpoint_from_inside_a_client_holds_the_global_model(tmp_path):
+    project = Project(
+        ALGORITHMS["SCAFFOLD"], SavesInside, {"norm": True, "momentum": 0.5}, trainer={"default_root_dir": tmp_path}
+    )
+    before = project.fit(tmp_path, rounds=1)
+    whole = project.fit(tmp_path)
+    content = torch.load(tmp_path / "inside.ckpt", weights_only=True)
+    assert not differences(dict(content["state_dict"]), before.state["weights"])
+    assert content["optimizer_states"][0]["param_groups"][0]["lr"] == 0.1
+    resumed = project.fit(tmp_path, ckpt_path=tmp_path / "inside.ckpt")
+    assert_equal(resumed, whole, len(whole.rows) - len(resumed.rows))
+
+
+class FailsOnce(L.Callback):
+    failed = False
+
+    def on_before_zero_grad(self, trainer, module, optimizer):
+        if trainer.current_epoch == 1 and trainer.fit_loop.batch_idx == 1 and not self.failed:
+            self.failed = True
+            raise RuntimeError("the machine caught fire")
+
+
+@pytest.mark.parametrize(
+    "saver", [lambda f: OnExceptionCheckpoint(f), lambda f: ModelCheckpoint(f, save_on_exception=True)]
+)
+def test_a_checkpoint_saved_on_an_exception(tmp_path, saver):
+    project = Project(ALGORITHMS["FedLF"], Decayed)
+    whole = project.fit(tmp_path)
+    failing = copy.replace(project) if hasattr(copy, "replace") else copy.copy(project)
+    failing.callbacks = lambda folder: [FailsOnce(), saver(folder)]
+    with pytest.raises(RuntimeError, match="client . in round 1: RuntimeError: the machine caught fire"):
+        failing.fit(tmp_path / "failed")
+    resumed = project.fit(tmp_path, ckpt_path=fl.newest_checkpoint(tmp_path / "failed"))
+    assert_equal(resumed, whole, len(whole.rows) - len(resumed.rows))
+    assert resumed.rows[0][1]["epoch"] == 1
+
+
+# ---- what a checkpoint does not bring back, in Lightning as here
+
+
+def test_a_stopped_fit_goes_on_for_a_round_when_it_is_resumed(tmp_path):
+    # trainer.should_stop is not in checkpoints: EarlyStopping decides again after the next round.
+    project = Project(callbacks=lambda f: [EarlyStopping("val_loss", patience=1, min_delta=10.0)], rounds=6)
+    stopped = project.fit(tmp_path, extra=(ModelCheckpoint(tmp_path),))
+    assert stopped.trainer.current_epoch == 2
+    resumed = project.fit(tmp_path, ckpt_path=fl.newest_checkpoint(tmp_path))
+    assert resumed.trainer.current_epoch == 3
+
+
+def test_hooks_of_an_epochs_end_that_came_after_the_checkpoint_are_not_called(tmp_path):
+    # ModelCheckpoint saves after the module's hook. A callback that saves before it gives up what that would log.
+    project = Project(module=Measured)
+    saver = SaveAt(tmp_path, 1, ("on_train_epoch_end",))
+    whole = project.fit(tmp_path, extra=(saver,))
+    resumed = project.fit(tmp_path, ckpt_path=tmp_path / "on_train_epoch_end.ckpt")
+    found = differences(resumed.rows, whole.rows[saver.logged["on_train_epoch_end"] :])
+    assert found == ["/0/1: keys ['epochs'] are on one side only"]
+    assert not differences(resumed.state, whole.state)
