@@ -1,77 +1,148 @@
 // SPDX-License-Identifier: Apache-2.0
 // The only file that sees torch: unwraps tensors, picks stream and device, and registers the kernels for the ops whose
-// schemas fl_lightning/ops/_library.py defines. Shapes and dtypes were checked there.
-#include <ATen/ATen.h>
-#include <ATen/Parallel.h>
+// schemas fl_lightning/ops/_library.py defines. The public functions checked dtypes, shapes and devices; values, and
+// sizes that memory safety depends on, are checked here.
+//
+// Only torch's stable interface is used, so that one binary serves every torch from TORCH_TARGET_VERSION (see setup.py)
+// on, and only Python's limited interface, so that it serves every Python from 3.10 on.
 #include <Python.h>
-#include <torch/library.h>
+// (Python.h must come first.)
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+#include <sstream>
+#include <stdexcept>
+#include <string>
 #include <tuple>
 #include <vector>
 
 #include "ops.h"
 
-#ifdef FL_LIGHTNING_CUDA
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
-#endif
-
 namespace fl_lightning {
 namespace {
 
-using at::Tensor;
+using std::int32_t, std::int64_t;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// Becomes Python's ValueError.
+template <class... Parts>
+void require(bool condition, const Parts&... parts) {
+  if (condition) return;
+  std::ostringstream text;
+  (text << ... << parts);
+  throw std::invalid_argument(text.str());
+}
+
+template <class T>
+std::string listed(const T* first, int64_t count) {
+  std::ostringstream text;
+  text << "[";
+  for (int64_t i = 0; i < count; ++i) text << (i ? ", " : "") << first[i];
+  text << "]";
+  return text.str();
+}
 
 DType dtype_of(const Tensor& t) {
   switch (t.scalar_type()) {
-    case at::kDouble:
+    case ScalarType::Double:
       return DType::f64;
-    case at::kFloat:
+    case ScalarType::Float:
       return DType::f32;
-    case at::kHalf:
+    case ScalarType::Half:
       return DType::f16;
-    case at::kBFloat16:
+    case ScalarType::BFloat16:
       return DType::bf16;
     default:
-      TORCH_CHECK_TYPE(false, "rows must be float64, float32, float16 or bfloat16, found ", t.scalar_type());
+      throw std::invalid_argument("rows must be float64, float32, float16 or bfloat16");
   }
 }
 
 CountType count_type_of(const Tensor& t) {
-  return t.scalar_type() == at::kByte ? CountType::u8 : t.scalar_type() == at::kShort ? CountType::i16 : CountType::i32;
+  switch (t.scalar_type()) {
+    case ScalarType::Byte:
+      return CountType::u8;
+    case ScalarType::Short:
+      return CountType::i16;
+    case ScalarType::Int:
+      return CountType::i32;
+    default:
+      throw std::invalid_argument("counts must be uint8, int16 or int32");
+  }
+}
+
+void require_type(const char* name, const Tensor& t, ScalarType type) {
+  require(t.scalar_type() == type, name, " has the wrong dtype");
+}
+
+// Contiguous, in a dtype and where `beside` is.
+Tensor usable(const Tensor& t, ScalarType type, const Tensor& beside) {
+  if (t.scalar_type() == type && t.device() == beside.device()) return torch::stable::contiguous(t);
+  return torch::stable::contiguous(torch::stable::to(t, type, std::nullopt, beside.device()));
 }
 
 // Columns must be contiguous, rows may be apart: a slice of a larger matrix is used where it lies.
-Tensor columns_contiguous(const Tensor& t) {
-  const bool usable = t.dim() == 1 ? t.is_contiguous() : (t.size(1) <= 1 || t.stride(1) == 1) && t.stride(0) >= 0;
-  return usable ? t : t.contiguous();
+Tensor with_columns_contiguous(const Tensor& t) {
+  const bool fine = t.dim() == 1 ? t.is_contiguous() : (t.size(1) <= 1 || t.stride(1) == 1) && t.stride(0) >= 0;
+  return fine ? t : torch::stable::contiguous(t);
 }
 
 Matrix matrix_of(const Tensor& t) {
   if (t.dim() == 1) return {t.const_data_ptr(), 1, t.size(0), t.size(0), dtype_of(t)};
+  require(t.dim() == 2, "rows must have shape [m, n], found ", t.dim(), " dimensions");
   return {t.const_data_ptr(), t.size(0), t.size(1), t.stride(0), dtype_of(t)};
 }
 
 Layers layers_of(const Tensor& offsets, int64_t columns) {
-  const int64_t* first = offsets.const_data_ptr<int64_t>();
+  require_type("offsets", offsets, ScalarType::Long);
+  require(offsets.dim() == 1 && offsets.size(0) >= 2 && offsets.is_cpu(), "offsets must be a CPU vector of L + 1");
+  const auto* first = static_cast<const int64_t*>(offsets.const_data_ptr());
   const int64_t count = offsets.size(0) - 1;
-  bool rising = first[0] == 0 && first[count] == columns;
-  for (int64_t i = 0; i < count; ++i) rising = rising && first[i] <= first[i + 1];
-  TORCH_CHECK_VALUE(rising, "offsets must rise from 0 to n = ", columns, " without decreasing, found ", offsets);
+  if (first[0] != 0 || first[count] != columns || !std::is_sorted(first, first + count + 1)) {
+    require(false, "offsets must rise from 0 to n = ", columns, " without decreasing, found ", listed(first, count + 1));
+  }
   return {first, count};
 }
 
-Tensor float64(const Tensor& like, at::IntArrayRef shape) { return at::empty(shape, like.options().dtype(at::kDouble)); }
+Tensor empty(const Tensor& like, std::initializer_list<int64_t> shape, ScalarType type) {
+  return torch::stable::empty(shape, type, std::nullopt, like.device());
+}
 
-void check_order(const Tensor& order) {
+template <class T>
+const T* read(const Tensor& t) {
+  return static_cast<const T*>(t.const_data_ptr());
+}
+template <class T>
+T* write(const Tensor& t) {
+  return static_cast<T*>(t.mutable_data_ptr());
+}
+
+void check_order(const Tensor& order, int64_t m) {
+  require_type("order", order, ScalarType::Long);
+  require(order.dim() == 1 && order.size(0) == m, "order must have shape [", m, "]");
   if (!order.is_cpu()) return;
-  const auto m = order.size(0);
-  const bool fine = std::get<0>(order.sort()).equal(at::arange(m, order.options()));
-  TORCH_CHECK_VALUE(fine, "order must be a permutation of 0..", m - 1, ", found ", order);
+  const Tensor own = torch::stable::contiguous(order);
+  std::vector<int64_t> sorted(read<int64_t>(own), read<int64_t>(own) + m);
+  std::sort(sorted.begin(), sorted.end());
+  for (int64_t i = 0; i < m; ++i) {
+    if (sorted[static_cast<std::size_t>(i)] == i) continue;
+    require(false, "order must be a permutation of 0..", m - 1, ", found ", listed(read<int64_t>(own), m));
+  }
 }
 
 void check_weights(const Tensor& weights) {
   if (!weights.is_cpu()) return;
-  TORCH_CHECK_VALUE(weights.gt(0).all().item<bool>(), "weights must be positive, found ", weights);
+  const Tensor own = usable(weights, ScalarType::Double, weights);
+  const auto* first = read<double>(own);
+  const bool positive = std::all_of(first, first + own.numel(), [](double w) { return w > 0; });
+  if (!positive) require(false, "weights must be positive, found ", listed(first, own.numel()));
 }
 
 // One set of wrappers serves both devices: Device supplies the kernels, and what they need besides their arguments.
@@ -79,165 +150,227 @@ template <class Device>
 struct Kernels {
   static Tensor layer_gram(const Tensor& rows_in, const Tensor& offsets_in) {
     const Device device(rows_in);
-    const Tensor rows = columns_contiguous(rows_in), offsets = offsets_in.contiguous();
-    const Layers layers = layers_of(offsets, rows.size(1));
-    Tensor gram = float64(rows, {layers.count, rows.size(0), rows.size(0)});
-    device.layer_gram(matrix_of(rows), layers, gram.mutable_data_ptr<double>());
+    const Tensor rows = with_columns_contiguous(rows_in), offsets = torch::stable::contiguous(offsets_in);
+    const Matrix matrix = matrix_of(rows);
+    const Layers layers = layers_of(offsets, matrix.columns);
+    Tensor gram = empty(rows, {layers.count, matrix.rows, matrix.rows}, ScalarType::Double);
+    device.layer_gram(matrix, layers, write<double>(gram));
     return gram;
   }
 
   static Tensor layer_cross_gram(const Tensor& rows_in, const Tensor& others_in, const Tensor& offsets_in) {
     const Device device(rows_in);
-    const Tensor rows = columns_contiguous(rows_in), others = columns_contiguous(others_in);
-    const Tensor offsets = offsets_in.contiguous();
-    const Layers layers = layers_of(offsets, rows.size(1));
-    Tensor gram = float64(rows, {layers.count, rows.size(0), others.size(0)});
-    device.layer_cross_gram(matrix_of(rows), matrix_of(others), layers, gram.mutable_data_ptr<double>());
+    const Tensor rows = with_columns_contiguous(rows_in), others = with_columns_contiguous(others_in);
+    const Tensor offsets = torch::stable::contiguous(offsets_in);
+    const Matrix matrix = matrix_of(rows), other = matrix_of(others);
+    require(other.columns == matrix.columns, "others must have shape [any, ", matrix.columns, "]");
+    const Layers layers = layers_of(offsets, matrix.columns);
+    Tensor gram = empty(rows, {layers.count, matrix.rows, other.rows}, ScalarType::Double);
+    device.layer_cross_gram(matrix, other, layers, write<double>(gram));
     return gram;
   }
 
+  // A step of another dtype keeps its accuracy: it goes through the kernel for two matrices.
   static Tensor layer_dots(const Tensor& rows_in, const Tensor& step_in, const Tensor& offsets_in) {
     const Device device(rows_in);
-    const Tensor rows = columns_contiguous(rows_in), step = step_in.to(rows.scalar_type()).contiguous();
-    const Tensor offsets = offsets_in.contiguous();
-    const Layers layers = layers_of(offsets, rows.size(1));
-    Tensor dots = float64(rows, {layers.count, rows.size(0)});
-    device.layer_dots(matrix_of(rows), step.const_data_ptr(), layers, dots.mutable_data_ptr<double>());
+    const Tensor rows = with_columns_contiguous(rows_in), step = torch::stable::contiguous(step_in);
+    const Tensor offsets = torch::stable::contiguous(offsets_in);
+    const Matrix matrix = matrix_of(rows), one = matrix_of(step);
+    require(one.rows == 1 && one.columns == matrix.columns, "step must have shape [", matrix.columns, "]");
+    const Layers layers = layers_of(offsets, matrix.columns);
+    Tensor dots = empty(rows, {layers.count, matrix.rows}, ScalarType::Double);
+    if (one.dtype == matrix.dtype) {
+      device.layer_dots(matrix, one.data, layers, write<double>(dots));
+    } else {
+      device.layer_cross_gram(matrix, one, layers, write<double>(dots));
+    }
     return dots;
   }
 
   static Tensor layer_combine(const Tensor& rows, const Tensor& offsets, const Tensor& coeff) {
-    Tensor step = at::empty({rows.size(1)}, rows.options());
+    Tensor step = empty(rows, {rows.size(1)}, rows.scalar_type());
     combine(rows, offsets, coeff, step, false);
     return step;
   }
 
   static void layer_combine_add(Tensor out, const Tensor& rows, const Tensor& offsets, const Tensor& coeff) {
-    Tensor target = out.is_contiguous() ? out : out.contiguous();
+    require(out.dim() == 1 && out.size(0) == rows.size(1), "out must have shape [", rows.size(1), "]");
+    if (out.scalar_type() != rows.scalar_type()) return combine_add_mixed(out, rows, offsets, coeff);
+    const Tensor target = torch::stable::contiguous(out);
     combine(rows, offsets, coeff, target, true);
-    if (!target.is_same(out)) out.copy_(target);
+    if (!out.is_contiguous()) torch::stable::copy_(out, target);
   }
 
-  static void combine(const Tensor& rows_in, const Tensor& offsets_in, const Tensor& coeff_in, Tensor& out, bool add) {
+  // The kernel adds in the rows' dtype. For another, stretches of columns go through float64, to be rounded once.
+  static void combine_add_mixed(Tensor out, Tensor rows, const Tensor& offsets_in, const Tensor& coeff) {
+    const Tensor offsets = torch::stable::contiguous(offsets_in);
+    const int64_t n = rows.size(1), width = std::max<int64_t>(4096, (int64_t{1} << 20) / rows.size(0));
+    const Layers layers = layers_of(offsets, n);
+    for (int64_t begin = 0; begin < n; begin += width) {
+      const int64_t columns = std::min(width, n - begin);
+      Tensor part = torch::stable::narrow(out, 0, begin, columns);
+      const Tensor total = usable(part, ScalarType::Double, rows);
+      const Tensor some = usable(torch::stable::narrow(rows, 1, begin, columns), ScalarType::Double, rows);
+      Tensor part_offsets = empty(offsets, {layers.count + 1}, ScalarType::Long);
+      for (int64_t i = 0; i <= layers.count; ++i) {
+        write<int64_t>(part_offsets)[i] = std::clamp<int64_t>(layers.offsets[i] - begin, 0, columns);
+      }
+      combine(some, part_offsets, coeff, total, true);
+      torch::stable::copy_(part, total);
+    }
+  }
+
+  static void combine(const Tensor& rows_in, const Tensor& offsets_in, const Tensor& coeff_in, const Tensor& out,
+                      bool add) {
     const Device device(rows_in);
-    const Tensor rows = columns_contiguous(rows_in), offsets = offsets_in.contiguous();
-    const Tensor coeff = coeff_in.to(rows.device(), at::kDouble).contiguous();
-    const Layers layers = layers_of(offsets, rows.size(1));
-    device.layer_combine(matrix_of(rows), layers, coeff.const_data_ptr<double>(), out.mutable_data_ptr(), add);
+    const Tensor rows = with_columns_contiguous(rows_in), offsets = torch::stable::contiguous(offsets_in);
+    const Tensor coeff = usable(coeff_in, ScalarType::Double, rows);
+    const Matrix matrix = matrix_of(rows);
+    const Layers layers = layers_of(offsets, matrix.columns);
+    require(coeff.numel() == layers.count * matrix.rows, "coeff must have shape [", layers.count, ", ", matrix.rows, "]");
+    device.layer_combine(matrix, layers, read<double>(coeff), out.mutable_data_ptr(), add);
   }
 
   static Tensor project_conflicts(const Tensor& gram_in, const Tensor& order_in, const Tensor& keep_in) {
-    check_order(order_in);
+    require_type("gram", gram_in, ScalarType::Double);
+    require(gram_in.dim() == 3 && gram_in.size(1) == gram_in.size(2), "gram must have shape [B, m, m]");
+    const int64_t batch = gram_in.size(0), m = gram_in.size(1);
+    check_order(order_in, m);
+    require_type("keep", keep_in, ScalarType::Bool);
+    require(keep_in.numel() == m, "keep must have shape [", m, "]");
     const Device device(gram_in);
-    const Tensor gram = gram_in.contiguous(), order = order_in.to(gram.device()).contiguous();
-    const Tensor keep = keep_in.to(gram.device()).contiguous();
-    Tensor coeff = at::empty_like(gram);
-    device.project_conflicts(gram.const_data_ptr<double>(), gram.size(0), gram.size(1), order.const_data_ptr<int64_t>(),
-                             keep.const_data_ptr<bool>(), coeff.mutable_data_ptr<double>());
+    const Tensor gram = torch::stable::contiguous(gram_in), order = usable(order_in, ScalarType::Long, gram);
+    const Tensor keep = usable(keep_in, ScalarType::Bool, gram);
+    Tensor coeff = empty(gram, {batch, m, m}, ScalarType::Double);
+    device.project_conflicts(read<double>(gram), batch, m, read<int64_t>(order), read<bool>(keep), write<double>(coeff));
     return coeff;
   }
 
   static std::tuple<Tensor, Tensor> min_norm(const Tensor& gram_in) {
+    require_type("gram", gram_in, ScalarType::Double);
+    require(gram_in.dim() == 3 && gram_in.size(1) == gram_in.size(2), "gram must have shape [B, k, k]");
     const Device device(gram_in);
-    const Tensor gram = gram_in.contiguous();
-    Tensor lam = float64(gram, {gram.size(0), gram.size(1)}), gap = float64(gram, {gram.size(0)});
-    device.min_norm(gram.const_data_ptr<double>(), gram.size(0), gram.size(1), lam.mutable_data_ptr<double>(),
-                    gap.mutable_data_ptr<double>());
+    const Tensor gram = torch::stable::contiguous(gram_in);
+    const int64_t batch = gram.size(0), k = gram.size(1);
+    Tensor lam = empty(gram, {batch, k}, ScalarType::Double), gap = empty(gram, {batch}, ScalarType::Double);
+    device.min_norm(read<double>(gram), batch, k, write<double>(lam), write<double>(gap));
     return {lam, gap};
   }
 
   static std::tuple<Tensor, Tensor> puc_track(const Tensor& row_in, Tensor counts, int64_t threshold,
                                               int64_t participations, const Tensor& offsets_in) {
     const Device device(row_in);
-    const Tensor row = row_in.contiguous(), offsets = offsets_in.contiguous();
-    const Layers layers = layers_of(offsets, row.size(0));
-    Tensor own = counts.is_contiguous() ? counts : counts.contiguous();
-    Tensor keep = at::empty({(row.size(0) + 31) / 32}, row.options().dtype(at::kInt));
-    Tensor norms = float64(row, {layers.count});
+    const Tensor row = torch::stable::contiguous(row_in), offsets = torch::stable::contiguous(offsets_in);
+    const int64_t n = row.numel();
+    require(row.dim() == 1 && counts.numel() == n, "counts must have shape [", n, "]");
+    const Layers layers = layers_of(offsets, n);
+    const Tensor own = torch::stable::contiguous(counts);
+    Tensor keep = empty(row, {(n + 31) / 32}, ScalarType::Int);
+    Tensor norms = empty(row, {layers.count}, ScalarType::Double);
     device.puc_track(matrix_of(row), own.mutable_data_ptr(), count_type_of(own), threshold, participations, layers,
-                     keep.mutable_data_ptr<int32_t>(), norms.mutable_data_ptr<double>());
-    if (!own.is_same(counts)) counts.copy_(own);
+                     write<int32_t>(keep), write<double>(norms));
+    if (!counts.is_contiguous()) torch::stable::copy_(counts, own);
     return {keep, norms};
   }
 
   static Tensor puc_combine(const Tensor& rows_in, const Tensor& keep_in, const Tensor& weights_in) {
     check_weights(weights_in);
     const Device device(rows_in);
-    const Tensor rows = columns_contiguous(rows_in), keep = keep_in.contiguous();
-    const Tensor weights = weights_in.to(rows.device(), at::kDouble).contiguous();
-    Tensor step = at::empty({rows.size(1)}, rows.options());
-    device.puc_combine(matrix_of(rows), keep.const_data_ptr<int32_t>(), weights.const_data_ptr<double>(),
-                       step.mutable_data_ptr());
+    const Tensor rows = with_columns_contiguous(rows_in), keep = torch::stable::contiguous(keep_in);
+    const Tensor weights = usable(weights_in, ScalarType::Double, rows);
+    const Matrix matrix = matrix_of(rows);
+    const int64_t words = (matrix.columns + 31) / 32;
+    require_type("keep", keep, ScalarType::Int);
+    require(keep.numel() == matrix.rows * words, "keep must have shape [", matrix.rows, ", ", words, "]");
+    require(weights.numel() == matrix.rows, "weights must have shape [", matrix.rows, "]");
+    Tensor step = empty(rows, {matrix.columns}, rows.scalar_type());
+    device.puc_combine(matrix, read<int32_t>(keep), read<double>(weights), step.mutable_data_ptr());
     return step;
   }
 };
 
 // Forwards every kernel with one more argument, `last`.
-#define FL_LIGHTNING_FORWARD(space, last)                                                                       \
-  template <class... A> void layer_gram(A... a) const { space::layer_gram(a..., last); }                       \
-  template <class... A> void layer_cross_gram(A... a) const { space::layer_cross_gram(a..., last); }           \
-  template <class... A> void layer_dots(A... a) const { space::layer_dots(a..., last); }                       \
-  template <class... A> void layer_combine(A... a) const { space::layer_combine(a..., last); }                 \
-  template <class... A> void project_conflicts(A... a) const { space::project_conflicts(a..., last); }         \
-  template <class... A> void min_norm(A... a) const { space::min_norm(a..., last); }                           \
-  template <class... A> void puc_track(A... a) const { space::puc_track(a..., last); }                         \
-  template <class... A> void puc_combine(A... a) const { space::puc_combine(a..., last); }
+#define FL_LIGHTNING_FORWARD(space, op, last) \
+  template <class... A>                       \
+  void op(A... a) const {                     \
+    space::op(a..., last);                    \
+  }
+#define FL_LIGHTNING_FORWARD_ALL(space, last)         \
+  FL_LIGHTNING_FORWARD(space, layer_gram, last)       \
+  FL_LIGHTNING_FORWARD(space, layer_cross_gram, last) \
+  FL_LIGHTNING_FORWARD(space, layer_dots, last)       \
+  FL_LIGHTNING_FORWARD(space, layer_combine, last)    \
+  FL_LIGHTNING_FORWARD(space, project_conflicts, last) \
+  FL_LIGHTNING_FORWARD(space, min_norm, last)         \
+  FL_LIGHTNING_FORWARD(space, puc_track, last)        \
+  FL_LIGHTNING_FORWARD(space, puc_combine, last)
 
 struct OnCpu {
   explicit OnCpu(const Tensor&) {}
   static void parallel(int64_t tasks, cpu::Body body, void* context) {
-    at::parallel_for(0, tasks, 1, [=](int64_t begin, int64_t end) {
+    torch::stable::parallel_for(0, tasks, 1, [=](int64_t begin, int64_t end) {
       for (int64_t task = begin; task < end; ++task) body(task, context);
     });
   }
-  FL_LIGHTNING_FORWARD(cpu, &OnCpu::parallel)
+  FL_LIGHTNING_FORWARD_ALL(cpu, &OnCpu::parallel)
 };
 
 #ifdef FL_LIGHTNING_CUDA
 class OnCuda {
  public:
-  explicit OnCuda(const Tensor& t) : guard_(t.device()), options_(t.options().dtype(at::kByte)) {}
-  FL_LIGHTNING_FORWARD(cuda, context())
+  explicit OnCuda(const Tensor& t) : device_(t.device()), guard_(device_.index()) {}
+  FL_LIGHTNING_FORWARD_ALL(cuda, context())
 
  private:
   // The caching allocator reuses a freed block only for work queued later on the same stream.
   static void* allocate(int64_t bytes, void* owner) {
     auto* self = static_cast<OnCuda*>(owner);
-    self->scratch_.push_back(at::empty({bytes}, self->options_));
+    self->scratch_.push_back(torch::stable::empty({bytes}, ScalarType::Byte, std::nullopt, self->device_));
     return self->scratch_.back().mutable_data_ptr();
   }
   cuda::Context context() const {
-    return {c10::cuda::getCurrentCUDAStream().stream(), &OnCuda::allocate, const_cast<OnCuda*>(this)};
+    void* stream = nullptr;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_.index(), &stream));
+    return {stream, &OnCuda::allocate, const_cast<OnCuda*>(this)};
   }
-  c10::cuda::CUDAGuard guard_;
-  at::TensorOptions options_;
+  torch::stable::Device device_;
+  torch::stable::accelerator::DeviceGuard guard_;
   std::vector<Tensor> scratch_;
 };
 #endif
 
-template <class Device>
-void register_kernels(torch::Library& library) {
+template <class Device, class Library>
+void register_kernels(Library& library) {
   using K = Kernels<Device>;
-  library.impl("layer_gram", &K::layer_gram);
-  library.impl("layer_cross_gram", &K::layer_cross_gram);
-  library.impl("layer_dots", &K::layer_dots);
-  library.impl("layer_combine", &K::layer_combine);
-  library.impl("layer_combine_add", &K::layer_combine_add);
-  library.impl("project_conflicts", &K::project_conflicts);
-  library.impl("min_norm", &K::min_norm);
-  library.impl("puc_track", &K::puc_track);
-  library.impl("puc_combine", &K::puc_combine);
+  library.impl("layer_gram", TORCH_BOX(&K::layer_gram));
+  library.impl("layer_cross_gram", TORCH_BOX(&K::layer_cross_gram));
+  library.impl("layer_dots", TORCH_BOX(&K::layer_dots));
+  library.impl("layer_combine", TORCH_BOX(&K::layer_combine));
+  library.impl("layer_combine_add", TORCH_BOX(&K::layer_combine_add));
+  library.impl("project_conflicts", TORCH_BOX(&K::project_conflicts));
+  library.impl("min_norm", TORCH_BOX(&K::min_norm));
+  library.impl("puc_track", TORCH_BOX(&K::puc_track));
+  library.impl("puc_combine", TORCH_BOX(&K::puc_combine));
 }
 
-TORCH_LIBRARY_IMPL(fl_lightning, CPU, library) { register_kernels<OnCpu>(library); }
+STABLE_TORCH_LIBRARY_IMPL(fl_lightning, CPU, library) { register_kernels<OnCpu>(library); }
 #ifdef FL_LIGHTNING_CUDA
-TORCH_LIBRARY_IMPL(fl_lightning, CUDA, library) { register_kernels<OnCuda>(library); }
+STABLE_TORCH_LIBRARY_IMPL(fl_lightning, CUDA, library) { register_kernels<OnCuda>(library); }
 #endif
 
 PyObject* instruction_set(PyObject*, PyObject*) { return PyUnicode_FromString(cpu::instruction_set()); }
 
+PyObject* has_cuda(PyObject*, PyObject*) {
+#ifdef FL_LIGHTNING_CUDA
+  return PyBool_FromLong(1);
+#else
+  return PyBool_FromLong(0);
+#endif
+}
+
 PyMethodDef methods[] = {
     {"instruction_set", instruction_set, METH_NOARGS, "Instruction set that the CPU kernels use."},
+    {"has_cuda", has_cuda, METH_NOARGS, "Whether this build has CUDA kernels."},
     {nullptr, nullptr, 0, nullptr},
 };
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from lightning.pytorch.cli import LightningCLI
     from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
     from lightning.pytorch.trainer.states import RunningStage, TrainerFn
-    from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
+    from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 else:
     pl: ModuleType = lightning_module("")
     Callback = pl.Callback

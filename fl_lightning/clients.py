@@ -104,7 +104,7 @@ class ClientOptimizers:
         self._kept = {int(client): states for client, states in state.items()} if self._keep else {}
 
     def groups(self, optimizer: Optimizer) -> list[dict[str, Any]]:
-        """The optimizer's options per parameter group, without what a client in training has changed."""
+        """An optimizer's options per parameter group, without what a client in training has changed."""
         if self._busy:
             return next(slate.options for slate in self._slates if slate.optimizer is optimizer)
         return [_options(group) for group in optimizer.param_groups]
@@ -155,6 +155,7 @@ class _Slate:
         self.optimizer = optimizer
         self.options: list[dict[str, Any]] = []
         self._shared = shared
+        self._is_torch = type(optimizer).__module__.startswith("torch.optim")
         self._initial = {key: self._copied(value) for key, value in optimizer.state.items()}  # Adagrad has some
         self._attributes = self._copied(self._present())
 
@@ -177,7 +178,15 @@ class _Slate:
     def save(self) -> dict[str, Any]:
         places = {id(p): index for index, p in enumerate(self._parameters())}
         state = {places.get(id(key), key): _moved(value, None) for key, value in self.optimizer.state.items()}
-        return {"state": state, "attributes": {n: _moved(v, None) for n, v in self._present(False).items()}}
+        return {
+            "state": state,
+            "attributes": {n: _moved(v, None) for n, v in self._present(False).items()},
+            # Counters that optimizers keep in their groups; what schedulers set is everybody's.
+            "options": [
+                {n: _moved(v, None) for n, v in _options(group).items() if n not in _SCHEDULED and _is_plain(v, {})}
+                for group in (() if self._is_torch else self.optimizer.param_groups)
+            ],
+        }
 
     def load(self, kept: Mapping[str, Any]) -> None:
         parameters, optimizer = self._parameters(), self.optimizer
@@ -187,6 +196,8 @@ class _Slate:
             optimizer.state[parameter if isinstance(key, int) else key] = _moved(value, parameter.device, scalars_there)
         device = parameters[0].device
         vars(optimizer).update({n: _moved(v, device, scalars_there) for n, v in kept["attributes"].items()})
+        for group, options in zip(optimizer.param_groups, kept["options"], strict=False):
+            group.update({n: _moved(v, device, scalars_there) for n, v in options.items()})
 
     def refuse_keeping(self) -> None:
         for name, value in self._present().items():
@@ -201,7 +212,7 @@ class _Slate:
 
     def _present(self, with_shared: bool = True) -> dict[str, Any]:
         """The attributes that hold state, which only optimizers from outside torch have."""
-        if type(self.optimizer).__module__.startswith("torch.optim"):
+        if self._is_torch:
             return {}
         shared = self._shared if with_shared else {}
         own = {name: value for name, value in vars(self.optimizer).items() if name not in _NO_STATE}
@@ -213,6 +224,8 @@ class _Slate:
 
 # What torch.optim.Optimizer itself and learning-rate schedulers put into an optimizer.
 _NO_STATE = frozenset(vars(torch.optim.SGD([torch.zeros(())], lr=0.1))) | {"_opt_called", "step"}
+# The options that learning-rate schedulers change.
+_SCHEDULED = frozenset({"lr", "initial_lr", "momentum", "betas", "weight_decay", "max_lr", "min_lr", "swa_lr"})
 
 
 def _with_wrapped(optimizers: Sequence[Optimizer]) -> list[tuple[Optimizer, dict[int, Any]]]:

@@ -19,6 +19,7 @@ from fl_lightning.updates import UpdateMatrix
 class Cohort:
     """The reports of the clients that took part in a round, in sampling order.
 
+    Parameters and rows are the strategy's own memory: not to be written, and to be copied by rules that keep them.
     ``losses``, ``sizes`` and ``extras``, tensors or sequences, become float64 on the rows' device (on the CPU where the
     device has no float64).
 

@@ -276,7 +276,7 @@ class LocalTrainer:
                     output = module.training_step(moved, index) if self._takes_index else module.training_step(moved)
             loss = output.get("loss") if isinstance(output, Mapping) else output
             if loss is not None:
-                total = total + loss.detach().double().cpu() * number
+                total = total + loss.detach().cpu().double() * number
                 count += number
         return float(total / count) if count else float("nan")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from fl_lightning._lightning import TREE, Trainer, lightning_module, pl
+from fl_lightning._lightning import TREE, Trainer, lightning_module
 from fl_lightning.position import Position
 
 if TYPE_CHECKING:
@@ -240,8 +240,9 @@ def check_contract(trainer: Trainer) -> None:
             owner = getattr(owner, part)
         missing = [name for name in names if not hasattr(owner, name)]
         if missing:
+            version = lightning_module("").__version__
             raise RuntimeError(
-                f"{TREE} {pl.__version__} is not supported: trainer.{path} lacks {missing}; "
+                f"{TREE} {version} is not supported: trainer.{path} lacks {missing}; "
                 "fl_lightning was written for lightning 2.5 and 2.6"
             )
 

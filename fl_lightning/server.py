@@ -124,7 +124,7 @@ class Server:
                 f"{type(self._algorithm).__name__}.aggregate must return a finite step of shape "
                 f"{tuple(self._binding.theta.shape)}, found shape {tuple(step.shape)}, norm {step_norm}"
             )
-        dots = cohort.updates.dots(step)
+        dots = cohort.updates.dots(step).cpu()
         self._rule.commit(cohort)
         self._apply(step)
         self.bank.commit([arrival.buffers for arrival in arrivals])

@@ -12,6 +12,9 @@ inline constexpr int kFlush = 32;
 // Every panel is a multiple of this many columns; zeros fill up the last one.
 inline constexpr std::int64_t kUnit = 4 * kFloats;
 
+// Pieces up to this long run in float64: too short for rounding errors to average out, and cheap.
+inline constexpr std::int64_t kShort = 2048;
+
 template <class T>
 struct Lanes;
 template <>
@@ -217,7 +220,7 @@ inline bool within_range(const Products& problem, std::int64_t begin, std::int64
 
 inline void products(const Products& problem, std::int64_t begin, std::int64_t end, double* out,
                      ProductsScratch& scratch) {
-  if (problem.rows.dtype != DType::f64 && problem.others.dtype != DType::f64) {
+  if (problem.rows.dtype != DType::f64 && problem.others.dtype != DType::f64 && end - begin > kShort) {
     sum_products<float>(problem, begin, end, out, scratch);
     if (within_range(problem, begin, end, out, scratch)) return;
   }

@@ -101,10 +101,11 @@ __device__ inline void store_run(const T (&from)[kCount], std::int64_t column, s
 }
 
 // A run as it lies in memory. Two narrow numbers stay in one register: unpacked they would take two.
-template <class T>
+template <class T, int kBytes = 16>
 struct Run {
   using Stored = std::conditional_t<sizeof(T) == 2, unsigned, T>;
-  Stored stored[16 / sizeof(Stored)];
+  static constexpr int kCount = kBytes / sizeof(T);
+  Stored stored[kBytes / sizeof(Stored)];
 
   template <class Real>
   __device__ Real get(int v) const {
@@ -116,28 +117,28 @@ struct Run {
       return widen<Real>(stored[v]);
     }
   }
-  template <int kBytes>
+  template <int kPiece>
   __device__ void load(const T* from) {
     if constexpr (sizeof(T) != 2) {
-      load_pieces<kBytes>(from, stored);
-    } else if constexpr (kBytes >= 4) {
-      load_pieces<kBytes>(reinterpret_cast<const unsigned*>(from), stored);
+      load_pieces<kPiece>(from, stored);
+    } else if constexpr (kPiece >= 4) {
+      load_pieces<kPiece>(reinterpret_cast<const unsigned*>(from), stored);
     } else {
       const auto* halves = reinterpret_cast<const unsigned short*>(from);
 #pragma unroll
-      for (int k = 0; k < 4; ++k) stored[k] = halves[2 * k] | static_cast<unsigned>(halves[2 * k + 1]) << 16;
+      for (int k = 0; k < kCount / 2; ++k) stored[k] = halves[2 * k] | static_cast<unsigned>(halves[2 * k + 1]) << 16;
     }
   }
-  // What lies outside of [start, stop) is 0.
-  __device__ void load_part(const T* row, std::int64_t column, std::int64_t start, std::int64_t stop) {
+  // Elements [start, stop) alone; the others are 0.
+  __device__ void load_part(const T* from, std::int64_t start, std::int64_t stop) {
     clear();
 #pragma unroll
-    for (int v = 0; v < kRun<T>; ++v) {
-      if (column + v < start || column + v >= stop) continue;
+    for (int v = 0; v < kCount; ++v) {
+      if (v < start || v >= stop) continue;
       if constexpr (sizeof(T) == 2) {
-        stored[v / 2] |= static_cast<unsigned>(reinterpret_cast<const unsigned short*>(row)[column + v]) << v % 2 * 16;
+        stored[v / 2] |= static_cast<unsigned>(reinterpret_cast<const unsigned short*>(from)[v]) << v % 2 * 16;
       } else {
-        stored[v] = row[column + v];
+        stored[v] = from[v];
       }
     }
   }
@@ -149,29 +150,31 @@ struct Run {
 
 // The runs at one column of kRows rows, which all have this width; rows from count on are 0. One branch around all
 // rows: their loads then stand together and wait together.
-template <int kRows, class T>
+template <int kRows, class T, int kBytes>
 __device__ inline void load_runs(const T* rows, std::int64_t stride, std::int64_t count, std::int64_t column,
-                                 std::int64_t start, std::int64_t stop, int width, Run<T> (&to)[kRows]) {
+                                 std::int64_t start, std::int64_t stop, int width,
+                                 Run<T, kBytes> (&to)[kRows]) {
   const auto each = [&](auto load) {
+    const T* from = rows + column;
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
+    for (int r = 0; r < kRows; ++r, from += stride) {
       if (r < count) {
-        load(rows + r * stride, to[r]);
+        load(from, to[r]);
       } else {
         to[r].clear();
       }
     }
   };
-  if (column < start || column + kRun<T> > stop) {
-    each([&](const T* row, Run<T>& run) { run.load_part(row, column, start, stop); });
+  if (column < start || column + Run<T, kBytes>::kCount > stop) {
+    each([&](const T* from, auto& run) { run.load_part(from, start - column, stop - column); });
   } else if (width == 16) {
-    each([&](const T* row, Run<T>& run) { run.template load<16>(row + column); });
+    each([](const T* from, auto& run) { run.template load<16>(from); });
   } else if (width == 8) {
-    each([&](const T* row, Run<T>& run) { run.template load<8>(row + column); });
+    each([](const T* from, auto& run) { run.template load<8>(from); });
   } else if (width == 4) {
-    each([&](const T* row, Run<T>& run) { run.template load<4>(row + column); });
+    each([](const T* from, auto& run) { run.template load<4>(from); });
   } else {
-    each([&](const T* row, Run<T>& run) { run.template load<sizeof(T)>(row + column); });
+    each([](const T* from, auto& run) { run.template load<sizeof(T)>(from); });
   }
 }
 

@@ -8,42 +8,26 @@
 
 namespace fl_lightning::cuda {
 
-// Adds 2 * kHalf values over the lanes of a warp, kHalf / kMask to each lane. Every step halves what a lane keeps: a sum
-// costs two exchanges, not five.
-template <int kMask, int kHalf>
-__device__ inline void fold(double (&part)[kHalf]) {
-  if constexpr (kMask > 0) {
-    constexpr int kKept = kHalf / 2;
-    const bool upper = threadIdx.x & kMask;
-    double kept[kKept];
-#pragma unroll
-    for (int k = 0; k < kKept; ++k) {
-      const double low = part[k], high = part[k + kKept];
-      kept[k] = (upper ? high : low) + __shfl_xor_sync(kFullWarp, upper ? low : high, kMask);
-    }
-    fold<kMask / 2>(kept);
-#pragma unroll
-    for (int k = 0; k < kKept; ++k) part[k] = kept[k];
-  }
-}
+constexpr int kSquarePitch = kWarp + 1;  // of a warp's square in shared memory: rows and columns both spread over all banks
 
-// Lane i's sums grow by those of values [i * kSlots, (i + 1) * kSlots) over the warp.
-template <int kCount, int kSlots, class Real>
-__device__ inline void scatter_sums(const Real (&values)[kCount], double (&sums)[kSlots]) {
-  static_assert(kSlots * kWarp >= kCount);
-  constexpr int kHalf = kSlots * kWarp / 2;
-  const bool upper = threadIdx.x & (kWarp / 2);
-  double part[kHalf];
+// totals[i] grows by value i, added up over the warp, for all i of lane i % 32. The square carries 32 values of every
+// lane to the lane that adds them up; by shuffles it would take more steps, and more registers than there are.
+template <int kCount, class Real, class Square, class Totals>
+__device__ inline void add_over_warp(const Real (&values)[kCount], Square square, Totals totals) {
+  const int lane = threadIdx.x % kWarp;
 #pragma unroll
-  for (int k = 0; k < kHalf; ++k) {
-    const Real low = k < kCount ? values[k < kCount ? k : 0] : Real{0};
-    const Real high = k + kHalf < kCount ? values[k + kHalf < kCount ? k + kHalf : 0] : Real{0};
-    const Real received = __shfl_xor_sync(kFullWarp, upper ? low : high, kWarp / 2);
-    part[k] = static_cast<double>(upper ? high : low) + static_cast<double>(received);
+  for (int first = 0; first < kCount; first += kWarp) {
+#pragma unroll
+    for (int k = 0; k < kWarp && first + k < kCount; ++k) square[k * kSquarePitch + lane] = values[first + k];
+    __syncwarp();
+    if (first + lane < kCount) {
+      double sum = 0.0;
+#pragma unroll
+      for (int k = 0; k < kWarp; ++k) sum += static_cast<Real>(square[lane * kSquarePitch + k]);
+      totals[first + lane] += sum;
+    }
+    __syncwarp();
   }
-  fold<kWarp / 4>(part);
-#pragma unroll
-  for (int k = 0; k < kSlots; ++k) sums[k] += part[k];
 }
 
 constexpr int kDirectThreads = 128;
@@ -54,14 +38,15 @@ __global__ void __launch_bounds__(kDirectThreads)
                 std::int64_t items, double* partial) {
   using Real = std::conditional_t<std::is_same_v<T, double>, double, float>;
   constexpr int kWarps = kDirectThreads / kWarp, kEntries = kRows * (kRows + 1) / 2;
-  constexpr int kSlots = (kEntries + kWarp - 1) / kWarp;
   const Item item = find_item(table, blockIdx.x);
   if (item.start >= item.stop) return;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const std::int64_t first = aligned_start(rows, item.start);
   const int width = piece_width(rows, stride, first);
 
-  double total[kSlots] = {};
+  SHARED(Real, squares, kWarps * kWarp * kSquarePitch);
+  SHARED(double, totals, kWarps * kEntries);
+  for (int e = lane; e < kEntries; e += kWarp) totals[warp * kEntries + e] = 0.0;
   std::int64_t column = first + warp * kWarp * kRun<T>;
   while (column < item.stop) {
     Real sums[kEntries] = {};
@@ -82,16 +67,13 @@ __global__ void __launch_bounds__(kDirectThreads)
       }
       column += kWarps * kWarp * kRun<T>;
     }
-    scatter_sums(sums, total);
+    add_over_warp(sums, squares + warp * kWarp * kSquarePitch, totals + warp * kEntries);
   }
 
-  SHARED(double, totals, kWarps * kWarp * kSlots);
-#pragma unroll
-  for (int k = 0; k < kSlots; ++k) totals[(warp * kWarp + lane) * kSlots + k] = total[k];
   __syncthreads();
   for (int e = threadIdx.x; e < m * (m + 1) / 2; e += kDirectThreads) {
     double sum = 0.0;
-    for (int w = 0; w < kWarps; ++w) sum += totals[w * kWarp * kSlots + e];
+    for (int w = 0; w < kWarps; ++w) sum += totals[w * kEntries + e];
     partial[e * items + blockIdx.x] = sum;
   }
 }

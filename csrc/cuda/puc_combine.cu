@@ -5,7 +5,7 @@ namespace fl_lightning::cuda {
 namespace {
 
 constexpr const char* kOp = "puc_combine";
-constexpr int kThreads = 256, kTogether = 8;  // rows loaded together
+constexpr int kThreads = 128, kTogether = 8;  // rows loaded together
 
 // Keep bits of the columns from column on, in the lowest count bits; column may be negative.
 __device__ inline unsigned keep_bits(const std::int32_t* words, std::int64_t count, std::int64_t column, int run) {

@@ -30,9 +30,10 @@ class FedHEAL(ServerRule):
     It needs nothing but updates, so it combines with methods that change local training:
     ``FederatedStrategy(FedHEAL(), client=SCAFFOLD())``.
 
-    A coordinate that no client keeps does not move, and a round without any movement counts for nothing. A client seen for the first time keeps everything; its weight
-    starts at the mean of the others' weights. Absent clients keep counts and weights. The filter counts in integers,
-    one count of increases per client and coordinate, so ties at ``tau`` are decided exactly.
+    A coordinate that no client keeps does not move, and a round without any movement counts for nothing. A client seen
+    for the first time keeps everything; its weight starts at the mean of the others'. Absent clients keep counts and
+    weights. The filter counts in integers, one count of increases per client and coordinate, so ties at ``tau`` are
+    decided exactly.
 
     Args:
         tau: consistency that a coordinate needs, between 0 and 1; read as the decimal it is written as.

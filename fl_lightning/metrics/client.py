@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.metrics import functional as F  # noqa: N812
+from fl_lightning.metrics import functional as F
 
 
 class _PerClient(Metric, ABC):

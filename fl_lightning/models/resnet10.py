@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from fl_lightning.models._shape import check_images
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers.logger import Logger
 from support import Classifier, federated_blobs, fresh, quiet_trainer
@@ -17,14 +17,13 @@ from torch import Tensor
 
 import fl_lightning as fl
 
+_OPTIONS: dict[str, dict[str, Any]] = {"FedProx": {"mu": 0.1}, "FedMDFG": {"s": 2}}
 ALGORITHMS: dict[str, Callable[[], Any]] = {
-    "FedAvg": fl.algorithms.FedAvg,
-    "FedProx": lambda: fl.algorithms.FedProx(mu=0.1),
-    "SCAFFOLD": fl.algorithms.SCAFFOLD,
-    "FedMDFG": lambda: fl.algorithms.FedMDFG(s=2),
-    "FedLF": fl.algorithms.FedLF,
+    name: partial(rule, **_OPTIONS.get(name, {}))
+    for name, rule in vars(fl.algorithms).items()
+    if isinstance(rule, type) and issubclass(rule, fl.algorithms.ServerRule) and rule is not fl.algorithms.ServerRule
 }
-"""Every method of the package; a new one is added here."""
+"""Every method that the package exports."""
 
 
 class Rows(Logger):

@@ -285,8 +285,8 @@ class Requery(FedAvg):
         step = super().aggregate(cohort)
         before = cohort.params.clone()
         again = cohort.losses_at(cohort.params)
-        at_zero = cohort.losses_at(torch.zeros_like(cohort.params))
         strided = cohort.losses_at(torch.stack([cohort.params.double() - step, before], 1)[:, 0])
+        at_zero = cohort.losses_at(torch.zeros_like(cohort.params))
         self.answers.append((cohort.losses.clone(), again, at_zero, strided))
         assert torch.equal(cohort.params, before)
         return step

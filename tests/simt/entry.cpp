@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels' host functions for ctypes. Each returns "" or what went wrong.
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../../csrc/ops.h"
+#include "simt.h"
+
+using fl_lightning::CountType;
+using fl_lightning::DType;
+using fl_lightning::Layers;
+using fl_lightning::Matrix;
+
+namespace {
+
+// Scratch memory as a device gives it: aligned, and full of what somebody left there (here NaNs).
+class Scratch {
+ public:
+  fl_lightning::cuda::Context context() { return {nullptr, &Scratch::allocate, this}; }
+
+ private:
+  static void* allocate(std::int64_t bytes, void* owner) {
+    auto& blocks = static_cast<Scratch*>(owner)->blocks_;
+    blocks.emplace_back((bytes + 15) / 8, ~std::uint64_t{0});
+    auto* data = blocks.back().data();
+    return data + (reinterpret_cast<std::uintptr_t>(data) % 16 ? 1 : 0);
+  }
+  std::vector<std::vector<std::uint64_t>> blocks_;
+};
+
+template <class Call>
+const char* guarded(Call call) {
+  static std::string message;
+  try {
+    Scratch scratch;
+    call(scratch.context());
+    return "";
+  } catch (const std::exception& error) {
+    message = error.what();
+    return message.c_str();
+  }
+}
+
+}  // namespace
+
+namespace cuda = fl_lightning::cuda;
+using Context = cuda::Context;
+using I64 = std::int64_t;
+
+extern "C" {
+
+void simt_configure(int schedule, unsigned seed) { simt::configure(static_cast<simt::Schedule>(schedule), seed); }
+
+const char* layer_gram(Matrix rows, Layers layers, double* gram) {
+  return guarded([&](Context context) { cuda::layer_gram(rows, layers, gram, context); });
+}
+const char* layer_cross_gram(Matrix rows, Matrix others, Layers layers, double* gram) {
+  return guarded([&](Context context) { cuda::layer_cross_gram(rows, others, layers, gram, context); });
+}
+const char* layer_dots(Matrix rows, const void* step, Layers layers, double* dots) {
+  return guarded([&](Context context) { cuda::layer_dots(rows, step, layers, dots, context); });
+}
+const char* layer_combine(Matrix rows, Layers layers, const double* coeff, void* out, bool add) {
+  return guarded([&](Context context) { cuda::layer_combine(rows, layers, coeff, out, add, context); });
+}
+const char* project_conflicts(const double* gram, I64 batch, I64 m, const I64* order, const bool* keep, double* coeff) {
+  return guarded([&](Context context) { cuda::project_conflicts(gram, batch, m, order, keep, coeff, context); });
+}
+const char* min_norm(const double* gram, I64 batch, I64 k, double* lam, double* gap) {
+  return guarded([&](Context context) { cuda::min_norm(gram, batch, k, lam, gap, context); });
+}
+const char* puc_track(Matrix row, void* counts, int type, I64 threshold, I64 participations, Layers layers,
+                      std::int32_t* keep, double* norms) {
+  return guarded([&](Context context) {
+    cuda::puc_track(row, counts, static_cast<CountType>(type), threshold, participations, layers, keep, norms, context);
+  });
+}
+const char* puc_combine(Matrix rows, const std::int32_t* keep, const double* weights, void* out) {
+  return guarded([&](Context context) { cuda::puc_combine(rows, keep, weights, out, context); });
+}
+
+}  // extern "C"

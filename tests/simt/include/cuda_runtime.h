@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stands in for CUDA's header of this name when device code is compiled for the processor: the words and functions
+// that the kernels use, and no others.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "../simt.h"
+
+#define __global__
+#define __device__
+#define __host__
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define SHARED(T, name, n)   \
+  static char name##_tag;    \
+  const simt::Shared<T> name(&name##_tag, #name, n)
+
+struct uint3 {
+  unsigned x, y, z;
+};
+struct dim3 {
+  unsigned x, y, z;
+  constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+extern uint3 threadIdx, blockIdx;
+extern dim3 blockDim, gridDim;
+
+using std::isfinite;
+
+inline void __syncthreads(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  simt::barrier(file, line);
+}
+int __syncthreads_or(int value, const char* file = __builtin_FILE(), int line = __builtin_LINE());
+inline void __syncwarp(unsigned mask = 0xffffffffu, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  simt::exchange(mask, 0, file, line);
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int other, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  simt::exchange(mask, simt::bits_of(value), file, line);
+  return simt::peer_as<T>(static_cast<int>(threadIdx.x % simt::kWarp) ^ other);
+}
+inline unsigned __ballot_sync(unsigned mask, int value, const char* file = __builtin_FILE(),
+                              int line = __builtin_LINE()) {
+  simt::exchange(mask, value != 0, file, line);
+  unsigned bits = 0;
+  for (int lane = 0; lane < simt::kWarp; ++lane) bits |= static_cast<unsigned>(simt::peer(lane)) << lane;
+  return bits;
+}
+inline int __syncthreads_or(int value, const char* file, int line) {
+  static char tag;
+  const simt::Shared<int> any(&tag, "__syncthreads_or", 1);
+  if (threadIdx.x == 0) any[0] = 0;
+  simt::barrier(file, line);
+  for (unsigned warp = 0; warp < blockDim.x / simt::kWarp; ++warp) {  // one warp after the other
+    if (threadIdx.x / simt::kWarp == warp && __ballot_sync(0xffffffffu, value, file, line) &&
+        threadIdx.x % simt::kWarp == 0) {
+      any[0] = 1;
+    }
+    simt::barrier(file, line);
+  }
+  const int result = any[0];
+  simt::barrier(file, line);
+  return result;
+}
+
+inline double __dmul_rn(double a, double b) { return a * b; }
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+  return static_cast<unsigned>((static_cast<std::uint64_t>(high) << 32 | low) >> (shift & 31u));
+}
+inline float __uint_as_float(unsigned bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+// To the nearest number with `digits` bits after the leading one and no exponent below `least`; ties to even.
+inline double round_to(double x, int digits, int least) {
+  if (x == 0 || !std::isfinite(x)) return x;
+  const int unit = std::max(std::ilogb(x), least) - digits;
+  return std::ldexp(std::nearbyint(std::ldexp(x, -unit)), unit);
+}
+
+using cudaStream_t = void*;
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidConfiguration = 9 };
+inline cudaError_t& simt_last_error() {
+  static cudaError_t error = cudaSuccess;
+  return error;
+}
+inline const char* cudaGetErrorString(cudaError_t) { return "invalid configuration argument"; }
+inline cudaError_t cudaGetLastError() { return std::exchange(simt_last_error(), cudaSuccess); }
+struct cudaLaunchConfig_t {
+  dim3 gridDim, blockDim;
+  std::size_t dynamicSmemBytes;
+  cudaStream_t stream;
+};
+template <class... Parameters, class... Arguments>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
+                               Arguments&&... arguments) {
+  if (config->gridDim.x == 0 || config->blockDim.x > simt::kMaxThreads) {
+    return simt_last_error() = cudaErrorInvalidConfiguration;
+  }
+  simt::run(config->gridDim.x, config->blockDim.x, [&] { kernel(static_cast<Parameters>(arguments)...); });
+  return cudaSuccess;
+}

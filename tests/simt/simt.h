@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// CUDA's blocks, threads, barriers, warp exchanges and shared memory on the processor, for tests of device code.
+//
+// Every thread of a block is a fiber, and one thread runs at a time. A schedule decides which: orders that keep the
+// threads in step hide missing barriers, so warps may also run ahead of each other. Shared arrays remember who touched
+// what since the last barrier and report a race whatever the schedule. Not modelled: memory order between blocks,
+// atomics, asynchronous copies, the cost of anything.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <string>
+
+namespace simt {
+
+// The next ready thread upwards or downwards; any; the first of the lowest warp; the last of the highest.
+enum class Schedule : int { forward, reverse, random, low_warp, high_warp };
+
+constexpr int kWarp = 32;
+constexpr int kMaxThreads = 1024;
+constexpr int kSharedBytes = 48 * 1024;
+
+void configure(Schedule schedule, unsigned seed);
+// Runs body once per thread of every block. Throws std::runtime_error with what went wrong.
+void run(unsigned blocks, unsigned threads, const std::function<void()>& body);
+// Ends the launch with an error; from inside a kernel only.
+[[noreturn]] void fail(const std::string& message);
+
+void barrier(const char* file, int line);
+// Waits for the warp; afterwards peer(lane) is what that lane put in.
+void exchange(unsigned mask, std::uint64_t value, const char* file, int line);
+std::uint64_t peer(int lane);
+
+// Where in time an access lies: the numbers rise with every barrier of the block and with every exchange of the warp.
+struct Moment {
+  int thread = -1;
+  std::uint64_t block = 0, warp = 0;
+
+  bool same_warp(const Moment& other) const { return thread / kWarp == other.thread / kWarp; }
+  // Whether nothing orders an earlier access of another thread before this one.
+  bool races_with(const Moment& before) const {
+    return before.thread >= 0 && before.thread != thread && before.block == block &&
+           (!same_warp(before) || before.warp == warp);
+  }
+};
+Moment now();
+std::uint64_t block_start();
+
+// What one element of a shared array has seen: its last write, and reads by up to two warps since.
+class Watch {
+ public:
+  void read(const char* name, std::int64_t index);
+  void write(const char* name, std::int64_t index);
+
+ private:
+  Moment writer_, reader_, other_reader_;
+  bool several_ = false;  // lanes of the reader's warp read it at that moment
+};
+
+void* shared_storage(const void* tag, std::size_t bytes, std::size_t counted);
+
+// Behaves like a pointer into a shared array.
+template <class T>
+class Shared {
+ public:
+  struct Cell {
+    T value;
+    Watch watch;
+  };
+  class Reference {
+   public:
+    Reference(const Shared& array, std::int64_t index) : array_(array), index_(index) {}
+    operator T() const {
+      array_.cells_[index_].watch.read(array_.name_, index_);
+      return array_.cells_[index_].value;
+    }
+    Reference& operator=(T value) {
+      array_.cells_[index_].watch.write(array_.name_, index_);
+      array_.cells_[index_].value = value;
+      return *this;
+    }
+    Reference& operator=(const Reference& other) { return *this = static_cast<T>(other); }
+    Reference& operator+=(T value) { return *this = static_cast<T>(*this) + value; }
+    Reference& operator|=(T value) { return *this = static_cast<T>(*this) | value; }
+
+   private:
+    const Shared& array_;
+    std::int64_t index_;
+  };
+
+  Shared() = default;
+  Shared(const void* tag, const char* name, std::int64_t size)
+      : cells_(static_cast<Cell*>(shared_storage(tag, size * sizeof(Cell), size * sizeof(T)))),
+        name_(name),
+        size_(size) {}
+  Shared operator+() const { return *this; }
+  Shared operator+(std::int64_t distance) const {
+    Shared result = *this;
+    result.first_ += distance;
+    return result;
+  }
+  Reference operator[](std::int64_t index) const {
+    const std::int64_t at = first_ + index;
+    if (at < 0 || at >= size_) {
+      fail(std::string(name_) + "[" + std::to_string(at) + "] is outside of its " + std::to_string(size_) + " elements");
+    }
+    return Reference(*this, at);
+  }
+
+ private:
+  Cell* cells_ = nullptr;
+  const char* name_ = "";
+  std::int64_t size_ = 0, first_ = 0;
+};
+
+template <class T>
+std::uint64_t bits_of(T value) {
+  static_assert(sizeof(T) <= 8);
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(T));
+  return bits;
+}
+template <class T>
+T peer_as(int lane) {
+  const std::uint64_t bits = peer(lane);
+  T value;
+  std::memcpy(&value, &bits, sizeof(T));
+  return value;
+}
+
+}  // namespace simt
