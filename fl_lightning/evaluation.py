@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from math import isnan, nan
@@ -12,11 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fl_lightning._lightning import Callback, Trainer
+from fl_lightning.callbacks.client_table import ClientTable, format_client_table
 from fl_lightning.data.loaders import ClientLoaders
 from fl_lightning.local import LocalPlan
 from fl_lightning.metrics.functional import fairness_summary, is_larger_better
 from fl_lightning.records import EvaluationRecord
-from fl_lightning.results import ClientValues
+from fl_lightning.results import ClientValues, active_results, send_to_loggers
+
+_MANY_CLIENTS = 200
 
 
 @dataclass(frozen=True)
@@ -136,3 +141,70 @@ def client_metrics(record: EvaluationRecord) -> dict[str, float]:
         for name, values in record.values.items()
         for client, value in zip(record.client_ids, values, strict=True)
     }
+
+
+class FairnessWatch:
+    """Watches validations and tests client by client, and logs how evenly the clients fare.
+
+    Args:
+        metric: the metric whose direction and angle are of interest; ``None``: see :func:`shown_angle`.
+        larger_is_better: the direction of ``metric``.
+
+    Attributes:
+        record: the last finished evaluation.
+    """
+
+    def __init__(self, metric: str | None, larger_is_better: bool) -> None:
+        self._metric, self._larger_is_better = metric, larger_is_better
+        self._loaders: dict[str, EvaluationLoader] = {}
+        self._running: ClientEvaluation | None = None
+        self.record: EvaluationRecord | None = None
+
+    def loader(self, stage: str, loaders: ClientLoaders, limit: int | float) -> EvaluationLoader:
+        """Walks over the clients' data of a stage and remembers that it does."""
+        self._loaders[stage] = EvaluationLoader(loaders, limit)
+        return self._loaders[stage]
+
+    def forget_loaders(self) -> None:
+        """The trainer function is over."""
+        self._loaders = {}
+
+    def begin(self, trainer: Trainer, stage: str, rounds: int) -> None:
+        """Starts to collect if the stage's data is divided among clients."""
+        loader = self._loaders.get(stage)
+        if loader is not None:
+            self._running = ClientEvaluation(loader, active_results(trainer), stage, rounds)
+        elif not trainer.sanity_checking:
+            self.record = None  # nobody may take an earlier one for this one's
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Around the module's step on one batch."""
+        if self._running is not None:
+            self._running.before_step()
+        yield
+        if self._running is not None:
+            self._running.after_step()
+
+    def end(self, trainer: Trainer, callback: Callback) -> float | None:
+        """Logs what was collected, unless this was the sanity check; returns the angle for the progress bar."""
+        if self._running is None or trainer.sanity_checking:
+            return None
+        self.record = record = self._running.record()
+        metrics = evaluation_metrics(record, self._metric, self._larger_is_better)
+        for name, value in metrics.items():
+            callback.log(name, value)  # type: ignore[attr-defined]
+        if len(record.client_ids) <= _MANY_CLIENTS:
+            send_to_loggers(trainer, client_metrics(record))
+        return shown_angle(record, metrics, self._metric)
+
+    def stop(self) -> None:
+        """The evaluation is over, or was cut short."""
+        self._running = None
+
+    def print_table(self, trainer: Trainer) -> None:
+        """Prints the per-client table of the last test, unless a ClientTable callback does."""
+        tables = [c for c in trainer.callbacks if isinstance(c, ClientTable)]  # type: ignore[attr-defined]
+        if self.record is not None and self.record.stage == "test" and not tables:
+            larger = {} if self._metric is None else {self._metric: self._larger_is_better}
+            trainer.print(format_client_table(self.record, larger_is_better=larger))

@@ -167,6 +167,11 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         progress.step.increment_by(1)
         progress.zero_grad.increment_by(1)
 
+    def leave_validation(self) -> None:
+        """Ends a validation that was interrupted: the submodules are in training mode again where they were before."""
+        if self.trainer.validating or self.trainer.sanity_checking:
+            self.val_loop._on_evaluation_model_train()
+
     # ---- logging beside self.log
 
     def publish(self, metrics: Mapping[str, float], bar: Mapping[str, float | str]) -> None:
@@ -220,7 +225,7 @@ _CONTRACT: dict[str, tuple[str, ...]] = {
     ),
     "fit_loop.epoch_loop.automatic_optimization": ("run", "optim_progress"),
     "fit_loop.epoch_loop.manual_optimization": ("run", "optim_step_progress"),
-    "fit_loop.epoch_loop.val_loop": ("batch_progress", "_results", "restarting"),
+    "fit_loop.epoch_loop.val_loop": ("batch_progress", "_results", "restarting", "_on_evaluation_model_train"),
     "_logger_connector": (
         "on_batch_start", "on_batch_end", "update_train_step_metrics", "log_metrics", "_callback_metrics",
         "_logged_metrics", "_progress_bar_metrics", "_first_loop_iter", "_current_fx",

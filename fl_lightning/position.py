@@ -100,6 +100,7 @@ class Position:
             # An earlier fit was interrupted in validation. The server step counts, the rest of the epoch is given up.
             for tracker in self._epochs():
                 tracker.processed += 1
+            self._loop._batches_that_stepped += 1
         self._settle()
         self.place = "between"
 

@@ -16,39 +16,26 @@ from fl_lightning._lightning import (
     Callback,
     LightningModule,
     RunningStage,
-    SingleDeviceStrategy,
     StrategyRegistry,
     Trainer,
     TrainerFn,
-    lightning_module,
 )  # fmt: skip
 from fl_lightning.algorithms import FedAvg
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.binding import Binding
-from fl_lightning.callbacks.client_table import ClientTable, format_client_table
-from fl_lightning.checkpoint import AtomicCheckpointIO
 from fl_lightning.clients import load_scheduled_state, scheduled_state
 from fl_lightning.data.loaders import ClientLoaders
 from fl_lightning.data.samplers import CohortSampler, UniformSampler
-from fl_lightning.evaluation import (
-    ClientEvaluation,
-    EvaluationLoader,
-    client_metrics,
-    evaluation_metrics,
-    shown_angle,
-)  # fmt: skip
+from fl_lightning.device import OneDevice
+from fl_lightning.evaluation import FairnessWatch
 from fl_lightning.local import LocalPlan
 from fl_lightning.loop import ClientTask, FederatedEpochLoop, install
 from fl_lightning.records import EvaluationRecord, RoundRecord, round_metrics
-from fl_lightning.refusals import refuse_arguments, refuse_data, refuse_devices, refuse_pair, refuse_trainer
-from fl_lightning.results import active_results, send_to_loggers
+from fl_lightning.refusals import refuse_arguments, refuse_data, refuse_pair, refuse_trainer
 from fl_lightning.seeding import derive_seed, isolated
 from fl_lightning.server import check_clients_per_round, cohort_size
 from fl_lightning.session import FitOptions, FitSession
 from fl_lightning.state import STATE_KEY, FederatedState
-
-_LIMITS = ("limit_train_batches", "limit_val_batches", "limit_test_batches")
-_MANY_CLIENTS = 200
 
 
 class RoundLoader:
@@ -65,7 +52,7 @@ class RoundLoader:
         yield from self._strategy.open_round()
 
 
-class FederatedStrategy(SingleDeviceStrategy):
+class FederatedStrategy(OneDevice):
     """Turns ``trainer.fit`` into federated training: one epoch is one communication round.
 
     Each round, the sampled clients train from the global model on their own data, and the server rule combines their
@@ -115,7 +102,6 @@ class FederatedStrategy(SingleDeviceStrategy):
         on_client_error: Literal["raise", "drop"] = "raise",
         seed: int = 0,
     ) -> None:
-        self._given: dict[str, Any] = {}
         super().__init__()
         refuse_arguments(local_epochs, local_steps, server_optimizer, sampler, seed)
         for name, choice, allowed in (
@@ -143,79 +129,22 @@ class FederatedStrategy(SingleDeviceStrategy):
             seed=seed,
         )
         self.last_round: RoundRecord | None = None
-        self.last_evaluation: EvaluationRecord | None = None
         self._state = FederatedState(self)
-        self._limits: dict[str, int | float] = {}
         self._session: FitSession | None = None
         self._binding: Binding | None = None
         self._carried: dict[str, Any] | None = None
         self._trained: Tensor | None = None
         self._finished = False
-        self._loaders: dict[str, EvaluationLoader] = {}
-        self._evaluation: ClientEvaluation | None = None
+        self._watch = FairnessWatch(fairness_metric, fairness_mode == "max")
         self._guard = ExitStack()
 
-    # ---- devices
-
-    @property
-    def parallel_devices(self) -> None:
-        """Always None, so that Lightning hands over the devices of every trainer anew."""
-        return
-
-    @parallel_devices.setter
-    def parallel_devices(self, devices: list[torch.device] | None) -> None:
-        self._root_device = refuse_devices(devices)
-
-    @property
-    def num_nodes(self) -> int:
-        """Always 1."""
-        return 1
-
-    @num_nodes.setter
-    def num_nodes(self, num_nodes: int) -> None:
-        if num_nodes != 1:
-            raise ValueError(f"FederatedStrategy runs on one node: pass Trainer(num_nodes=1), found {num_nodes}")
-
-    # Lightning takes what lies in a strategy's own fields for the user's choice, against which a second trainer's
-    # accelerator, precision or plugins would be refused or ignored. What a trainer hands over is kept elsewhere.
-
-    @property
-    def accelerator(self) -> Any:
-        """Of the trainer that was made last with this strategy."""
-        return self._given.get("accelerator")
-
-    @accelerator.setter
-    def accelerator(self, accelerator: Any) -> None:
-        self._given = {"accelerator": accelerator}  # a trainer hands this over first
-
-    @property
-    def precision_plugin(self) -> Any:
-        """Of the trainer that was made last with this strategy."""
-        return self._given.get("precision_plugin") or super().precision_plugin
-
-    @precision_plugin.setter
-    def precision_plugin(self, precision_plugin: Any) -> None:
-        self._given["precision_plugin"] = precision_plugin
-
-    @property
-    def checkpoint_io(self) -> Any:
-        """Writes checkpoints atomically unless another plugin was given."""
-        io = self._given.setdefault("checkpoint_io", AtomicCheckpointIO())
-        if getattr(io, "checkpoint_io", io) is None:  # a wrapper, such as AsyncCheckpointIO
-            io.checkpoint_io = AtomicCheckpointIO()
-        return io
-
-    @checkpoint_io.setter
-    def checkpoint_io(self, io: Any) -> None:
-        self._given["checkpoint_io"] = io
+    # ---- the life of a trainer function
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
         """Makes ``Trainer(strategy="federated")`` known."""
         if cls.strategy_name not in strategy_registry:
             strategy_registry.register(cls.strategy_name, cls, description="FederatedStrategy with FedAvg")
-
-    # ---- the life of a trainer function
 
     @property
     def trainer(self) -> Trainer:
@@ -232,11 +161,7 @@ class FederatedStrategy(SingleDeviceStrategy):
         if self._state not in trainer.callbacks:  # type: ignore[attr-defined]
             trainer.callbacks.insert(0, self._state)  # type: ignore[attr-defined]
         self._state.loaded = None
-        # Lightning would count clients; per-client limits are applied where batches are drawn.
-        for name in _LIMITS:
-            self._limits[name] = limit = getattr(trainer, name)
-            if limit != 0:
-                setattr(trainer, name, 1.0)
+        self.take_limits(trainer)
 
     def setup(self, trainer: Trainer) -> None:
         """Moves the module to its device, makes the optimizers, and binds the parameters."""
@@ -259,10 +184,9 @@ class FederatedStrategy(SingleDeviceStrategy):
                 return RoundLoader(self, dataloader)
         name = "test" if trainer.testing else "val"
         if not isinstance(dataloader, ClientLoaders):
-            setattr(trainer, f"limit_{name}_batches", self._limits[f"limit_{name}_batches"])  # Lightning applies it
+            setattr(trainer, f"limit_{name}_batches", self.limits[f"limit_{name}_batches"])  # Lightning applies it
             return dataloader
-        self._loaders[name] = EvaluationLoader(dataloader, self._limits[f"limit_{name}_batches"])
-        return self._loaders[name]
+        return self._watch.loader(name, dataloader, self.limits[f"limit_{name}_batches"])
 
     def _open_session(self, loaders: ClientLoaders) -> None:
         assert self._binding is not None
@@ -276,7 +200,7 @@ class FederatedStrategy(SingleDeviceStrategy):
         elif self.trainer.current_epoch == 0:
             carried = None
         plan = LocalPlan(
-            self._options.plan.epochs, self._options.plan.steps, self._limits["limit_train_batches"], self._options.seed
+            self._options.plan.epochs, self._options.plan.steps, self.limits["limit_train_batches"], self._options.seed
         )
         options = FitOptions(**{**vars(self._options), "plan": plan})
         self._session = FitSession(
@@ -303,8 +227,10 @@ class FederatedStrategy(SingleDeviceStrategy):
         return loop
 
     def on_exception(self, exception: BaseException) -> None:
-        """Leaves the global weights in the module, whatever happened."""
+        """Leaves the global weights in the module, in training mode, whatever happened."""
         self._put_back()
+        if self._binding is not None:
+            self.epoch_loop.leave_validation()
         super().on_exception(exception)
 
     def finish_fit(self) -> None:
@@ -326,17 +252,16 @@ class FederatedStrategy(SingleDeviceStrategy):
             self._carried = dict(self.rule_states())
         if self._binding is not None:
             self._binding.release()
-        self._session, self._binding, self._loaders = None, None, {}
-        for name, limit in self._limits.items():
-            setattr(self.trainer, name, limit)
-        self._limits = {}
+        self._session, self._binding = None, None
+        self._watch.forget_loaders()
+        self.give_limits_back(self.trainer)
         super().teardown()
 
     def _put_back(self) -> None:
         if self._binding is not None:
             self._binding.bind_global()
         self._guard.close()
-        self._evaluation = None
+        self._watch.stop()
 
     # ---- rounds, as the epoch loop calls them
 
@@ -377,20 +302,22 @@ class FederatedStrategy(SingleDeviceStrategy):
         buffers = {} if self._session is None else self._session.global_buffers()
         return {name: buffers.get(name, value) for name, value in state.items()}
 
-    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Restores the weights, in double precision if that is what the fit runs in."""
-        if isinstance(self.precision_plugin, lightning_module("plugins.precision").DoublePrecision):
-            # Lightning converts the module after it has loaded the weights, which would round them.
-            self.precision_plugin.convert_module(self.lightning_module)
-        super().load_model_state_dict(checkpoint, strict)
-
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Client optimizers are not part of the global state; their scheduled options (learning rate) are."""
         return scheduled_state(optimizer, None if self._session is None else self._session.scheduled_groups(optimizer))
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Restores the scheduled options."""
-        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+        """Restores the scheduled options.
+
+        Raises:
+            ValueError: the checkpoint has other optimizers.
+        """
+        states = checkpoint["optimizer_states"]
+        if states and len(states) != len(self.optimizers):
+            raise ValueError(
+                f"the module must have the checkpoint's {len(states)} optimizers, found {len(self.optimizers)}"
+            )
+        for optimizer, state in zip(self.optimizers, states, strict=False):
             load_scheduled_state(optimizer, state)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
@@ -429,9 +356,14 @@ class FederatedStrategy(SingleDeviceStrategy):
 
     # ---- evaluation
 
+    @property
+    def last_evaluation(self) -> EvaluationRecord | None:
+        """Per-client values of the last validation or test; None if it ran on data that is not divided."""
+        return self._watch.record
+
     def begin_evaluation(self, stage: str) -> None:
         """Binds the parameters to evaluate and starts collecting per-client values."""
-        loader, trainer = self._loaders.get(stage), self.trainer
+        trainer = self.trainer
         # Validation inside a fit follows the round whose epoch is still open.
         rounds = trainer.current_epoch + int(trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking)
         self._guard.close()
@@ -440,38 +372,21 @@ class FederatedStrategy(SingleDeviceStrategy):
             params = self.algorithm.evaluation_params(self._binding.theta)
             if params is not self._binding.theta:
                 self._binding.bind_flat(params)
-        if loader is not None:
-            self._evaluation = ClientEvaluation(loader, active_results(trainer), stage, rounds)
-        elif not trainer.sanity_checking:
-            self.last_evaluation = None  # nobody may take an earlier one for this one's
+        self._watch.begin(trainer, stage, rounds)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """The module's validation step on one client's batch."""
-        return self._evaluate(super().validation_step, args, kwargs)
+        with self._watch.batch():
+            return super().validation_step(*args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
         """The module's test step on one client's batch."""
-        return self._evaluate(super().test_step, args, kwargs)
-
-    def _evaluate(self, step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._evaluation is None:
-            return step(*args, **kwargs)
-        self._evaluation.before_step()
-        output = step(*args, **kwargs)
-        self._evaluation.after_step()
-        return output
+        with self._watch.batch():
+            return super().test_step(*args, **kwargs)
 
     def end_evaluation(self, callback: Callback) -> None:
         """Logs the fairness of what was collected, unless this was the sanity check."""
-        if self._evaluation is None or self.trainer.sanity_checking:
-            return
-        self.last_evaluation = record = self._evaluation.record()
-        metrics = evaluation_metrics(record, self.fairness_metric, self.fairness_mode == "max")
-        for name, value in metrics.items():
-            callback.log(name, value)  # type: ignore[attr-defined]
-        if len(record.client_ids) <= _MANY_CLIENTS:
-            send_to_loggers(self.trainer, client_metrics(record))
-        angle = shown_angle(record, metrics, self.fairness_metric)
+        angle = self._watch.end(self.trainer, callback)
         if angle is not None:
             self.epoch_loop.publish({}, {"angle": angle})
 
@@ -481,11 +396,7 @@ class FederatedStrategy(SingleDeviceStrategy):
 
     def print_clients(self) -> None:
         """Prints the per-client table of the last test, unless a ClientTable callback does."""
-        record, metric = self.last_evaluation, self.fairness_metric
-        tables = [c for c in self.trainer.callbacks if isinstance(c, ClientTable)]  # type: ignore[attr-defined]
-        if record is not None and record.stage == "test" and not tables:
-            larger = {} if metric is None else {metric: self.fairness_mode == "max"}
-            self.trainer.print(format_client_table(record, larger_is_better=larger))
+        self._watch.print_table(self.trainer)
 
 
 FederatedStrategy.register_strategies(StrategyRegistry)

@@ -42,7 +42,10 @@ struct Job {
 
 std::int64_t panel_columns(const Products& problem) {
   constexpr std::int64_t elements = std::int64_t{1} << 17;  // 512 KiB: half a second-level cache
-  return std::clamp<std::int64_t>(elements / all_rows(problem) / 512 * 512, 512, 4096);
+  constexpr std::int64_t least = 512, most = 4096;
+  // With few others each row is read once, and need not stay in the cache.
+  const std::int64_t staying = !problem.symmetric && problem.others.rows <= 3 ? problem.others.rows : all_rows(problem);
+  return std::clamp(elements / staying / least * least, least, most);
 }
 
 void layer_products(const Products& problem, Layers layers, double* out, ParallelFor parallel) {

@@ -16,18 +16,22 @@ inline constexpr std::int64_t kUnit = 4 * kFloats;
 inline constexpr std::int64_t kShort = 2048;
 
 template <class T>
-struct Lanes;
+struct Lanes {  // of a 16-bit format: goes through float32
+  static constexpr bool in_place = false;
+};
 template <>
 struct Lanes<float> {
   using Vector = Floats;
   static constexpr int count = kFloats;
   static constexpr DType dtype = DType::f32;
+  static constexpr bool in_place = true;
 };
 template <>
 struct Lanes<double> {
   using Vector = Doubles;
   static constexpr int count = kDoubles;
   static constexpr DType dtype = DType::f64;
+  static constexpr bool in_place = true;
 };
 
 FL_INLINE void flush(Floats x, double* sums) { store(sums, add(load(sums), folded(x))); }
@@ -35,8 +39,8 @@ FL_INLINE void flush(Doubles x, double* sums) { store(sums, add(load(sums), x));
 
 // Adds the products of R rows with C rows to kDoubles float64 lanes for each pair. kTriangle: b is a, and only the
 // pairs (r, c <= r) count. All operands of the inner loop are in registers, so each load serves R or C products.
-template <class T, int R, int C, bool kTriangle>
-void tile(const T* a, std::int64_t a_stride, const T* b, std::int64_t b_stride, std::int64_t columns, double* sums) {
+template <class A, class T, int R, int C, bool kTriangle>
+void tile(const A* a, std::int64_t a_stride, const T* b, std::int64_t b_stride, std::int64_t columns, double* sums) {
   using Vector = typename Lanes<T>::Vector;
   constexpr int lanes = Lanes<T>::count;
   constexpr int pairs = kTriangle ? R * (R + 1) / 2 : R * C;
@@ -57,7 +61,12 @@ void tile(const T* a, std::int64_t a_stride, const T* b, std::int64_t b_stride, 
         int pair = 0;
 #pragma GCC unroll 5
         for (int r = 0; r < R; ++r) {
-          const Vector left = kTriangle ? right[r] : load(a + r * a_stride + start + s * lanes);
+          Vector left;
+          if constexpr (kTriangle) {
+            left = right[r];
+          } else {
+            left = load(a + r * a_stride + start + s * lanes);
+          }
 #pragma GCC unroll 5
           for (int c = 0; c < (kTriangle ? r + 1 : C); ++c, ++pair) {
             total[s][pair] = multiply_add(left, right[c], total[s][pair]);
@@ -70,20 +79,26 @@ void tile(const T* a, std::int64_t a_stride, const T* b, std::int64_t b_stride, 
   }
 }
 
-template <class T>
-using Tile = void (*)(const T*, std::int64_t, const T*, std::int64_t, std::int64_t, double*);
+template <class A, class T>
+using Tile = void (*)(const A*, std::int64_t, const T*, std::int64_t, std::int64_t, double*);
 
 // The tile of this size, at most kTile each way.
-template <class T, int R = 1, int C = 1>
-Tile<T> find_tile(int rows, int others, bool triangle) {
+template <class A, class T, int R = 1, int C = 1>
+Tile<A, T> find_tile(int rows, int others) {
   if constexpr (R < kTile) {
-    if (rows > R) return find_tile<T, R + 1, C>(rows, others, triangle);
+    if (rows > R) return find_tile<A, T, R + 1, C>(rows, others);
   }
-  if (triangle) return tile<T, R, R, true>;
   if constexpr (C < kTile) {
-    if (others > C) return find_tile<T, R, C + 1>(rows, others, triangle);
+    if (others > C) return find_tile<A, T, R, C + 1>(rows, others);
   }
-  return tile<T, R, C, false>;
+  return tile<A, T, R, C, false>;
+}
+template <class T, int R = 1>
+Tile<T, T> find_triangle(int rows) {
+  if constexpr (R < kTile) {
+    if (rows > R) return find_triangle<T, R + 1>(rows);
+  }
+  return tile<T, T, R, R, true>;
 }
 
 // Cuts rows into groups of at most kTile, as equal as they can be.
@@ -144,47 +159,76 @@ Panel<T> panel_of(const Matrix& rows, std::int64_t begin, std::int64_t width, Sc
   return {copy, stride};
 }
 
-template <class T>
-void sum_products(const Products& problem, std::int64_t begin, std::int64_t end, double* out,
-                  ProductsScratch& scratch) {
+// All pairs of one panel.
+template <class A, class T>
+void add_tiles(const Products& problem, Panel<A> a, Panel<T> b, std::int64_t columns, double* sums) {
   const Groups left(problem.rows.rows), right(problem.others.rows);
-  const std::int64_t pairs = problem.pairs(), others = problem.others.rows;
-  double* sums = static_cast<double*>(scratch.sums.reserve(pairs * kDoubles * static_cast<std::int64_t>(sizeof(double))));
-  for (std::int64_t i = 0; i < pairs * kDoubles; ++i) sums[i] = 0;
-
-  const std::int64_t most = panel_columns(problem);
-  const bool in_place = problem.rows.dtype == Lanes<T>::dtype && problem.others.dtype == Lanes<T>::dtype;
-  for (std::int64_t width; begin < end; begin += width) {
-    width = end - begin < most ? end - begin : most;
-    if (in_place && width > kUnit) width -= width % kUnit;  // the rest is the last panel
-    const std::int64_t padded = (width + kUnit - 1) / kUnit * kUnit;
-    const Panel<T> a = panel_of<T>(problem.rows, begin, width, scratch.left);
-    const Panel<T> b = problem.symmetric ? a : panel_of<T>(problem.others, begin, width, scratch.right);
-    double* tile_sums = sums;
-    for (std::int64_t i = 0; i < left.count; ++i) {
-      for (std::int64_t j = 0; j < (problem.symmetric ? i + 1 : right.count); ++j) {
-        const bool triangle = problem.symmetric && i == j;
-        const int r = left.size(i), c = right.size(j);
-        find_tile<T>(r, c, triangle)(a.data + left.start(i) * a.stride, a.stride, b.data + right.start(j) * b.stride,
-                                     b.stride, padded, tile_sums);
-        tile_sums += (triangle ? r * (r + 1) / 2 : r * c) * kDoubles;
-      }
+  for (std::int64_t i = 0; i < left.count; ++i) {
+    const A* rows = a.data + left.start(i) * a.stride;
+    const int r = left.size(i);
+    for (std::int64_t j = 0; j < (problem.symmetric ? i : right.count); ++j) {
+      const int c = right.size(j);
+      find_tile<A, T>(r, c)(rows, a.stride, b.data + right.start(j) * b.stride, b.stride, columns, sums);
+      sums += r * c * kDoubles;
+    }
+    if constexpr (Lanes<A>::in_place) {
+      if (!problem.symmetric) continue;
+      find_triangle<T>(r)(rows, a.stride, rows, a.stride, columns, sums);
+      sums += r * (r + 1) / 2 * kDoubles;
     }
   }
+}
 
-  const double* tile_sums = sums;
+// The sums of add_tiles, each reduced to one number.
+inline void collect(const Products& problem, const double* sums, double* out) {
+  const Groups left(problem.rows.rows), right(problem.others.rows);
+  const std::int64_t others = problem.others.rows;
   for (std::int64_t i = 0; i < left.count; ++i) {
     for (std::int64_t j = 0; j < (problem.symmetric ? i + 1 : right.count); ++j) {
-      const bool triangle = problem.symmetric && i == j;
       for (std::int64_t r = left.start(i); r < left.start(i + 1); ++r) {
-        for (std::int64_t c = right.start(j); c < (triangle ? r + 1 : right.start(j + 1)); ++c) {
-          out[r * others + c] = sum(load(tile_sums));
+        const std::int64_t end = problem.symmetric && i == j ? r + 1 : right.start(j + 1);
+        for (std::int64_t c = right.start(j); c < end; ++c, sums += kDoubles) {
+          out[r * others + c] = sum(load(sums));
           if (problem.symmetric) out[c * others + r] = out[r * others + c];
-          tile_sums += kDoubles;
         }
       }
     }
   }
+}
+
+template <class T>
+void sum_products(const Products& problem, std::int64_t begin, std::int64_t end, double* out,
+                  ProductsScratch& scratch) {
+  const std::int64_t lanes = problem.pairs() * kDoubles;
+  double* sums = static_cast<double*>(scratch.sums.reserve(lanes * static_cast<std::int64_t>(sizeof(double))));
+  for (std::int64_t i = 0; i < lanes; ++i) sums[i] = 0;
+
+  const std::int64_t most = panel_columns(problem);
+  for (std::int64_t width; begin < end; begin += width) {
+    width = end - begin < most ? end - begin : most;
+    if (width > kUnit) width -= width % kUnit;  // the rest is the last panel
+    const std::int64_t padded = (width + kUnit - 1) / kUnit * kUnit;
+    if constexpr (Lanes<T>::dtype == DType::f32) {
+      // Rows that are loaded once need no converted copy.
+      if (!problem.symmetric && problem.others.rows <= kTile && width == padded) {
+        const Panel<T> b = panel_of<T>(problem.others, begin, width, scratch.right);
+        if (problem.rows.dtype == DType::bf16) {
+          const auto* data = static_cast<const BFloat16*>(problem.rows.data);
+          add_tiles<BFloat16, T>(problem, {data + begin, problem.rows.stride}, b, padded, sums);
+          continue;
+        }
+        if (problem.rows.dtype == DType::f16) {
+          const auto* data = static_cast<const Half*>(problem.rows.data);
+          add_tiles<Half, T>(problem, {data + begin, problem.rows.stride}, b, padded, sums);
+          continue;
+        }
+      }
+    }
+    const Panel<T> a = panel_of<T>(problem.rows, begin, width, scratch.left);
+    const Panel<T> b = problem.symmetric ? a : panel_of<T>(problem.others, begin, width, scratch.right);
+    add_tiles<T, T>(problem, a, b, padded, sums);
+  }
+  collect(problem, sums, out);
 }
 
 inline double square_norm(const Matrix& rows, std::int64_t row, std::int64_t begin, std::int64_t end,

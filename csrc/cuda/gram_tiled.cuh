@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kTiledThreads, sizeof(Real) == 8 ? 1 : 2)
   // Tiles of one item run side by side, so that one of them fetches and the others find its rows in the cache.
   const std::int64_t index = blockIdx.x / tiles, tile = blockIdx.x % tiles;
   const Item item = find_item(table, index);
-  if (item.start >= item.stop) return;
+  if (skips(table, item)) return;
   const std::int64_t across = (b.rows + kTile - 1) / kTile;
   std::int64_t down = tile / across, right_of = tile % across;
   if (kSymmetric) {

@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const std::int64_t groups = (m + kRows - 1) / kRows, index = blockIdx.x / groups;
   const std::int64_t first_row = blockIdx.x % groups * kRows;
   const Item item = find_item(table, index);
-  if (item.start >= item.stop) return;
+  if (skips(table, item)) return;
   const T* own = rows + first_row * stride;
   const std::int64_t count = m - first_row < kRows ? m - first_row : kRows, first = aligned_start(own, item.start);
   const int width = piece_width(own, stride, first), step_width = piece_width(step, 0, first);

@@ -2,7 +2,8 @@
 // Second stage of the products: every block leaves the sums of its item, and a fixed order adds them up.
 //
 // Products of float32 and narrower rows are summed in float32 over kBlock columns, then in float64. The rounding error
-// is at most 9 * 2^-24 (5.1e-7) of the sum of the absolute products, and far less where signs or sizes vary.
+// is at most 8.5 * 2^-24 (5.1e-7) of the sum of the absolute products, and far less where many blocks average it out.
+// Layers too short for that are summed in float64 alone, by the second stage.
 #pragma once
 
 #include "columns.cuh"
@@ -10,7 +11,19 @@
 
 namespace fl_lightning::cuda {
 
-constexpr int kBlock = 16;
+constexpr int kBlock = 16, kShort = 256;
+
+// Many rows leave many sums per item: items then have more columns, so that the sums stay small beside the rows.
+inline int product_shift(std::int64_t columns, std::int64_t rows) {
+  int shift = chunk_shift(columns);
+  while ((std::int64_t{1} << shift) < 32 * rows) ++shift;
+  return shift;
+}
+
+// Whether the first stage has nothing to do for an item.
+__device__ inline bool skips(const LayerTable& table, const Item& item) {
+  return item.start >= item.stop || table.offset(item.layer + 1) - table.offset(item.layer) <= kShort;
+}
 
 // Entry e = i (i + 1) / 2 + j of a symmetric matrix, j <= i; or e = i h + j of a rectangular one.
 __host__ __device__ inline std::int64_t triangle(std::int64_t i) { return i * (i + 1) / 2; }
@@ -21,7 +34,7 @@ __device__ inline double element(const Matrix& matrix, std::int64_t row, std::in
   return x;
 }
 
-// The warp's sum in float64. Slow; for what is too large for float32 and fits float64.
+// The warp's sum in float64. Slow: for short layers, and for what is too large for float32 and fits float64.
 __device__ inline double wide_dot(const Matrix& a, std::int64_t i, const Matrix& b, std::int64_t j, std::int64_t start,
                                   std::int64_t stop) {
   double sum = 0.0;
@@ -56,8 +69,9 @@ __global__ void __launch_bounds__(kSumThreads)
     i -= triangle(i) > entry ? 1 : 0;
     j = entry - triangle(i);
   }
-  double sum = layer_sum(partial + entry * items, table, layer);
-  if (!isfinite(sum)) sum = wide_dot(a, i, b, j, table.offset(layer), table.offset(layer + 1));
+  const std::int64_t start = table.offset(layer), stop = table.offset(layer + 1);
+  double sum = stop - start > kShort ? layer_sum(partial + entry * items, table, layer) : NAN;
+  if (!isfinite(sum)) sum = wide_dot(a, i, b, j, start, stop);
   if (threadIdx.x % kWarp > 0) return;
   double* matrix = out + layer * a.rows * b.rows;
   matrix[i * b.rows + j] = sum;

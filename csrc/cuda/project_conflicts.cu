@@ -22,7 +22,9 @@ __device__ inline void project(const double* gram, std::int64_t m, const std::in
     const std::int64_t j = order[position];
     if (j == i) continue;
     const bool known = j >= 0 && j < m;  // an order on the device is not checked: NaN, and no stray access
-    const double square = known ? gram[j * m + j] : NAN, dot = known ? products[j] : NAN;
+    double square = NAN, dot = NAN;
+    if (known) square = gram[j * m + j];
+    if (known) dot = products[j];
     // Not (dot >= 0) instead of dot < 0: a NaN product must show in the result, not count as "no conflict".
     if (dot >= 0.0 || square <= 0.0) continue;
     const double share = dot / square;

@@ -75,6 +75,9 @@ class Shared {
       array_.cells_[index_].watch.read(array_.name_, index_);
       return array_.cells_[index_].value;
     }
+    // As another type it would be narrowed where a kernel's pointer gives the number itself.
+    template <class U>
+    operator U() const = delete;
     Reference& operator=(T value) {
       array_.cells_[index_].watch.write(array_.name_, index_);
       array_.cells_[index_].value = value;

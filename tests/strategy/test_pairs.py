@@ -9,7 +9,7 @@ import torch
 from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
 
 import fl_lightning as fl
-from fl_lightning.algorithms import SCAFFOLD, ClientRule, FedAvg, FedLF, FedMDFG, FedProx, Needs
+from fl_lightning.algorithms import SCAFFOLD, ClientRule, FedAvg, FedHEAL, FedLF, FedMDFG, FedProx, Needs
 from fl_lightning.server import cohort_size
 
 GOOD = {
@@ -19,6 +19,8 @@ GOOD = {
     "FedAvg+SCAFFOLD": (FedAvg, SCAFFOLD),
     "FedMDFG(update)+SCAFFOLD": (lambda: FedMDFG(gradient_source="update"), SCAFFOLD),
     "FedMDFG+FedAvg": (FedMDFG, FedAvg),
+    "FedHEAL+SCAFFOLD": (FedHEAL, SCAFFOLD),
+    "FedHEAL+FedProx": (FedHEAL, lambda: FedProx(0.1)),
     "FedLF+ClientRule": (FedLF, ClientRule),
     "FedProx+FedProx": (FedProx, lambda: FedProx(0.1)),
     "FedLF+SCAFFOLD's rule": (FedLF, lambda: SCAFFOLD().client_rule()),

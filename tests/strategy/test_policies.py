@@ -131,6 +131,7 @@ RULES = {
     "FedMDFG": fl.algorithms.FedMDFG,
     "FedMDFG-update": lambda: fl.algorithms.FedMDFG(gradient_source="update"),
     "FedLF": fl.algorithms.FedLF,
+    "FedHEAL": fl.algorithms.FedHEAL,
 }
 
 

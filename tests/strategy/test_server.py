@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
 
 import fl_lightning as fl
-from fl_lightning.algorithms import SCAFFOLD, ClientReport, ClientRule, FedAvg, FedLF, FedMDFG, FedProx, Needs
+from fl_lightning.algorithms import SCAFFOLD, ClientReport, ClientRule, FedAvg, FedHEAL, FedLF, FedMDFG, FedProx, Needs
 from fl_lightning.binding import Binding
 from fl_lightning.buffers import BufferBank, BufferReport
 from fl_lightning.reports import Arrival, norm_of, stacked, usable
@@ -435,6 +435,7 @@ PLANS = {
     "SCAFFOLD": (SCAFFOLD, ["control_variates", "control_rows"]),
     "FedLF": (FedLF, ["history"]),
     "FedMDFG": (FedMDFG, ["history", "line_search"]),
+    "FedHEAL": (FedHEAL, ["increase counts"]),
 }
 
 

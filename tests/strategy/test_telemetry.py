@@ -9,7 +9,7 @@ from support import Classifier, federated_blobs, fresh, quiet_trainer
 from torch import nn
 
 import fl_lightning as fl
-from fl_lightning.algorithms import SCAFFOLD, FedAvg, FedLF, FedMDFG, FedProx, ServerRule, StepReport
+from fl_lightning.algorithms import SCAFFOLD, FedAvg, FedHEAL, FedLF, FedMDFG, FedProx, ServerRule, StepReport
 from fl_lightning.records import RoundRecord, round_metrics
 
 RULES = {
@@ -20,6 +20,7 @@ RULES = {
     "FedLF": FedLF,
     "FedLF-tensor": lambda: FedLF(layers="tensor", equalise_layer_norm=False),
     "FedMDFG": FedMDFG,
+    "FedHEAL": FedHEAL,
 }
 
 

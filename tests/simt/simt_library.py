@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the CUDA sources for the processor and calls them on tensors."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+HERE = Path(__file__).parent
+CUDA = HERE.parents[1] / "csrc" / "cuda"
+SCHEDULES = ("forward", "reverse", "random", "low_warp", "high_warp")
+_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_COUNTS = (torch.uint8, torch.int16, torch.int32)
+# Contraction is off because the processor's kernels and the reference have none; longjmp between stacks upsets FORTIFY.
+_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-w")
+
+
+def compiler():
+    """A C++ compiler, or None."""
+    return next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))), None)
+
+
+def compile_source(source, folder, sources=CUDA):
+    """Object file of one source, with the stand-ins for CUDA's headers."""
+    target = Path(folder) / f"{source.stem}{'.kernel' if source.suffix == '.cu' else ''}.o"
+    include = (f"-I{HERE / 'include'}", f"-I{HERE}", f"-I{sources}", f"-I{CUDA}")
+    run([compiler(), *_FLAGS, *include, "-x", "c++", "-c", str(source), "-o", str(target)])
+    return target
+
+
+def link(objects, target):
+    run([compiler(), "-shared", "-o", str(target), *map(str, objects)])
+    return target
+
+
+def run(command):
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, f"{' '.join(command)}\n{result.stderr[-4000:]}"
+
+
+class KernelError(Exception):
+    """What the harness found."""
+
+
+class _Matrix(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+        ("stride", ctypes.c_int64),
+        ("dtype", ctypes.c_int),
+    ]
+
+
+class _Layers(ctypes.Structure):
+    _fields_ = [("offsets", ctypes.c_void_p), ("count", ctypes.c_int64)]
+
+
+def _matrix(x):
+    assert x.dim() == 1 or x.stride(1) == 1 or x.shape[1] <= 1
+    rows, stride = (x.shape[0], x.stride(0)) if x.dim() == 2 else (1, x.shape[0])
+    return _Matrix(x.data_ptr(), rows, x.shape[-1], stride, _DTYPES.index(x.dtype))
+
+
+def _pointer(x):
+    return ctypes.c_void_p(x.data_ptr())
+
+
+class Guarded:
+    """An output tensor full of garbage, between margins that must not change."""
+
+    MARGIN = 37
+
+    def __init__(self, *shape, dtype=torch.float64):
+        size = torch.Size(shape).numel()
+        self._all = torch.full((size + 2 * self.MARGIN,), 85, dtype=dtype)
+        self.tensor = self._all[self.MARGIN : self.MARGIN + size].view(shape)
+        if dtype.is_floating_point:
+            self.tensor.fill_(float("nan"))
+
+    def done(self):
+        edges = torch.cat([self._all[: self.MARGIN], self._all[-self.MARGIN :]])
+        assert (edges == 85).all(), "written outside of the output"
+        return self.tensor
+
+
+class Kernels:
+    """The functions of csrc/ops.h, namespace cuda, on CPU tensors."""
+
+    def __init__(self, library):
+        self._library = ctypes.CDLL(str(library))
+
+    def schedule(self, name, seed=0):
+        self._library.simt_configure(SCHEDULES.index(name), seed)
+        return self
+
+    def _call(self, name, *arguments):
+        function = getattr(self._library, name)
+        function.restype = ctypes.c_char_p
+        message = function(*arguments).decode()
+        if message:
+            raise KernelError(message)
+
+    def _layers(self, offsets):
+        return _Layers(offsets.data_ptr(), len(offsets) - 1)
+
+    def layer_gram(self, rows: Tensor, offsets: Tensor) -> Tensor:
+        out = Guarded(len(offsets) - 1, len(rows), len(rows))
+        self._call("layer_gram", _matrix(rows), self._layers(offsets), _pointer(out.tensor))
+        return out.done()
+
+    def layer_cross_gram(self, rows: Tensor, others: Tensor, offsets: Tensor) -> Tensor:
+        out = Guarded(len(offsets) - 1, len(rows), len(others))
+        self._call("layer_cross_gram", _matrix(rows), _matrix(others), self._layers(offsets), _pointer(out.tensor))
+        return out.done()
+
+    def layer_dots(self, rows: Tensor, step: Tensor, offsets: Tensor) -> Tensor:
+        out = Guarded(len(offsets) - 1, len(rows))
+        self._call("layer_dots", _matrix(rows), _pointer(step), self._layers(offsets), _pointer(out.tensor))
+        return out.done()
+
+    def layer_combine(self, rows: Tensor, offsets: Tensor, coeff: Tensor, add: Tensor | None = None) -> Tensor:
+        out = Guarded(rows.shape[1], dtype=rows.dtype)
+        if add is not None:
+            out.tensor.copy_(add)
+        coeff = coeff.double().contiguous()
+        arguments = (_matrix(rows), self._layers(offsets), _pointer(coeff), _pointer(out.tensor))
+        self._call("layer_combine", *arguments, ctypes.c_bool(add is not None))
+        return out.done()
+
+    def project_conflicts(self, gram: Tensor, order: Tensor, keep: Tensor) -> Tensor:
+        out = Guarded(*gram.shape)
+        sizes = (ctypes.c_int64(gram.shape[0]), ctypes.c_int64(gram.shape[1]))
+        self._call(
+            "project_conflicts", _pointer(gram), *sizes, _pointer(order), _pointer(keep), _pointer(out.tensor)
+        )
+        return out.done()
+
+    def min_norm(self, gram: Tensor) -> tuple[Tensor, Tensor]:
+        batch, k, _ = gram.shape
+        lam, gap = Guarded(batch, k), Guarded(batch)
+        sizes = (ctypes.c_int64(batch), ctypes.c_int64(k))
+        self._call("min_norm", _pointer(gram), *sizes, _pointer(lam.tensor), _pointer(gap.tensor))
+        return lam.done(), gap.done()
+
+    def puc_track(
+        self, row: Tensor, counts: Tensor, threshold: int, participations: int, offsets: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        keep, norms = Guarded((len(row) + 31) // 32, dtype=torch.int32), Guarded(len(offsets) - 1)
+        own = Guarded(len(counts), dtype=counts.dtype)
+        own.tensor.copy_(counts)
+        numbers = (ctypes.c_int64(threshold), ctypes.c_int64(participations))
+        outputs = (_pointer(keep.tensor), _pointer(norms.tensor))
+        kind = ctypes.c_int(_COUNTS.index(counts.dtype))
+        self._call(
+            "puc_track", _matrix(row), _pointer(own.tensor), kind, *numbers, self._layers(offsets), *outputs
+        )
+        counts.copy_(own.done())
+        return keep.done(), norms.done()
+
+    def puc_combine(self, rows: Tensor, keep: Tensor, weights: Tensor) -> Tensor:
+        out = Guarded(rows.shape[1], dtype=rows.dtype)
+        weights = weights.double()
+        self._call("puc_combine", _matrix(rows), _pointer(keep), _pointer(weights), _pointer(out.tensor))
+        return out.done()
