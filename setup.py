@@ -58,7 +58,9 @@ def extension() -> dict[str, object]:
         import torch
         from torch.utils import cpp_extension
     except ImportError:
-        note("torch is not installed where the build runs: pure torch (pip install --no-build-isolation builds kernels)")
+        note(
+            "torch is not installed where the build runs: pure torch (pip install --no-build-isolation builds kernels)"
+        )
         return {}
     if not (shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")):
         note("no C++ compiler: pure torch")

@@ -139,9 +139,7 @@ def measure(case: str, logs: bool, csv: Path | None, algorithm: fl.algorithms.Se
     ours, theirs = timer.ours[1 + WARM_UP :], timer.theirs[1 + WARM_UP :]
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     low, median, high = statistics.quantiles(ratios, n=4)
-    return Result(
-        case, median, low, high, len(ratios), 1e3 * statistics.median(ours), 1e3 * statistics.median(theirs)
-    )
+    return Result(case, median, low, high, len(ratios), 1e3 * statistics.median(ours), 1e3 * statistics.median(theirs))
 
 
 def main() -> None:

@@ -13,7 +13,8 @@ namespace fl_lightning::cpu {
 namespace {
 
 constexpr std::int64_t kTaskElements = std::int64_t{1} << 17;
-constexpr std::int64_t kMostTasks = 128;  // bounds the memory of partial sums
+constexpr std::int64_t kTaskColumns = 8192;  // or the sums, one per pair, would cost more than the products
+constexpr std::int64_t kMostTasks = 128;     // bounds the memory of partial sums
 
 std::int64_t all_rows(const Products& problem) {
   return problem.rows.rows + (problem.symmetric ? 0 : problem.others.rows);
@@ -21,7 +22,8 @@ std::int64_t all_rows(const Products& problem) {
 
 std::int64_t task_columns(const Products& problem) {
   const std::int64_t panel = panel_columns(problem);
-  const std::int64_t wanted = std::max(kTaskElements / all_rows(problem), problem.rows.columns / kMostTasks);
+  const std::int64_t wanted =
+      std::max({kTaskElements / all_rows(problem), kTaskColumns, problem.rows.columns / kMostTasks});
   return (wanted + panel - 1) / panel * panel;
 }
 

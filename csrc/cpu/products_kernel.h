@@ -8,7 +8,7 @@ namespace fl_lightning::cpu::FL_ISA {
 // Products added in one lane before the lane goes to float64. A sum of k products in float32 is off by at most
 // k * 2^-24 of the sum of their magnitudes, which is at most the product of the norms: 32 * 2^-24 = 1.9e-6 in the worst
 // case (33 * 2^-24 without fused multiply-add), about 1e-8 where rounding errors have random signs.
-inline constexpr int kFlush = 32;
+inline constexpr int kFlush = 24;
 // Every panel is a multiple of this many columns; zeros fill up the last one.
 inline constexpr std::int64_t kUnit = 4 * kFloats;
 

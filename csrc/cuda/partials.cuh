@@ -56,7 +56,7 @@ constexpr int kSumThreads = 128;
 
 // One warp per entry and layer. partial[e][item]; out[layer][i][j].
 template <bool kSymmetric>
-__global__ void __launch_bounds__(kSumThreads)
+__global__ void __launch_bounds__(kSumThreads, 8)
     sum_partials(const double* partial, std::int64_t items, std::int64_t entries,
                  const __grid_constant__ LayerTable table, const Matrix a, const Matrix b, double* out) {
   const std::int64_t index = std::int64_t{blockIdx.x} * (kSumThreads / kWarp) + threadIdx.x / kWarp;

@@ -41,7 +41,7 @@ __device__ inline void project(const double* gram, std::int64_t m, const std::in
 
 // One block per matrix, one warp per row at a time.
 template <bool kShared>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     project_all(const double* grams, std::int64_t m, const std::int64_t* order, const bool* keep, double* coeffs,
                 double* scratch) {
   const std::int64_t matrix = std::int64_t{blockIdx.x} * m * m, warp = threadIdx.x / kWarp;

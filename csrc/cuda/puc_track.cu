@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // One warp per layer.
-__global__ void __launch_bounds__(kSumThreads)
+__global__ void __launch_bounds__(kSumThreads, 8)
     sum_norms(const double* partial, const __grid_constant__ LayerTable table, double* norms) {
   const std::int64_t layer = std::int64_t{blockIdx.x} * (kSumThreads / kWarp) + threadIdx.x / kWarp;
   if (layer >= table.count) return;

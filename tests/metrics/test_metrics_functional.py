@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_lightning.metrics import functional as F  # noqa: N812
+from fl_lightning.metrics import functional as F
 
 NAN = float("nan")
 

@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from fl_lightning.models import MLP, CifarCNN, LeNet, MnistCNN, NFResNet18, ResNet10
 from fl_lightning.models.nf_resnet import ScaledStdConv2d

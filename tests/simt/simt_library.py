@@ -137,9 +137,7 @@ class Kernels:
     def project_conflicts(self, gram: Tensor, order: Tensor, keep: Tensor) -> Tensor:
         out = Guarded(*gram.shape)
         sizes = (ctypes.c_int64(gram.shape[0]), ctypes.c_int64(gram.shape[1]))
-        self._call(
-            "project_conflicts", _pointer(gram), *sizes, _pointer(order), _pointer(keep), _pointer(out.tensor)
-        )
+        self._call("project_conflicts", _pointer(gram), *sizes, _pointer(order), _pointer(keep), _pointer(out.tensor))
         return out.done()
 
     def min_norm(self, gram: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,9 +156,7 @@ class Kernels:
         numbers = (ctypes.c_int64(threshold), ctypes.c_int64(participations))
         outputs = (_pointer(keep.tensor), _pointer(norms.tensor))
         kind = ctypes.c_int(_COUNTS.index(counts.dtype))
-        self._call(
-            "puc_track", _matrix(row), _pointer(own.tensor), kind, *numbers, self._layers(offsets), *outputs
-        )
+        self._call("puc_track", _matrix(row), _pointer(own.tensor), kind, *numbers, self._layers(offsets), *outputs)
         counts.copy_(own.done())
         return keep.done(), norms.done()
 

@@ -165,7 +165,8 @@ def test_an_optimizer_that_calls_for_a_closure():
         optimizer = module.configure_optimizers()
         for inputs, labels in batches:
 
-            def closure(x=inputs.double(), y=labels):
+            def closure(inputs=inputs, y=labels):
+                x = inputs.double()
                 optimizer.zero_grad()
                 loss = F.cross_entropy(module(x), y)
                 loss.backward()

@@ -63,7 +63,10 @@ def test_fedavg_equals_a_plain_loop(lean):
 def test_local_epochs_momentum_and_dropout_equal_a_plain_loop():
     options = {"momentum": 0.9, "lr": 0.02, "dropout": 0.3}
     module, _ = run(module=fresh(**options), local_epochs=2)
-    sgd = lambda m: torch.optim.SGD(m.parameters(), lr=0.02, momentum=0.9)
+
+    def sgd(m):
+        return torch.optim.SGD(m.parameters(), lr=0.02, momentum=0.9)
+
     expected = plain_fedavg(fresh(**options), 3, epochs=2, make_optimizer=sgd)
     assert torch.allclose(weights(module), weights(expected), atol=1e-6, rtol=0)
 

@@ -190,11 +190,11 @@ def test_a_module_that_reports_no_loss_has_none():
 
 def test_losses_before_training_are_logged_for_rules_that_ask():
     _, records, metrics = watched(FedLF(), rounds=1)
-    assert metrics[0]["fed/loss"] == pytest.approx(records[0].losses.mean().item())
-    assert metrics[0]["fed/loss/max"] == pytest.approx(records[0].losses.max().item())
+    assert metrics[0]["fed/start_loss"] == pytest.approx(records[0].losses.mean().item())
+    assert metrics[0]["fed/start_loss/max"] == pytest.approx(records[0].losses.max().item())
     _, records, metrics = watched(FedAvg(), rounds=1)
     assert records[0].losses is None
-    assert "fed/loss" not in metrics[0]
+    assert "fed/start_loss" not in metrics[0]
 
 
 def test_the_names_are_those_of_round_metrics():
@@ -202,7 +202,7 @@ def test_the_names_are_those_of_round_metrics():
     names = set(round_metrics(records[-1]))
     assert names == {name for name in metrics[-1] if name.startswith("fed/") and not name.startswith("fed/val_")}
     assert names == {
-        "fed/train_loss", "fed/loss", "fed/loss/max", "fed/step_norm", "fed/update_norm", "fed/conflicts",
+        "fed/train_loss", "fed/start_loss", "fed/start_loss/max", "fed/step_norm", "fed/update_norm", "fed/conflicts",
         "fed/conflicts/net.0", "fed/conflicts/net.2", "fed/merged_layers", "fed/flagged", "fed/clients", "fed/dropped",
         "fed/seconds", "fed/weight/min", "fed/weight/max", "fed/history_rows", "fed/blocks",
         *(f"fed/{kind}/{place}" for kind in ("client", "weight") for place in range(4)),
