@@ -144,9 +144,7 @@ def main() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     torch.set_num_threads(1)  # small matrices: a second thread costs more than it brings
     arguments.out.mkdir(parents=True, exist_ok=True)
-    print(
-        f"{CLIENTS} clients with {CLASSES_EACH} of 10 digits each, {PER_ROUND} per round, lr {LR}, seed {arguments.seed}"
-    )
+    print(f"{CLIENTS} clients of {CLASSES_EACH} digits each, {PER_ROUND} per round, lr {LR}, seed {arguments.seed}")
     methods = (fl.algorithms.FedAvg(), fl.algorithms.FedLF())
     runs = [train(method, arguments.out, arguments.rounds, arguments.seed) for method in methods]
     picture = arguments.out / "demo.png"

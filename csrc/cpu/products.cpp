@@ -43,8 +43,8 @@ struct Job {
 }  // namespace
 
 std::int64_t panel_columns(const Products& problem) {
-  constexpr std::int64_t elements = std::int64_t{1} << 17;  // 512 KiB: half a second-level cache
-  constexpr std::int64_t least = 512, most = 4096;
+  constexpr std::int64_t elements = 160 * 1024;  // 640 KiB: most of a second-level cache
+  constexpr std::int64_t least = 768, most = 3072;
   // With few others each row is read once, and need not stay in the cache.
   const std::int64_t staying = !problem.symmetric && problem.others.rows <= 3 ? problem.others.rows : all_rows(problem);
   return std::clamp(elements / staying / least * least, least, most);
