@@ -5,8 +5,11 @@
 //
 // Only torch's stable interface is used, so that one binary serves every torch from TORCH_TARGET_VERSION (see setup.py)
 // on, and only Python's limited interface, so that it serves every Python from 3.10 on.
-#include <Python.h>
-// (Python.h must come first.)
+#include <Python.h>  // must come first
+
+#ifdef FL_LIGHTNING_CUDA
+#define USE_CUDA  // makes torch's header declare the function that tells the current stream
+#endif
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import copy
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
+
+from fl_lightning.optimizer_slate import OptimizerSlate, group_options, tensors_in, with_wrapped
 
 
 def client_learning_rate(optimizers: Sequence[Optimizer]) -> tuple[float | None, float]:
@@ -62,7 +61,7 @@ class ClientOptimizers:
     def begin_round(self) -> None:
         """Takes the groups' options, as schedulers left them, as every client's starting point."""
         for slate in self._slates:
-            slate.takegroup_options()
+            slate.take_options()
         self._pending = {}
 
     def restore(self) -> None:
@@ -118,7 +117,8 @@ def scheduled_state(optimizer: Optimizer, groups: Sequence[Mapping[str, Any]] | 
         groups: options per parameter group; default: the present ones.
     """
     start, packed = 0, []
-    for group, options in zip(optimizer.param_groups, groups or map(group_options, optimizer.param_groups), strict=True):
+    chosen = groups or [group_options(group) for group in optimizer.param_groups]
+    for group, options in zip(optimizer.param_groups, chosen, strict=True):
         indices = list(range(start, start + len(group["params"])))
         start += len(indices)
         packed.append({**options, "params": indices})

@@ -172,6 +172,10 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         if self.trainer.validating or self.trainer.sanity_checking:
             self.val_loop._on_evaluation_model_train()
 
+    def forget_data(self) -> None:
+        """Lets Lightning ask for the training data once more, if somebody did before the fit was set up."""
+        self.trainer.fit_loop._combined_loader = None
+
     # ---- logging beside self.log
 
     def publish(self, metrics: Mapping[str, float], bar: Mapping[str, float | str]) -> None:
@@ -216,7 +220,7 @@ def install(trainer: Trainer, conductor: Conductor) -> FederatedEpochLoop:
 
 
 _CONTRACT: dict[str, tuple[str, ...]] = {
-    "fit_loop": ("epoch_loop", "epoch_progress", "state_dict", "load_state_dict", "_restarting"),
+    "fit_loop": ("epoch_loop", "epoch_progress", "state_dict", "load_state_dict", "_restarting", "_combined_loader"),
     "fit_loop.epoch_loop": (
         "val_loop", "batch_progress", "scheduler_progress", "automatic_optimization", "manual_optimization",
         "_results", "_batches_that_stepped", "_skip_next_val", "_restarting", "_build_kwargs", "update_lr_schedulers",

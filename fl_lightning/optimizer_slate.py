@@ -29,10 +29,12 @@ class OptimizerSlate:
         self._initial = {key: self._copied(value) for key, value in optimizer.state.items()}  # Adagrad has some
         self._attributes = self._copied(self._present())
 
-    def takegroup_options(self) -> None:
+    def take_options(self) -> None:
+        """Takes the groups' present options as those to put back."""
         self.options = [group_options(group) for group in self.optimizer.param_groups]
 
     def restore(self) -> None:
+        """Puts state and attributes back to what they were at first, and options to what was taken."""
         optimizer = self.optimizer
         optimizer.state.clear()  # in place: wrappers hold on to it
         for key, value in self._initial.items():
@@ -46,19 +48,25 @@ class OptimizerSlate:
             group.update(group_options(options))
 
     def save(self) -> dict[str, Any]:
+        """Copies on the CPU of all that the steps since have changed; plain enough for a checkpoint."""
         places = {id(p): index for index, p in enumerate(self._parameters())}
         state = {places.get(id(key), key): _moved(value, None) for key, value in self.optimizer.state.items()}
         return {
             "state": state,
-            "attributes": {n: _moved(v, None) for n, v in self._present(False).items()},
+            "attributes": {n: _moved(v, None) for n, v in self._present(storable=True).items()},
             # Counters that optimizers keep in their groups; what schedulers set is everybody's.
             "options": [
-                {n: _moved(v, None) for n, v in group_options(group).items() if n not in _SCHEDULED and _is_plain(v, {})}
+                {
+                    n: _moved(v, None)
+                    for n, v in group.items()
+                    if n not in _SCHEDULED and _is_plain(v, self._shared, True)
+                }
                 for group in (() if self._is_torch else self.optimizer.param_groups)
             ],
         }
 
     def load(self, kept: Mapping[str, Any]) -> None:
+        """Continues from what :meth:`save` returned, on a restored optimizer."""
         parameters, optimizer = self._parameters(), self.optimizer
         scalars_there = any(group.get("capturable") or group.get("fused") for group in optimizer.param_groups)
         for key, value in kept["state"].items():
@@ -70,23 +78,24 @@ class OptimizerSlate:
             group.update({n: _moved(v, device, scalars_there) for n, v in options.items()})
 
     def refuse_keeping(self) -> None:
+        """Raises ValueError if there is state that :meth:`save` cannot copy."""
         for name, value in self._present().items():
-            if isinstance(value, dict) and not all(isinstance(key, (str, int)) for key in value):
+            shared = [id(leaf) in self._shared for leaf in _leaves(value)]
+            if any(shared) and not all(shared):
                 raise ValueError(
-                    f"client_optimizer_state='keep' cannot keep {type(self.optimizer).__name__}.{name}, a dict whose "
-                    "keys are not all strings and integers: put it into optimizer.state, or use 'reset'"
+                    f"client_optimizer_state='keep' cannot keep {type(self.optimizer).__name__}.{name}, which mixes "
+                    "parameters with values of its own: put those into optimizer.state, or use 'reset'"
                 )
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
-    def _present(self, with_shared: bool = True) -> dict[str, Any]:
+    def _present(self, storable: bool = False) -> dict[str, Any]:
         """The attributes that hold state, which only optimizers from outside torch have."""
         if self._is_torch:
             return {}
-        shared = self._shared if with_shared else {}
         own = {name: value for name, value in vars(self.optimizer).items() if name not in _NO_STATE}
-        return {n: v for n, v in own.items() if id(v) not in self._shared and _is_plain(v, shared)}
+        return {n: v for n, v in own.items() if id(v) not in self._shared and _is_plain(v, self._shared, storable)}
 
     def _copied(self, value: Any) -> Any:
         return copy.deepcopy(value, dict(self._shared))
@@ -94,8 +103,10 @@ class OptimizerSlate:
 
 # What torch.optim.Optimizer itself and learning-rate schedulers put into an optimizer.
 _NO_STATE = frozenset(vars(torch.optim.SGD([torch.zeros(())], lr=0.1))) | {"_opt_called", "step"}
-# The options that learning-rate schedulers change.
-_SCHEDULED = frozenset({"lr", "initial_lr", "momentum", "betas", "weight_decay", "max_lr", "min_lr", "swa_lr"})
+# Options that learning-rate schedulers change, and what is no option.
+_SCHEDULED = frozenset(
+    {"lr", "initial_lr", "momentum", "betas", "weight_decay", "max_lr", "min_lr", "swa_lr", "params"}
+)
 
 
 def with_wrapped(optimizers: Sequence[Optimizer]) -> list[tuple[Optimizer, dict[int, Any]]]:
@@ -116,15 +127,26 @@ def with_wrapped(optimizers: Sequence[Optimizer]) -> list[tuple[Optimizer, dict[
     return [(optimizer, shared) for optimizer in found.values()]
 
 
-def _is_plain(value: Any, shared: Mapping[int, Any]) -> bool:
-    if value is None or id(value) in shared or isinstance(value, (bool, int, float, str, Tensor)):
-        return True
+def _leaves(value: Any) -> Iterator[Any]:
     if isinstance(value, Mapping):
-        return all(_is_plain(k, shared) and _is_plain(v, shared) for k, v in value.items())
-    return isinstance(value, (list, tuple, set, deque)) and all(_is_plain(v, shared) for v in value)
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, (list, tuple, set, deque)):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+def _is_plain(value: Any, shared: Mapping[int, Any], storable: bool) -> bool:
+    """Whether there are only numbers, strings and tensors in it, and parameters unless it is to be stored."""
+    return all(
+        not storable if id(leaf) in shared else leaf is None or isinstance(leaf, (bool, int, float, str, Tensor))
+        for leaf in _leaves(value)
+    )
 
 
 def group_options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a parameter group without its parameters."""
     own = {name: value for name, value in group.items() if name != "params"}
     return {n: v.clone() if isinstance(v, Tensor) else copy.deepcopy(v) for n, v in own.items()}
 
@@ -144,8 +166,5 @@ def _moved(value: Any, device: torch.device | None, scalars: bool = False) -> An
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (Mapping, list, tuple)):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from tensors_in(item)
+    """All tensors in nested dicts, lists and tuples."""
+    return (leaf for leaf in _leaves(value) if isinstance(leaf, Tensor))

@@ -153,5 +153,11 @@ class Position:
 
 
 def _saved(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    values = {name: v.detach().cpu().clone() if isinstance(v, Tensor) else v for name, v in metrics.items()}
-    return {name: v for name, v in values.items() if isinstance(v, (Tensor, int, float))}
+    """Copies that any ``torch.load`` reads: tensors on the CPU and Python's own numbers."""
+    saved: dict[str, Any] = {}
+    for name, value in metrics.items():
+        if isinstance(value, Tensor):
+            saved[name] = value.detach().cpu().clone()
+        elif isinstance(value, (int, float)):
+            saved[name] = int(value) if isinstance(value, int) else float(value)
+    return saved

@@ -169,6 +169,7 @@ class FederatedStrategy(OneDevice):
         if trainer.state.fn == TrainerFn.FITTING:
             assert self.lightning_module is not None
             self._binding = Binding(self.lightning_module, self.algorithm.layers)
+            self.epoch_loop.forget_data()
 
     def process_dataloader(self, dataloader: object) -> object:
         """Turns the clients' data into what Lightning's loops iterate over."""
@@ -177,7 +178,8 @@ class FederatedStrategy(OneDevice):
             if not isinstance(dataloader, ClientLoaders):
                 refuse_data(dataloader)
             else:
-                self._open_session(dataloader)
+                if self._binding is not None:  # not when configure_optimizers asks for estimated_stepping_batches
+                    self._open_session(dataloader)
                 # Lightning is about to take clients for batches and warn that nothing will be logged.
                 self._guard.enter_context(warnings.catch_warnings())
                 warnings.filterwarnings("ignore", message="The number of training batches")

@@ -31,7 +31,7 @@ __device__ inline void project(const double* gram, std::int64_t m, const std::in
     const std::int64_t first = known ? j : 0;
     __syncwarp();
     for (std::int64_t k = lane; k < m; k += kWarp) {
-      // Rounded product: a dot that is 0 on the processor must be 0 here.
+      // The product is rounded, as on the processor: the sign of what is left decides.
       products[k] = products[k] - __dmul_rn(share, gram[first * m + k]);
       if (k == j || !known) coeff[k] -= share;
     }

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from fl_lightning.ops import _library
 
 
@@ -26,7 +28,23 @@ class Backend:
 
 
 def backend() -> Mapping[str, Backend]:
-    """Which implementation of each public op runs in this installation, and why not a faster one."""
-    reason = "no compiled extension in this installation"
+    """Which implementation of each public op runs in this installation, and why not a faster one.
+
+    ``"cuda"`` means that rows on a GPU go through CUDA kernels and rows on the CPU through compiled ones; ``"cpu"``
+    that only the latter do.
+    """
+    implementation, reason = _running()
     names = (name for name in _library.NAMES if name != "layer_combine_add")
-    return {name: Backend(name, "torch", reason) for name in names}
+    return {name: Backend(name, implementation, reason) for name in names}
+
+
+def _running() -> tuple[Literal["torch", "cpu", "cuda"], str]:
+    module = _library.EXTENSION.module
+    if module is None:
+        return "torch", _library.EXTENSION.reason
+    instructions = f"on the CPU: {module.instruction_set()}"
+    if not module.has_cuda():
+        return "cpu", f"the extension was built without CUDA kernels; {instructions}"
+    if not torch.cuda.is_available():
+        return "cpu", f"no CUDA device; {instructions}"
+    return "cuda", ""

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Argument checks shared by the public ops: each names the argument, the rule and what was found.
 
-Only shapes, dtypes and devices are read, so the checks never wait for a device and vanish under ``torch.compile``.
+Shapes, dtypes and devices are read, and the values of small tensors on the CPU: the checks never wait for a device and
+vanish under ``torch.compile``.
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -53,11 +56,32 @@ def matrix(name: str, rows: Tensor) -> None:
         raise ValueError(f"{name} must have at least one row, found shape {list(rows.shape)}")
 
 
-def layer_offsets(offsets: Tensor) -> None:
-    """Requires a CPU vector of at least two int64 numbers; their values are checked inside the op."""
+def layer_offsets(offsets: Tensor, columns: int) -> None:
+    """Requires a CPU vector of at least two int64 numbers that rise from 0 to the number of columns."""
     check_shape("offsets", offsets, (None,))
     check_dtype("offsets", offsets, torch.int64)
     if offsets.device.type != "cpu":
         raise ValueError(f"offsets must be on the CPU, found {offsets.device}")
     if offsets.shape[0] < 2:
         raise ValueError(f"offsets must have at least two entries, found {offsets.shape[0]}")
+    if _readable(offsets):
+        starts: list[int] = offsets.tolist()
+        if starts[0] != 0 or starts[-1] != columns or any(a > b for a, b in pairwise(starts)):
+            raise ValueError(f"offsets must rise from 0 to n = {columns} without decreasing, found {starts}")
+
+
+def permutation(name: str, order: Tensor) -> None:
+    """Requires each of 0..m - 1 once, if the numbers are at hand."""
+    if _readable(order) and sorted(order.tolist()) != list(range(order.shape[0])):
+        raise ValueError(f"{name} must be a permutation of 0..{order.shape[0] - 1}, found {order.tolist()}")
+
+
+def positive(name: str, weights: Tensor) -> None:
+    """Requires positive numbers, if they are at hand."""
+    if _readable(weights) and not all(weight > 0 for weight in weights.tolist()):
+        raise ValueError(f"{name} must be positive, found {weights.tolist()}")
+
+
+def _readable(tensor: Tensor) -> bool:
+    """Whether the values can be read now: not on another device, and not while a graph is traced."""
+    return not torch.compiler.is_compiling() and type(tensor) is Tensor and tensor.device.type == "cpu"

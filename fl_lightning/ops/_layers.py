@@ -27,7 +27,7 @@ def layer_gram(rows: Tensor, offsets: Tensor) -> Tensor:
         ValueError: a shape, a device or the offsets' values break the rules above.
     """
     _check.matrix("rows", rows)
-    _check.layer_offsets(offsets)
+    _check.layer_offsets(offsets, rows.shape[1])
     gram: Tensor = torch.ops.fl_lightning.layer_gram(rows, offsets)
     return gram
 
@@ -50,7 +50,7 @@ def layer_cross_gram(rows: Tensor, others: Tensor, offsets: Tensor) -> Tensor:
     """
     _check.matrix("rows", rows)
     _check.floating("others", others, (None, rows.shape[1]), beside=rows)
-    _check.layer_offsets(offsets)
+    _check.layer_offsets(offsets, rows.shape[1])
     gram: Tensor = torch.ops.fl_lightning.layer_cross_gram(rows, others, offsets)
     return gram
 
@@ -73,7 +73,7 @@ def layer_dots(rows: Tensor, step: Tensor, offsets: Tensor) -> Tensor:
     """
     _check.matrix("rows", rows)
     _check.floating("step", step, (rows.shape[1],), beside=rows)
-    _check.layer_offsets(offsets)
+    _check.layer_offsets(offsets, rows.shape[1])
     dots: Tensor = torch.ops.fl_lightning.layer_dots(rows, step, offsets)
     return dots
 
@@ -99,7 +99,7 @@ def layer_combine(rows: Tensor, offsets: Tensor, coeff: Tensor, out: Tensor | No
         ValueError: a shape, a device or the offsets' values break the rules above.
     """
     _check.matrix("rows", rows)
-    _check.layer_offsets(offsets)
+    _check.layer_offsets(offsets, rows.shape[1])
     _check.floating("coeff", coeff, (offsets.shape[0] - 1, rows.shape[0]))
     _check.reachable("coeff", coeff, rows)
     if out is None:

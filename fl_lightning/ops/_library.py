@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fl_lightning.ops import _reference
+from fl_lightning.ops import _extension, _reference
 from fl_lightning.ops._min_norm import min_norm
 
 
@@ -99,3 +99,6 @@ for _name, _op in _OPS.items():
     _LIBRARY.define(_name + _op.schema)  # type: ignore[no-untyped-call]
     _LIBRARY.impl(_name, _op.kernel, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"fl_lightning::{_name}", _op.fake, lib=_LIBRARY)
+
+# The extension's kernels for CPU and CUDA take precedence over those registered above.
+EXTENSION = _extension.load()

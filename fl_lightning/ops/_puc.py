@@ -49,7 +49,7 @@ def puc_track(
     limit = torch.iinfo(counts.dtype).max
     if not 0 <= participations < limit:
         raise ValueError(f"participations must be in 0..{limit - 1} for {counts.dtype} counts, found {participations}")
-    _check.layer_offsets(offsets)
+    _check.layer_offsets(offsets, row.shape[0])
     keep, norms = torch.ops.fl_lightning.puc_track(row, counts, threshold, participations, offsets)
     return keep, norms
 
@@ -82,5 +82,6 @@ def puc_combine(rows: Tensor, keep: Tensor, weights: Tensor) -> Tensor:
         raise ValueError(f"keep must be on the rows' device {rows.device}, found {keep.device}")
     _check.floating("weights", weights, (m,))
     _check.reachable("weights", weights, rows)
+    _check.positive("weights", weights)
     step: Tensor = torch.ops.fl_lightning.puc_combine(rows, keep, weights)
     return step

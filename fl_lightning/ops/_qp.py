@@ -38,6 +38,7 @@ def project_conflicts(gram: Tensor, order: Tensor, keep: Tensor) -> Tensor:
     _check.check_shape("keep", keep, (m,))
     _check.check_dtype("keep", keep, torch.bool)
     _check.reachable("order", order, gram)
+    _check.permutation("order", order)
     _check.reachable("keep", keep, gram)
     coeff: Tensor = torch.ops.fl_lightning.project_conflicts(gram, order, keep)
     return coeff

@@ -7,12 +7,14 @@ import ctypes
 import os
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 HERE = Path(__file__).parent
+HARNESS = ("simt.cpp", "entry.cpp", "faults.cpp")
 CUDA = HERE.parents[1] / "csrc" / "cuda"
 SCHEDULES = ("forward", "reverse", "random", "low_warp", "high_warp")
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -26,12 +28,18 @@ def compiler():
     return next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))), None)
 
 
-def compile_source(source, folder, sources=CUDA):
+def compile_source(source, folder):
     """Object file of one source, with the stand-ins for CUDA's headers."""
-    target = Path(folder) / f"{source.stem}{'.kernel' if source.suffix == '.cu' else ''}.o"
-    include = (f"-I{HERE / 'include'}", f"-I{HERE}", f"-I{sources}", f"-I{CUDA}")
-    run([compiler(), *_FLAGS, *include, "-x", "c++", "-c", str(source), "-o", str(target)])
+    target = Path(folder) / f"{source.stem}.o"
+    run([compiler(), *_FLAGS, f"-I{HERE / 'include'}", "-x", "c++", "-c", str(source), "-o", str(target)])
     return target
+
+
+def compile_all(sources, folder, workers):
+    """Object files by the stems of their sources."""
+    with ThreadPoolExecutor(workers) as pool:
+        targets = pool.map(lambda source: compile_source(source, folder), sources)
+        return {source.stem: target for source, target in zip(sources, targets, strict=True)}
 
 
 def link(objects, target):
@@ -100,29 +108,35 @@ class Kernels:
         self._library.simt_configure(SCHEDULES.index(name), seed)
         return self
 
-    def _call(self, name, *arguments):
+    def call(self, name, *arguments):
         function = getattr(self._library, name)
         function.restype = ctypes.c_char_p
         message = function(*arguments).decode()
         if message:
             raise KernelError(message)
 
+    def fault(self, number: int, numbers: Tensor) -> Tensor:
+        """Runs the kernel of faults.cpp with one fault, or with none (0)."""
+        out = Guarded(len(numbers))
+        self.call("simt_fault", ctypes.c_int(number), _pointer(numbers), _pointer(out.tensor))
+        return out.done()
+
     def _layers(self, offsets):
         return _Layers(offsets.data_ptr(), len(offsets) - 1)
 
     def layer_gram(self, rows: Tensor, offsets: Tensor) -> Tensor:
         out = Guarded(len(offsets) - 1, len(rows), len(rows))
-        self._call("layer_gram", _matrix(rows), self._layers(offsets), _pointer(out.tensor))
+        self.call("layer_gram", _matrix(rows), self._layers(offsets), _pointer(out.tensor))
         return out.done()
 
     def layer_cross_gram(self, rows: Tensor, others: Tensor, offsets: Tensor) -> Tensor:
         out = Guarded(len(offsets) - 1, len(rows), len(others))
-        self._call("layer_cross_gram", _matrix(rows), _matrix(others), self._layers(offsets), _pointer(out.tensor))
+        self.call("layer_cross_gram", _matrix(rows), _matrix(others), self._layers(offsets), _pointer(out.tensor))
         return out.done()
 
     def layer_dots(self, rows: Tensor, step: Tensor, offsets: Tensor) -> Tensor:
         out = Guarded(len(offsets) - 1, len(rows))
-        self._call("layer_dots", _matrix(rows), _pointer(step), self._layers(offsets), _pointer(out.tensor))
+        self.call("layer_dots", _matrix(rows), _pointer(step), self._layers(offsets), _pointer(out.tensor))
         return out.done()
 
     def layer_combine(self, rows: Tensor, offsets: Tensor, coeff: Tensor, add: Tensor | None = None) -> Tensor:
@@ -131,20 +145,20 @@ class Kernels:
             out.tensor.copy_(add)
         coeff = coeff.double().contiguous()
         arguments = (_matrix(rows), self._layers(offsets), _pointer(coeff), _pointer(out.tensor))
-        self._call("layer_combine", *arguments, ctypes.c_bool(add is not None))
+        self.call("layer_combine", *arguments, ctypes.c_bool(add is not None))
         return out.done()
 
     def project_conflicts(self, gram: Tensor, order: Tensor, keep: Tensor) -> Tensor:
         out = Guarded(*gram.shape)
         sizes = (ctypes.c_int64(gram.shape[0]), ctypes.c_int64(gram.shape[1]))
-        self._call("project_conflicts", _pointer(gram), *sizes, _pointer(order), _pointer(keep), _pointer(out.tensor))
+        self.call("project_conflicts", _pointer(gram), *sizes, _pointer(order), _pointer(keep), _pointer(out.tensor))
         return out.done()
 
     def min_norm(self, gram: Tensor) -> tuple[Tensor, Tensor]:
         batch, k, _ = gram.shape
         lam, gap = Guarded(batch, k), Guarded(batch)
         sizes = (ctypes.c_int64(batch), ctypes.c_int64(k))
-        self._call("min_norm", _pointer(gram), *sizes, _pointer(lam.tensor), _pointer(gap.tensor))
+        self.call("min_norm", _pointer(gram), *sizes, _pointer(lam.tensor), _pointer(gap.tensor))
         return lam.done(), gap.done()
 
     def puc_track(
@@ -156,12 +170,12 @@ class Kernels:
         numbers = (ctypes.c_int64(threshold), ctypes.c_int64(participations))
         outputs = (_pointer(keep.tensor), _pointer(norms.tensor))
         kind = ctypes.c_int(_COUNTS.index(counts.dtype))
-        self._call("puc_track", _matrix(row), _pointer(own.tensor), kind, *numbers, self._layers(offsets), *outputs)
+        self.call("puc_track", _matrix(row), _pointer(own.tensor), kind, *numbers, self._layers(offsets), *outputs)
         counts.copy_(own.done())
         return keep.done(), norms.done()
 
     def puc_combine(self, rows: Tensor, keep: Tensor, weights: Tensor) -> Tensor:
         out = Guarded(rows.shape[1], dtype=rows.dtype)
         weights = weights.double()
-        self._call("puc_combine", _matrix(rows), _pointer(keep), _pointer(weights), _pointer(out.tensor))
+        self.call("puc_combine", _matrix(rows), _pointer(keep), _pointer(weights), _pointer(out.tensor))
         return out.done()

@@ -164,7 +164,12 @@ def test_a_dropped_client_keeps_the_state_of_its_last_round_that_counted():
 
 def test_attributes_that_cannot_be_kept_are_refused():
     optimizer = Counting(list(net().parameters()), lr=0.1)
-    optimizer.anchors = {p: p.detach().clone() for p in optimizer.param_groups[0]["params"]}
+    parameters = optimizer.param_groups[0]["params"]
+    optimizer.order = list(parameters)
+    kept = ClientOptimizers([optimizer], keep=True)
+    kept.begin_client(0), kept.end_client(0), kept.commit([0]), kept.begin_client(0)
+    assert all(one is two for one, two in zip(optimizer.order, parameters, strict=True))
+    optimizer.anchors = {p: p.detach().clone() for p in parameters}
     with pytest.raises(ValueError, match=r"client_optimizer_state='keep' cannot keep Counting\.anchors"):
         ClientOptimizers([optimizer], keep=True)
     ClientOptimizers([optimizer], keep=False)

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device code of the layer kernels, run on the processor, against the pure-torch reference."""
+
+import ctypes
+import itertools
+
+import pytest
+import torch
+from simt_library import SCHEDULES, KernelError
+
+from fl_lightning.ops import _reference as reference
+
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+SIZES = (0, 1, 3, 129, 1000, 0, 300, 2100, 77)
+_schedules = itertools.cycle(enumerate(SCHEDULES))
+
+
+@pytest.fixture
+def simt(kernels):
+    """The kernels, under another schedule for each test."""
+    seed, name = next(_schedules)
+    return kernels.schedule(name, seed)
+
+
+def offsets_of(sizes):
+    return torch.tensor([0, *itertools.accumulate(sizes)])
+
+
+OFFSETS = offsets_of(SIZES)
+
+
+def generator(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def between_nans(values, lead, pad):
+    """The same matrix as a slice of a larger one: its address and row distance change, and NaN surrounds it."""
+    wide = torch.full((values.shape[0], values.shape[1] + lead + pad), float("nan"), dtype=values.dtype)
+    wide[:, lead : lead + values.shape[1]] = values
+    return wide[:, lead : lead + values.shape[1]]
+
+
+def integers(m, dtype=torch.float32, n=int(OFFSETS[-1]), seed=0, layout=None):
+    """Small whole numbers: every product and sum is exact, so a single wrong or missing one shows."""
+    values = torch.randint(-3, 4, (m, n), generator=generator(seed + m)).to(dtype)
+    lead, pad = ((0, 0), (1, 0), (3, 2), (2, 3), (4, 4), (7, 1))[m % 6 if layout is None else layout]
+    return between_nans(values, lead, pad)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13, 16, 17, 33])
+def test_gram(simt, m, dtype):
+    rows = integers(m, dtype)
+    assert torch.equal(simt.layer_gram(rows, OFFSETS), reference.layer_gram(rows, OFFSETS))
+
+
+@pytest.mark.parametrize("layout", range(6))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gram_of_rows_anywhere_in_memory(simt, dtype, layout):
+    rows = integers(6, dtype, layout=layout)
+    assert torch.equal(simt.layer_gram(rows, OFFSETS), reference.layer_gram(rows, OFFSETS))
+
+
+@pytest.mark.parametrize(
+    ("m", "h", "dtype", "other"),
+    [
+        (1, 1, torch.float32, torch.float32),
+        (3, 5, torch.float32, torch.bfloat16),
+        (10, 33, torch.bfloat16, torch.float32),
+        (33, 2, torch.float16, torch.bfloat16),
+        (5, 3, torch.float32, torch.float64),
+        (2, 4, torch.float64, torch.float16),
+        (9, 9, torch.float64, torch.float64),
+    ],
+)
+def test_cross_gram(simt, m, h, dtype, other):
+    rows, others = integers(m, dtype), integers(h, other, seed=1, layout=(m + 1) % 6)
+    got = simt.layer_cross_gram(rows, others, OFFSETS)
+    assert torch.equal(got, reference.layer_cross_gram(rows, others, OFFSETS))
+    assert simt.layer_cross_gram(rows, others[:0], OFFSETS).shape == (len(SIZES), m, 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("m", [1, 7, 8, 9, 17])
+def test_dots(simt, m, dtype):
+    rows, step = integers(m, dtype), integers(1, dtype, seed=5, layout=m % 4)[0]
+    assert torch.equal(simt.layer_dots(rows, step, OFFSETS), reference.layer_dots(rows, step, OFFSETS))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("m", [1, 2, 7, 8, 9, 16, 17, 33])
+def test_combine(simt, m, dtype):
+    rows = integers(m, dtype)
+    coeff = integers(m, torch.float64, n=len(SIZES), layout=0).T.contiguous()
+    want = reference.layer_combine(rows, OFFSETS, coeff)
+    assert torch.equal(simt.layer_combine(rows, OFFSETS, coeff), want)
+    before = integers(1, dtype, seed=9, layout=0)[0]
+    assert torch.equal(simt.layer_combine(rows, OFFSETS, coeff, add=before), want + before)
+
+
+@pytest.mark.parametrize("count", [70, 300])
+def test_many_layers(simt, count):
+    sizes = [(7 * i) % 13 if i % 5 else 0 for i in range(count - 2)] + [2049, 4096]
+    offsets = offsets_of(sizes)
+    rows = integers(3, torch.float32, n=int(offsets[-1]))
+    coeff = integers(3, torch.float64, n=count, layout=0).T.contiguous()
+    assert torch.equal(simt.layer_gram(rows, offsets), reference.layer_gram(rows, offsets))
+    assert torch.equal(simt.layer_cross_gram(rows, rows[:2], offsets), reference.layer_gram(rows, offsets)[:, :, :2])
+    assert torch.equal(simt.layer_dots(rows, rows[2], offsets), reference.layer_gram(rows, offsets)[:, :, 2])
+    assert torch.equal(simt.layer_combine(rows, offsets, coeff), reference.layer_combine(rows, offsets, coeff))
+
+
+def test_no_columns(simt):
+    rows, nothing = torch.empty(3, 0), torch.tensor([0, 0, 0])
+    assert torch.equal(simt.layer_gram(rows, nothing), torch.zeros(2, 3, 3, dtype=torch.float64))
+    assert torch.equal(simt.layer_cross_gram(rows, rows, nothing), torch.zeros(2, 3, 3, dtype=torch.float64))
+    assert torch.equal(simt.layer_dots(rows, rows[0], nothing), torch.zeros(2, 3, dtype=torch.float64))
+    assert simt.layer_combine(rows, nothing, torch.ones(2, 3)).shape == (0,)
+
+
+def test_repeated_rows(simt):
+    rows = integers(1)[0].expand(5, -1)
+    assert rows.stride(0) == 0
+    assert torch.equal(simt.layer_gram(rows, OFFSETS), reference.layer_gram(rows, OFFSETS))
+
+
+@pytest.mark.parametrize("m", [10, 18])
+@pytest.mark.parametrize(
+    ("kind", "bound"), [("gaussian", 1e-7), ("absolute", 5e-7), ("constant", 5e-7), ("lognormal", 5e-7)]
+)
+def test_accuracy(simt, kind, bound, m):
+    offsets = offsets_of([1, 3, 129, 256, 257, 1000, 4001])
+    rows = torch.randn(m, int(offsets[-1]), generator=generator(1))
+    if kind == "absolute":
+        rows = rows.abs()
+    elif kind == "constant":
+        rows = torch.rand(m, 1, generator=generator(2)).add(0.3).expand(rows.shape).contiguous()
+    elif kind == "lognormal":
+        rows = rows.mul(2).exp()
+    exact = reference.layer_gram(rows, offsets)
+    norms = exact.diagonal(dim1=1, dim2=2).sqrt()
+    scale = norms[:, :, None] * norms[:, None, :]
+    gram = simt.layer_gram(rows, offsets)
+    assert torch.equal(gram, gram.mT)
+    assert ((gram - exact).abs() <= bound * scale).all()
+    assert ((simt.layer_cross_gram(rows, rows[:3], offsets) - exact[:, :, :3]).abs() <= bound * scale[:, :, :3]).all()
+    assert ((simt.layer_dots(rows, rows[1], offsets) - exact[:, :, 1]).abs() <= bound * scale[:, :, 1]).all()
+    # Up to 256 columns are summed in float64.
+    torch.testing.assert_close(gram[:4], exact[:4], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_combination_is_rounded_once(simt, dtype):
+    rows = torch.randn(9, 400, generator=generator(3)).to(dtype)
+    coeff = torch.randn(1, 9, generator=generator(4), dtype=torch.float64)
+    exact = (coeff @ rows.double())[0]
+    got = simt.layer_combine(rows, torch.tensor([0, 400]), coeff)
+    if dtype != torch.float64:
+        # No neighbour among the numbers of this type is nearer.
+        error = (got.double() - exact).abs()
+        for towards in (torch.inf, -torch.inf):
+            neighbour = torch.nextafter(got, torch.tensor(towards, dtype=dtype))
+            assert (error <= (neighbour.double() - exact).abs() + 1e-12).all()
+    torch.testing.assert_close(got.double(), exact, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("m", [5, 18])
+def test_nan_and_overflow_stay_where_they_are(simt, m):
+    rows = torch.randn(m, int(OFFSETS[-1]), generator=generator(5))
+    rows[1, 700] = float("nan")
+    rows[2] *= 1e25  # its square is too large for float32
+    got, want = simt.layer_gram(rows, OFFSETS), reference.layer_gram(rows, OFFSETS)
+    torch.testing.assert_close(got, want, equal_nan=True, rtol=1e-4, atol=1e-4)
+    assert got[4, 1].isnan().all()
+    assert got[4, 2, 2] > 1e50
+    assert torch.equal(got.isnan(), want.isnan())
+    got, want = simt.layer_dots(rows, rows[2], OFFSETS), reference.layer_dots(rows, rows[2], OFFSETS)
+    torch.testing.assert_close(got, want, equal_nan=True, rtol=1e-4, atol=1e20)
+    coeff = torch.ones(len(SIZES), m)
+    coeff[:, 1] = 0
+    assert simt.layer_combine(rows, OFFSETS, coeff).isnan().nonzero().tolist() == [[700]]
+
+
+@pytest.mark.parametrize("m", [10, 17])
+def test_same_bits_under_every_schedule(kernels, m):
+    rows = torch.randn(m, int(OFFSETS[-1]), generator=generator(6))
+    coeff = torch.randn(len(SIZES), m, generator=generator(7))
+
+    def results():
+        return (
+            kernels.layer_gram(rows, OFFSETS),
+            kernels.layer_cross_gram(rows, rows[:2], OFFSETS),
+            kernels.layer_dots(rows, rows[3], OFFSETS),
+            kernels.layer_combine(rows, OFFSETS, coeff),
+        )
+
+    kernels.schedule("forward")
+    want = results()
+    for name in ("random", "high_warp"):
+        kernels.schedule(name)
+        assert all(torch.equal(a, b) for a, b in zip(results(), want, strict=True))
+
+
+def test_a_launch_that_cannot_be_is_an_error(simt):
+    batch, m = ctypes.c_int64(1 << 32), ctypes.c_int64(3)
+    with pytest.raises(KernelError, match="fl_lightning::project_conflicts needs 4294967296 blocks, more than a CUDA"):
+        simt.call("project_conflicts", None, batch, m, None, None, None)

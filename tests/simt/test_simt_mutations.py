@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults planted in the kernels' sources: the comparisons and the harness must find every one of them."""
+
+import shutil
+from dataclasses import dataclass
+
+import pytest
+import simt_library
+import torch
+from simt_library import KernelError
+
+from fl_lightning.ops import _reference as reference
+
+OFFSETS = torch.tensor([0, 0, 3, 300, 1400])
+N = 1400
+
+
+def rows_of(m, lead=1):
+    values = torch.randint(-3, 4, (m, N + lead), generator=torch.Generator().manual_seed(m)).float()
+    return values[:, lead:]
+
+
+def gram_is_right(kernels, m=7):
+    return torch.equal(kernels.layer_gram(rows_of(m), OFFSETS), reference.layer_gram(rows_of(m), OFFSETS))
+
+
+def cross_gram_is_right(kernels):
+    rows, others = rows_of(6), rows_of(3)
+    want = reference.layer_cross_gram(rows, others, OFFSETS)
+    return torch.equal(kernels.layer_cross_gram(rows, others, OFFSETS), want)
+
+
+def dots_are_right(kernels):
+    rows, step = rows_of(5), rows_of(1)[0]
+    return torch.equal(kernels.layer_dots(rows, step, OFFSETS), reference.layer_dots(rows, step, OFFSETS))
+
+
+def combination_is_right(kernels):
+    coeff = torch.arange(12.0).view(4, 3)
+    return torch.equal(kernels.layer_combine(rows_of(3), OFFSETS, coeff), reference.layer_combine(rows_of(3), OFFSETS, coeff))
+
+
+def projection_is_right(kernels):
+    rows = torch.randn(1, 40, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    arguments = (rows @ rows.mT, torch.arange(40), torch.zeros(40, dtype=torch.bool))
+    return torch.allclose(kernels.project_conflicts(*arguments), reference.project_conflicts(*arguments))
+
+
+def min_norm_is_right(kernels):
+    rows = torch.randn(1, 40, 90, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.5
+    lam, gap = kernels.min_norm(rows @ rows.mT)
+    return bool((gap < 1e-12).all() and ((lam.sum(1) - 1).abs() < 1e-12).all())
+
+
+def tracking_is_right(kernels):
+    row, own = rows_of(1)[0], torch.arange(N).remainder(6).to(torch.uint8)
+    theirs = own.clone()
+    got, want = kernels.puc_track(row, own, 2, 5, OFFSETS), reference.puc_track(row, theirs, 2, 5, OFFSETS)
+    return all(map(torch.equal, got, want)) and torch.equal(own, theirs)
+
+
+def mean_is_right(kernels):
+    keep = torch.randint(-(2**31), 2**31, (3, 44), generator=torch.Generator().manual_seed(0)).to(torch.int32)
+    arguments = (rows_of(3), keep, torch.tensor([1.0, 2.0, 4.0]))
+    return torch.allclose(kernels.puc_combine(*arguments), reference.puc_combine(*arguments))
+
+
+@dataclass
+class Mutation:
+    """One change of the source: the nth occurrence of old in a file becomes new; which object file it changes."""
+
+    file: str
+    old: str
+    new: str
+    rebuilt: str
+    check: object
+    occurrence: int = 0
+
+    def apply(self, folder):
+        path = folder / self.file
+        parts = path.read_text().split(self.old)
+        assert len(parts) > self.occurrence + 1, f"{self.old!r} is no longer in {self.file}"
+        at = self.occurrence + 1
+        path.write_text(self.old.join(parts[:at]) + self.new + self.old.join(parts[at:]))
+
+
+BARRIER, WARP_BARRIER = "__syncthreads();", "__syncwarp();"
+MUTATIONS = {
+    # Missing barriers: before a read of what others wrote, and before a write of what others read.
+    "tiled: read before staged": Mutation("gram_tiled.cuh", BARRIER, "", "layer_cross_gram", cross_gram_is_right),
+    "tiled: staged before read": Mutation("gram_tiled.cuh", BARRIER, "", "layer_cross_gram", cross_gram_is_right, 1),
+    "direct: warp reads before": Mutation("gram_direct.cuh", WARP_BARRIER, "", "layer_gram", gram_is_right),
+    "dots: warps not waited for": Mutation("layer_dots.cu", BARRIER, "", "layer_dots", dots_are_right),
+    "projection: written while read": Mutation(
+        "project_conflicts.cu", WARP_BARRIER, "", "project_conflicts", projection_is_right, 1
+    ),
+    "min_norm: swept while copied": Mutation("active_set.cuh", BARRIER, "", "min_norm", min_norm_is_right, 2),
+    "tracking: sums overwritten": Mutation("puc_track.cu", BARRIER, "", "puc_track", tracking_is_right, 2),
+    # Wrong indices.
+    "layers: last item of a layer": Mutation("layers.cuh", "<= value", "< value", "layer_combine", combination_is_right),
+    "tiled: neighbouring rows": Mutation(
+        "gram_tiled.cuh", "load_shared(left, (y + i * kApart)", "load_shared(left, (y * kEach + i)", "layer_cross_gram",
+        cross_gram_is_right,
+    ),
+    "mean: bits of the wrong column": Mutation("puc_combine.cu", "word + 1 < count", "false", "puc_combine", mean_is_right),
+    # Outputs that nobody writes.
+    "combination: last columns": Mutation(
+        "columns.cuh", "column + v < stop) row[", "column + v + 1 < stop) row[", "layer_combine", combination_is_right
+    ),
+    "sums: upper triangle": Mutation(
+        "partials.cuh", "if (kSymmetric) matrix[", "if (false) matrix[", "layer_gram", gram_is_right
+    ),
+    # A warp of which not all lanes vote.
+    "tracking: half a ballot": Mutation(
+        "puc_track.cu", "__ballot_sync(kFullWarp", "__ballot_sync(0xffffu", "puc_track", tracking_is_right
+    ),
+}
+
+
+@pytest.mark.parametrize("check", {mutation.check for mutation in MUTATIONS.values()}, ids=lambda check: check.__name__)
+def test_the_checks_pass_without_a_fault(kernels, check):
+    assert check(kernels.schedule("random", 1))
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_planted_fault_is_found(objects, tmp_path, name):
+    mutation = MUTATIONS[name]
+    shutil.copytree(simt_library.CUDA.parent, tmp_path / "csrc")
+    mutation.apply(tmp_path / "csrc" / "cuda")
+    changed = simt_library.compile_source(tmp_path / "csrc" / "cuda" / f"{mutation.rebuilt}.cu", tmp_path)
+    library = simt_library.link({**objects, mutation.rebuilt: changed}.values(), tmp_path / "mutant.so")
+    kernels = simt_library.Kernels(library)
+    for schedule in ("forward", "low_warp", "high_warp"):
+        try:
+            assert not mutation.check(kernels.schedule(schedule)), schedule
+        except KernelError as error:
+            assert "race" in str(error) or "never written" in str(error) or "partial warp" in str(error)

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device code of ``project_conflicts``, ``min_norm`` and FedHEAL's passes, run on the processor."""
+
+import itertools
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from simt_library import SCHEDULES
+
+from fl_lightning.ops import _reference as reference
+
+sys.path.append(str(Path(__file__).parents[1] / "solvers"))
+from qp_cases import enumerate_supports, families, objective, relative_gap
+
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+COUNTS = (torch.uint8, torch.int16, torch.int32)
+_schedules = itertools.cycle(enumerate(SCHEDULES))
+
+
+@pytest.fixture
+def simt(kernels):
+    """The kernels, under another schedule for each test."""
+    seed, name = next(_schedules)
+    return kernels.schedule(name, seed)
+
+
+def generator(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 8, 11, 33, 40, 257])
+def test_project_conflicts(simt, m):
+    rows = torch.randn(1 if m > 99 else 3, m, m // 2 + 1, generator=generator(m), dtype=torch.float64)
+    gram, order = rows @ rows.mT, torch.randperm(m, generator=generator(0))
+    keep = torch.rand(m, generator=generator(1)) < (0.95 if m > 99 else 0.3)
+    got, want = simt.project_conflicts(gram, order, keep), reference.project_conflicts(gram, order, keep)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    assert (got != torch.eye(m, dtype=torch.float64)).any() or m == 1
+
+
+def test_project_conflicts_on_orthogonal_and_zero_rows(simt):
+    rows = torch.randint(-2, 3, (40, 6, 3), generator=generator(2)).double()
+    rows[:, 2] = 0
+    gram, order, keep = rows @ rows.mT, torch.arange(6), torch.zeros(6, dtype=torch.bool)
+    got, want = simt.project_conflicts(gram, order, keep), reference.project_conflicts(gram, order, keep)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    assert (got[:, [0, 1, 3, 4, 5], 2] == 0).all()
+
+
+def test_project_conflicts_with_nan_and_bad_order(simt):
+    gram = torch.eye(3, dtype=torch.float64)[None].clone()
+    gram[0, 0, 1] = gram[0, 1, 0] = float("nan")
+    keep = torch.zeros(3, dtype=torch.bool)
+    coeff = simt.project_conflicts(gram, torch.arange(3), keep)[0]
+    assert coeff[0].isnan().any()
+    assert coeff[1].isnan().any()
+    assert simt.project_conflicts(gram, torch.tensor([0, 7, -1]), keep).isnan().all()
+
+
+def judge(gram, lam, gap):
+    gram, lam, gap = gram.numpy(), lam.numpy(), gap.numpy()
+    assert (lam >= 0).all()
+    assert np.abs(lam.sum(-1) - 1).max() <= 1e-12
+    assert relative_gap(gram, lam).max() <= 1e-10
+    np.testing.assert_allclose(gap, np.maximum(relative_gap(gram, lam), 0), atol=1e-14)
+
+
+@pytest.mark.parametrize("k", [3, 4, 11, 24])
+def test_min_norm(simt, k):
+    batches = families(np.random.default_rng(k), 1, k).values()
+    gram = torch.from_numpy(np.concatenate([batch * 10.0 ** (i % 5 * 6 - 12) for i, batch in enumerate(batches)]))
+    lam, gap = simt.min_norm(gram)
+    judge(gram, lam, gap)
+    for matrix, point in zip(gram.numpy(), lam.numpy(), strict=True):
+        if k < 5:
+            mean = np.trace(matrix) / k
+            assert abs(objective(matrix, point) - enumerate_supports(matrix)) <= 1e-9 * max(mean, 1e-300)
+
+
+@pytest.mark.parametrize(("k", "kind"), [(72, "independent"), (73, "rank deficient"), (101, "opposed")])
+def test_min_norm_of_many_rows(simt, k, kind):
+    gram = torch.from_numpy(families(np.random.default_rng(k), 1, k)[kind])
+    judge(gram, *simt.min_norm(gram))
+
+
+def test_min_norm_of_one_and_two_rows(simt):
+    assert [x.tolist() for x in simt.min_norm(torch.tensor([[[4.0]], [[0.0]]]).double())] == [[[1], [1]], [0, 0]]
+    gram = [[[1, 0], [0, 3]], [[1, 2], [2, 5]], [[2, 2], [2, 2]], [[0, 0], [0, 0]], [[0, 0], [0, 7]], [[1, -2], [-2, 4]]]
+    want = [[0.75, 0.25], [1, 0], [0.5, 0.5], [0.5, 0.5], [1, 0], [2 / 3, 1 / 3]]
+    lam, gap = simt.min_norm(torch.tensor(gram, dtype=torch.float64))
+    torch.testing.assert_close(lam, torch.tensor(want, dtype=torch.float64), rtol=0, atol=1e-15)
+    assert (gap <= 1e-15).all()
+
+
+def test_min_norm_ties_fall_to_the_lowest_index(simt):
+    one = torch.ones(4, 4, dtype=torch.float64)
+    assert simt.min_norm(torch.stack([one, 0 * one]))[0].tolist() == [[1, 0, 0, 0]] * 2
+
+
+def test_min_norm_marks_what_is_not_finite_and_solves_the_others(simt):
+    gram = torch.eye(3, dtype=torch.float64).repeat(3, 1, 1)
+    gram[1, 0, 2] = float("nan")
+    lam, gap = simt.min_norm(gram)
+    assert lam[1].isnan().all()
+    assert gap.isnan().tolist() == [False, True, False]
+    torch.testing.assert_close(lam[[0, 2]], torch.full((2, 3), 1 / 3, dtype=torch.float64))
+
+
+def test_min_norm_of_indefinite_matrices(simt):
+    rows = np.random.default_rng(0).standard_normal((3, 20, 3)).astype(np.float32)
+    gram = torch.from_numpy((rows @ rows.swapaxes(1, 2)).astype(np.float64))
+    lam, gap = simt.min_norm(gram)
+    assert (gap <= 1e-6).all()
+    np.testing.assert_allclose(gap, np.maximum(relative_gap(gram.numpy(), lam.numpy()), 0), atol=1e-14)
+    noise = np.random.default_rng(0).standard_normal((6, 8, 8))
+    lam, _ = simt.min_norm(torch.from_numpy(noise + noise.swapaxes(1, 2)))
+    assert (lam >= 0).all()
+    assert ((lam.sum(1) - 1).abs() <= 1e-12).all()
+
+
+@pytest.mark.parametrize("k", [9, 74])
+def test_min_norm_has_the_same_bits_under_every_schedule(kernels, k):
+    gram = torch.from_numpy(families(np.random.default_rng(1), 1, k)["shared direction"])
+    want = kernels.schedule("forward").min_norm(gram)
+    for name in ("random", "high_warp"):
+        assert all(map(torch.equal, kernels.schedule(name).min_norm(gram), want))
+
+
+SIZES = (0, 1, 3, 129, 1000, 0, 33, 31, 2100, 7)
+OFFSETS = torch.tensor([0, *itertools.accumulate(SIZES)])
+N = int(OFFSETS[-1])
+
+
+@pytest.mark.parametrize(("threshold", "participations"), [(0, 0), (3, 7), (8, 7), (1 << 40, 7)])
+@pytest.mark.parametrize("counts", COUNTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_puc_track(simt, dtype, counts, threshold, participations):
+    row = torch.randint(-3, 4, (N + 3,), generator=generator(1)).to(dtype)[threshold % 4 :][:N]
+    own = torch.randint(0, participations + 1, (N,), generator=generator(2)).to(counts)
+    theirs = own.clone()
+    keep, norms = simt.puc_track(row, own, threshold, participations, OFFSETS)
+    want = reference.puc_track(row, theirs, min(threshold, 2**31 - 1), participations, OFFSETS)
+    assert torch.equal(keep, want[0])
+    assert torch.equal(norms, want[1])
+    assert torch.equal(own, theirs)
+
+
+def test_puc_track_on_zeros_nan_and_tiny_numbers(simt):
+    row = torch.tensor([0.0, -0.0, float("nan"), -1.0, 1e-300, -1e-300], dtype=torch.float64)
+    counts = torch.zeros(6, dtype=torch.int16)
+    keep, norms = simt.puc_track(row, counts, 1, 1, torch.tensor([0, 2, 6]))
+    assert counts.tolist() == [1, 1, 0, 1, 0, 1]
+    assert keep.tolist() == [0b010100]
+    assert norms[0] == 0
+    assert norms[1].isnan()
+
+
+@pytest.mark.parametrize("count", [70, 300])
+def test_puc_track_with_many_layers(simt, count):
+    offsets = torch.tensor([0, *itertools.accumulate([(5 * i) % 11 for i in range(count - 1)]), 3000])
+    row = torch.randn(3000, generator=generator(count))
+    own = torch.randint(0, 5, (3000,), generator=generator(2)).to(torch.uint8)
+    theirs = own.clone()
+    keep, norms = simt.puc_track(row, own, 2, 4, offsets)
+    want = reference.puc_track(row, theirs, 2, 4, offsets)
+    assert torch.equal(keep, want[0])
+    torch.testing.assert_close(norms, want[1], rtol=1e-14, atol=0)
+    assert torch.equal(own, theirs)
+
+
+@pytest.mark.parametrize("n", [0, 1, 31, 32, 33, 1000])
+def test_puc_of_any_size(simt, n):
+    row = torch.randint(-3, 4, (n,), generator=generator(n)).float()
+    own = torch.ones(n, dtype=torch.uint8)
+    theirs = own.clone()
+    keep, norms = simt.puc_track(row, own, 1, 1, torch.tensor([0, n]))
+    want = reference.puc_track(row, theirs, 1, 1, torch.tensor([0, n]))
+    assert torch.equal(keep, want[0])
+    assert torch.equal(norms, want[1])
+    assert torch.equal(own, theirs)
+    weights = torch.tensor([2.0])
+    rows, words = row[None], keep[None]
+    assert torch.equal(simt.puc_combine(rows, words, weights), reference.puc_combine(rows, words, weights))
+
+
+@pytest.mark.parametrize("lead", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("m", [1, 4, 8, 19])
+def test_puc_combine(simt, m, dtype, lead):
+    n = 1100 + lead
+    rows = torch.full((m, n + lead), float("nan"), dtype=dtype)[:, lead:]
+    rows.copy_(torch.randint(-4, 5, (m, n), generator=generator(m)))
+    mask = torch.rand(m, n, generator=generator(m + 1)) < 0.4
+    rows.masked_fill_(~mask, float("nan"))  # must have no effect
+    words = torch.zeros(m, (n + 31) // 32 * 32, dtype=torch.int64)
+    words[:, :n] = mask
+    keep = (words.view(m, -1, 32) << torch.arange(32)).sum(2).to(torch.int32)
+    weights = torch.rand(m, generator=generator(m + 2)) + 0.1
+    got, want = simt.puc_combine(rows, keep, weights), reference.puc_combine(rows, keep, weights)
+    assert got.isfinite().all()
+    assert (got[~mask.any(0)] == 0).all()
+    tolerance = {"rtol": 1e-14, "atol": 1e-14} if dtype == torch.float64 else {}
+    torch.testing.assert_close(got, want, **tolerance)
