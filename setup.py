@@ -159,4 +159,5 @@ def extension() -> dict[str, Any]:
     }
 
 
-setup(**extension())
+if __name__ == "__main__":
+    setup(**extension())

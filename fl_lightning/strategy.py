@@ -324,7 +324,8 @@ class FederatedStrategy(OneDevice):
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Loads a checkpoint; to continue a fit it must come from a federated one."""
-        checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only=weights_only)
+        options = {} if weights_only is None else {"weights_only": weights_only}  # Lightning 2.5 does not know it
+        checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, **options)
         if self.trainer.state.fn == TrainerFn.FITTING and STATE_KEY not in checkpoint.get("callbacks", {}):
             raise ValueError(
                 f"ckpt_path must be a checkpoint of a federated fit, found {checkpoint_path}: "

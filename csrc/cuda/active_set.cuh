@@ -21,21 +21,6 @@ struct Move {
   int drop, add, refine, done;
 };
 
-// A number and where it stands; of equal numbers the first counts.
-struct Best {
-  double value;
-  int index;
-};
-
-__device__ inline Best least(Best a) {
-  for (int mask = kWarp / 2; mask > 0; mask /= 2) {
-    const double value = __shfl_xor_sync(kFullWarp, a.value, mask);
-    const int index = __shfl_xor_sync(kFullWarp, a.index, mask);
-    if (value < a.value || (value == a.value && index < a.index)) a = {value, index};
-  }
-  return a;
-}
-
 // Storage is a pointer to doubles, in shared memory where they fit; moves is a shared array of 4 ints.
 template <class Storage, class Moves>
 struct Search {
@@ -74,15 +59,18 @@ struct Search {
     __syncthreads();
   }
 
-  // Starts from the shortest row: the differences to it lose the least accuracy.
-  __device__ void start() {
+  __device__ int shortest() const {
     Best best = {INFINITY, 0};
     for (int i = lane(); i < k; i += kWarp) {
       const double own = fmax(g(i, i), 0.0);
       if (own < best.value) best = {own, i};
     }
-    best = least(best);
-    const int first = best.index;
+    return least(best).index;
+  }
+
+  // Starts from the shortest row: the differences to it lose the least accuracy.
+  __device__ void start() {
+    const int first = shortest();
     const double mu = fmax(g(first, first), 0.0);
     for (int e = threadIdx.x; e < (k + 1) * (k + 1); e += blockDim.x) {
       const int i = e / (k + 1), j = e % (k + 1);
@@ -211,7 +199,8 @@ struct Search {
       const double mu = sum([&](int i) { return product[i] * y[i]; }) / total;
       for (int i = threadIdx.x / kWarp; i < k; i += blockDim.x / kWarp) {
         if (member[i] == 0.0) continue;
-        const double change = sum([&](int j) { return member[j] == 0.0 ? 0.0 : tableau[at(i, j)] * (mu - product[j]); });
+        const double change =
+            sum([&](int j) { return member[j] == 0.0 ? 0.0 : tableau[at(i, j)] * (mu - product[j]); });
         if (lane() == 0) column[i] = y[i] - change - tableau[at(i, k)] * (1.0 - total);
       }
       __syncthreads();
@@ -237,22 +226,16 @@ struct Search {
       if (threadIdx.x < kWarp) choose();
       __syncthreads();
       const int drop = moves[0], add = moves[1], refining = moves[2], done = moves[3];
-      __syncthreads();
-      if (done) break;
+      if (done) break;  // everything else ends with a barrier
       if (drop >= 0) sweep(drop);
       if (add >= 0) sweep(add);
       if (refining) refine();
     }
     const double total = sum([&](int i) { return lam[i]; });
-    Best shortest = {INFINITY, 0};
-    for (int i = lane(); i < k; i += kWarp) {
-      if (g(i, i) < shortest.value) shortest = {g(i, i), i};
-    }
-    shortest = least(shortest);
-    const bool lost = !(isfinite(total) && total > 0.0);
+    const int instead = isfinite(total) && total > 0.0 ? -1 : shortest();
     __syncthreads();
     for (int i = threadIdx.x; i < k; i += blockDim.x) {
-      lam[i] = lost ? (i == shortest.index ? 1.0 : 0.0) : lam[i] / total;
+      lam[i] = instead < 0 ? lam[i] / total : i == instead ? 1.0 : 0.0;
     }
     __syncthreads();
   }
@@ -265,9 +248,7 @@ struct Search {
     for (int i = lane(); i < k; i += kWarp) {
       if (product[i] < low.value) low = {product[i], i};
     }
-    const double least_slope = least(low).value;
-    __syncthreads();
-    return fmax(value - least_slope, 0.0);
+    return fmax(value - least(low).value, 0.0);
   }
 };
 

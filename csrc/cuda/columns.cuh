@@ -152,8 +152,7 @@ struct Run {
 // rows: their loads then stand together and wait together.
 template <int kRows, class T, int kBytes>
 __device__ inline void load_runs(const T* rows, std::int64_t stride, std::int64_t count, std::int64_t column,
-                                 std::int64_t start, std::int64_t stop, int width,
-                                 Run<T, kBytes> (&to)[kRows]) {
+                                 std::int64_t start, std::int64_t stop, int width, Run<T, kBytes> (&to)[kRows]) {
   const auto each = [&](auto load) {
     const T* from = rows + column;
 #pragma unroll

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all kernels share: element types, launches, sums over a warp.
+// What all kernels share: element types, launches, sums and minima over a warp.
 //
 // tests/simt compiles the same files for the processor, with headers of its own in place of CUDA's. Hence the launch
 // without <<<>>>, and SHARED, which declares a shared array here and one that detects races there.
@@ -98,13 +98,29 @@ void launch(const char* op, void (*kernel)(Parameters...), std::int64_t blocks, 
 // Scratch memory for count elements, for as long as the queued work needs it.
 template <class T>
 T* scratch(const Context& context, std::int64_t count) {
-  return static_cast<T*>(context.allocate((count > 0 ? count : 1) * static_cast<std::int64_t>(sizeof(T)), context.owner));
+  return static_cast<T*>(
+      context.allocate((count > 0 ? count : 1) * static_cast<std::int64_t>(sizeof(T)), context.owner));
 }
 
 // The same bits in every lane, whatever their order in time.
 __device__ inline double warp_sum(double x) {
   for (int mask = kWarp / 2; mask > 0; mask /= 2) x += __shfl_xor_sync(kFullWarp, x, mask);
   return x;
+}
+
+// A number and where it stands; of equal numbers the first counts.
+struct Best {
+  double value;
+  int index;
+};
+
+__device__ inline Best least(Best a) {
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) {
+    const double value = __shfl_xor_sync(kFullWarp, a.value, mask);
+    const int index = __shfl_xor_sync(kFullWarp, a.index, mask);
+    if (value < a.value || (value == a.value && index < a.index)) a = {value, index};
+  }
+  return a;
 }
 
 }  // namespace fl_lightning::cuda

@@ -8,7 +8,8 @@
 
 namespace fl_lightning::cuda {
 
-constexpr int kSquarePitch = kWarp + 1;  // of a warp's square in shared memory: rows and columns both spread over all banks
+constexpr int kSquarePitch =
+    kWarp + 1;  // of a warp's square in shared memory: rows and columns both spread over all banks
 
 // totals[i] grows by value i, added up over the warp, for all i of lane i % 32. The square carries 32 values of every
 // lane to the lane that adds them up; by shuffles it would take more steps, and more registers than there are.
@@ -34,8 +35,8 @@ constexpr int kDirectThreads = 128;
 
 template <class T, int kRows>
 __global__ void __launch_bounds__(kDirectThreads)
-    gram_direct(const T* rows, std::int64_t stride, int m, const __grid_constant__ LayerTable table,
-                std::int64_t items, double* partial) {
+    gram_direct(const T* rows, std::int64_t stride, int m, const __grid_constant__ LayerTable table, std::int64_t items,
+                double* partial) {
   using Real = std::conditional_t<std::is_same_v<T, double>, double, float>;
   constexpr int kWarps = kDirectThreads / kWarp, kEntries = kRows * (kRows + 1) / 2;
   const Item item = find_item(table, blockIdx.x);
@@ -45,7 +46,7 @@ __global__ void __launch_bounds__(kDirectThreads)
   const int width = piece_width(rows, stride, first);
 
   SHARED(Real, squares, kWarps * kWarp * kSquarePitch);
-  SHARED(double, totals, kWarps * kEntries);
+  SHARED(double, totals, kWarps* kEntries);
   for (int e = lane; e < kEntries; e += kWarp) totals[warp * kEntries + e] = 0.0;
   std::int64_t column = first + warp * kWarp * kRun<T>;
   while (column < item.stop) {

@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kTiledThreads, sizeof(Real) == 8 ? 1 : 2)
     __syncthreads();
   }
 
-  SHARED(double, sums, kTile * kTile);
+  SHARED(double, sums, kTile* kTile);
   const int group = threadIdx.x / kGroup, y = threadIdx.x % kGroup / kApart, x = threadIdx.x % kApart;
   for (int g = 1; g < kGroups; ++g) {
     for (int k = 0; k < kEach * kEach && group == g; ++k) {

@@ -8,7 +8,8 @@ namespace fl_lightning::cuda {
 void layer_cross_gram(Matrix rows, Matrix others, Layers layers, double* gram, Context context) {
   constexpr const char* kOp = "layer_cross_gram";
   if (others.rows == 0) return;
-  const LayerTable table = make_table(kOp, layers, product_shift(rows.columns, std::max(rows.rows, others.rows)), context);
+  const LayerTable table =
+      make_table(kOp, layers, product_shift(rows.columns, std::max(rows.rows, others.rows)), context);
   const std::int64_t items = item_count(table, rows.columns);
   double* partial = scratch<double>(context, rows.rows * others.rows * items);
   tiled_products<false>(kOp, rows, others, table, items, partial, context);

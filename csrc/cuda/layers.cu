@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "layers.cuh"
-
 #include <algorithm>
+
+#include "layers.cuh"
 
 namespace fl_lightning::cuda {
 namespace {

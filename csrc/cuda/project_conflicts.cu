@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   for (std::int64_t i = warp; i < m; i += kWarps) {
     double* coeff = coeffs + matrix + i * m;
     if constexpr (kShared) {
-      SHARED(double, products, kWarps * kSharedRows);
+      SHARED(double, products, kWarps* kSharedRows);
       project(grams + matrix, m, order, keep[i], i, products + warp * m, coeff);
     } else {
       project(grams + matrix, m, order, keep[i], i, scratch + matrix + i * m, coeff);

@@ -59,8 +59,7 @@ void puc_combine(Matrix rows, const std::int32_t* keep, const double* weights, v
     using T = decltype(zero);
     const std::int64_t runs = (rows.columns + 2 * kRun<T> - 2) / kRun<T>;  // the first may start before column 0
     launch(kOp, combine<T>, rows.columns > 0 ? (runs + kThreads - 1) / kThreads : 0, kThreads, context,
-           static_cast<const T*>(rows.data), rows.stride, rows.rows, rows.columns, keep, weights,
-           static_cast<T*>(out));
+           static_cast<const T*>(rows.data), rows.stride, rows.rows, rows.columns, keep, weights, static_cast<T*>(out));
   });
 }
 

@@ -19,6 +19,7 @@ _DEVICE_BLOCK = 1 << 24
 _MIN_COLUMNS = 2048
 _STRIP = 2  # rows per matrix product: with more, BLAS libraries divide long sums among threads
 _WORD = 32  # keep bits per int32 word
+_INT32_MAX = 2**31 - 1
 
 
 def accumulation_device(rows: Tensor) -> torch.device:
@@ -107,7 +108,7 @@ def puc_track(
         values, count = row[start:stop], counts[start:stop]
         increase = values <= 0
         past = count.to(torch.int32)
-        keep = torch.where(increase, past, participations - past) >= threshold
+        keep = torch.where(increase, past, participations - past) >= min(threshold, _INT32_MAX)
         count.add_(increase)
         kept[start:stop] = keep
         masked = wide(values.masked_fill(~keep, 0.0))

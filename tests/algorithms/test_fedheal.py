@@ -6,7 +6,6 @@ from math import ceil, floor
 
 import pytest
 import torch
-from support import federated_blobs, fresh, quiet_trainer, weights
 
 import fl_lightning as fl
 from fl_lightning.algorithms.fedheal import FedHEAL
@@ -155,13 +154,3 @@ def test_bad_arguments_and_rows():
     with pytest.raises(ValueError, match=r"rows of \[7\]"):
         rule.aggregate(cohort((2, 7), rows, 0))
     assert not rule.state_dict()["counts"]
-
-
-@pytest.mark.parametrize("client", [None, fl.algorithms.FedProx(), fl.algorithms.SCAFFOLD()])
-def test_it_combines_with_local_methods(client):
-    module, before = fresh(norm=True), weights(fresh(norm=True))
-    strategy = fl.FederatedStrategy(FedHEAL(), client=client, clients_per_round=3, seed=1)
-    quiet_trainer(strategy, 4).fit(module, federated_blobs())
-    assert torch.isfinite(weights(module)).all()
-    assert not torch.equal(weights(module), before)
-    assert 0 < strategy.last_round.scalars["kept_share"] <= 1

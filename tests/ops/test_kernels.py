@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every implementation of the ops on rows against sums in float64: shapes, dtypes, layouts of memory, accuracy, threads.
+"""Every implementation of the ops on rows against sums in float64: shapes, dtypes, memory layouts, accuracy, threads.
 
 The reference is always tested, compiled kernels where they are built, CUDA kernels where there is a GPU. Schemas,
 ``opcheck`` and ``torch.compile`` are tested in test_op_library.py, with whatever implementation runs.

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Registration: schemas, shapes, mutation, torch.compile, and the report of implementations."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from fl_lightning import ops
-from fl_lightning.ops import _library
+from fl_lightning.ops import _extension, _library
 
 ROWS = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
 OFFSETS = torch.tensor([0, 20, 20, 50])
@@ -64,8 +67,81 @@ def test_compiled_tracking_changes_the_counts_in_place():
 def test_backend_reports_every_public_op():
     report = ops.backend()
     assert set(report) == {name for name in ops.__all__ if name not in ("Backend", "backend")}
-    for name, backend in report.items():
-        assert backend == ops.Backend(name, "torch", "no compiled extension in this installation")
+    assert all(name == backend.op for name, backend in report.items())
+    (implementation,) = {backend.implementation for backend in report.values()}
+    (reason,) = {backend.reason for backend in report.values()}
+    assert implementation in (("torch",) if _library.EXTENSION.module is None else ("cpu", "cuda"))
+    assert bool(reason) == (implementation != "cuda")
+
+
+def not_built(patch):
+    patch.setitem(sys.modules, "fl_lightning._C", None)
+
+
+def switched_off(patch):
+    patch.setenv("FL_LIGHTNING_DISABLE_EXT", "1")
+
+
+def other_platform(patch):
+    not_built(patch)
+    patch.setattr(sys, "platform", "win32")
+
+
+def old_torch(patch):
+    not_built(patch)
+    patch.setattr(torch, "__version__", "2.9.1+cpu")
+
+
+@pytest.mark.parametrize(
+    ("situation", "reason"),
+    [
+        (switched_off, "switched off by FL_LIGHTNING_DISABLE_EXT=1"),
+        (not_built, "no compiled extension in this installation"),
+        (other_platform, "compiled kernels are for Linux, this is win32"),
+        (old_torch, "compiled kernels need torch 2.10, this is 2.9.1+cpu"),
+    ],
+)
+def test_why_there_is_no_extension(situation, reason, monkeypatch, recwarn):
+    monkeypatch.delenv("FL_LIGHTNING_DISABLE_EXT", raising=False)
+    with monkeypatch.context() as patch:
+        situation(patch)
+        found = _extension.load()
+    assert found == _extension.Extension(None, reason)
+    assert not recwarn
+    monkeypatch.setattr(_library, "EXTENSION", found)
+    assert {(b.implementation, b.reason) for b in ops.backend().values()} == {("torch", reason)}
+
+
+def test_a_damaged_extension_warns_once_and_gives_way_to_pure_torch(monkeypatch):
+    class Damaged:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            if name == "fl_lightning._C":
+                raise ImportError("undefined symbol: aoti", name=name)
+
+    monkeypatch.delenv("FL_LIGHTNING_DISABLE_EXT", raising=False)
+    monkeypatch.delitem(sys.modules, "fl_lightning._C", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Damaged, *sys.meta_path])
+    with pytest.warns(RuntimeWarning, match="do not load, so pure torch runs: undefined symbol: aoti") as caught:
+        found = _extension.load()
+    assert len(caught) == 1
+    assert found.module is None
+    assert "undefined symbol: aoti" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("built", "present", "implementation", "reason"),
+    [
+        (False, True, "cpu", "the extension was built without CUDA kernels; on the CPU: avx2"),
+        (True, False, "cpu", "no CUDA device; on the CPU: avx2"),
+        (True, True, "cuda", ""),
+    ],
+)
+def test_what_a_loaded_extension_reports(built, present, implementation, reason, monkeypatch):
+    module = SimpleNamespace(has_cuda=lambda: built, instruction_set=lambda: "avx2")
+    monkeypatch.setattr(_library, "EXTENSION", _extension.Extension(module, ""))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: present)
+    assert ops.backend()["layer_gram"] == ops.Backend("layer_gram", implementation, reason)
 
 
 def test_results_on_a_meta_device_have_the_right_shapes():

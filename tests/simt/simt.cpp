@@ -40,19 +40,11 @@ struct Warp {
   std::uint64_t values[kWarp];
 };
 
-struct Array {
-  const void* tag;
-  std::unique_ptr<char[]> storage;
-  std::size_t counted;
-  std::uint64_t block;  // when it was last declared
-};
-
 struct State {
   Schedule schedule = Schedule::forward;
   std::uint64_t seed = 1;
   std::vector<Thread> threads = std::vector<Thread>(kMaxThreads);
   Warp warps[kMaxThreads / kWarp];
-  std::vector<Array> arrays;
   jmp_buf scheduler;
   const std::function<void()>* body = nullptr;
   std::string error;
@@ -263,54 +255,5 @@ std::uint64_t peer(int lane) { return state.warps[state.current / kWarp].values[
 Moment now() { return {state.current, state.moment, state.warps[state.current / kWarp].moment}; }
 
 std::uint64_t block_start() { return state.start; }
-
-void* shared_storage(const void* tag, std::size_t bytes, std::size_t counted) {
-  auto found = std::find_if(state.arrays.begin(), state.arrays.end(), [&](const Array& a) { return a.tag == tag; });
-  if (found == state.arrays.end()) {
-    // Zeros stand for elements that nobody wrote: every moment of a block is later than 0.
-    state.arrays.push_back({tag, std::make_unique<char[]>(bytes), counted, 0});
-    found = state.arrays.end() - 1;
-  }
-  if (found->block != state.start) {
-    found->block = state.start;
-    std::size_t total = 0;
-    for (const Array& array : state.arrays) total += array.block == state.start ? array.counted : 0;
-    if (total > kSharedBytes) fail(std::to_string(total) + " bytes of shared memory, more than 48 KB");
-  }
-  return found->storage.get();
-}
-
-void Watch::read(const char* name, std::int64_t index) {
-  const Moment here = now();
-  const auto where = [&] { return std::string(name) + "[" + std::to_string(index) + "]"; };
-  if (writer_.block < block_start()) fail(where() + " is read and was never written");
-  if (here.races_with(writer_)) {
-    fail("race: " + where() + " was written by thread " + std::to_string(writer_.thread) + " and no barrier since");
-  }
-  if (reader_.block != here.block) {
-    reader_ = here;
-    other_reader_ = {};
-    several_ = false;
-  } else if (!here.same_warp(reader_)) {
-    other_reader_ = here;
-  } else {
-    several_ = reader_.warp == here.warp && (several_ || reader_.thread != here.thread);
-    reader_ = here;
-  }
-}
-
-void Watch::write(const char* name, std::int64_t index) {
-  const Moment here = now();
-  const auto report = [&](const char* what, const Moment& before) {
-    fail(std::string("race: ") + name + "[" + std::to_string(index) + "] was " + what + " by thread " +
-         std::to_string(before.thread) + " and no barrier since");
-  };
-  if (here.races_with(writer_)) report("written", writer_);
-  if (here.races_with(reader_)) report("read", reader_);
-  if (here.races_with(other_reader_)) report("read", other_reader_);
-  const bool together = reader_.block == here.block && reader_.same_warp(here) && reader_.warp == here.warp;
-  if (together && several_) report("read", reader_);
-  writer_ = here;
-}
 
 }  // namespace simt

@@ -106,7 +106,8 @@ class Shared {
   Reference operator[](std::int64_t index) const {
     const std::int64_t at = first_ + index;
     if (at < 0 || at >= size_) {
-      fail(std::string(name_) + "[" + std::to_string(at) + "] is outside of its " + std::to_string(size_) + " elements");
+      fail(std::string(name_) + "[" + std::to_string(at) + "] is outside of its " + std::to_string(size_) +
+           " elements");
     }
     return Reference(*this, at);
   }

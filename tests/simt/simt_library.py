@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 HERE = Path(__file__).parent
-HARNESS = ("simt.cpp", "entry.cpp", "faults.cpp")
+HARNESS = ("simt.cpp", "shared.cpp", "entry.cpp", "faults.cpp")
 CUDA = HERE.parents[1] / "csrc" / "cuda"
 SCHEDULES = ("forward", "reverse", "random", "low_warp", "high_warp")
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

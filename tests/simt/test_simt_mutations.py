@@ -11,7 +11,7 @@ from simt_library import KernelError
 
 from fl_lightning.ops import _reference as reference
 
-OFFSETS = torch.tensor([0, 0, 3, 300, 1400])
+OFFSETS = torch.tensor([0, 300, 300, 303, 1400])
 N = 1400
 
 
@@ -37,19 +37,27 @@ def dots_are_right(kernels):
 
 def combination_is_right(kernels):
     coeff = torch.arange(12.0).view(4, 3)
-    return torch.equal(kernels.layer_combine(rows_of(3), OFFSETS, coeff), reference.layer_combine(rows_of(3), OFFSETS, coeff))
+    return torch.equal(
+        kernels.layer_combine(rows_of(3), OFFSETS, coeff), reference.layer_combine(rows_of(3), OFFSETS, coeff)
+    )
 
 
 def projection_is_right(kernels):
-    rows = torch.randn(1, 40, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    arguments = (rows @ rows.mT, torch.arange(40), torch.zeros(40, dtype=torch.bool))
+    rows = torch.randn(3, 40, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    arguments = (rows @ rows.mT, torch.arange(40), torch.arange(40) % 3 == 0)
     return torch.allclose(kernels.project_conflicts(*arguments), reference.project_conflicts(*arguments))
 
 
 def min_norm_is_right(kernels):
     rows = torch.randn(1, 40, 90, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.5
-    lam, gap = kernels.min_norm(rows @ rows.mT)
-    return bool((gap < 1e-12).all() and ((lam.sum(1) - 1).abs() < 1e-12).all())
+    gram = rows @ rows.mT
+    results = [kernels.min_norm(gram), kernels.min_norm(gram[:, :2, :2].contiguous())]
+    flat = rows[:, :20, :3].float()
+    indefinite = (flat @ flat.mT).double()  # by rounding, which takes several searches
+    return bool(
+        all((gap < 1e-14).all() and ((lam.sum(1) - 1).abs() < 1e-12).all() for lam, gap in results)
+        and (kernels.min_norm(indefinite)[0].sum(1) - 1).abs().max() < 1e-12
+    )
 
 
 def tracking_is_right(kernels):
@@ -97,12 +105,19 @@ MUTATIONS = {
     "min_norm: swept while copied": Mutation("active_set.cuh", BARRIER, "", "min_norm", min_norm_is_right, 2),
     "tracking: sums overwritten": Mutation("puc_track.cu", BARRIER, "", "puc_track", tracking_is_right, 2),
     # Wrong indices.
-    "layers: last item of a layer": Mutation("layers.cuh", "<= value", "< value", "layer_combine", combination_is_right),
+    "layers: last item of a layer": Mutation(
+        "layers.cuh", "<= value", "< value", "layer_combine", combination_is_right
+    ),
     "tiled: neighbouring rows": Mutation(
-        "gram_tiled.cuh", "load_shared(left, (y + i * kApart)", "load_shared(left, (y * kEach + i)", "layer_cross_gram",
+        "gram_tiled.cuh",
+        "load_shared(left, (y + i * kApart)",
+        "load_shared(left, (y * kEach + i)",
+        "layer_cross_gram",
         cross_gram_is_right,
     ),
-    "mean: bits of the wrong column": Mutation("puc_combine.cu", "word + 1 < count", "false", "puc_combine", mean_is_right),
+    "mean: bits of the wrong column": Mutation(
+        "puc_combine.cu", "word + 1 < count", "false", "puc_combine", mean_is_right
+    ),
     # Outputs that nobody writes.
     "combination: last columns": Mutation(
         "columns.cuh", "column + v < stop) row[", "column + v + 1 < stop) row[", "layer_combine", combination_is_right
@@ -122,16 +137,21 @@ def test_the_checks_pass_without_a_fault(kernels, check):
     assert check(kernels.schedule("random", 1))
 
 
+def is_found(mutation, kernels):
+    """Whether the comparison with the reference fails, or the harness complains."""
+    try:
+        return not mutation.check(kernels)
+    except KernelError as error:
+        return any(kind in str(error) for kind in ("race", "never written", "partial warp"))
+
+
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_a_planted_fault_is_found(objects, tmp_path, name):
+def test_a_planted_fault_is_found_under_every_schedule(objects, tmp_path, name):
     mutation = MUTATIONS[name]
     shutil.copytree(simt_library.CUDA.parent, tmp_path / "csrc")
     mutation.apply(tmp_path / "csrc" / "cuda")
     changed = simt_library.compile_source(tmp_path / "csrc" / "cuda" / f"{mutation.rebuilt}.cu", tmp_path)
     library = simt_library.link({**objects, mutation.rebuilt: changed}.values(), tmp_path / "mutant.so")
     kernels = simt_library.Kernels(library)
-    for schedule in ("forward", "low_warp", "high_warp"):
-        try:
-            assert not mutation.check(kernels.schedule(schedule)), schedule
-        except KernelError as error:
-            assert "race" in str(error) or "never written" in str(error) or "partial warp" in str(error)
+    for schedule in simt_library.SCHEDULES:
+        assert is_found(mutation, kernels.schedule(schedule)), schedule

@@ -88,7 +88,14 @@ def test_min_norm_of_many_rows(simt, k, kind):
 
 def test_min_norm_of_one_and_two_rows(simt):
     assert [x.tolist() for x in simt.min_norm(torch.tensor([[[4.0]], [[0.0]]]).double())] == [[[1], [1]], [0, 0]]
-    gram = [[[1, 0], [0, 3]], [[1, 2], [2, 5]], [[2, 2], [2, 2]], [[0, 0], [0, 0]], [[0, 0], [0, 7]], [[1, -2], [-2, 4]]]
+    gram = [
+        [[1, 0], [0, 3]],
+        [[1, 2], [2, 5]],
+        [[2, 2], [2, 2]],
+        [[0, 0], [0, 0]],
+        [[0, 0], [0, 7]],
+        [[1, -2], [-2, 4]],
+    ]
     want = [[0.75, 0.25], [1, 0], [0.5, 0.5], [0.5, 0.5], [1, 0], [2 / 3, 1 / 3]]
     lam, gap = simt.min_norm(torch.tensor(gram, dtype=torch.float64))
     torch.testing.assert_close(lam, torch.tensor(want, dtype=torch.float64), rtol=0, atol=1e-15)

@@ -15,8 +15,8 @@
 #define __host__
 #define __grid_constant__
 #define __launch_bounds__(...)
-#define SHARED(T, name, n)   \
-  static char name##_tag;    \
+#define SHARED(T, name, n) \
+  static char name##_tag;  \
   const simt::Shared<T> name(&name##_tag, #name, n)
 
 struct uint3 {
