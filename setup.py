@@ -100,32 +100,39 @@ def architectures(nvcc: str) -> str:
     return ";".join(chosen) + "+PTX"
 
 
-def extension() -> dict[str, Any]:
-    """Arguments of setup() for the extension; none where it cannot be built."""
+def why_no_kernels() -> str | None:
+    """Why pure torch it is, if so."""
     if os.environ.get("FL_LIGHTNING_NO_EXT") == "1":
-        note("FL_LIGHTNING_NO_EXT=1: pure torch")
-        return {}
+        return "FL_LIGHTNING_NO_EXT=1"
     if sys.platform != "linux":
-        note(f"compiled kernels are for Linux: pure torch on {sys.platform}")
-        return {}
+        return f"compiled kernels are for Linux, this is {sys.platform}"
     try:
         import torch
-        from torch.utils import cpp_extension
     except ImportError:
-        note(
-            "torch is not installed where the build runs: pure torch (pip install --no-build-isolation builds kernels)"
-        )
-        return {}
+        return "torch is not installed where the build runs (pip install --no-build-isolation builds the kernels)"
     if tuple(map(int, torch.__version__.split(".")[:2])) < TORCH:
-        note(f"compiled kernels need torch {TORCH[0]}.{TORCH[1]}, found {torch.__version__}: pure torch")
-        return {}
+        return f"compiled kernels need torch {TORCH[0]}.{TORCH[1]}, this is {torch.__version__}"
     compiler = shlex.split(os.environ.get("CXX", "c++"))[0]
-    if not (shutil.which(compiler) or shutil.which("g++")):
-        note(f"no C++ compiler ({compiler}): pure torch")
+    if shutil.which(compiler) is None:
+        return f"there is no C++ compiler ({compiler})"
+    return None
+
+
+def extension() -> dict[str, Any]:
+    """Arguments of setup() for the extension; none where it cannot be built."""
+    forced = os.environ.get("FORCE_CUDA") == "1"
+    obstacle = why_no_kernels()
+    if obstacle is not None:
+        if forced:
+            sys.exit(f"fl-lightning: FORCE_CUDA=1, but {obstacle}")
+        note(f"pure torch: {obstacle}")
         return {}
+    import torch
+    from torch.utils import cpp_extension
+
     nvcc = find_nvcc(cpp_extension.CUDA_HOME)
     obstacle = why_no_cuda(torch.version.cuda, nvcc)
-    if obstacle is not None and os.environ.get("FORCE_CUDA") == "1":
+    if obstacle is not None and forced:
         sys.exit(f"fl-lightning: FORCE_CUDA=1, but {obstacle}")
 
     optimise = ["-O0", "-g"] if os.environ.get("DEBUG") == "1" else ["-O3"]
@@ -139,14 +146,8 @@ def extension() -> dict[str, Any]:
         os.environ.setdefault("TORCH_CUDA_ARCH_LIST", architectures(nvcc))
         module.sources += [f"csrc/cuda/{path.name}" for path in sorted((ROOT / "csrc/cuda").glob("*.cu"))]
         flags["cxx"].append("-DFL_LIGHTNING_CUDA")
-        flags["nvcc"] = [
-            *optimise,
-            "-std=c++17",
-            "-lineinfo",
-            "-Xcompiler",
-            "-fvisibility=hidden",
-            *(f"-I{folder}" for folder in cuda_headers(nvcc)),
-        ]
+        flags["nvcc"] = [*optimise, "-std=c++17", "-lineinfo", "-Xcompiler=-fvisibility=hidden"]
+        flags["nvcc"] += [f"-I{folder}" for folder in cuda_headers(nvcc)]
         module.libraries.append("torch_cuda")
         module.extra_link_args.append(cuda_runtime(nvcc, cpp_extension.CUDA_HOME, str(torch.version.cuda)))
         note(f"kernels for the processor and for CUDA {os.environ['TORCH_CUDA_ARCH_LIST']}")
