@@ -91,6 +91,8 @@ class BufferBank:
         Raises:
             ValueError: buffers appeared, vanished, or changed shape or dtype during local training.
         """
+        if not self._buffers and next(self._module.buffers(), None) is None:
+            return BufferReport(size, {})
         current, _ = _buffers_of(self._module)
         before, after = ({b.name: (b.value.shape, _kind(b.value)) for b in some} for some in (self._buffers, current))
         changed = sorted({name for name in before.keys() | after.keys() if before.get(name) != after.get(name)})

@@ -133,23 +133,23 @@ class LocalTrainer:
         self.work = work
         self._rule.begin_client(work)
         self._log.install()
-        total, count, done = None, 0, 0
+        losses: list[Tensor] = []
+        sizes: list[int] = []
+        done = 0
         try:
             for batch, size, index, is_last in self._schedule(work):
                 loss, stop = self._step(batch, index, size, is_last)
                 done += 1
                 if loss is not None:
-                    # Half precision has no room for a sum over a client's samples.
-                    weighted = (loss if loss.dtype.itemsize > 2 else loss.float()) * size
-                    total = weighted if total is None else total + weighted
-                    count += size
+                    losses.append(loss.reshape(()))
+                    sizes.append(size)
                 if stop:
                     break
         finally:
             self._log.remove()
         if done == 0:
             raise ValueError(f"client {work.client_id} has no batch to train on ({work.num_samples} samples)")
-        return None if total is None else total / count
+        return _weighted_mean(losses, sizes) if losses else None
 
     def _schedule(self, work: LocalWork) -> Iterator[tuple[Any, int, int, bool]]:
         plan, client = self._plan, work.client_id
@@ -279,6 +279,14 @@ class LocalTrainer:
                 total = total + loss.detach().cpu().double() * number
                 count += number
         return float(total / count) if count else float("nan")
+
+
+def _weighted_mean(losses: list[Tensor], sizes: list[int]) -> Tensor:
+    # Once per client: adding up after every step would cost two more operations in each.
+    stacked = torch.stack(losses)
+    # Half precision has no room for a sum over a client's samples.
+    wide = stacked if stacked.dtype.itemsize > 2 else stacked.float()
+    return (wide * torch.tensor(sizes, dtype=wide.dtype, device=wide.device)).sum() / sum(sizes)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ struct Products {
 };
 
 struct ProductsScratch {
-  Scratch sums, left, right;
+  Scratch sums, left, right, squares;
 };
 
 // out[layer][i][j] for every layer: [L, rows, others].
