@@ -333,7 +333,7 @@ class OnCuda {
   }
   cuda::Context context() const {
     void* stream = nullptr;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_.index(), &stream));
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_.index(), &stream));
     return {stream, &OnCuda::allocate, const_cast<OnCuda*>(this)};
   }
   torch::stable::Device device_;

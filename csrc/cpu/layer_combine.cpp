@@ -16,7 +16,7 @@ struct Job {
   static void run(std::int64_t task, void* context) {
     static thread_local Scratch scratch;
     const Job& job = *static_cast<const Job*>(context);
-    double* sums = static_cast<double*>(scratch.reserve(kBlockColumns * std::int64_t{sizeof(double)}));
+    double* sums = static_cast<double*>(scratch.reserve(kBlockColumns * static_cast<std::int64_t>(sizeof(double))));
     const std::int64_t *offsets = job.layers.offsets, count = job.layers.count, m = job.combine.rows.rows;
     const std::int64_t begin = task * job.width, end = std::min(begin + job.width, job.combine.rows.columns);
     std::int64_t layer = std::upper_bound(offsets, offsets + count + 1, begin) - offsets - 1;
@@ -30,7 +30,7 @@ struct Job {
 }  // namespace
 
 void layer_combine(Matrix rows, Layers layers, const double* coeff, void* out, bool add, ParallelFor parallel) {
-  Job job{{rows, coeff, out, add, !add && streamed(rows)}, layers, task_columns(rows.rows)};
+  Job job{{rows, coeff, out, add, !add && beyond_cache(rows)}, layers, task_columns(rows.rows)};
   parallel((rows.columns + job.width - 1) / job.width, &Job::run, &job);
 }
 

@@ -17,7 +17,7 @@ struct Products {
 };
 
 struct ProductsScratch {
-  Scratch sums, left, right, squares;
+  Scratch sums, left, right;
 };
 
 // out[layer][i][j] for every layer: [L, rows, others].

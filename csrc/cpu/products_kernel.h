@@ -141,7 +141,7 @@ Panel<T> panel_of(const Matrix& rows, std::int64_t begin, std::int64_t width, Sc
   const std::int64_t padded = (width + kUnit - 1) / kUnit * kUnit;
   // Not a power of two: rows would compete for the same lines of the cache.
   const std::int64_t stride = padded + kUnit;
-  T* copy = static_cast<T*>(scratch.reserve(rows.rows * stride * std::int64_t{sizeof(T)}));
+  T* copy = static_cast<T*>(scratch.reserve(rows.rows * stride * static_cast<std::int64_t>(sizeof(T))));
   for (std::int64_t r = 0; r < rows.rows; ++r) {
     T* to = copy + r * stride;
     const std::int64_t first = r * rows.stride + begin;
@@ -200,7 +200,7 @@ template <class T>
 void sum_products(const Products& problem, std::int64_t begin, std::int64_t end, double* out,
                   ProductsScratch& scratch) {
   const std::int64_t lanes = problem.pairs() * kDoubles;
-  double* sums = static_cast<double*>(scratch.sums.reserve(lanes * std::int64_t{sizeof(double)}));
+  double* sums = static_cast<double*>(scratch.sums.reserve(lanes * static_cast<std::int64_t>(sizeof(double))));
   for (std::int64_t i = 0; i < lanes; ++i) sums[i] = 0;
 
   const std::int64_t most = panel_columns(problem);
@@ -231,34 +231,31 @@ void sum_products(const Products& problem, std::int64_t begin, std::int64_t end,
   collect(problem, sums, out);
 }
 
-// The squared norm of a row of `rows`, computed at its first use.
-inline double square_norm(const Matrix& rows, std::int64_t row, std::int64_t begin, std::int64_t end, double* known,
+inline double square_norm(const Matrix& rows, std::int64_t row, std::int64_t begin, std::int64_t end,
                           ProductsScratch& scratch) {
-  if (known[row] >= 0) return known[row];
-  const std::int64_t size = rows.dtype == DType::f32 ? 4 : 2;
+  const std::int64_t size = rows.dtype == DType::f64 ? 8 : rows.dtype == DType::f32 ? 4 : 2;
   const Matrix one{static_cast<const char*>(rows.data) + row * rows.stride * size, 1, rows.columns, rows.stride,
                    rows.dtype};
-  sum_products<double>({one, one, true}, begin, end, known + row, scratch);
-  return known[row];
+  double square;
+  sum_products<double>({one, one, true}, begin, end, &square, scratch);
+  return square;
 }
 
 // Whether sums of float32 products are as good as promised. Overflow leaves an infinity or NaN. Products below the
-// normal range may vanish, 2^-126 each at most; that matters where the product of the norms is below columns * 2^-99.
+// normal range lose up to 2^-150 each; that matters where the product of the norms is below columns * 2^-123.
 inline bool within_range(const Products& problem, std::int64_t begin, std::int64_t end, const double* out,
                          ProductsScratch& scratch) {
-  const double small = static_cast<double>(end - begin) * 0x1p-99;
-  const std::int64_t rows = problem.rows.rows, others = problem.others.rows;
-  double* squares = static_cast<double*>(scratch.squares.reserve((rows + others) * std::int64_t{sizeof(double)}));
-  for (std::int64_t i = 0; i < rows + others; ++i) squares[i] = -1;
-  double* other_squares = problem.symmetric ? squares : squares + rows;
-  for (std::int64_t i = 0; i < rows; ++i) {
+  const double small = static_cast<double>(end - begin) * 0x1p-123;
+  const std::int64_t others = problem.others.rows;
+  for (std::int64_t i = 0; i < problem.rows.rows; ++i) {
+    double square = -1;  // of row i, once it is needed
     for (std::int64_t j = 0; j < (problem.symmetric ? i + 1 : others); ++j) {
       const double size = __builtin_fabs(out[i * others + j]);
       if (!(size <= 1.7976931348623157e308)) return false;
       if (size >= small) continue;
-      const double square = square_norm(problem.rows, i, begin, end, squares, scratch);
+      if (square < 0) square = square_norm(problem.rows, i, begin, end, scratch);
       if (square == 0) break;
-      const double other = square_norm(problem.others, j, begin, end, other_squares, scratch);
+      const double other = square_norm(problem.others, j, begin, end, scratch);
       if (other != 0 && square * other < small * small) return false;
     }
   }

@@ -11,7 +11,7 @@ namespace {
 void run(std::int64_t task, void* context) {
   static thread_local Scratch scratch;
   const PucCombine& problem = *static_cast<const PucCombine*>(context);
-  double* sums = static_cast<double*>(scratch.reserve(2 * kBlockColumns * std::int64_t{sizeof(double)}));
+  double* sums = static_cast<double*>(scratch.reserve(2 * kBlockColumns * static_cast<std::int64_t>(sizeof(double))));
   const std::int64_t begin = task * kBlockColumns, end = std::min(begin + kBlockColumns, problem.rows.columns);
   FL_DISPATCH(kept_means(problem, begin, end, sums));
 }
@@ -19,7 +19,7 @@ void run(std::int64_t task, void* context) {
 }  // namespace
 
 void puc_combine(Matrix rows, const std::int32_t* keep, const double* weights, void* out, ParallelFor parallel) {
-  PucCombine problem{rows, keep, weights, out, streamed(rows)};
+  PucCombine problem{rows, keep, weights, out, beyond_cache(rows)};
   parallel((rows.columns + kBlockColumns - 1) / kBlockColumns, &run, &problem);
 }
 

@@ -17,8 +17,8 @@ inline constexpr std::int64_t kBlockColumns = 8192;
 inline constexpr std::int64_t kSweepRows = 10;
 // Bytes ahead of the use that a row is asked for.
 inline constexpr std::int64_t kAhead = 1024;
-// An output this large is written past the caches.
-inline constexpr std::int64_t kStreamBytes = std::int64_t{1} << 23;
+// An output with its input this large is not wanted in the cache.
+inline constexpr std::int64_t kStreamBytes = std::int64_t{1} << 25;
 
 inline std::int64_t size_of(DType dtype) { return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2; }
 
@@ -28,7 +28,9 @@ inline std::int64_t task_columns(std::int64_t rows) {
   return kBlockColumns * std::max<std::int64_t>(blocks, 1);
 }
 
-inline bool streamed(const Matrix& rows) { return rows.columns * size_of(rows.dtype) >= kStreamBytes; }
+inline bool beyond_cache(const Matrix& rows) {
+  return (rows.rows + 1) * rows.columns * size_of(rows.dtype) >= kStreamBytes;
+}
 
 // Calls function<element type> arguments.
 #define FL_BY_DTYPE(dtype, function, arguments) \

@@ -60,7 +60,27 @@ __device__ inline void store_pieces(const T (&from)[kCount], T* to) {
   }
 }
 
-// Stores what lies inside of [start, stop); width is the row's piece_width at column.
+// The run of one row that starts at column; width is the row's piece_width there.
+template <int kCount, class T>
+__device__ inline void load_run(const T* row, std::int64_t column, std::int64_t start, std::int64_t stop, int width,
+                                T (&to)[kCount]) {
+  if (column < start || column + kCount > stop) {
+#pragma unroll
+    for (int v = 0; v < kCount; ++v) {
+      const bool inside = column + v >= start && column + v < stop;
+      to[v] = inside ? row[column + v] : narrow<T>(0.0);
+    }
+  } else if (width == 16) {
+    load_pieces<16>(row + column, to);
+  } else if (width == 8) {
+    load_pieces<8>(row + column, to);
+  } else if (width == 4) {
+    load_pieces<4>(row + column, to);
+  } else {
+    load_pieces<sizeof(T)>(row + column, to);
+  }
+}
+
 template <int kCount, class T>
 __device__ inline void store_run(const T (&from)[kCount], std::int64_t column, std::int64_t start, std::int64_t stop,
                                  int width, T* row) {
@@ -175,26 +195,31 @@ __device__ inline void store_shared(const T (&from)[kCount], T* to, int at) {
   store_pieces<16>(from, to + at);
 }
 
-// Calls function with a value of a type that is known at run time only; all threads of a launch take the same branch.
+// A row whose type is known at run time only: all threads of a launch take the same branch.
 template <class F>
-__device__ inline void visit_type(DType dtype, F&& function) {
-  switch (dtype) {
+__device__ inline void visit_row(const Matrix& matrix, std::int64_t row, F&& function) {
+  const std::int64_t first = row * matrix.stride;
+  switch (matrix.dtype) {
     case DType::f64:
-      return function(double{});
+      return function(static_cast<const double*>(matrix.data) + first);
     case DType::f32:
-      return function(float{});
+      return function(static_cast<const float*>(matrix.data) + first);
     case DType::f16:
-      return function(__half{});
+      return function(static_cast<const __half*>(matrix.data) + first);
     case DType::bf16:
-      return function(__nv_bfloat16{});
+      return function(static_cast<const __nv_bfloat16*>(matrix.data) + first);
   }
 }
 
-// Calls function with a pointer to a row.
-template <class F>
-__device__ inline void visit_row(const Matrix& matrix, std::int64_t row, F&& function) {
-  visit_type(matrix.dtype,
-             [&](auto zero) { function(static_cast<const decltype(zero)*>(matrix.data) + row * matrix.stride); });
+template <int kCount, class Real>
+__device__ inline void load_widened(const Matrix& matrix, std::int64_t row, std::int64_t column, std::int64_t start,
+                                    std::int64_t stop, int width, Real (&to)[kCount]) {
+  visit_row(matrix, row, [&](auto* values) {
+    std::remove_const_t<std::remove_pointer_t<decltype(values)>> run[kCount];
+    load_run(values, column, start, stop, width, run);
+#pragma unroll
+    for (int v = 0; v < kCount; ++v) to[v] = widen<Real>(run[v]);
+  });
 }
 
 __device__ inline int piece_width(const Matrix& matrix, std::int64_t column) {

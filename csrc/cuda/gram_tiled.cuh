@@ -18,13 +18,8 @@ constexpr int kRuns = kTile * kStage / 4 / kTiledThreads;  // runs of 4 columns 
 template <class Real>
 constexpr int kPitch = kStage + 16 / sizeof(Real);
 
-// A run of 4 columns as it lies in memory: numbers are widened when they are staged, after the loads have arrived.
 template <class Real>
-struct Raw {
-  Real words[4];
-};
-template <class T>
-using Quad = Run<T, 4 * sizeof(T)>;
+using Quad = Real[4];
 
 // Where the rows [first, first + kTile) of a matrix start.
 struct Side {
@@ -35,41 +30,28 @@ struct Side {
 
 // A thread's share of the columns [column, column + kStage) of one side.
 template <class Real>
-__device__ inline void fetch(const Side& side, std::int64_t column, const Item& item, Raw<Real> (&to)[kRuns]) {
+__device__ inline void fetch(const Side& side, std::int64_t column, const Item& item, Quad<Real> (&to)[kRuns]) {
 #pragma unroll
   for (int k = 0; k < kRuns; ++k) {
     const int run = threadIdx.x + k * kTiledThreads;
     const std::int64_t row = side.first + run / (kStage / 4), at = column + run % (kStage / 4) * 4;
-    to[k] = {};
-    if (row >= side.matrix.rows || at >= item.stop) continue;
-    visit_row(side.matrix, row, [&](auto* values) {
-      using T = std::remove_const_t<std::remove_pointer_t<decltype(values)>>;
-      if constexpr (sizeof(T) <= sizeof(Real)) {
-        Quad<T> quad[1];
-        load_runs(values, 0, 1, at, item.start, item.stop, side.width, quad);
-        memcpy(to[k].words, quad[0].stored, sizeof(Quad<T>));
-      }
-    });
+    if (row < side.matrix.rows && at < item.stop) {
+      load_widened(side.matrix, row, at, item.start, item.stop, side.width, to[k]);
+    } else {
+#pragma unroll
+      for (int v = 0; v < 4; ++v) to[k][v] = Real{0};
+    }
   }
 }
 
 template <class Real, class Shared>
-__device__ inline void stage(const Side& side, const Raw<Real> (&from)[kRuns], Shared tile) {
-  visit_type(side.matrix.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    if constexpr (sizeof(T) <= sizeof(Real)) {
+__device__ inline void stage(const Quad<Real> (&from)[kRuns], Shared tile) {
 #pragma unroll
-      for (int k = 0; k < kRuns; ++k) {
-        const int run = threadIdx.x + k * kTiledThreads;
-        Quad<T> quad;
-        memcpy(quad.stored, from[k].words, sizeof(Quad<T>));
-        Real wide[4];
-#pragma unroll
-        for (int v = 0; v < 4; ++v) wide[v] = quad.template get<Real>(v);
-        store_shared(wide, tile, run / (kStage / 4) * kPitch<Real> + run % (kStage / 4) * 4);
-      }
-    }
-  });
+  for (int k = 0; k < kRuns; ++k) {
+    const int run = threadIdx.x + k * kTiledThreads;
+    const int at = run / (kStage / 4) * kPitch<Real> + run % (kStage / 4) * 4;
+    store_shared(from[k], tile, at);
+  }
 }
 
 // Adds the products of the group's columns. A tile on the diagonal needs no pairs above it.
@@ -125,13 +107,13 @@ __global__ void __launch_bounds__(kTiledThreads, sizeof(Real) == 8 ? 1 : 2)
 
   SHARED(Real, left_tile, kTile * kPitch<Real>);
   SHARED(Real, right_tile, kTile * kPitch<Real>);
-  Raw<Real> left_next[kRuns], right_next[kRuns];
+  Quad<Real> left_next[kRuns], right_next[kRuns];
   double total[kEach][kEach] = {};
   fetch(left, column, item, left_next);
   if (!diagonal) fetch(right, column, item, right_next);
   for (; column < item.stop; column += kStage) {
-    stage(left, left_next, left_tile);
-    if (!diagonal) stage(right, right_next, right_tile);
+    stage(left_next, left_tile);
+    if (!diagonal) stage(right_next, right_tile);
     __syncthreads();
     if (column + kStage < item.stop) {  // these loads wait behind the products of what is staged
       fetch(left, column + kStage, item, left_next);

@@ -30,13 +30,10 @@ __global__ void __launch_bounds__(kThreads)
         for (int v = 0; v < kRun<T>; ++v) sum[v] += weight * x[r].template get<double>(v);
       }
     }
-    Run<T> before[1];
-    if (kAdd) load_runs<1, T>(out, 0, 1, column, item.start, item.stop, out_width, before);
     T result[kRun<T>];
+    if (kAdd) load_run(static_cast<const T*>(out), column, item.start, item.stop, out_width, result);
 #pragma unroll
-    for (int v = 0; v < kRun<T>; ++v) {
-      result[v] = narrow<T>(kAdd ? sum[v] + before[0].template get<double>(v) : sum[v]);
-    }
+    for (int v = 0; v < kRun<T>; ++v) result[v] = narrow<T>(kAdd ? sum[v] + widen<double>(result[v]) : sum[v]);
     store_run(result, column, item.start, item.stop, out_width, out);
   }
 }

@@ -161,7 +161,7 @@ def differences(one: Any, two: Any, where: str = "") -> list[str]:
         return [d for i, (a, b) in enumerate(zip(one, two, strict=True)) for d in differences(a, b, f"{where}/{i}")]
     if isinstance(one, Tensor) and isinstance(two, Tensor):
         same = one.dtype == two.dtype and one.shape == two.shape and _bytes(one) == _bytes(two)
-        return [] if same else [f"{where}: {one.dtype} {tuple(one.shape)} and {two.dtype} {tuple(two.shape)} differ"]
+        return [] if same else [f"{where}: {one} and {two}"]
     if isinstance(one, float) and isinstance(two, float) and one != one and two != two:
         return []
     return [] if type(one) is type(two) and one == two else [f"{where}: {one!r} and {two!r}"]
