@@ -11,6 +11,7 @@ VENV ?= .venv
 PYTEST_ARGS ?=
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+CXX_FILES = $(shell find csrc tests -regex '.*\.\(h\|cpp\|cuh\|cu\)')
 
 # Small models run slower on several threads than on one, and the tests compare timings.
 export OMP_NUM_THREADS ?= 1
@@ -46,12 +47,14 @@ test-all: $(READY)
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 	$(BIN)/mypy
 
 .PHONY: format
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_FILES)
 
 .PHONY: bench
 bench: $(READY)

@@ -109,7 +109,8 @@ Layers layers_of(const Tensor& offsets, int64_t columns) {
   const auto* first = static_cast<const int64_t*>(offsets.const_data_ptr());
   const int64_t count = offsets.size(0) - 1;
   if (first[0] != 0 || first[count] != columns || !std::is_sorted(first, first + count + 1)) {
-    require(false, "offsets must rise from 0 to n = ", columns, " without decreasing, found ", listed(first, count + 1));
+    require(false, "offsets must rise from 0 to n = ", columns, " without decreasing, found ",
+            listed(first, count + 1));
   }
   return {first, count};
 }
@@ -230,7 +231,8 @@ struct Kernels {
     const Tensor coeff = usable(coeff_in, ScalarType::Double, rows);
     const Matrix matrix = matrix_of(rows);
     const Layers layers = layers_of(offsets, matrix.columns);
-    require(coeff.numel() == layers.count * matrix.rows, "coeff must have shape [", layers.count, ", ", matrix.rows, "]");
+    require(coeff.numel() == layers.count * matrix.rows, "coeff must have shape [", layers.count, ", ", matrix.rows,
+            "]");
     device.layer_combine(matrix, layers, read<double>(coeff), out.mutable_data_ptr(), add);
   }
 
@@ -245,7 +247,8 @@ struct Kernels {
     const Tensor gram = torch::stable::contiguous(gram_in), order = usable(order_in, ScalarType::Long, gram);
     const Tensor keep = usable(keep_in, ScalarType::Bool, gram);
     Tensor coeff = empty(gram, {batch, m, m}, ScalarType::Double);
-    device.project_conflicts(read<double>(gram), batch, m, read<int64_t>(order), read<bool>(keep), write<double>(coeff));
+    device.project_conflicts(read<double>(gram), batch, m, read<int64_t>(order), read<bool>(keep),
+                             write<double>(coeff));
     return coeff;
   }
 
@@ -298,14 +301,14 @@ struct Kernels {
   void op(A... a) const {                     \
     space::op(a..., last);                    \
   }
-#define FL_LIGHTNING_FORWARD_ALL(space, last)         \
-  FL_LIGHTNING_FORWARD(space, layer_gram, last)       \
-  FL_LIGHTNING_FORWARD(space, layer_cross_gram, last) \
-  FL_LIGHTNING_FORWARD(space, layer_dots, last)       \
-  FL_LIGHTNING_FORWARD(space, layer_combine, last)    \
+#define FL_LIGHTNING_FORWARD_ALL(space, last)          \
+  FL_LIGHTNING_FORWARD(space, layer_gram, last)        \
+  FL_LIGHTNING_FORWARD(space, layer_cross_gram, last)  \
+  FL_LIGHTNING_FORWARD(space, layer_dots, last)        \
+  FL_LIGHTNING_FORWARD(space, layer_combine, last)     \
   FL_LIGHTNING_FORWARD(space, project_conflicts, last) \
-  FL_LIGHTNING_FORWARD(space, min_norm, last)         \
-  FL_LIGHTNING_FORWARD(space, puc_track, last)        \
+  FL_LIGHTNING_FORWARD(space, min_norm, last)          \
+  FL_LIGHTNING_FORWARD(space, puc_track, last)         \
   FL_LIGHTNING_FORWARD(space, puc_combine, last)
 
 struct OnCpu {

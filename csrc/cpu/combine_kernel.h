@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Linear combination of the rows over part of one layer. Included once per instruction set by every_isa.h.
 //
-// Sums run in float64, in the order of the rows for every column, so a column's result does not depend on where it lies.
+// Sums run in float64, in the order of the rows for every column, so a column's result does not depend on where it
+// lies.
 namespace fl_lightning::cpu::FL_ISA {
 
 inline constexpr int kSums = 8;  // vectors in flight

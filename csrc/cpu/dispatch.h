@@ -15,16 +15,16 @@ Isa isa();
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #define FL_X86 1
 // Calls the version of a function that suits the processor: FL_DISPATCH(name(arguments)).
-#define FL_DISPATCH(call)                 \
-  switch (::fl_lightning::cpu::isa()) {   \
+#define FL_DISPATCH(call)                  \
+  switch (::fl_lightning::cpu::isa()) {    \
     case ::fl_lightning::cpu::Isa::avx512: \
-      avx512::call;                       \
-      break;                              \
-    case ::fl_lightning::cpu::Isa::avx2:  \
-      avx2::call;                         \
-      break;                              \
-    default:                              \
-      base::call;                         \
+      avx512::call;                        \
+      break;                               \
+    case ::fl_lightning::cpu::Isa::avx2:   \
+      avx2::call;                          \
+      break;                               \
+    default:                               \
+      base::call;                          \
   }
 #else
 #define FL_X86 0

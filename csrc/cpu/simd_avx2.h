@@ -32,9 +32,7 @@ FL_INLINE Floats load(const BFloat16* p) {
   const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
-FL_INLINE Floats load(const Half* p) {
-  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-}
+FL_INLINE Floats load(const Half* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 
 FL_INLINE Doubles widen(const double* p) { return _mm256_loadu_pd(p); }
 FL_INLINE Doubles widen(const float* p) { return _mm256_cvtps_pd(_mm_loadu_ps(p)); }
@@ -78,9 +76,7 @@ FL_INLINE Mask mask(std::uint32_t bits) {
   const __m256i all = _mm256_set1_epi64x(bits);
   return _mm256_castsi256_pd(_mm256_cmpeq_epi64(_mm256_and_si256(all, lanes), lanes));
 }
-FL_INLINE Doubles masked_add(Mask chosen, Doubles a, Doubles b) {
-  return _mm256_add_pd(a, _mm256_and_pd(chosen, b));
-}
+FL_INLINE Doubles masked_add(Mask chosen, Doubles a, Doubles b) { return _mm256_add_pd(a, _mm256_and_pd(chosen, b)); }
 FL_INLINE Doubles masked_multiply_add(Mask chosen, Doubles a, Doubles b, Doubles c) {
   return _mm256_blendv_pd(c, _mm256_fmadd_pd(a, b, c), chosen);
 }
@@ -107,9 +103,7 @@ FL_INLINE Compared compare(const std::uint8_t* counts, std::uint8_t low, std::ui
           bits_of(_mm256_cmpeq_epi8(x, _mm256_min_epu8(x, _mm256_set1_epi8(static_cast<char>(high)))))};
 }
 // One byte for each of the 16-bit lanes of two vectors, in order.
-FL_INLINE __m256i packed(__m256i a, __m256i b) {
-  return _mm256_permute4x64_epi64(_mm256_packs_epi16(a, b), 0xd8);
-}
+FL_INLINE __m256i packed(__m256i a, __m256i b) { return _mm256_permute4x64_epi64(_mm256_packs_epi16(a, b), 0xd8); }
 FL_INLINE Compared compare(const std::int16_t* counts, std::int16_t low, std::int16_t high) {
   const __m256i x = load_counts(counts, 0), y = load_counts(counts, 1);
   const __m256i lows = _mm256_set1_epi16(low), highs = _mm256_set1_epi16(high);
@@ -127,8 +121,8 @@ FL_INLINE Compared compare(const std::int32_t* counts, std::int32_t low, std::in
 }
 // A chosen lane is all ones, -1: subtracting it adds 1.
 FL_INLINE void increment(std::uint8_t* counts, std::uint32_t bits) {
-  const __m256i source = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3,
-                                          3, 3, 3, 3, 3);
+  const __m256i source =
+      _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3);
   const __m256i lanes = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201ull));
   const __m256i spread = _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int>(bits)), source);
   const __m256i chosen = _mm256_cmpeq_epi8(_mm256_and_si256(spread, lanes), lanes);

@@ -64,7 +64,8 @@ FL_INLINE void write(BFloat16* p, Doubles x, bool stream) {
   const __m256 y = _mm512_cvtpd_ps(x);
   const __m256i bits = _mm256_castps_si256(y);
   const __m256i even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-  const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(even, _mm256_set1_epi32(0x7fff))), 16);
+  const __m256i rounded =
+      _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(even, _mm256_set1_epi32(0x7fff))), 16);
   const __mmask8 nan = _mm256_cmp_ps_mask(y, y, _CMP_UNORD_Q);
   write_bits(p, _mm256_cvtepi32_epi16(_mm256_mask_set1_epi32(rounded, nan, 0x7fc0)), stream);
 }

@@ -45,8 +45,8 @@ FL_INLINE double sum(Doubles x) { return x[0] + x[1]; }
 
 template <class T>
 FL_INLINE Floats load(const T* p) {
-  return Floats{static_cast<float>(widened(p[0])), static_cast<float>(widened(p[1])),
-                static_cast<float>(widened(p[2])), static_cast<float>(widened(p[3]))};
+  return Floats{static_cast<float>(widened(p[0])), static_cast<float>(widened(p[1])), static_cast<float>(widened(p[2])),
+                static_cast<float>(widened(p[3]))};
 }
 
 template <class T>
@@ -62,7 +62,9 @@ FL_INLINE void write(T* p, Doubles x, bool) {
 
 FL_INLINE void fence() {}
 
-FL_INLINE Mask mask(std::uint32_t bits) { return Mask{-static_cast<std::int64_t>(bits & 1u), -static_cast<std::int64_t>(bits >> 1 & 1u)}; }
+FL_INLINE Mask mask(std::uint32_t bits) {
+  return Mask{-static_cast<std::int64_t>(bits & 1u), -static_cast<std::int64_t>(bits >> 1 & 1u)};
+}
 FL_INLINE Doubles masked(Mask chosen, Doubles a, Doubles b) {
   return (Doubles)((chosen & (Mask)a) | (~chosen & (Mask)b));
 }
