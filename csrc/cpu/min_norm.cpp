@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "../ops.h"
+#include "dispatch.h"
+#include "scratch.h"
+
+namespace fl_lightning::cpu {
+
+// The numbers of fl_lightning/ops/_active_set.py and _min_norm.py, where they are explained.
+inline constexpr double kSlack = 2e-15, kDependent = 1e-13, kFloor = 1e-15, kShare = 1e-12, kEnough = 1e-11;
+inline constexpr double kFirstRidge = 1e-12, kNextRidge = 100.0, kTiny = 2.2250738585072014e-308;
+inline constexpr int kRefinements = 2, kRidges = 8;
+
+}  // namespace fl_lightning::cpu
+
+#define FL_KERNEL "min_norm_kernel.h"
+#include "every_isa.h"
+
+namespace fl_lightning::cpu {
+namespace {
+
+constexpr std::int64_t kLanes = 8;  // of the widest vectors
+constexpr double kWorthThreads = 1e6;
+
+// What one matrix takes, roughly, in nanoseconds.
+double cost(std::int64_t k) {
+  const double rows = static_cast<double>(k);
+  return rows * rows * (4.0 + 0.04 * rows);
+}
+
+struct Job {
+  const double* gram;
+  std::int64_t batch, k;
+  double *lam, *gap;
+  std::int64_t each;  // matrices per task
+
+  static void run(std::int64_t task, void* context) {
+    static thread_local Scratch scratch;
+    const Job& job = *static_cast<const Job*>(context);
+    const std::int64_t k = job.k, n = (k + kLanes - 1) / kLanes * kLanes, numbers = n * (2 * n + 12 + kLanes);
+    double* space = static_cast<double*>(scratch.reserve(numbers * static_cast<std::int64_t>(sizeof(double))));
+    for (std::int64_t i = task * job.each; i < std::min((task + 1) * job.each, job.batch); ++i) {
+      FL_DISPATCH(min_norm(job.gram + i * k * k, k, job.lam + i * k, job.gap + i, space));
+    }
+  }
+};
+
+}  // namespace
+
+void min_norm(const double* gram, std::int64_t batch, std::int64_t k, double* lam, double* gap, ParallelFor parallel) {
+  if (batch == 0 || k == 0) return;
+  // Starting threads costs as much as a hundred small problems.
+  const bool alone = static_cast<double>(batch) * cost(k) < kWorthThreads;
+  Job job{gram, batch, k, lam, gap, alone ? batch : 1};
+  parallel(alone ? 1 : batch, &Job::run, &job);
+}
+
+}  // namespace fl_lightning::cpu

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// min_norm for one matrix: scaling, closed forms, searches. Included once per instruction set by every_isa.h.
+#include "packed_kernel.h"
+// The search is built on it.
+#include "active_set_kernel.h"
+
+namespace fl_lightning::cpu::FL_ISA {
+
+// The nearest point of a segment; of two equal rows each gets one half.
+inline double first_weight(double one, double cross, double two) {
+  const double first = two - cross, second = one - cross, length = first + second;
+  if (length > 0.0) return smaller(larger(first / length, 0.0), 1.0);
+  // Rows that differ by less than the Gram matrix resolves: the shorter one, if there is one.
+  return first > second ? 1.0 : first < second ? 0.0 : 0.5;
+}
+
+// Searches, and searches again with a ridge where the matrix turned out not to be positive semi-definite.
+inline double search(Search& search, double* lam) {
+  double best = kInfinity, ridge = 0.0;
+  for (int attempt = 0; attempt <= kRidges && (attempt == 0 || best > kEnough); ++attempt) {
+    search.add_ridge(ridge);
+    search.run();
+    search.add_ridge(0.0);
+    const double excess = search.excess();
+    if (attempt == 0 || excess < best) {
+      best = excess;
+      for (std::int64_t i = 0; i < search.k; ++i) lam[i] = search.lam[i];
+    }
+    ridge = attempt == 0 ? kFirstRidge : kNextRidge * ridge;
+  }
+  return best;
+}
+
+inline void min_norm(const double* gram, std::int64_t k, double* lam, double* gap, double* numbers) {
+  bool bad = false;
+  for (std::int64_t e = 0; e < k * k; ++e) bad |= !(gram[e] - gram[e] == 0.0);
+  if (bad) {
+    for (std::int64_t i = 0; i < k; ++i) lam[i] = __builtin_nan("");
+    *gap = __builtin_nan("");
+    return;
+  }
+  // Scaled by a power of two, which is exact, to mean diagonals in [1/2, 1). Two factors: one alone can overflow.
+  double mean = 0.0;
+  for (std::int64_t i = 0; i < k; ++i) mean += gram[i * k + i] / static_cast<double>(k);
+  int exponent = 0;
+  if (mean > 0.0) __builtin_frexp(mean, &exponent);
+  const double some = __builtin_ldexp(1.0, -exponent / 2), rest = __builtin_ldexp(1.0, -exponent - -exponent / 2);
+  mean = mean > 0.0 ? mean * some * rest : 1.0;
+
+  Search work(k, (k + kDoubles - 1) / kDoubles * kDoubles, numbers);
+  for (std::int64_t i = 0; i < work.n; i += kDoubles) {
+    for (std::int64_t j = i; j < work.n; ++j) {
+      double* to = work.gram.at(i, j);
+      for (std::int64_t r = 0; r < kDoubles; ++r) {
+        const bool real = i + r < k && j < k;
+        to[r] = real ? 0.5 * (gram[(i + r) * k + j] * some * rest) + 0.5 * (gram[j * k + i + r] * some * rest) : 0.0;
+      }
+    }
+  }
+  for (std::int64_t i = 0; i < k; ++i) work.own[i] = work.gram.diagonal(i);
+
+  if (k <= 2) {
+    work.lam[0] = lam[0] = k == 1 ? 1.0 : first_weight(work.own[0], work.gram.at(0, 1)[0], work.own[1]);
+    if (k == 2) work.lam[1] = lam[1] = 1.0 - lam[0];
+    *gap = work.excess() / mean;
+  } else {
+    *gap = search(work, lam) / mean;
+  }
+}
+
+}  // namespace fl_lightning::cpu::FL_ISA
