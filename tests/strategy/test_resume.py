@@ -240,6 +240,10 @@ def test_variations_resume_from_anywhere(tmp_path, name, round_index):
         hooks = {hook for hook in hooks if "validation" not in hook}
     if name == "moving average":  # that callback swaps the weights while it validates
         hooks = {"on_train_batch_end", "on_validation_end", "on_train_epoch_end"}
+        if round_index == project.rounds - 1:  # and sets them when training ends: nothing is left to end after that
+            hooks -= {"on_train_epoch_end"}
+    if name == "early stopping":  # a fit that has stopped goes on for a round, see below
+        hooks -= {"on_train_end"}
     check(project, tmp_path, tuple(hooks), round_index)
 
 
@@ -249,8 +253,9 @@ def test_variations_resume_from_anywhere(tmp_path, name, round_index):
 def test_algorithms_resume_from_anywhere(tmp_path, algorithm, round_index):
     options = {"momentum": 0.5, "norm": True, "dropout": 0.2, "log": True}
     project = Project(ALGORITHMS[algorithm], options=options, trainer={"num_sanity_val_steps": 2})
-    hooks = tuple(hook for hook in ALL_HOOKS if hook != "on_train_end")  # a sanity check then moves validation counters
-    check(project, tmp_path, hooks, round_index)
+    # From a finished epoch Lightning runs the sanity check again. If no round is left, its counters are what is left.
+    finished = {"on_train_end"} | ({"on_train_epoch_end"} if round_index == project.rounds - 1 else set())
+    check(project, tmp_path, tuple(hook for hook in ALL_HOOKS if hook not in finished), round_index)
 
 
 # ---- where ModelCheckpoint saves
