@@ -89,6 +89,22 @@ class ClientModule(LightningModule):
             self.log("train_loss", loss, batch_size=len(targets))
         return loss
 
+    def federated_accuracy(self, batch: Any, batch_idx: int) -> Tensor:
+        """Share of a batch of class scores ``[batch, num_classes, ...]`` that are right, for methods that ask for it.
+
+        Raises:
+            ValueError: the targets are no class indices ``[batch, ...]``.
+        """
+        inputs, targets = _pair(batch)
+        predictions = self(inputs)
+        if targets.is_floating_point() or targets.shape != predictions.shape[:1] + predictions.shape[2:]:
+            raise ValueError(
+                "targets must be class indices beside class scores [batch, num_classes, ...] for an accuracy, found "
+                f"{targets.dtype} {tuple(targets.shape)} beside {tuple(predictions.shape)}"
+            )
+        accuracy: Tensor = (predictions.argmax(1) == targets).float().mean()
+        return accuracy
+
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Logs ``val_loss`` and the metrics."""
         self._evaluate("val", self.val_metrics, batch)

@@ -7,7 +7,7 @@ hooks; it is taken when nothing overrides them. Both give identical weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fl_lightning._lightning import Callback, LightningModule, Trainer, lightning_module
-from fl_lightning.algorithms.base import ClientRule, LocalWork
+from fl_lightning.algorithms.base import ClientRule, LocalWork, Needs
 from fl_lightning.data.loaders import ClientLoaders
 from fl_lightning.loop import FederatedEpochLoop
 from fl_lightning.results import QuickLog, read_state, write_state
@@ -186,7 +186,7 @@ class LocalTrainer:
         module = self._module
         module._current_fx_name = "training_step"
         try:
-            output = module.training_step(batch, index) if self._takes_index else module.training_step(batch)
+            output = self._training_output(batch, index)
         finally:
             module._current_fx_name = None
         loss = output.get("loss") if isinstance(output, Mapping) else output
@@ -246,39 +246,50 @@ class LocalTrainer:
         work.steps += 1
         return total
 
-    # ---- losses at given parameters
+    # ---- losses and accuracies at given parameters
 
     @torch.no_grad()
-    def loss(self, client: int) -> float:
-        """The client's loss at the bound parameters: sample-weighted mean over its training data, in eval mode.
+    def measure(self, client: int, needs: Needs) -> dict[str, float]:
+        """Loss and accuracy at the bound parameters: sample-weighted means over the client's training data.
 
-        ``self.log`` and metric states are left as they were. Batches are as large as memory allows.
+        In eval mode; ``self.log`` and metric states are left as they were. Batches are as large as memory allows.
+
+        Args:
+            client: the client.
+            needs: which of ``"loss"`` and ``"accuracy"`` to return.
         """
+        wanted: dict[str, Callable[[Any, int], Any]] = {}
+        if needs.losses or needs.requery:
+            wanted["loss"] = getattr(self._module, "federated_loss", None) or self._training_output
+        if needs.accuracies:
+            wanted["accuracy"] = getattr(self._module, "federated_accuracy")  # noqa: B009 (nn.Module's type)
         with silenced(self._module):
             while True:
                 try:
-                    return self._mean_loss(client)
+                    return self._means(client, wanted)
                 except torch.OutOfMemoryError:  # noqa: PERF203
                     if self._loss_batch <= self.loaders.batch_size:
                         raise
                     self._loss_batch = max(self._loss_batch // 2, self.loaders.batch_size)
 
-    def _mean_loss(self, client: int) -> float:
-        module, total, count = self._module, torch.zeros((), dtype=torch.float64), 0
+    def _means(self, client: int, wanted: Mapping[str, Callable[[Any, int], Any]]) -> dict[str, float]:
+        totals = {name: torch.zeros((), dtype=torch.float64) for name in wanted}
+        counts = dict.fromkeys(wanted, 0)
         size = max(self._loss_batch, self.loaders.batch_size)
-        own = getattr(module, "federated_loss", None)
         for index, (batch, number) in enumerate(self.loaders.batches(client, seed=None, batch_size=size)):
             moved = self._to_device(self._trainer.precision_plugin.convert_input(batch))
-            with self._trainer.precision_plugin.val_step_context():
-                if own is not None:
-                    output = own(moved, index)
-                else:
-                    output = module.training_step(moved, index) if self._takes_index else module.training_step(moved)
-            loss = output.get("loss") if isinstance(output, Mapping) else output
-            if loss is not None:
-                total = total + loss.detach().cpu().double() * number
-                count += number
-        return float(total / count) if count else float("nan")
+            for name, function in wanted.items():
+                with self._trainer.precision_plugin.val_step_context():
+                    output = function(moved, index)
+                value = output.get("loss") if isinstance(output, Mapping) else output
+                if value is not None:
+                    totals[name] = totals[name] + torch.as_tensor(value).detach().cpu().double() * number
+                    counts[name] += number
+        return {name: float(totals[name] / count) if count else float("nan") for name, count in counts.items()}
+
+    def _training_output(self, batch: Any, index: int) -> Any:
+        module = self._module
+        return module.training_step(batch, index) if self._takes_index else module.training_step(batch)
 
 
 def _weighted_mean(losses: list[Tensor], sizes: list[int]) -> Tensor:

@@ -35,7 +35,9 @@ def refuse_devices(devices: Sequence[torch.device] | None) -> torch.device:
     return found[0]
 
 
-def refuse_pair(algorithm: ServerRule, client: ClientRule | ServerRule | None) -> ClientRule:
+def refuse_pair(
+    algorithm: ServerRule, client: ClientRule | ServerRule | None, full_gradients: bool = False
+) -> ClientRule:
     """Returns the client rule to use.
 
     Raises:
@@ -47,6 +49,11 @@ def refuse_pair(algorithm: ServerRule, client: ClientRule | ServerRule | None) -
     if client is not None and not isinstance(client, (ClientRule, ServerRule)):
         raise TypeError(f"client must be a ClientRule or a method with one, found {client!r}")
     own = algorithm.client_rule()
+    if full_gradients and type(own) is not ClientRule:
+        raise ValueError(
+            f"full_gradients=True trains nothing locally, and {type(algorithm).__name__} changes local training: "
+            "leave full_gradients out"
+        )
     if client is None:
         return own
     rule = client.client_rule() if isinstance(client, ServerRule) else client
@@ -55,6 +62,11 @@ def refuse_pair(algorithm: ServerRule, client: ClientRule | ServerRule | None) -
         raise ValueError(
             f"client={given}(...) cannot replace the client half of {server}: "
             f"pair {given} with a server rule that leaves local training alone, such as FedAvg or FedLF"
+        )
+    if full_gradients and type(rule) is not ClientRule:
+        raise ValueError(
+            f"full_gradients=True trains nothing locally, and client={given}(...) changes local training: "
+            "leave one of them out"
         )
     if algorithm.needs.full_gradients and type(rule) is not ClientRule:
         raise ValueError(
@@ -65,13 +77,25 @@ def refuse_pair(algorithm: ServerRule, client: ClientRule | ServerRule | None) -
 
 
 def refuse_arguments(
-    local_epochs: object, local_steps: object, server_optimizer: object, sampler: object, seed: object
+    local_epochs: object,
+    local_steps: object,
+    full_gradients: object,
+    server_optimizer: object,
+    sampler: object,
+    seed: object,
 ) -> None:
     """Raises ValueError or TypeError for arguments of FederatedStrategy that would fail rounds later."""
     for name, value in (("local_epochs", local_epochs), ("local_steps", local_steps)):
         absent = value is None and name == "local_steps"
         if not absent and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ValueError(f"{name} must be a positive integer, found {value!r}")
+    if not isinstance(full_gradients, bool):
+        raise TypeError(f"full_gradients must be True or False, found {full_gradients!r}")
+    if full_gradients and (local_epochs != 1 or local_steps is not None):
+        raise ValueError(
+            "full_gradients=True trains nothing locally: leave local_epochs and local_steps out, "
+            f"found local_epochs={local_epochs}, local_steps={local_steps}"
+        )
     if server_optimizer is not None and not callable(server_optimizer):
         raise TypeError(
             "server_optimizer must be a function from parameters to an optimizer, such as "
@@ -131,6 +155,11 @@ def refuse_module(
         raise ValueError(
             f"{method} needs each client's loss, and {type(module).__name__} optimizes manually: "
             "define federated_loss(self, batch, batch_idx) on the module"
+        )
+    if needs.accuracies and not callable(getattr(module, "federated_accuracy", None)):
+        raise ValueError(
+            f"{method} needs each client's accuracy: define federated_accuracy(self, batch, batch_idx) on "
+            f"{type(module).__name__}, the share of the batch that it predicts right"
         )
     if needs.full_gradients and manual:
         raise ValueError(f"{method} needs full gradients, which a module with manual optimization does not give")

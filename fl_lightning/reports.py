@@ -103,6 +103,18 @@ def usable(arrivals: Sequence[Arrival], rows: Tensor, bank: BufferBank, drop: Ca
     return Usable([arrivals[k] for k in kept], norms[kept], [losses[k] for k in kept])
 
 
+def with_accuracy(report: ClientReport, accuracy: float, module: object) -> ClientReport:
+    """Adds what the module says about its accuracy to what the client rule sends.
+
+    Raises:
+        ValueError: it is no share between 0 and 1.
+    """
+    if not 0 <= accuracy <= 1:
+        name = type(module).__name__
+        raise ValueError(f"{name}.federated_accuracy must return a share between 0 and 1, found {accuracy}")
+    return ClientReport({**report.extras, "accuracy": torch.tensor(accuracy, dtype=torch.float64)}, report.companions)
+
+
 def stacked(parts: Sequence[Mapping[str, Tensor]], client_ids: Sequence[int], what: str) -> dict[str, Tensor]:
     """Joins what all clients sent under the same name: ``[m, ...]``.
 

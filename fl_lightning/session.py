@@ -23,7 +23,7 @@ from fl_lightning.local import LocalPlan, LocalTrainer, full_path_reason
 from fl_lightning.loop import ClientTask, FederatedEpochLoop
 from fl_lightning.records import RoundRecord
 from fl_lightning.refusals import refuse_checkpoint, refuse_module, refuse_schedulers, refuse_selection
-from fl_lightning.reports import Arrival, ClientError, ErrorPolicy, Round
+from fl_lightning.reports import Arrival, ClientError, ErrorPolicy, Round, with_accuracy
 from fl_lightning.seeding import derive_seed, isolated
 from fl_lightning.server import OptimizerFactory, Server, cohort_size
 
@@ -40,6 +40,7 @@ class FitOptions:
     buffers: BufferPolicy
     on_client_error: ErrorPolicy
     seed: int
+    full_gradients: bool = False
     lean: bool | None = None
 
 
@@ -71,7 +72,7 @@ class FitSession:
         self._trainer, self._loop, self._options = trainer, loop, options
         self._module: LightningModule = trainer.lightning_module
         self.algorithm, self.rule, self.binding, self.loaders = algorithm, rule, binding, loaders
-        self._needs: Needs = algorithm.needs | rule.needs
+        self._needs: Needs = algorithm.needs | rule.needs | Needs(full_gradients=options.full_gradients)
         self._lr, self._momentum = client_learning_rate(trainer.optimizers)
         refuse_schedulers(trainer.lr_scheduler_configs)
         refuse_module(
@@ -106,7 +107,9 @@ class FitSession:
             if self._server.optimizer is not None:
                 self._server.optimizer.load_state_dict(states["server_optimizer"])
         theta = self.binding.theta
-        federation = Federation(len(self.loaders), self.binding.layout, theta.device, theta.dtype)
+        federation = Federation(
+            len(self.loaders), self.binding.layout, theta.device, theta.dtype, len(self._server.rows)
+        )
         self.algorithm.begin_fit(federation)
         self.rule.begin_fit(federation)
         rank_zero_info(self._memory_plan(federation))
@@ -153,6 +156,7 @@ class FitSession:
             "local_steps": options.plan.steps,
             "client_optimizer_state": "keep" if options.keep_client_optimizers else "reset",
             "buffers": options.buffers,
+            "full_gradients": self._needs.full_gradients,
             "seed": options.seed,
         }
 
@@ -229,7 +233,7 @@ class FitSession:
 
     def _visit(self, task: ClientTask, client: int) -> Arrival:
         theta, seed = self.binding.theta, self._options.seed
-        start_loss = self._loss(client) if self._needs.losses else None
+        measured = self._measure(client) if self._needs.losses or self._needs.accuracies else {}
         with isolated(derive_seed(seed, "client", task.round, client), theta.device):
             row = self._server.open_row(task.index)
             work = LocalWork(
@@ -245,8 +249,10 @@ class FitSession:
                 self._server.settle_row(task.index)
                 report = self.rule.end_client(work)
                 self._server.close_row(task.index)
+        if self._needs.accuracies:
+            report = with_accuracy(report, measured["accuracy"], self._module)
         return Arrival(
-            task.index, client, task.num_samples, loss, start_loss,
+            task.index, client, task.num_samples, loss, measured.get("loss") if self._needs.losses else None,
             report, self._server.bank.report(task.num_samples),
         )  # fmt: skip
 
@@ -259,18 +265,19 @@ class FitSession:
             view.zero_() if gradient is None else torch.mul(gradient, self._lr, out=view)
         return loss
 
-    def _loss(self, client: int) -> float:
+    def _measure(self, client: int, needs: Needs | None = None) -> dict[str, float]:
         assert self.round is not None
         with isolated(derive_seed(self._options.seed, "loss", self.round.index, client), self.binding.theta.device):
             try:
-                return self.local.loss(client)
+                return self.local.measure(client, needs or self._needs)
             finally:
                 self._server.bank.restore()
 
     def _losses_at(self, params: Tensor, clients: Sequence[int]) -> Tensor:
         self.binding.bind_flat(params.detach().to(self.binding.theta.dtype).contiguous())
         try:
-            return torch.tensor([self._loss(client) for client in clients], dtype=torch.float64)
+            losses = [self._measure(client, Needs(losses=True))["loss"] for client in clients]
+            return torch.tensor(losses, dtype=torch.float64)
         finally:
             self.binding.bind_global()
 

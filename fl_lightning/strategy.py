@@ -65,8 +65,11 @@ class FederatedStrategy(OneDevice):
         clients_per_round: clients sampled per round; an int is a count, a float a fraction (rounded up).
         local_epochs: passes over a client's data per round.
         local_steps: optimizer steps per client and round instead of ``local_epochs``, whatever the client's size.
+        full_gradients: clients send the learning rate times the gradient of all their data (FedSGD) instead of
+            training locally; any algorithm that leaves local training alone combines these as it does updates.
         server_optimizer: factory of an optimizer that takes the server's step as its gradient, for instance
-            ``functools.partial(torch.optim.SGD, lr=1.0, momentum=0.9)``; default: subtract the step.
+            ``functools.partial(torch.optim.SGD, lr=1.0, momentum=0.9)`` (FedAvgM) or one of
+            :mod:`fl_lightning.optim`; default: subtract the step.
         sampler: draws each round's clients; default uniform without replacement.
         client_optimizer_state: ``"reset"`` gives every client a fresh optimizer each round, ``"keep"`` gives it back
             the state of its last round.
@@ -93,6 +96,7 @@ class FederatedStrategy(OneDevice):
         clients_per_round: int | float = 1.0,
         local_epochs: int = 1,
         local_steps: int | None = None,
+        full_gradients: bool = False,
         server_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
         sampler: CohortSampler | None = None,
         client_optimizer_state: Literal["reset", "keep"] = "reset",
@@ -103,7 +107,7 @@ class FederatedStrategy(OneDevice):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        refuse_arguments(local_epochs, local_steps, server_optimizer, sampler, seed)
+        refuse_arguments(local_epochs, local_steps, full_gradients, server_optimizer, sampler, seed)
         for name, choice, allowed in (
             ("client_optimizer_state", client_optimizer_state, ("reset", "keep")),
             ("buffers", buffers, ("mean", "global", "largest")),
@@ -114,7 +118,7 @@ class FederatedStrategy(OneDevice):
                 raise ValueError(f"{name} must be one of {allowed}, found {choice!r}")
         check_clients_per_round(clients_per_round)
         self.algorithm: ServerRule = FedAvg() if algorithm is None else algorithm
-        self.client_rule: ClientRule = refuse_pair(self.algorithm, client)
+        self.client_rule: ClientRule = refuse_pair(self.algorithm, client, full_gradients)
         self.clients_per_round = clients_per_round
         self.sampler: CohortSampler = UniformSampler() if sampler is None else sampler
         self.fairness_metric, self.fairness_mode = fairness_metric, fairness_mode
@@ -127,6 +131,7 @@ class FederatedStrategy(OneDevice):
             buffers=buffers,
             on_client_error=on_client_error,
             seed=seed,
+            full_gradients=full_gradients,
         )
         self.last_round: RoundRecord | None = None
         self._state = FederatedState(self)

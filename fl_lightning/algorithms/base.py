@@ -27,12 +27,15 @@ class Needs:
         full_gradients: rows are learning rate times full gradient (one full-batch step) instead of local training.
         client_lr: the clients' learning rate; optimizers without a single one are refused.
         requery: ``Cohort.losses_at``.
+        accuracies: each client's accuracy at the global parameters, before local training, as ``extras["accuracy"]``.
+            The module defines ``federated_accuracy(batch, batch_idx)``, the share of a batch that it predicts right.
     """
 
     losses: bool = False
     full_gradients: bool = False
     client_lr: bool = False
     requery: bool = False
+    accuracies: bool = False
 
     def __or__(self, other: Needs) -> Needs:
         return Needs(
@@ -40,17 +43,27 @@ class Needs:
             self.full_gradients or other.full_gradients,
             self.client_lr or other.client_lr,
             self.requery or other.requery,
+            self.accuracies or other.accuracies,
         )
 
 
 @dataclass(frozen=True)
 class Federation:
-    """What stays fixed during a fit; handed to rules before the first round."""
+    """What stays fixed during a fit; handed to rules before the first round.
+
+    Attributes:
+        num_clients: registered clients.
+        layout: the flat order of the parameters.
+        device: where parameters and rows are.
+        dtype: of parameters and rows.
+        cohort_size: clients sampled per round; ``None`` if nobody says.
+    """
 
     num_clients: int
     layout: ParamLayout
     device: torch.device
     dtype: torch.dtype
+    cohort_size: int | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What clients send besides updates: accuracies at the global model, and full gradients in place of updates."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from plain_loop import client_batches
+from resuming import ALGORITHMS
+from support import CLASSES, FEATURES, Classifier, federated_blobs, fresh, quiet_trainer, weights
+from torch import nn
+
+import fl_lightning as fl
+from fl_lightning.algorithms import SCAFFOLD, ClientRule, FedAvg, FedProx, Needs
+from fl_lightning.data.samplers import UniformSampler
+from fl_lightning.seeding import derive_seed
+
+
+class Recorder(FedAvg):
+    """FedAvg that keeps what it was given."""
+
+    def __init__(self, **needs):
+        super().__init__()
+        self.needs, self.cohorts, self.params = Needs(**needs), [], []
+
+    def aggregate(self, cohort):
+        self.cohorts.append(cohort)
+        self.params.append(cohort.params.clone())
+        return super().aggregate(cohort)
+
+
+class Judged(Classifier):
+    """Says how accurate it is, and counts how often it was asked."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.asked, self.passes = 0, 0
+
+    def forward(self, x):
+        self.passes += 1
+        return super().forward(x)
+
+    def federated_accuracy(self, batch, batch_idx):
+        assert not torch.is_grad_enabled()
+        assert not self.training
+        self.asked += 1
+        self.log("must_not_show", 1.0)
+        x, y = batch
+        return (self(x).argmax(1) == y).float().mean()
+
+
+def fit(algorithm, module, rounds=2, **strategy):
+    strategy = fl.FederatedStrategy(algorithm, **{"clients_per_round": 3, "seed": 5, **strategy})
+    trainer = quiet_trainer(strategy, rounds)
+    trainer.fit(module, federated_blobs())
+    return strategy, trainer
+
+
+@pytest.mark.parametrize("losses", [False, True])
+def test_accuracies_are_those_of_the_global_model_on_the_clients_training_data(losses):
+    module, rule = fresh(Judged, dropout=0.5), Recorder(accuracies=True, losses=losses)
+    _, trainer = fit(rule, module)
+    loaders, by_hand = client_batches(), fresh(dropout=0.5).eval()
+    for cohort, params in zip(rule.cohorts, rule.params, strict=True):
+        nn.utils.vector_to_parameters(params, by_hand.parameters())
+        for place, client in enumerate(cohort.client_ids):
+            batches = [batch for batch, _ in loaders.batches(client, seed=None)]
+            x, y = (torch.cat(column) for column in zip(*batches, strict=True))
+            right = (by_hand(x).argmax(1) == y).double().mean()
+            assert cohort.extras["accuracy"][place] == pytest.approx(float(right), abs=1e-6)
+            if losses:
+                assert cohort.losses[place] == pytest.approx(float(F.cross_entropy(by_hand(x), y).detach()), abs=1e-5)
+        assert (cohort.losses is not None) == losses
+    assert module.asked == 6  # a client's whole data in one batch
+    assert "must_not_show" not in trainer.callback_metrics
+
+
+def test_nobody_is_asked_for_accuracies_in_vain():
+    module = fresh(Judged)
+    fit(Recorder(losses=True), module)
+    assert module.asked == 0
+
+
+def test_asking_changes_no_weights():
+    judged, silent = fresh(Judged, dropout=0.5, norm=True), fresh(dropout=0.5, norm=True)
+    fit(Recorder(accuracies=True), judged)
+    fit(Recorder(), silent)
+    assert torch.equal(weights(judged), weights(silent))
+
+
+class Wrong(Judged):
+    def federated_accuracy(self, batch, batch_idx):
+        return 100 * super().federated_accuracy(batch, batch_idx) + 1
+
+
+class Sometimes(Judged):
+    def federated_accuracy(self, batch, batch_idx):
+        self.asked += 1
+        return float("nan") if self.asked == 2 else 0.5  # a plain number will do
+
+
+def test_accuracies_that_are_none_are_refused_or_dropped():
+    with pytest.raises(fl.ClientError, match=r"Wrong\.federated_accuracy must return a share between 0 and 1, found"):
+        fit(Recorder(accuracies=True), fresh(Wrong))
+    rule = Recorder(accuracies=True)
+    with pytest.warns(UserWarning, match="federated_accuracy must return a share"):
+        fit(rule, fresh(Sometimes), 1, on_client_error="drop")
+    assert rule.cohorts[0].extras["accuracy"].tolist() == [0.5, 0.5]
+
+
+def test_a_module_that_does_not_know_its_accuracy_is_told_what_to_define():
+    words = r"Recorder needs each client's accuracy: define federated_accuracy\(self, batch, batch_idx\) on Plain"
+    with pytest.raises(ValueError, match=words):
+        fit(Recorder(accuracies=True), fresh(type("Plain", (Classifier,), {"federated_accuracy": None})))
+
+
+def test_the_ready_module_knows_its_accuracy():
+    torch.manual_seed(0)
+    rule = Recorder(accuracies=True)
+    fit(rule, fl.ClientModule(nn.Linear(FEATURES, CLASSES)), 1)
+    assert (rule.cohorts[0].extras["accuracy"] > 0).any()
+    module = fl.ClientModule(nn.Linear(FEATURES, 1), loss=nn.functional.mse_loss)
+    with pytest.raises(ValueError, match="targets must be class indices beside class scores"):
+        module.federated_accuracy((torch.zeros(3, FEATURES), torch.zeros(3, 1)), 0)
+
+
+def test_needs_add_up():
+    both = Needs(accuracies=True) | Needs(losses=True)
+    assert (both.accuracies, both.losses, both.client_lr) == (True, True, False)
+
+
+# ---- full gradients
+
+
+def gradient_descent(rounds, lr=0.1, seed=5, cohort=3):
+    """FedSGD by hand: each round one step along the mean of the clients' full gradients."""
+    module, loaders = fresh(), client_batches()
+    for index in range(rounds):
+        chosen = UniformSampler().select(index, cohort, loaders.sizes, derive_seed(seed, "sampler")).client_ids
+        x, y = (
+            torch.cat([batch[part] for client in chosen for batch, _ in loaders.batches(client, seed=None)])
+            for part in (0, 1)
+        )
+        module.zero_grad()
+        F.cross_entropy(module(x), y).backward()  # the mean over all samples weighs clients by their samples
+        with torch.no_grad():
+            for p in module.parameters():
+                p -= lr * p.grad
+    return module
+
+
+def test_fedsgd_equals_gradient_descent_on_the_cohorts_data():
+    module = fresh()
+    strategy, trainer = fit(FedAvg(), module, 3, full_gradients=True)
+    assert torch.allclose(weights(module), weights(gradient_descent(3)), atol=1e-6, rtol=0)
+    assert trainer.global_step == 9  # one per client and round
+    assert strategy.rule_states()["fit"]["full_gradients"]
+
+
+MET = {"losses": False, "full_gradients": False, "client_lr": False, "requery": False, "accuracies": False}
+RULES = {
+    name: make
+    for name, make in ALGORITHMS.items()
+    if type(make().client_rule()) is ClientRule and replace(make().needs, **MET) == Needs()
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_that_leaves_local_training_alone_takes_full_gradients(name):
+    module, rule, seen = fresh(Judged), RULES[name](), []
+    aggregate = rule.aggregate
+    rule.aggregate = lambda cohort: seen.append(copy.deepcopy(cohort.updates.rows)) or aggregate(cohort)
+    strategy, _ = fit(rule, module, 2, full_gradients=True)
+    assert weights(module).isfinite().all()
+    assert strategy.last_round.step_norm > 0
+    by_hand, loaders = fresh(), client_batches()
+    for row, client in zip(seen[0], UniformSampler().select(0, 3, loaders.sizes, derive_seed(5, "sampler")).client_ids,
+                           strict=True):  # fmt: skip
+        batches = [batch for batch, _ in loaders.batches(client, seed=None)]
+        x, y = (torch.cat(column) for column in zip(*batches, strict=True))
+        by_hand.zero_grad()
+        F.cross_entropy(by_hand(x), y).backward()
+        gradient = torch.cat([p.grad.flatten() for p in by_hand.parameters()])
+        torch.testing.assert_close(row, 0.1 * gradient, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"local_epochs": 2}, "leave local_epochs and local_steps out, found local_epochs=2"),
+        ({"local_steps": 4}, "local_steps=4"),
+        ({"algorithm": FedProx()}, "FedProx changes local training: leave full_gradients out"),
+        ({"algorithm": SCAFFOLD(), "client": SCAFFOLD()}, "SCAFFOLD changes local training"),
+        ({"client": FedProx()}, r"client=FedProx\(...\) changes local training: leave one of them out"),
+    ],
+)
+def test_full_gradients_leave_nothing_to_train_locally(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        fl.FederatedStrategy(full_gradients=True, **arguments)
+
+
+def test_full_gradients_need_a_learning_rate():
+    with pytest.raises(ValueError, match=r"FedAvg needs the clients' learning rate: use one torch\.optim\.SGD"):
+        fit(FedAvg(), fresh(optimizer="Adam"), full_gradients=True)
+
+
+@pytest.mark.parametrize("value", [1, "yes", None])
+def test_full_gradients_is_yes_or_no(value):
+    with pytest.raises(TypeError, match="full_gradients must be True or False, found"):
+        fl.FederatedStrategy(full_gradients=value)
