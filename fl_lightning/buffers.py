@@ -126,6 +126,11 @@ class BufferBank:
         self.restore()
 
 
+def model_buffers(module: nn.Module) -> list[Tensor]:
+    """The persistent buffers of a module without those of its metrics, each once, in a fixed order."""
+    return [buffer.value for buffer in _buffers_of(module)[0]]
+
+
 def _buffers_of(module: nn.Module) -> tuple[list[_Buffer], list[_Buffer]]:
     """A module's buffers without those of its metrics: the persistent ones, and the others."""
     skipped = {id(part) for metric in module.modules() if isinstance(metric, Metric) for part in metric.modules()}

@@ -15,11 +15,18 @@ class ClientTensors:
 
     Args:
         device: where they live; ``None``: where the first write comes from.
+        capacity: most clients to keep; those written longest ago leave first. ``None``: no limit.
+
+    Raises:
+        ValueError: ``capacity`` is not positive.
     """
 
-    def __init__(self, device: torch.device | str | None = None) -> None:
+    def __init__(self, device: torch.device | str | None = None, capacity: int | None = None) -> None:
+        if capacity is not None and capacity < 1:
+            raise ValueError(f"capacity must be at least 1 client, found {capacity}")
+        self.capacity = capacity
         self.device = None if device is None else torch.device(device)
-        self._tensors: dict[int, Tensor] = {}
+        self._tensors: dict[int, Tensor] = {}  # in the order of the last writes
 
     def __len__(self) -> int:
         return len(self._tensors)
@@ -38,6 +45,9 @@ class ClientTensors:
 
     def set(self, client_id: int, value: Tensor) -> None:
         """Replaces the client's tensor by a copy of ``value``."""
+        self._tensors.pop(client_id, None)
+        if self.capacity is not None and len(self._tensors) >= self.capacity:
+            del self._tensors[next(iter(self._tensors))]
         self._tensors[client_id] = value.detach().to(self.device or value.device, copy=True)
 
     def add(self, client_id: int, value: Tensor) -> None:
@@ -53,15 +63,16 @@ class ClientTensors:
         if held.shape != value.shape:
             raise ValueError(f"value must have shape {tuple(held.shape)}, found {tuple(value.shape)}")
         held += value.detach().to(held.device)
+        self._tensors[client_id] = self._tensors.pop(client_id)
 
     def clear(self) -> None:
         """Forgets everything."""
         self._tensors.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Ids and tensors; the tensors share memory with this object."""
-        ids = sorted(self._tensors)
-        return {"clients": torch.tensor(ids, dtype=torch.int64), "tensors": [self._tensors[i] for i in ids]}
+        """Ids in the order of their last writes, and tensors; these share memory with this object."""
+        ids = torch.tensor(list(self._tensors), dtype=torch.int64)
+        return {"clients": ids, "tensors": list(self._tensors.values())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores :meth:`state_dict`."""

@@ -237,3 +237,18 @@ def test_client_tensors():
     assert tensors.get(3).tolist() == [2.0] * 4
     tensors.clear()
     assert len(tensors) == 0
+
+
+def test_client_tensors_are_bounded():
+    tensors = ClientTensors(capacity=2)
+    for client in (4, 1):
+        tensors.set(client, torch.full((3,), float(client)))
+    tensors.add(4, torch.ones(3))  # a write as well
+    restored = ClientTensors(capacity=2)
+    restored.load_state_dict(tensors.state_dict())
+    for held in (tensors, restored):
+        held.set(7, torch.zeros(3))
+        assert [client for client in range(9) if client in held] == [4, 7]
+        assert held.get(4).tolist() == [5.0] * 3
+    with pytest.raises(ValueError, match="capacity must be at least 1 client, found 0"):
+        ClientTensors(capacity=0)

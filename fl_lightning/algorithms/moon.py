@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MOON: Model-Contrastive Federated Learning.
+
+Qinbin Li, Bingsheng He, Dawn Song. CVPR 2021. https://arxiv.org/abs/2103.16257
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, softplus
+
+from fl_lightning.algorithms._previous_models import PreviousModels
+from fl_lightning.algorithms.base import ClientRule, LocalWork, Needs
+from fl_lightning.algorithms.fedavg import FedAvg
+from fl_lightning.features import features_of, own_features
+
+
+class MOON(FedAvg):
+    """A client's features are drawn to the global model's and away from those of its last local model (Algorithm 1).
+
+    The module defines ``federated_features(batch)``, see :mod:`fl_lightning.features`.
+
+    Args:
+        mu: weight of the contrastive term; 0 is FedAvg. The paper tries 0.1, 1, 5 and 10.
+        temperature: of the contrastive term, 0.5 in the paper.
+        weighting: how the server weighs clients, see :class:`FedAvg`.
+        model_device: where the clients' last models live, for instance ``"cpu"``; ``None``: on the federation's device.
+        max_models: most clients whose last model is kept; those that trained longest ago leave first. ``None``: all.
+
+    Raises:
+        ValueError: ``mu`` is negative, or ``temperature`` or ``max_models`` is not positive.
+    """
+
+    def __init__(
+        self,
+        mu: float = 1.0,
+        temperature: float = 0.5,
+        weighting: Literal["samples", "uniform"] = "samples",
+        model_device: str | None = None,
+        max_models: int | None = None,
+    ) -> None:
+        super().__init__(weighting)
+        if not mu >= 0:
+            raise ValueError(f"mu of MOON must not be negative, found {mu}")
+        if not temperature > 0:
+            raise ValueError(f"temperature of MOON must be positive, found {temperature}")
+        self.mu, self.temperature = mu, temperature
+        self._client = ModelContrast(mu, temperature, model_device, max_models)
+
+    def client_rule(self) -> ClientRule:
+        """The contrastive term and the clients' last models; the same object on every call."""
+        return self._client
+
+
+class ModelContrast(PreviousModels):
+    """Adds ``-mu log(e^(sim(z, z_glob)/T) / (e^(sim(z, z_glob)/T) + e^(sim(z, z_prev)/T)))`` (equations 3 and 4)."""
+
+    needs = Needs(features=True)
+
+    def __init__(self, mu: float, temperature: float, device: str | None = None, max_models: int | None = None) -> None:
+        super().__init__(device, max_models)
+        self.mu, self.temperature = mu, temperature
+
+    def loss_term(self, work: LocalWork, batch: Any, batch_idx: int) -> Tensor | None:
+        """The mean of the term over the batch; ``None`` in a client's first round, in which there is no last model."""
+        if self.mu == 0 or self.previous is None:
+            return None
+        z = own_features(work, batch).values
+        near = cosine_similarity(z, features_of(self.received, work, batch), dim=1)
+        far = cosine_similarity(z, features_of(self.previous, work, batch), dim=1)
+        return self.mu * softplus((far - near) / self.temperature).mean()

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A module whose steps leave no trace in logs and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torchmetrics import Metric
+
+from fl_lightning._lightning import LightningModule
+from fl_lightning.results import read_state, write_state
+
+
+@contextmanager
+def silenced(module: LightningModule, evaluate: bool = True) -> Iterator[None]:
+    """Eval mode without side effects: ``self.log`` does nothing and metric states come back as they were.
+
+    Args:
+        module: the module.
+        evaluate: False leaves the training modes alone.
+    """
+    modes = [(m, m.training) for m in module.modules()]
+    states = []
+    for metric in (m for m in module.modules() if isinstance(m, Metric)):
+        states.append((metric, read_state(metric), metric._update_count))
+        metric.reset()  # updates may be in place: they must not reach the saved tensors
+    if evaluate:
+        module.eval()
+    shadows = {name: module.__dict__.get(name) for name in ("log", "log_dict")}
+    for name in shadows:
+        module.__dict__[name] = _ignore
+    try:
+        yield
+    finally:
+        for name, shadow in shadows.items():
+            del module.__dict__[name]
+            if shadow is not None:
+                module.__dict__[name] = shadow
+        for metric, state, updates in states:
+            write_state(metric, state, updates)
+        for submodule, mode in modes:
+            submodule.training = mode
+
+
+def _ignore(*args: Any, **kwargs: Any) -> None:
+    return None
