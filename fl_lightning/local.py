@@ -8,7 +8,6 @@ hooks; it is taken when nothing overrides them. Both give identical weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
 from itertools import islice
@@ -17,14 +16,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchmetrics import Metric
 
 from fl_lightning._lightning import Callback, LightningModule, Trainer, lightning_module
 from fl_lightning.algorithms.base import ClientRule, LocalWork, Needs
 from fl_lightning.data.loaders import ClientLoaders
+from fl_lightning.features import FeatureTap
 from fl_lightning.loop import FederatedEpochLoop
-from fl_lightning.results import QuickLog, read_state, write_state
+from fl_lightning.results import QuickLog
 from fl_lightning.seeding import derive_seed
+from fl_lightning.silence import silenced
 
 _LOSS_BATCH = 1024
 """Samples per forward pass when only losses are wanted; halved as often as memory demands."""
@@ -113,7 +113,9 @@ class LocalTrainer:
         takes_index = lightning_module("utilities.signature_utils").is_param_in_hook_signature
         self._takes_index = takes_index(self._module.training_step, "batch_idx", min_args=2)
         self._has_term = type(rule).loss_term is not ClientRule.loss_term
+        self._begins = type(rule).begin_batch is not ClientRule.begin_batch
         self._corrects = type(rule).correct_gradients is not ClientRule.correct_gradients
+        self._tap = FeatureTap(self._module) if rule.needs.features else None
         self._merge_single = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self._module.modules())
         owners = [owner for owner in (self._module, self._trainer.datamodule) if owner is not None]
         hooked = any(helpers.is_overridden(name, owner) for owner in owners for name in _TRANSFER_HOOKS)
@@ -121,6 +123,7 @@ class LocalTrainer:
         self._loss_batch = _LOSS_BATCH
         self._log = QuickLog(self._module, loop._results)
         self.work: LocalWork | None = None
+        self._index = 0  # place of the present batch; Lightning hides it from a training_step that does not ask
 
     # ---- local training
 
@@ -131,8 +134,11 @@ class LocalTrainer:
             The sample-weighted mean of the training losses, or ``None`` if the module reported none.
         """
         self.work = work
+        work.forward_context, work.own_loss = self._trainer.precision_plugin.train_step_context, self.own_loss
         self._rule.begin_client(work)
         self._log.install()
+        if self._tap is not None:
+            self._tap.install()
         losses: list[Tensor] = []
         sizes: list[int] = []
         done = 0
@@ -147,6 +153,8 @@ class LocalTrainer:
                     break
         finally:
             self._log.remove()
+            if self._tap is not None:
+                self._tap.remove()
         if done == 0:
             raise ValueError(f"client {work.client_id} has no batch to train on ({work.num_samples} samples)")
         return _weighted_mean(losses, sizes) if losses else None
@@ -168,10 +176,12 @@ class LocalTrainer:
             passes += 1
 
     def _step(self, batch: Any, index: int, size: int, is_last: bool) -> tuple[Tensor | None, bool]:
+        self._index = index
         if not self._lean:
             return self._loop.local_step(batch, index, size, is_last)
         batch = self._to_device(batch)
         self._loop.expect(batch, size)
+        self.begin_batch(batch)
         optimizer = self._trainer.optimizers[0]
         loss = self._forward(batch, index)
         optimizer.zero_grad()
@@ -192,14 +202,34 @@ class LocalTrainer:
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if loss is None:
             return None
-        return self.add_loss_term(loss, batch, index)
+        return self.add_loss_term(loss, batch)
 
-    def add_loss_term(self, loss: Tensor, batch: Any, index: int) -> Tensor:
-        """Adds the client rule's term to a batch's loss."""
+    def begin_batch(self, batch: Any) -> None:
+        """Tells the client rule that the module is about to see a batch."""
+        if self.work is None:
+            return
+        if self._tap is not None:
+            self._tap.forget()
+        if self._begins:
+            self._rule.begin_batch(self.work, batch, self._index)
+
+    def add_loss_term(self, loss: Tensor, batch: Any) -> Tensor:
+        """Weighs a batch's loss and adds the client rule's term to it."""
         if not self._has_term or self.work is None:
             return loss
-        term = self._rule.loss_term(self.work, batch, index)
+        term = self._rule.loss_term(self.work, batch, self._index)
+        weight = self._rule.loss_weight(self.work)
+        loss = loss if weight == 1 else weight * loss
         return loss if term is None else loss + term
+
+    def own_loss(self, batch: Any, index: int) -> Tensor:
+        """The module's loss of a batch as it is at the moment; nothing is logged and metrics stay as they are."""
+        with silenced(self._module, evaluate=False), self._trainer.precision_plugin.train_step_context():
+            output = self._training_output(batch, index)
+        loss: Tensor | None = output.get("loss") if isinstance(output, Mapping) else output
+        if loss is None:
+            raise ValueError("training_step must return a loss for every batch for this method, found None")
+        return loss
 
     def before_optimizer_step(self) -> None:
         """Counts the step and lets the client rule correct the gradients."""
@@ -216,6 +246,20 @@ class LocalTrainer:
 
     # ---- full-gradient upload
 
+    def data(self, client: int) -> Iterator[tuple[Any, int]]:
+        """One pass over the client's training data, on the device and in the dataset's order."""
+        # A batch size of one's own choosing: drop_last does not apply to it.
+        size = self.loaders.batch_size
+        for batch, number in self.loaders.batches(client, seed=None, batch_size=size, merge_single=self._merge_single):
+            yield self._to_device(self._trainer.precision_plugin.convert_input(batch)), number
+
+    def at_global(self, work: LocalWork) -> None:
+        """Lets the client rule look at the client's data at the global parameters, in eval mode."""
+        if type(self._rule).begin_client is not ClientRule.begin_client:
+            work.forward_context = self._trainer.precision_plugin.val_step_context
+            with silenced(self._module):
+                self._rule.begin_client(work)
+
     def full_gradient(self, work: LocalWork) -> Tensor:
         """Leaves the full-batch gradient at the bound parameters in ``parameter.grad``.
 
@@ -226,15 +270,10 @@ class LocalTrainer:
         samples = int(self.loaders.sizes[client])
         for parameter in work.parameters:
             parameter.grad = None
-        # A batch size of one's own choosing: drop_last does not apply to it.
-        batches = self.loaders.batches(
-            client, seed=None, batch_size=self.loaders.batch_size, merge_single=self._merge_single
-        )
-        for index, (batch, size) in enumerate(batches):
-            moved = self._to_device(self._trainer.precision_plugin.convert_input(batch))
-            self._loop.expect(moved, size)
+        for index, (batch, size) in enumerate(self.data(client)):
+            self._loop.expect(batch, size)
             with self._trainer.precision_plugin.train_step_context():
-                loss = self._forward(moved, index)
+                loss = self._forward(batch, index)
             if loss is None:
                 raise ValueError(f"training_step must return a loss for full gradients, found None at client {client}")
             share = loss * (size / samples)
@@ -298,29 +337,3 @@ def _weighted_mean(losses: list[Tensor], sizes: list[int]) -> Tensor:
     # Half precision has no room for a sum over a client's samples.
     wide = stacked if stacked.dtype.itemsize > 2 else stacked.float()
     return (wide * torch.tensor(sizes, dtype=wide.dtype, device=wide.device)).sum() / sum(sizes)
-
-
-@contextmanager
-def silenced(module: LightningModule) -> Iterator[None]:
-    """Eval mode without side effects: ``self.log`` does nothing and metric states come back as they were."""
-    modes = [(m, m.training) for m in module.modules()]
-    states = []
-    for metric in (m for m in module.modules() if isinstance(m, Metric)):
-        states.append((metric, read_state(metric), metric._update_count))
-        metric.reset()  # updates may be in place: they must not reach the saved tensors
-    module.eval()
-    for name in ("log", "log_dict"):
-        module.__dict__[name] = _ignore
-    try:
-        yield
-    finally:
-        for name in ("log", "log_dict"):
-            del module.__dict__[name]
-        for metric, state, updates in states:
-            write_state(metric, state, updates)
-        for submodule, mode in modes:
-            submodule.training = mode
-
-
-def _ignore(*args: Any, **kwargs: Any) -> None:
-    return None

@@ -14,6 +14,7 @@ from torch import nn
 from fl_lightning._lightning import LightningModule, Trainer, lightning_module, rank_zero_warn
 from fl_lightning.algorithms.base import ClientRule, Needs, ServerRule
 from fl_lightning.data.samplers import CohortSampler
+from fl_lightning.features import METHOD
 
 
 def refuse_devices(devices: Sequence[torch.device] | None) -> torch.device:
@@ -73,6 +74,9 @@ def refuse_pair(
             f"client={given}(...) changes local training, but {server} takes full gradients and trains nothing "
             "locally: leave client out, or use gradient_source='update'"
         )
+    reason = rule.refusal(algorithm)
+    if reason is not None:
+        raise ValueError(f"client={given}(...) {reason}")
     return rule
 
 
@@ -161,6 +165,12 @@ def refuse_module(
             f"{method} needs each client's accuracy: define federated_accuracy(self, batch, batch_idx) on "
             f"{type(module).__name__}, the share of the batch that it predicts right"
         )
+    if needs.features and not callable(getattr(module, METHOD, None)):
+        raise ValueError(
+            f"{type(rule).__name__} compares features: define {METHOD}(self, batch) on {type(module).__name__}, which "
+            "returns what the network has before its last layer as [B, d], or a pair of that and class indices [B]"
+        )
+    rule.check_module(module)
     if needs.full_gradients and manual:
         raise ValueError(f"{method} needs full gradients, which a module with manual optimization does not give")
     if type(rule).loss_term is not ClientRule.loss_term and manual:

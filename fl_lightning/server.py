@@ -117,7 +117,7 @@ class Server:
         ask = None if losses_at is None else (lambda params: losses_at(params, ids))
         cohort = self._cohort(current.index, arrivals, client_lr, ask)
         self._algorithm.report = StepReport()
-        step = self._algorithm.aggregate(cohort)
+        step = self._rule.adjust_step(cohort, self._algorithm.aggregate(cohort))
         step_norm = norm_of(step) if step.dim() == 1 else nan
         if step.shape != self._binding.theta.shape or not isfinite(step_norm):
             raise RuntimeError(

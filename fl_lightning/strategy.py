@@ -342,11 +342,13 @@ class FederatedStrategy(OneDevice):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """The module's training step, with the client rule's term added to its loss."""
+        if self._session is not None:
+            self._session.local.begin_batch(args[0])
         output = super().training_step(*args, **kwargs)
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if self._session is None or not isinstance(loss, Tensor):
             return output
-        total = self._session.local.add_loss_term(loss, args[0], args[1] if len(args) > 1 else 0)
+        total = self._session.local.add_loss_term(loss, args[0])
         if total is loss:
             return output
         return {**output, "loss": total} if isinstance(output, Mapping) else total

@@ -15,17 +15,21 @@ from fl_lightning.algorithms.base import (
     uniform_weights,
 )
 from fl_lightning.algorithms.fedavg import FedAvg
+from fl_lightning.algorithms.feddyn import FedDyn
 from fl_lightning.algorithms.fedheal import FedHEAL
 from fl_lightning.algorithms.fedlf import FedLF
 from fl_lightning.algorithms.fedmdfg import FedMDFG
 from fl_lightning.algorithms.fedprox import FedProx
+from fl_lightning.algorithms.moon import MOON
 from fl_lightning.algorithms.scaffold import SCAFFOLD
 
 __all__ = [
+    "MOON",
     "SCAFFOLD",
     "ClientReport",
     "ClientRule",
     "FedAvg",
+    "FedDyn",
     "FedHEAL",
     "FedLF",
     "FedMDFG",

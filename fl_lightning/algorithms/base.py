@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.cohort import Cohort
+from fl_lightning.snapshot import Snapshot
 from fl_lightning.updates import LayerSpec, ParamLayout
 
 State = dict[str, Any]
@@ -29,6 +31,8 @@ class Needs:
         requery: ``Cohort.losses_at``.
         accuracies: each client's accuracy at the global parameters, before local training, as ``extras["accuracy"]``.
             The module defines ``federated_accuracy(batch, batch_idx)``, the share of a batch that it predicts right.
+        features: the module's ``federated_features(batch)``, see :mod:`fl_lightning.features`.
+        groups: the module's ``federated_groups(batch)``, see :mod:`fl_lightning.groups`.
     """
 
     losses: bool = False
@@ -36,6 +40,8 @@ class Needs:
     client_lr: bool = False
     requery: bool = False
     accuracies: bool = False
+    features: bool = False
+    groups: bool = False
 
     def __or__(self, other: Needs) -> Needs:
         return Needs(
@@ -44,6 +50,8 @@ class Needs:
             self.client_lr or other.client_lr,
             self.requery or other.requery,
             self.accuracies or other.accuracies,
+            self.features or other.features,
+            self.groups or other.groups,
         )
 
 
@@ -99,6 +107,11 @@ class LocalWork:
         client_lr: learning rate if the optimizer defines one.
         momentum: momentum of the client's SGD, 0 without.
         steps: optimizer steps taken so far.
+        forward_context: context that forward passes of the module belong into (mixed precision).
+        own_loss: the module's own loss of a batch, from the batch and its index, at whatever parameters the module has
+            at the moment; nothing is logged and metrics stay as they are. ``None`` outside a trainer.
+        batches: starts a pass over the client's training data, on the module's device and in the dataset's order:
+            batches with their numbers of samples. ``None`` outside a trainer.
     """
 
     client_id: int
@@ -112,6 +125,9 @@ class LocalWork:
     client_lr: float | None = None
     momentum: float = 0.0
     steps: int = 0
+    forward_context: Callable[[], AbstractContextManager[Any]] = nullcontext
+    own_loss: Callable[[Any, int], Tensor] | None = None
+    batches: Callable[[], Iterator[tuple[Any, int]]] | None = None
 
 
 @dataclass(frozen=True)
@@ -131,11 +147,34 @@ class ClientRule:
 
     needs: Needs = Needs()
 
+    def refusal(self, server: ServerRule) -> str | None:
+        """Why this half makes no sense under a server rule, as a sentence that begins with a verb, or ``None``."""
+        return None
+
+    def check_module(self, module: nn.Module) -> None:
+        """Called before the first round; raises ValueError if the module lacks something that no need names."""
+
     def begin_fit(self, federation: Federation) -> None:
         """Called before the first round of a fit, after :meth:`load_state_dict` if the fit is resumed."""
 
     def begin_client(self, work: LocalWork) -> None:
-        """Called with the parameters at the global model, before the first local step."""
+        """Called with the parameters at the global model, before the first local step.
+
+        Where clients upload full gradients there are no local steps; the module is in eval mode and logs nothing.
+        """
+
+    def begin_batch(self, work: LocalWork, batch: Any, batch_idx: int) -> None:
+        """Called before the module sees a batch, with the client's present parameters.
+
+        Args:
+            work: the client's work.
+            batch: the batch, on its device.
+            batch_idx: its place in this pass over the client's data; every pass begins at 0.
+        """
+
+    def loss_weight(self, work: LocalWork) -> float:
+        """Factor of the module's own loss; 1 unless the method weighs it against its term."""
+        return 1.0
 
     def loss_term(self, work: LocalWork, batch: Any, batch_idx: int) -> Tensor | None:
         """A differentiable scalar added to the loss of a batch, or ``None``."""
@@ -145,11 +184,25 @@ class ClientRule:
         """Changes ``parameter.grad`` in place before each optimizer step (and before gradient clipping)."""
 
     def end_client(self, work: LocalWork) -> ClientReport:
-        """Called after the last local step; ``work.row`` still holds the client's parameters."""
+        """Called after the last local step; ``work.row`` still holds the client's parameters.
+
+        Where clients upload full gradients it holds the learning rate times the gradient.
+        """
         return ClientReport()
+
+    def adjust_step(self, cohort: Cohort, step: Tensor) -> Tensor:
+        """The server's step ``[n]`` with what the method adds to a mean of updates; changes nothing else.
+
+        Called after ``aggregate`` of whichever server rule it is paired with, before :meth:`commit`.
+        """
+        return step
 
     def commit(self, cohort: Cohort) -> None:
         """The round happened: update client and server state from the reports that arrived."""
+
+    def personal_model(self, client_id: int) -> Snapshot | None:
+        """The client's own model, to be evaluated on its data beside the global one; ``None`` if it has none."""
+        return None
 
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """Bytes that the rule will hold at most, by name, for the memory plan printed at the start."""
@@ -172,11 +225,13 @@ class ServerRule(ABC):
     Attributes:
         needs: what the cohort must carry.
         layers: the layers that the rule works on; the strategy lays out the parameters accordingly.
+        averages: the step is a mean of the rows, whatever its weights, so that client halves may add to it.
         report: how the last step came about.
     """
 
     needs: Needs = Needs()
     layers: LayerSpec = "module"
+    averages: bool = False
     report: StepReport = StepReport()
 
     @abstractmethod

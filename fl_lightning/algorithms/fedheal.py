@@ -53,6 +53,8 @@ class FedHEAL(ServerRule):
         ValueError: ``tau`` is not strictly between 0 and 1, or ``beta`` not between them.
     """
 
+    averages = True
+
     def __init__(
         self,
         tau: float = 0.3,

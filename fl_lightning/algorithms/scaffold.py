@@ -40,6 +40,8 @@ class SCAFFOLD(ServerRule):
         ValueError: ``server_lr`` is not positive.
     """
 
+    averages = True
+
     def __init__(self, server_lr: float = 1.0, control_device: str | None = None) -> None:
         if not server_lr > 0:
             raise ValueError(f"server_lr of SCAFFOLD must be positive, found {server_lr}")
