@@ -13,6 +13,7 @@ from torch import nn
 
 from fl_lightning._lightning import LightningModule, Trainer, lightning_module, rank_zero_warn
 from fl_lightning.algorithms.base import ClientRule, Needs, ServerRule
+from fl_lightning.attacks import Attack
 from fl_lightning.data.samplers import CohortSampler
 from fl_lightning.features import METHOD
 
@@ -86,6 +87,7 @@ def refuse_arguments(
     full_gradients: object,
     server_optimizer: object,
     sampler: object,
+    attack: object,
     seed: object,
 ) -> None:
     """Raises ValueError or TypeError for arguments of FederatedStrategy that would fail rounds later."""
@@ -107,6 +109,8 @@ def refuse_arguments(
         )
     if sampler is not None and not isinstance(sampler, CohortSampler):
         raise TypeError(f"sampler must be a CohortSampler such as fl.data.UniformSampler(), found {sampler!r}")
+    if attack is not None and not isinstance(attack, Attack):
+        raise TypeError(f"attack must be an Attack such as fl.attacks.ZeroUpdates(clients=(3, 7)), found {attack!r}")
     if not isinstance(seed, Integral):
         raise TypeError(f"seed must be an integer, found {seed!r}")
 

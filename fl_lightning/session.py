@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from fl_lightning._lightning import LightningModule, Trainer, rank_zero_info, rank_zero_warn
 from fl_lightning.algorithms.base import ClientReport, ClientRule, Federation, LocalWork, Needs, ServerRule
+from fl_lightning.attacks import Attack
 from fl_lightning.binding import Binding
 from fl_lightning.buffers import BufferBank, BufferPolicy
 from fl_lightning.clients import ClientOptimizers, client_learning_rate
@@ -41,6 +42,7 @@ class FitOptions:
     on_client_error: ErrorPolicy
     seed: int
     full_gradients: bool = False
+    attack: Attack | None = None
     lean: bool | None = None
 
 
@@ -78,6 +80,8 @@ class FitSession:
         refuse_module(
             self._module, self._needs, rule, len(trainer.optimizers), self._lr, type(algorithm).__name__
         )  # fmt: skip
+        if options.attack is not None:
+            options.attack.check(len(loaders))
         capacity = cohort_size(options.clients_per_round, len(loaders))
         bank = BufferBank(self._module, options.buffers)
         self._server = Server(
@@ -249,6 +253,9 @@ class FitSession:
                 self._server.settle_row(task.index)
                 report = self.rule.end_client(work)
                 self._server.close_row(task.index)
+        attack = self._options.attack
+        if attack is not None and client in attack.clients:
+            attack.replace(row, derive_seed(seed, "attack", task.round, client))
         if self._needs.accuracies:
             report = with_accuracy(report, measured["accuracy"], self._module)
         return Arrival(

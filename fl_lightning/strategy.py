@@ -22,6 +22,7 @@ from fl_lightning._lightning import (
 )  # fmt: skip
 from fl_lightning.algorithms import FedAvg
 from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.attacks import Attack
 from fl_lightning.binding import Binding
 from fl_lightning.clients import load_scheduled_state, scheduled_state
 from fl_lightning.data.loaders import ClientLoaders
@@ -80,6 +81,7 @@ class FederatedStrategy(OneDevice):
         on_client_error: ``"raise"`` stops with an error that names the client; ``"drop"`` leaves a client out of the
             round if it has no data, its training raises, or its update or loss is not finite. Drops are counted,
             logged and warned of.
+        attack: what dishonest clients send instead of their updates (:mod:`fl_lightning.attacks`), for robustness runs.
         seed: root of sampling, shuffling and all local randomness, which depend on (seed, round, client) only.
 
     Raises:
@@ -104,10 +106,11 @@ class FederatedStrategy(OneDevice):
         fairness_metric: str | None = None,
         fairness_mode: Literal["max", "min"] = "max",
         on_client_error: Literal["raise", "drop"] = "raise",
+        attack: Attack | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        refuse_arguments(local_epochs, local_steps, full_gradients, server_optimizer, sampler, seed)
+        refuse_arguments(local_epochs, local_steps, full_gradients, server_optimizer, sampler, attack, seed)
         for name, choice, allowed in (
             ("client_optimizer_state", client_optimizer_state, ("reset", "keep")),
             ("buffers", buffers, ("mean", "global", "largest")),
@@ -132,6 +135,7 @@ class FederatedStrategy(OneDevice):
             on_client_error=on_client_error,
             seed=seed,
             full_gradients=full_gradients,
+            attack=attack,
         )
         self.last_round: RoundRecord | None = None
         self._state = FederatedState(self)

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
+from fl_lightning.solvers.dual_cone import dual_cone
 from fl_lightning.solvers.min_norm import min_norm
 from fl_lightning.solvers.simplex import project_simplex
 
-__all__ = ["min_norm", "project_simplex"]
+__all__ = ["dual_cone", "min_norm", "project_simplex"]

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dishonest clients, for robustness runs: they train and report their loss honestly, and send another update.
+
+Pan, Li, Chen, Li, Zheng: FedMDFG (AAAI 2023), section 4.4: random, enlarged and zero updates.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from fl_lightning.seeding import derive_seed
+
+
+def dishonest_clients(num_clients: int, share: float, seed: int = 0) -> tuple[int, ...]:
+    """Draws the clients that are dishonest throughout a run.
+
+    Args:
+        num_clients: registered clients.
+        share: fraction of them, in [0, 1], rounded to the nearest count.
+        seed: of the draw.
+
+    Returns:
+        Ascending client ids.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    if num_clients < 1 or not 0 <= share <= 1:
+        raise ValueError(f"num_clients must be positive and share in [0, 1], found {num_clients} and {share}")
+    generator = torch.Generator().manual_seed(derive_seed(seed, "dishonest"))
+    chosen = torch.randperm(num_clients, generator=generator)[: round(share * num_clients)]
+    return tuple(sorted(chosen.tolist()))
+
+
+class Attack(ABC):
+    """What some clients send instead of their update. Losses, extras and companions stay honest.
+
+    Attributes:
+        clients: ids of the dishonest clients.
+    """
+
+    clients: Sequence[int]
+
+    @abstractmethod
+    def replace(self, update: Tensor, seed: int) -> None:
+        """Overwrites an update ``[n]`` in place; ``seed`` belongs to this client and round."""
+
+    def check(self, num_clients: int) -> None:
+        """Raises ValueError unless all ids are those of clients."""
+        strangers = [client for client in self.clients if not 0 <= client < num_clients]
+        if strangers:
+            raise ValueError(f"clients of {type(self).__name__} must be ids below {num_clients}, found {strangers}")
+
+
+@dataclass(frozen=True)
+class RandomUpdates(Attack):
+    """A1: independent normal numbers with mean zero.
+
+    The paper states no scale, and its published code has two: with ``match_norm`` the noise has the length of the
+    honest update, otherwise ``std`` per parameter, whatever that is beside an honest update.
+
+    Attributes:
+        clients: ids of the dishonest clients.
+        std: standard deviation of each number.
+        match_norm: scale the noise to the norm of the honest update; ``std`` then has no effect.
+
+    Raises:
+        ValueError: ``std`` is not positive and finite.
+    """
+
+    clients: Sequence[int]
+    std: float = 1.0
+    match_norm: bool = False
+
+    def __post_init__(self) -> None:
+        if not (self.std > 0 and isfinite(self.std)):
+            raise ValueError(f"std must be positive and finite, found {self.std}")
+
+    def replace(self, update: Tensor, seed: int) -> None:
+        """Draws the noise on the CPU, so that it is the same on every device."""
+        noise = torch.randn(update.shape, generator=torch.Generator().manual_seed(seed))
+        scale = float(torch.linalg.vector_norm(update.float())) / float(noise.norm()) if self.match_norm else self.std
+        update.copy_(noise.mul_(scale))
+
+
+@dataclass(frozen=True)
+class ScaledUpdates(Attack):
+    """A2: the honest update, enlarged.
+
+    Attributes:
+        clients: ids of the dishonest clients.
+        factor: by how much; the paper's is 100.
+
+    Raises:
+        ValueError: ``factor`` is not finite.
+    """
+
+    clients: Sequence[int]
+    factor: float = 100.0
+
+    def __post_init__(self) -> None:
+        if not isfinite(self.factor):
+            raise ValueError(f"factor must be finite, found {self.factor}")
+
+    def replace(self, update: Tensor, seed: int) -> None:
+        """Multiplies the update."""
+        update.mul_(self.factor)
+
+
+@dataclass(frozen=True)
+class ZeroUpdates(Attack):
+    """A3: nothing: the client sends the global model back.
+
+    Attributes:
+        clients: ids of the dishonest clients.
+    """
+
+    clients: Sequence[int]
+
+    def replace(self, update: Tensor, seed: int) -> None:
+        """Fills the update with zeros."""
+        update.zero_()

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adapters to other libraries; each file needs its own extra and is imported by name."""

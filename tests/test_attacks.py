@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dishonest clients."""
+
+import pytest
+import torch
+from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
+
+import fl_lightning as fl
+
+
+class Watching(fl.algorithms.FedAvg):
+    """Remembers what arrives."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.losses, self.ids = [], [], []
+
+    needs = fl.algorithms.Needs(losses=True)
+
+    def aggregate(self, cohort):
+        self.rows.append(cohort.updates.rows.clone())
+        self.losses.append(cohort.losses.clone())
+        self.ids.append(cohort.client_ids)
+        return super().aggregate(cohort)
+
+
+def first_round(attack=None, rounds=1, **options):
+    rule, module = Watching(), fresh(Classifier)
+    strategy = fl.FederatedStrategy(rule, attack=attack, seed=2, **options)
+    quiet_trainer(strategy, rounds).fit(module, federated_blobs())
+    return rule, weights(module)
+
+
+ATTACKS = {
+    "noise": fl.attacks.RandomUpdates((1, 4), std=0.5),
+    "noise of the same length": fl.attacks.RandomUpdates((1, 4), match_norm=True),
+    "enlarged": fl.attacks.ScaledUpdates((1, 4)),
+    "nothing": fl.attacks.ZeroUpdates((1, 4)),
+}
+
+
+@pytest.mark.parametrize("full_gradients", [False, True])
+@pytest.mark.parametrize("name", ATTACKS)
+def test_only_the_updates_of_dishonest_clients_change(name, full_gradients):
+    honest, _ = first_round(full_gradients=full_gradients)
+    attacked, _ = first_round(ATTACKS[name], full_gradients=full_gradients)
+    assert attacked.ids == honest.ids
+    assert torch.equal(attacked.losses[0], honest.losses[0])
+    for client, before, after in zip(honest.ids[0], honest.rows[0], attacked.rows[0], strict=True):
+        if client not in (1, 4):
+            assert torch.equal(before, after)
+        elif name == "nothing":
+            assert not after.any()
+        elif name == "enlarged":
+            torch.testing.assert_close(after, 100 * before)
+        elif name == "noise":
+            assert 0.4 < float(after.std()) < 0.6
+            assert abs(float(after.mean())) < 0.2
+        else:
+            assert float(after.norm()) == pytest.approx(float(before.norm()), rel=1e-5)
+            assert abs(float(torch.cosine_similarity(before, after, dim=0))) < 0.5
+
+
+def test_noise_differs_between_clients_and_rounds_and_repeats_with_the_seed():
+    one, theta = first_round(ATTACKS["noise"], rounds=2)
+    again, same = first_round(ATTACKS["noise"], rounds=2)
+    assert torch.equal(theta, same)
+    places = [[ids.index(client) for client in (1, 4)] for ids in one.ids]
+    noise = [one.rows[when][place] for when in (0, 1) for place in places[when]]
+    assert all(not torch.equal(a, b) for i, a in enumerate(noise) for b in noise[:i])
+    assert torch.equal(one.rows[1], again.rows[1])
+
+
+def test_fixed_ids():
+    ids = fl.attacks.dishonest_clients(100, 0.1, seed=3)
+    assert len(set(ids)) == 10
+    assert ids == fl.attacks.dishonest_clients(100, 0.1, seed=3) == tuple(sorted(ids))
+    assert ids != fl.attacks.dishonest_clients(100, 0.1, seed=4)
+    assert fl.attacks.dishonest_clients(5, 0.0) == ()
+    assert fl.attacks.dishonest_clients(5, 1.0) == (0, 1, 2, 3, 4)
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match=r"share in \[0, 1\], found 10 and 2"):
+        fl.attacks.dishonest_clients(10, 2)
+    with pytest.raises(ValueError, match="std must be positive and finite, found 0"):
+        fl.attacks.RandomUpdates((1,), std=0)
+    with pytest.raises(ValueError, match="factor must be finite, found inf"):
+        fl.attacks.ScaledUpdates((1,), factor=float("inf"))
+    with pytest.raises(TypeError, match="attack must be an Attack"):
+        fl.FederatedStrategy(attack=(1, 2))
+    with pytest.raises(ValueError, match=r"clients of ZeroUpdates must be ids below 6, found \[6\]"):
+        first_round(fl.attacks.ZeroUpdates((0, 6)))
