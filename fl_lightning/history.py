@@ -84,6 +84,14 @@ class RowHistory:
         chosen = [i for i, e in self._entries.items() if i not in exclude and (since is None or e.round >= since)]
         return sorted(chosen, key=lambda i: (-self._entries[i].round, i))
 
+    def rounds(self, clients: Sequence[int]) -> list[int]:
+        """The rounds that the remembered rows of ``clients`` come from.
+
+        Raises:
+            KeyError: a client is not remembered.
+        """
+        return [self._entries[i].round for i in clients]
+
     def joint_gram(self, updates: UpdateMatrix, clients: Sequence[int]) -> Tensor:
         """Gram matrices of the new rows followed by the remembered rows of ``clients``.
 

@@ -64,6 +64,7 @@ def test_agrees_with_a_dictionary_of_vectors(capacity, dtype):
         assert absent == sorted(
             (i for i, (t, _) in plain.rows.items() if i not in ids and t >= since), key=lambda i: (-plain.rows[i][0], i)
         )
+        assert history.rounds(absent) == [plain.rows[i][0] for i in absent]
         joint = torch.cat([updates.rows.double(), *(plain.rows[i][1][None] for i in absent)])
         gram = history.joint_gram(updates, absent)
         assert gram.dtype == torch.float64

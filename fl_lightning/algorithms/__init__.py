@@ -16,9 +16,11 @@ from fl_lightning.algorithms.base import (
 )
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.feddyn import FedDyn
+from fl_lightning.algorithms.fedfv import FedFV
 from fl_lightning.algorithms.fedheal import FedHEAL
 from fl_lightning.algorithms.fedlf import FedLF
 from fl_lightning.algorithms.fedmdfg import FedMDFG
+from fl_lightning.algorithms.fedmgda import FedMGDAPlus
 from fl_lightning.algorithms.fedprox import FedProx
 from fl_lightning.algorithms.moon import MOON
 from fl_lightning.algorithms.scaffold import SCAFFOLD
@@ -30,9 +32,11 @@ __all__ = [
     "ClientRule",
     "FedAvg",
     "FedDyn",
+    "FedFV",
     "FedHEAL",
     "FedLF",
     "FedMDFG",
+    "FedMGDAPlus",
     "FedProx",
     "Federation",
     "LocalWork",

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+from fl_lightning.solvers.box_min_norm import box_min_norm
 from fl_lightning.solvers.dual_cone import dual_cone
 from fl_lightning.solvers.min_norm import min_norm
 from fl_lightning.solvers.simplex import project_simplex
 
-__all__ = ["dual_cone", "min_norm", "project_simplex"]
+__all__ = ["box_min_norm", "dual_cone", "min_norm", "project_simplex"]

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedMGDA+: Federated Learning Meets Multi-Objective Optimization.
+
+Zeou Hu, Kiarash Shaloudegi, Guojun Zhang, Yaoliang Yu. IEEE Transactions on Network Science and Engineering 9 (2022).
+https://arxiv.org/abs/2006.11489
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fl_lightning.algorithms._common_descent import ZERO_DIRECTION, ZERO_ROW, check_rows, row_norms
+from fl_lightning.algorithms.base import Needs, ServerRule, StepReport
+from fl_lightning.cohort import Cohort
+from fl_lightning.solvers import box_min_norm
+
+
+class FedMGDAPlus(ServerRule):
+    """The shortest combination of the unit updates whose weights stay near the shares of the data.
+
+    With ``v_i = u_i / ||u_i||`` and ``p_i = n_i / n`` the direction is ``d = sum_i lam_i v_i``, where ``lam`` minimises
+    ``||d||^2`` subject to ``sum_i lam_i = 1`` and ``|lam_i - p_i| <= epsilon``. The step is ``eta_s d``: its length is
+    at most ``eta_s`` and shrinks towards a Pareto-stationary point. ``epsilon = 0`` is FedAvg on unit updates,
+    ``epsilon = 1`` is MGDA, whose direction no client conflicts with.
+
+    Degenerate cases. A client whose update is 1e-8 times shorter than the longest is left out for the round, and the
+    shares of the others are taken among themselves. A direction shorter than 1e-4 counts as zero: the step is zero and
+    flagged, as it is where all updates are zero.
+
+    Args:
+        epsilon: how far a weight may be from the client's share of the data, in [0, 1].
+        server_lr: the step size ``eta_s``; ``None`` takes the clients' learning rate of the round.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    def __init__(self, epsilon: float = 0.1, server_lr: float | None = None) -> None:
+        if not 0 <= epsilon <= 1:
+            raise ValueError(f"epsilon of FedMGDAPlus must lie between 0 and 1, found {epsilon}")
+        if server_lr is not None and not 0 < server_lr < float("inf"):
+            raise ValueError(f"server_lr of FedMGDAPlus must be positive and finite, found {server_lr}")
+        self.needs = Needs(client_lr=server_lr is None)
+        self.epsilon = epsilon
+        self.server_lr = server_lr
+
+    def aggregate(self, cohort: Cohort) -> Tensor:
+        """See the class.
+
+        Raises:
+            ValueError: the cohort lacks the learning rate that is the step size, or a row is not finite.
+        """
+        eta = cohort.client_lr if self.server_lr is None else self.server_lr
+        if eta is None:
+            raise ValueError("client_lr must be given: it is the step size of FedMGDAPlus unless server_lr is set")
+        gram = cohort.updates.gram().cpu()
+        check_rows(gram, cohort, "FedMGDAPlus")
+        gram = gram.sum(0)  # K [m, m]
+        norms = row_norms(gram)
+        live = norms > ZERO_ROW * norms.max()
+        inverse = torch.where(live, 1 / norms, 0.0)
+        cosines = inverse[:, None] * gram * inverse  # v_i . v_j
+
+        shares = torch.where(live, cohort.sizes.cpu(), 0.0)
+        shares /= shares.sum().clamp_min(1)
+        length = 0.0
+        if bool(live.any()):
+            lower = (shares - self.epsilon).clamp_min(0)
+            upper = torch.where(live, (shares + self.epsilon).clamp_max(1), 0.0)
+            lam = box_min_norm(cosines, lower, upper)
+            length = float((lam @ cosines @ lam).clamp_min(0).sqrt())  # ||d||
+        moves = length > ZERO_DIRECTION
+        weights = eta * lam * inverse if moves else torch.zeros_like(shares)
+        self.report = StepReport(weights=weights, flagged=not moves, scalars={"direction_norm": length})
+        return cohort.updates.combine(weights) if moves else torch.zeros_like(cohort.params)
