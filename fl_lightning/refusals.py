@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fl_lightning import groups
 from fl_lightning._lightning import LightningModule, Trainer, lightning_module, rank_zero_warn
 from fl_lightning.algorithms.base import ClientRule, Needs, ServerRule
 from fl_lightning.attacks import Attack
@@ -70,7 +71,7 @@ def refuse_pair(
             f"full_gradients=True trains nothing locally, and client={given}(...) changes local training: "
             "leave one of them out"
         )
-    if algorithm.needs.full_gradients and type(rule) is not ClientRule:
+    if algorithm.needs.full_gradients and type(rule) not in (ClientRule, type(own)):
         raise ValueError(
             f"client={given}(...) changes local training, but {server} takes full gradients and trains nothing "
             "locally: leave client out, or use gradient_source='update'"
@@ -173,6 +174,12 @@ def refuse_module(
         raise ValueError(
             f"{type(rule).__name__} compares features: define {METHOD}(self, batch) on {type(module).__name__}, which "
             "returns what the network has before its last layer as [B, d], or a pair of that and class indices [B]"
+        )
+    if needs.groups and not callable(getattr(module, groups.METHOD, None)):
+        raise ValueError(
+            f"{method} compares groups of people: define {groups.METHOD}(self, batch) on {type(module).__name__}, "
+            "which returns scores [B] (class 1 is predicted where they are positive), labels [B] and groups [B], the "
+            "last two of 0 and 1"
         )
     rule.check_module(module)
     if needs.full_gradients and manual:

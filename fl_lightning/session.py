@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning._lightning import LightningModule, Trainer, rank_zero_info, rank_zero_warn
-from fl_lightning.algorithms.base import ClientReport, ClientRule, Federation, LocalWork, Needs, ServerRule
+from fl_lightning.algorithms.base import ClientRule, Federation, LocalWork, Needs, ServerRule
 from fl_lightning.attacks import Attack
 from fl_lightning.binding import Binding
 from fl_lightning.buffers import BufferBank, BufferPolicy
@@ -242,10 +243,12 @@ class FitSession:
             row = self._server.open_row(task.index)
             work = LocalWork(
                 client, task.round, self._module, self.binding.layout, self.binding.parameters, theta, row,
-                task.num_samples, self._lr, self._momentum,
+                task.num_samples, self._lr, self._momentum, batches=partial(self.local.data, client),
             )  # fmt: skip
             if self._needs.full_gradients:
-                loss, report = self._upload_gradient(work), ClientReport()
+                self.local.at_global(work)
+                loss = self._upload_gradient(work)
+                report = self.rule.end_client(work)
             else:
                 self._optimizers.begin_client(client)
                 loss = self.local.train(work)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from fl_lightning.solvers.box_min_norm import box_min_norm
 from fl_lightning.solvers.dual_cone import dual_cone
+from fl_lightning.solvers.linear_program import LinearProgram, linear_program
 from fl_lightning.solvers.min_norm import min_norm
 from fl_lightning.solvers.simplex import project_simplex
 
-__all__ = ["box_min_norm", "dual_cone", "min_norm", "project_simplex"]
+__all__ = ["LinearProgram", "box_min_norm", "dual_cone", "linear_program", "min_norm", "project_simplex"]

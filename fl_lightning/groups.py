@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who belongs to which of two groups of people, for methods and metrics that compare how groups are treated.
+
+Such methods ask the module for one method, ``federated_groups(batch)``. It returns, for the samples of a batch,
+
+- ``scores`` ``[B]``: differentiable in the parameters; class 1 is predicted where they are positive, so logits;
+- ``labels`` ``[B]``: 0 or 1;
+- ``groups`` ``[B]``: 0 or 1, the sensitive attribute. It need not be among the inputs of the network.
+
+    def federated_groups(self, batch):
+        inputs, labels, groups = batch
+        return self.net(inputs).squeeze(1), labels, groups
+
+It is called in eval mode and on full batches, and nothing that it logs is kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+METHOD = "federated_groups"
+
+
+class GroupScores(NamedTuple):
+    """What ``federated_groups`` returns, checked: ``[B]`` scores, and ``[B]`` booleans for label 1 and group 1."""
+
+    scores: Tensor
+    positive: Tensor
+    member: Tensor
+
+
+def group_scores(module: nn.Module, batch: Any) -> GroupScores:
+    """Asks a module for the scores, labels and groups of a batch.
+
+    Raises:
+        ValueError: the method returned something else than described above; the message says what.
+    """
+    name = f"{type(module).__name__}.{METHOD}"
+    output = getattr(module, METHOD)(batch)
+    if not isinstance(output, (tuple, list)) or len(output) != 3 or not all(isinstance(t, Tensor) for t in output):
+        kinds = [type(part).__name__ for part in output] if isinstance(output, (tuple, list)) else type(output).__name__
+        raise ValueError(f"{name} must return tensors scores, labels and groups, found {kinds}")
+    scores, labels, groups = output
+    shapes = [list(part.shape) for part in output]
+    if scores.dim() != 1 or shapes[1:] != [shapes[0]] * 2:
+        raise ValueError(f"{name} must return scores, labels and groups of one shape [B], found {shapes}")
+    if not scores.is_floating_point():
+        raise ValueError(f"{name} must return floating-point scores, found {scores.dtype}")
+    return GroupScores(scores, _binary(f"labels of {name}", labels), _binary(f"groups of {name}", groups))
+
+
+def _binary(what: str, values: Tensor) -> Tensor:
+    ones = values == 1
+    if not bool((ones | (values == 0)).all()):
+        raise ValueError(f"{what} must be 0 or 1, found {sorted(set(values.tolist()))[:10]}")
+    return ones
