@@ -63,6 +63,10 @@ class Classifier(L.LightningModule):
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
 
+    def federated_features(self, batch) -> tuple[Tensor, Tensor]:
+        x, y = batch
+        return self.net[:-1](x), y
+
     def training_step(self, batch, batch_idx: int) -> Tensor:
         x, y = batch
         loss = F.cross_entropy(self(x), y)

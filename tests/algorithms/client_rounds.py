@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rounds of client rules on a small classifier in float64, without a Trainer."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fl_lightning.algorithms import Federation, LocalWork
+from fl_lightning.cohort import Cohort
+from fl_lightning.updates import ParamLayout, UpdateMatrix
+
+INPUTS, WIDTH, CLASSES = 5, 6, 4
+
+
+class Net(nn.Module):
+    """An encoder with BatchNorm and a linear head."""
+
+    def __init__(self, seed=0, norm=True, dropout=0.0):
+        super().__init__()
+        torch.manual_seed(seed)
+        layers = [nn.Linear(INPUTS, WIDTH), nn.BatchNorm1d(WIDTH) if norm else nn.Identity(), nn.Tanh()]
+        self.encoder = nn.Sequential(*layers, nn.Dropout(dropout))
+        self.head = nn.Linear(WIDTH, CLASSES)
+        self.double()
+
+    def federated_features(self, batch):
+        x, y = batch
+        return self.encoder(x), y
+
+    def loss(self, batch):
+        x, y = batch
+        return F.cross_entropy(self.head(self.encoder(x)), y)
+
+
+def client_data(clients=4, batches=3, size=6, seed=1, labels=None):
+    """``{client: [(x, y), ...]}``; ``labels(client)`` lists the classes that a client holds."""
+    generator = torch.Generator().manual_seed(seed)
+    data = {}
+    for client in range(clients):
+        held = torch.tensor(list(range(CLASSES)) if labels is None else labels(client))
+        data[client] = []
+        for _ in range(batches):
+            y = held[torch.randint(0, len(held), (size,), generator=generator)]
+            x = torch.randn(size, INPUTS, generator=generator, dtype=torch.float64) + y[:, None] + 0.3 * client
+            data[client].append((x, y))
+    return data
+
+
+def buffers_of(module):
+    return {name: value.clone() for name, value in module.named_buffers()}
+
+
+@torch.no_grad()
+def set_buffers(module, values):
+    for name, value in module.named_buffers():
+        value.copy_(values[name])
+
+
+class Rounds:
+    """Runs a method's two halves over clients; buffers stay the global ones, as with ``buffers="global"``."""
+
+    def __init__(self, server, client, data, module=None, lr=0.2, momentum=0.0, epochs=1):
+        self.server, self.client, self.data = server, client, data
+        self.module = Net() if module is None else module
+        self.layout = ParamLayout.from_module(self.module)
+        self.parameters = self.layout.parameters(self.module)
+        self.params = self.layout.flatten(self.parameters)
+        self.lr, self.momentum, self.epochs = lr, momentum, epochs
+        self.buffers = buffers_of(self.module)
+        self.when = 0
+        self.begin()
+
+    def begin(self):
+        self.client.check_module(self.module)
+        federation = Federation(len(self.data), self.layout, torch.device("cpu"), torch.float64, len(self.data))
+        for half in (self.server, self.client):
+            half.begin_fit(federation)
+
+    def train(self, client_id):
+        row = self.params.clone()
+        for parameter, view in zip(self.parameters, self.layout.views(row), strict=True):
+            parameter.data = view
+            parameter.grad = None
+        set_buffers(self.module, self.buffers)
+        work = LocalWork(
+            client_id, self.when, self.module, self.layout, self.parameters, self.params, row,
+            sum(len(y) for _, y in self.data[client_id]), self.lr, self.momentum,
+            own_loss=lambda batch, index: self.module.loss(batch),
+        )  # fmt: skip
+        optimizer = torch.optim.SGD(self.parameters, self.lr, self.momentum)
+        self.client.begin_client(work)
+        for _ in range(self.epochs):
+            for index, batch in enumerate(self.data[client_id]):
+                self.client.begin_batch(work, batch, index)
+                loss = self.module.loss(batch)
+                term = self.client.loss_term(work, batch, index)
+                loss = self.client.loss_weight(work) * loss
+                optimizer.zero_grad()
+                (loss if term is None else loss + term).backward()
+                self.client.correct_gradients(work)
+                optimizer.step()
+                work.steps += 1
+        report = self.client.end_client(work)
+        after = buffers_of(self.module)
+        set_buffers(self.module, self.buffers)
+        return self.params - row, report, work, after
+
+    def round(self, client_ids, lost=()):
+        """One round; reports of clients in ``lost`` do not arrive."""
+        trained = {i: self.train(i) for i in client_ids}
+        arrived = [i for i in client_ids if i not in lost]
+        reports = [trained[i][1] for i in arrived]
+        cohort = Cohort(
+            params=self.params,
+            updates=UpdateMatrix(torch.stack([trained[i][0] for i in arrived]), self.layout),
+            losses=None,
+            sizes=torch.tensor([float(trained[i][2].num_samples) for i in arrived]),
+            client_ids=tuple(arrived),
+            round=self.when,
+            client_lr=self.lr,
+            num_clients=len(self.data),
+            extras={name: torch.stack([r.extras[name] for r in reports]) for name in reports[0].extras},
+        )
+        step = self.client.adjust_step(cohort, self.server.aggregate(cohort))
+        self.client.commit(cohort)
+        self.params = self.params - step
+        self.when += 1
+        return cohort, step
+
+
+def flat(module):
+    return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+
+
+@torch.no_grad()
+def assign(module, vector):
+    for p, part in zip(module.parameters(), vector.split([p.numel() for p in module.parameters()]), strict=True):
+        p.copy_(part.view_as(p))

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fits of whole methods in a Trainer, and what must hold for all of them."""
+
+from __future__ import annotations
+
+import torch
+from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
+
+import fl_lightning as fl
+
+
+def fit(method, rounds=3, client=None, module=None, data=None, ckpt_path=None, strategy=None, **trainer):
+    """The trained module and its strategy; BatchNorm, momentum, four of six clients per round."""
+    module = fresh(Classifier, norm=True, momentum=0.5) if module is None else module
+    options = {"clients_per_round": 4, "seed": 2, **(strategy or {})}
+    federated = fl.FederatedStrategy(method, client=client, **options)
+    quiet_trainer(federated, rounds, **trainer).fit(module, data or federated_blobs(), ckpt_path=ckpt_path)
+    return module, federated
+
+
+def trained(method, **options):
+    """All weights and buffers after a fit."""
+    return weights(fit(method, **options)[0])
+
+
+def assert_resumes(make, folder, rounds=3, rng=True, **options):
+    """A fit of ``rounds`` rounds equals one that was interrupted after each of them, bit for bit."""
+    whole, strategy = fit(make(), rounds, **options)
+    for done in range(1, rounds):
+        module, _ = fit(make(), done, **options)
+        path = folder / f"{done}.ckpt"
+        module.trainer.save_checkpoint(path)
+        other = fresh(Classifier, seed=9, norm=True, momentum=0.5)
+        resumed, again = fit(make(), rounds, module=other, ckpt_path=path, **options)
+        assert torch.equal(weights(whole), weights(resumed))
+        assert_same(strategy.client_rule.state_dict(), again.client_rule.state_dict())
+
+
+def assert_paths_agree(make, **options):
+    """The lean path, and the full one, which gradient clipping asks for."""
+    lean, full = trained(make(), **options), trained(make(), gradient_clip_val=1e9, **options)
+    torch.testing.assert_close(lean, full, rtol=0, atol=1e-6)
+    return lean
+
+
+def assert_same(one, two):
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, two)
+    elif isinstance(one, dict):
+        assert one.keys() == two.keys()
+        for key in one:
+            assert_same(one[key], two[key])
+    elif isinstance(one, list):
+        assert len(one) == len(two)
+        for a, b in zip(one, two, strict=True):
+            assert_same(a, b)
+    else:
+        assert one == two

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from client_rounds import Net, Rounds, assign, client_data, flat
+from method_fits import assert_paths_agree, assert_resumes, fit, trained
+
+import fl_lightning as fl
+from fl_lightning.algorithms import FedAvg, FedDyn, FedHEAL, FedLF, FedMDFG, FedProx
+
+ALPHA, LR = 0.3, 0.2
+
+
+def federate(rounds, cohorts, data, lost=lambda t: (), alpha=ALPHA, epochs=1):
+    """Algorithm 1 with deep copies and autograd of the written objective."""
+    module = Net(norm=False)
+    n = flat(module).numel()
+    h, duals, w = torch.zeros(n).double(), {i: torch.zeros(n).double() for i in data}, flat(module)
+    path = []
+    for t in range(rounds):
+        models = {}
+        for i in cohorts(t):
+            local = copy.deepcopy(module)
+            assign(local, w)
+            for batch in data[i] * epochs:
+                theta = torch.cat([p.reshape(-1) for p in local.parameters()])
+                objective = local.loss(batch) - duals[i] @ theta + alpha / 2 * (theta - w).square().sum()
+                gradients = torch.autograd.grad(objective, list(local.parameters()))
+                with torch.no_grad():
+                    for p, g in zip(local.parameters(), gradients, strict=True):
+                        p -= LR * g
+            models[i] = flat(local)
+        arrived = [i for i in cohorts(t) if i not in lost(t)]
+        for i in arrived:
+            duals[i] = duals[i] - alpha * (models[i] - w)
+        h = h - alpha / len(data) * sum(models[i] - w for i in arrived)
+        w = sum(models[i] for i in arrived) / len(arrived) - h / alpha
+        path.append(w)
+    return torch.stack(path), h, duals
+
+
+def partial(t):
+    return [[0, 2], [1, 3, 2], [3], [0, 1, 2, 3], [2, 0], [1]][t]
+
+
+def by_rule(rounds, cohorts, data, lost=lambda t: (), reload_at=None, **options):
+    method = FedDyn(ALPHA, **options)
+    run = Rounds(method, method.client_rule(), data, Net(norm=False), LR)
+    path = []
+    for t in range(rounds):
+        if t == reload_at:
+            states = method.state_dict(), method.client_rule().state_dict()
+            run.server = FedDyn(ALPHA)
+            run.client = run.server.client_rule()
+            run.server.load_state_dict(states[0])
+            run.client.load_state_dict(states[1])
+            run.begin()
+        run.round(cohorts(t), lost(t))
+        path.append(run.params)
+    return torch.stack(path), run.client
+
+
+def test_equals_algorithm_1_with_late_joiners_and_a_drop_out():
+    data = client_data(seed=3)
+    lost = lambda t: (3,) if t == 1 else ()  # noqa: E731
+    expected, h, duals = federate(6, partial, data, lost)
+    path, client = by_rule(6, partial, data, lost)
+    torch.testing.assert_close(path, expected, rtol=0, atol=1e-9)
+    state = client.state_dict()
+    torch.testing.assert_close(state["server"] * ALPHA, h, rtol=0, atol=1e-10)
+    torch.testing.assert_close(h, sum(duals.values()) / len(data))  # whoever took part
+    for i, held in zip(state["clients"]["clients"].tolist(), state["clients"]["tensors"], strict=True):
+        torch.testing.assert_close(held * ALPHA, duals[i], rtol=0, atol=1e-10)
+
+
+def test_a_dual_is_the_gradient_of_its_client_where_it_solves_its_problem():
+    """First-order condition of the local objective; needs exact local solutions."""
+    data = client_data(clients=2, batches=1, size=40, seed=4)
+    method = FedDyn(1.0)
+    run = Rounds(method, method.client_rule(), data, Net(norm=False), lr=0.1, epochs=1200)
+    for _ in range(2):
+        before = run.params
+        cohort, _ = run.round([0, 1])
+        duals = run.client.state_dict()["clients"]
+        for i, dual in zip(duals["clients"].tolist(), duals["tensors"], strict=True):
+            assign(run.module, before - cohort.updates.rows[cohort.client_ids.index(i)])
+            gradient = torch.autograd.grad(run.module.loss(data[i][0]), run.parameters)
+            torch.testing.assert_close(dual, torch.cat([g.reshape(-1) for g in gradient]), rtol=0, atol=1e-6)
+
+
+def test_single_client_moves_by_its_update_and_its_dual():
+    data = client_data(clients=1)
+    path, _ = by_rule(1, lambda t: [0], data)
+    expected, *_ = federate(1, lambda t: [0], data)
+    torch.testing.assert_close(path, expected, rtol=0, atol=1e-12)
+
+
+def test_resumed_run_continues_bit_for_bit():
+    data = client_data()
+    assert torch.equal(by_rule(6, partial, data)[0], by_rule(6, partial, data, reload_at=3)[0])
+    assert torch.equal(by_rule(6, partial, data)[0], by_rule(6, partial, data, dual_device="cpu")[0])
+
+
+def test_server_part_is_not_masked_by_fedheal():
+    """``h`` takes the updates as they are; only the mean is FedHEAL's."""
+    data, client = client_data(), FedDyn(ALPHA).client_rule()
+    run = Rounds(FedHEAL(), client, data, Net(norm=False), LR)
+    seen = torch.zeros_like(run.params)
+    alone = FedHEAL()
+    for _ in range(4):
+        before = run.params
+        cohort, step = run.round([0, 1, 2, 3])
+        seen += cohort.updates.rows.mean(0)
+        torch.testing.assert_close(step, alone.aggregate(cohort) + seen, rtol=0, atol=1e-12)
+        torch.testing.assert_close(run.params, before - step)
+    assert alone.report.scalars["kept_share"] < 1
+
+
+@pytest.mark.parametrize("alpha", [0, -1.0, float("nan")])
+def test_alpha_out_of_range(alpha):
+    with pytest.raises(ValueError, match="alpha of FedDyn must be positive"):
+        FedDyn(alpha)
+
+
+def test_restored_state_of_another_model_is_refused():
+    data = client_data()
+    client = FedDyn().client_rule()
+    client.load_state_dict({"clients": {"clients": torch.tensor([]), "tensors": []}, "server": torch.ones(5)})
+    with pytest.raises(ValueError, match="numbers, found 5 in the checkpoint"):
+        Rounds(FedAvg(), client, data)
+
+
+@pytest.mark.parametrize("server", [FedLF, lambda: FedMDFG(gradient_source="update")])
+def test_refused_where_the_step_is_no_mean(server):
+    with pytest.raises(
+        ValueError, match=r"client=FedDyn\(\.\.\.\) adds h / alpha to a mean .* is no mean: pair it with"
+    ):
+        fl.FederatedStrategy(server(), client=FedDyn())
+    with pytest.raises(ValueError, match="cannot replace the client half of FedDyn"):
+        fl.FederatedStrategy(FedDyn(), client=FedProx())
+
+
+# ---- in a trainer
+
+
+def test_lean_and_full_path_agree():
+    weights = assert_paths_agree(lambda: FedDyn(0.1))
+    assert not torch.allclose(weights, trained(FedAvg("uniform")), atol=1e-3)
+
+
+def test_borrowed_half_is_the_whole_method():
+    assert torch.equal(trained(FedDyn(0.1)), trained(FedAvg("uniform"), client=FedDyn(0.1)))
+    module, strategy = fit(FedHEAL(), client=FedDyn(0.1), rounds=4)
+    assert all(p.isfinite().all() for p in module.parameters())
+    assert len(strategy.client_rule.state_dict()["clients"]["tensors"]) > 3
+
+
+def test_fit_resumes_bit_for_bit(tmp_path):
+    assert_resumes(lambda: FedDyn(0.1), tmp_path)
