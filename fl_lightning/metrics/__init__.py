@@ -3,5 +3,14 @@
 
 from fl_lightning.metrics import functional
 from fl_lightning.metrics.client import BestFraction, ClientStd, FairnessAngle, WorstFraction
+from fl_lightning.metrics.disparity import DemographicParityGap, EqualOpportunityGap
 
-__all__ = ["BestFraction", "ClientStd", "FairnessAngle", "WorstFraction", "functional"]
+__all__ = [
+    "BestFraction",
+    "ClientStd",
+    "DemographicParityGap",
+    "EqualOpportunityGap",
+    "FairnessAngle",
+    "WorstFraction",
+    "functional",
+]
