@@ -206,8 +206,8 @@ def is_larger_better(metric_name: str) -> bool:
 
     False for names that contain ``loss``, ``error``, ``perplexity``, ``entropy`` or ``disparity`` anywhere, or one of
     the short forms ``err``, ``mse``, ``mae``, ``rmse``, ``msle``, ``mape``, ``nll``, ``ppl``, ``wer``, ``cer`` as a
-    whole word (``val_err``, ``valMSE``, but not ``preferred_acc``). True for all others. Where the guess is wrong, say so
-    through the argument of the function or callback in question.
+    whole word (``val_err``, ``valMSE``, but not ``preferred_acc``). True for all others. Where the guess is wrong, say
+    so through the argument of the function or callback in question.
 
     Example:
         >>> is_larger_better("val_acc"), is_larger_better("val/loss"), is_larger_better("valRMSE")

@@ -148,7 +148,7 @@ def test_logged_by_a_module_it_gives_every_clients_own_and_the_pooled_gap():
         group = torch.cat([x[:, 0] > 0 for x, _ in batches]).long()
         everything.append((predicted, group))
         values[client] = abs(gap_by_loop(predicted, predicted, group, False))
-    record = strategy.last_evaluation if hasattr(strategy, "last_evaluation") else strategy._watch.record
+    record = strategy.last_evaluation
     own = dict(zip(record.client_ids, record.values["val_disparity"].tolist(), strict=True))
     assert own == pytest.approx(values, nan_ok=True, abs=1e-6)
     predicted, group = (torch.cat(parts) for parts in zip(*everything, strict=True))
