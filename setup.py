@@ -18,7 +18,7 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from setuptools import setup
 
@@ -26,6 +26,19 @@ ROOT = Path(__file__).parent
 # torch's stable interface as of this release: the binary runs with this one and all later ones.
 TORCH = (2, 10)
 ARCHITECTURES = ("8.0", "9.0", "10.0")
+CUDA_PROGRAM = "#include <cuda_runtime.h>\n#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
+
+
+class CannotBuildError(Exception):
+    """One sentence, or the second half of one: what a build lacks."""
+
+
+class Cuda(NamedTuple):
+    """What CUDA kernels are built with: folders of headers, the runtime library to link, and the architectures."""
+
+    headers: list[str]
+    runtime: str
+    architectures: str
 
 
 def note(text: str) -> None:
@@ -33,12 +46,51 @@ def note(text: str) -> None:
     print(f"fl-lightning: {text}", file=sys.stderr)
 
 
-def output(*command: str, stdin: str = "") -> str | None:
-    """Standard output of a command, or None if it fails."""
+def run(*command: str, stdin: str = "") -> tuple[bool, str]:
+    """Whether a command succeeds, and what it printed: to standard error if it fails."""
     try:
-        return subprocess.run(command, input=stdin, capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return None
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+    except OSError as error:
+        return False, str(error)
+    return (False, done.stderr) if done.returncode else (True, done.stdout)
+
+
+def output(*command: str) -> str:
+    """What a command printed to standard output; nothing if it fails."""
+    succeeded, text = run(*command)
+    return text if succeeded else ""
+
+
+def error_in(messages: str) -> str:
+    """The line of a compiler's messages that says what is wrong."""
+    lines = [line.strip() for line in messages.splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line), lines[0] if lines else "it gives no reason")
+
+
+def check_kernels() -> None:
+    """Raises CannotBuildError if it must be pure torch."""
+    if os.environ.get("FL_LIGHTNING_NO_EXT") == "1":
+        raise CannotBuildError("FL_LIGHTNING_NO_EXT=1")
+    if sys.platform != "linux":
+        raise CannotBuildError(f"compiled kernels are for Linux, this is {sys.platform}")
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        raise CannotBuildError("this is a free-threaded Python, which has no stable binary interface")
+    try:
+        import torch
+    except ImportError:
+        raise CannotBuildError(
+            "torch is not installed where the build runs (pip install --no-build-isolation builds the kernels)"
+        ) from None
+    if tuple(map(int, torch.__version__.split(".")[:2])) < TORCH:
+        raise CannotBuildError(f"compiled kernels need torch {TORCH[0]}.{TORCH[1]}, this is {torch.__version__}")
+    command = shlex.split(os.environ.get("CXX", "c++"))
+    if shutil.which(command[0]) is None:
+        raise CannotBuildError(f"there is no C++ compiler ({command[0]})")
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        raise CannotBuildError("Python's headers are not installed (Python.h, often in a package named python3-dev)")
+    succeeded, messages = run(*command, "-std=c++20", "-fsyntax-only", "-x", "c++", "-", stdin="#include <span>\n")
+    if not succeeded:
+        raise CannotBuildError(f"the C++ compiler ({command[0]}) does not compile C++20: {error_in(messages)}")
 
 
 def find_nvcc(cuda_home: str | None) -> str | None:
@@ -47,20 +99,22 @@ def find_nvcc(cuda_home: str | None) -> str | None:
     return str(at_home) if cuda_home and at_home.is_file() else shutil.which("nvcc")
 
 
-def why_no_cuda(torch_cuda: str | None, nvcc: str | None) -> str | None:
-    """What stands in the way of CUDA kernels, if anything."""
+def find_cuda(torch_cuda: str | None, cuda_home: str | None) -> Cuda:
+    """Everything that CUDA kernels need; raises CannotBuildError where something is missing."""
     if not any((ROOT / "csrc" / "cuda").glob("*.cu")):
-        return "there are no CUDA sources here"
+        raise CannotBuildError("there are no CUDA sources here")
     if torch_cuda is None:
-        return "torch is a build without CUDA"
+        raise CannotBuildError("torch is a build without CUDA")
+    nvcc = find_nvcc(cuda_home)
     if nvcc is None:
-        return "no nvcc was found (install the CUDA toolkit, or set CUDA_HOME)"
-    release = re.search(r"release (\d+)\.", output(nvcc, "--version") or "")
+        raise CannotBuildError("no nvcc was found (install the CUDA toolkit, or set CUDA_HOME)")
+    release = re.search(r"release (\d+)\.", output(nvcc, "--version"))
     if release is None:
-        return f"{nvcc} --version fails"
+        raise CannotBuildError(f"{nvcc} --version fails")
     if release[1] != torch_cuda.partition(".")[0]:
-        return f"torch is built for CUDA {torch_cuda} and nvcc is of CUDA {release[1]}"
-    return None
+        raise CannotBuildError(f"torch is built for CUDA {torch_cuda} and nvcc is of CUDA {release[1]}")
+    headers, runtime = find_headers(nvcc), find_runtime(nvcc, cuda_home, release[1])
+    return Cuda(headers, runtime, os.environ.get("TORCH_CUDA_ARCH_LIST") or architectures(nvcc))
 
 
 def pip_cuda() -> list[Path]:
@@ -70,59 +124,49 @@ def pip_cuda() -> list[Path]:
     return sorted(path for path in found if (path / "include").is_dir() or (path / "lib").is_dir())
 
 
-def cuda_headers(nvcc: str) -> list[str]:
+def find_headers(nvcc: str) -> list[str]:
     """Folders of headers that nvcc does not find by itself: none with a complete toolkit."""
-    source = "#include <cuda_runtime.h>\n#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
-    if output(nvcc, "-E", "-x", "cu", "-", stdin=source) is not None:
-        return []
-    folders = [str(path / "include") for path in pip_cuda() if (path / "include" / "cuda_runtime.h").is_file()]
-    if not folders:
-        sys.exit("fl-lightning: nvcc finds no cuda_runtime.h: install the CUDA toolkit's headers or set CUDA_HOME")
-    return folders
+    of_pip = [str(path / "include") for path in pip_cuda() if (path / "include" / "cuda_runtime.h").is_file()]
+    for folders in ([], of_pip):
+        flags = [f"-I{folder}" for folder in folders]
+        succeeded, messages = run(nvcc, "-E", "-x", "cu", *flags, "-", stdin=CUDA_PROGRAM)
+        if succeeded:
+            return folders
+    raise CannotBuildError(f"nvcc compiles nothing: {error_in(messages)}")
 
 
-def cuda_runtime(nvcc: str, cuda_home: str | None, torch_cuda: str) -> str:
-    """The runtime library of torch's CUDA version; linked by its path, so no link without a version is needed."""
-    dry_run = output("sh", "-c", f"{shlex.quote(nvcc)} --dryrun -x cu /dev/null 2>&1") or ""
+def find_runtime(nvcc: str, cuda_home: str | None, major: str) -> str:
+    """The runtime library, torch's own first; linked by its path, so no link without a version is needed."""
+    dry_run = output("sh", "-c", f"{shlex.quote(nvcc)} --dryrun -x cu /dev/null 2>&1")
     top = re.search(r"^#\$ TOP=(.*)$", dry_run, re.MULTILINE)
     homes = [*pip_cuda(), *([Path(top[1])] if top else []), *([Path(cuda_home)] if cuda_home else [])]
     for home in homes:
         for folder in ("lib", "lib64", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"):
-            for found in sorted((home / folder).glob(f"libcudart.so.{torch_cuda.partition('.')[0]}*")):
+            for found in sorted((home / folder).glob(f"libcudart.so.{major}*")):
                 return str(found.resolve())
-    sys.exit("fl-lightning: no libcudart was found: install the CUDA toolkit or pip's nvidia-cuda-runtime")
+    raise CannotBuildError(
+        f"no libcudart.so.{major} was found (install the CUDA toolkit, or pip's nvidia-cuda-runtime)"
+    )
 
 
 def architectures(nvcc: str) -> str:
     """The default architectures that this nvcc knows, the last one with PTX for later ones."""
-    known = output(nvcc, "--list-gpu-arch") or ""
+    known = output(nvcc, "--list-gpu-arch")
     chosen = [name for name in ARCHITECTURES if f"compute_{name.replace('.', '')}\n" in known] or [ARCHITECTURES[0]]
     return ";".join(chosen) + "+PTX"
 
 
-def why_no_kernels() -> str | None:
-    """Why pure torch it is, if so."""
-    if os.environ.get("FL_LIGHTNING_NO_EXT") == "1":
-        return "FL_LIGHTNING_NO_EXT=1"
-    if sys.platform != "linux":
-        return f"compiled kernels are for Linux, this is {sys.platform}"
-    try:
-        import torch
-    except ImportError:
-        return "torch is not installed where the build runs (pip install --no-build-isolation builds the kernels)"
-    if tuple(map(int, torch.__version__.split(".")[:2])) < TORCH:
-        return f"compiled kernels need torch {TORCH[0]}.{TORCH[1]}, this is {torch.__version__}"
-    compiler = shlex.split(os.environ.get("CXX", "c++"))[0]
-    if shutil.which(compiler) is None:
-        return f"there is no C++ compiler ({compiler})"
-    return None
+def sources(folder: str, ending: str) -> list[str]:
+    """The source files of one folder; pip wants their paths relative."""
+    return [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "csrc" / folder).glob(f"*.{ending}"))]
 
 
 def extension() -> dict[str, Any]:
     """Arguments of setup() for the extension; none where it cannot be built."""
     forced = os.environ.get("FORCE_CUDA") == "1"
-    obstacle = why_no_kernels()
-    if obstacle is not None:
+    try:
+        check_kernels()
+    except CannotBuildError as obstacle:
         if forced:
             sys.exit(f"fl-lightning: FORCE_CUDA=1, but {obstacle}")
         note(f"pure torch: {obstacle}")
@@ -130,29 +174,34 @@ def extension() -> dict[str, Any]:
     import torch
     from torch.utils import cpp_extension
 
-    nvcc = find_nvcc(cpp_extension.CUDA_HOME)
-    obstacle = why_no_cuda(torch.version.cuda, nvcc)
-    if obstacle is not None and forced:
-        sys.exit(f"fl-lightning: FORCE_CUDA=1, but {obstacle}")
-
-    optimise = ["-O0", "-g"] if os.environ.get("DEBUG") == "1" else ["-O3"]
+    optimise = ["-O0", "-g"] if os.environ.get("DEBUG") == "1" else ["-O3", "-g0"]
     # Never a fused multiply-add that the source does not ask for: the same sums whatever the compiler's default.
     flags = {"cxx": [*optimise, "-std=c++20", "-ffp-contract=off", "-fvisibility=hidden", "-Wall"]}
     flags["cxx"].append(f"-DTORCH_TARGET_VERSION=0x{TORCH[0]:02x}{TORCH[1]:02x}000000000000")
-    sources = ["csrc/extension.cpp", *(f"csrc/cpu/{path.name}" for path in sorted((ROOT / "csrc/cpu").glob("*.cpp")))]
-    module = cpp_extension.CppExtension("fl_lightning._C", sources, extra_compile_args=flags, py_limited_api=True)
-    module.depends = [str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.[hc]*")]
-    if obstacle is None and nvcc is not None:
-        os.environ.setdefault("TORCH_CUDA_ARCH_LIST", architectures(nvcc))
-        module.sources += [f"csrc/cuda/{path.name}" for path in sorted((ROOT / "csrc/cuda").glob("*.cu"))]
-        flags["cxx"].append("-DFL_LIGHTNING_CUDA")
-        flags["nvcc"] = [*optimise, "-std=c++17", "-lineinfo", "-Xcompiler=-fvisibility=hidden"]
-        flags["nvcc"] += [f"-I{folder}" for folder in cuda_headers(nvcc)]
-        module.libraries.append("torch_cuda")
-        module.extra_link_args.append(cuda_runtime(nvcc, cpp_extension.CUDA_HOME, str(torch.version.cuda)))
-        note(f"kernels for the processor and for CUDA {os.environ['TORCH_CUDA_ARCH_LIST']}")
-    else:
+    module = cpp_extension.CppExtension(
+        "fl_lightning._C",
+        ["csrc/extension.cpp", *sources("cpu", "cpp")],
+        extra_compile_args=flags,
+        # Also hides what the standard library's templates would export.
+        extra_link_args=["-Wl,--version-script=csrc/exports.map"],
+        py_limited_api=True,
+    )
+    module.depends = ["csrc/exports.map", *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("csrc/**/*.[hc]*"))]
+    try:
+        cuda = find_cuda(torch.version.cuda, cpp_extension.CUDA_HOME)
+    except CannotBuildError as obstacle:
+        if forced:
+            sys.exit(f"fl-lightning: FORCE_CUDA=1, but {obstacle}")
         note(f"kernels for the processor; none for CUDA: {obstacle}")
+    else:
+        os.environ["TORCH_CUDA_ARCH_LIST"] = cuda.architectures
+        module.sources += sources("cuda", "cu")
+        flags["cxx"].append("-DFL_LIGHTNING_CUDA")
+        flags["nvcc"] = [optimise[0], "-std=c++17", "-lineinfo", "-Xcompiler=-fvisibility=hidden"]
+        flags["nvcc"] += [f"-I{folder}" for folder in cuda.headers]
+        module.libraries.append("torch_cuda")
+        module.extra_link_args.append(cuda.runtime)
+        note(f"kernels for the processor and for CUDA {cuda.architectures}")
     return {
         "ext_modules": [module],
         "cmdclass": {"build_ext": cpp_extension.BuildExtension},
