@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from fl_lightning.algorithms.afl import AFL
 from fl_lightning.algorithms.base import (
     ClientReport,
     ClientRule,
@@ -14,25 +15,35 @@ from fl_lightning.algorithms.base import (
     data_weights,
     uniform_weights,
 )
+from fl_lightning.algorithms.drfl import DRFL
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.feddyn import FedDyn
+from fl_lightning.algorithms.fedfa import FedFa
 from fl_lightning.algorithms.fedfv import FedFV
+from fl_lightning.algorithms.fedgini import FedGini
 from fl_lightning.algorithms.fedheal import FedHEAL
 from fl_lightning.algorithms.fedlf import FedLF
 from fl_lightning.algorithms.fedmdfg import FedMDFG
 from fl_lightning.algorithms.fedmgda import FedMGDAPlus
 from fl_lightning.algorithms.fedprox import FedProx
 from fl_lightning.algorithms.moon import MOON
+from fl_lightning.algorithms.qfedavg import QFedAvg
 from fl_lightning.algorithms.scaffold import SCAFFOLD
+from fl_lightning.algorithms.term import TERM
 
 __all__ = [
+    "AFL",
+    "DRFL",
     "MOON",
     "SCAFFOLD",
+    "TERM",
     "ClientReport",
     "ClientRule",
     "FedAvg",
     "FedDyn",
     "FedFV",
+    "FedFa",
+    "FedGini",
     "FedHEAL",
     "FedLF",
     "FedMDFG",
@@ -41,6 +52,7 @@ __all__ = [
     "Federation",
     "LocalWork",
     "Needs",
+    "QFedAvg",
     "ServerRule",
     "StepReport",
     "data_weights",

@@ -25,12 +25,15 @@ def make_cohort(
     companions=None,
     num_clients=None,
     params=None,
+    extras=None,
 ):
     m, n = rows.shape
     losses = torch.arange(m, dtype=torch.float64) / m + 0.5 if losses is None else losses
     losses = None if losses is False else torch.as_tensor(losses, dtype=torch.float64)
     if losses_at == "shrink":
         losses_at = (lambda params: 0.5 * losses) if losses is not None else None
+    if extras is None:
+        extras = {"accuracy": torch.exp(-(torch.arange(m, dtype=torch.float64) if losses is None else losses))}
     return Cohort(
         params=torch.zeros(n, dtype=rows.dtype) if params is None else params,
         updates=UpdateMatrix(rows, layout or ParamLayout.from_sizes(SIZES)),
@@ -40,6 +43,7 @@ def make_cohort(
         round=when,
         client_lr=lr,
         num_clients=num_clients,
+        extras=extras,
         companions={} if companions is None else companions,
         losses_at=losses_at,
     )

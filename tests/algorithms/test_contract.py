@@ -23,6 +23,13 @@ RULES = {
     "FedFV": fl.FedFV,
     "FedFV-reference": lambda: fl.FedFV(0.5, 3, external_window="reference", keep_rule="round"),
     "FedFV-few": lambda: fl.FedFV(0.0, 4, max_history=3),
+    "QFedAvg": fl.QFedAvg,
+    "AFL": lambda: fl.AFL(lambda_lr=0.1),
+    "TERM": fl.TERM,
+    "TERM-ema": lambda: fl.TERM(5.0, "ema_paper"),
+    "DRFL": fl.DRFL,
+    "FedFa": fl.FedFa,
+    "FedGini": fl.FedGini,
     "FedMDFG": fl.FedMDFG,
     "FedMDFG-fair": lambda: fl.FedMDFG(theta=0.01, gradient_source="update"),
     "FedLF": fl.FedLF,
@@ -31,6 +38,9 @@ RULES = {
     "FedLF-few": lambda: fl.FedLF(max_history=3),
 }
 STATEFUL = [
+    "AFL",
+    "TERM-ema",
+    "FedFa",
     "FedHEAL",
     "FedFV",
     "FedFV-reference",
@@ -42,6 +52,8 @@ STATEFUL = [
     "FedLF-plain",
     "FedLF-few",
 ]
+# A mean of the updates, in which somebody may lose.
+MEANS = ("QFedAvg", "AFL", "TERM", "TERM-ema", "DRFL", "FedFa", "FedGini")
 every_rule = pytest.mark.parametrize("name", RULES)
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 
@@ -86,8 +98,8 @@ def test_one_client_gets_its_own_update(name, dtype):
     step = RULES[name]().aggregate(make_cohort(rows, lr=1.0))
     cosine = torch.nn.functional.cosine_similarity(step.double(), rows[0].double(), dim=0)
     assert cosine == pytest.approx(1, abs=1e-6)
-    # FedMDFG's line search chooses the length, and FedMGDA+ ignores that of the updates.
-    if not name.startswith(("FedMDFG", "FedMGDAPlus")):
+    # FedMDFG's line search and q-FedAvg's denominators choose the length, and FedMGDA+ ignores that of the updates.
+    if not name.startswith(("FedMDFG", "FedMGDAPlus", "QFedAvg")):
         torch.testing.assert_close(step, rows[0])
 
 
@@ -95,7 +107,7 @@ def test_one_client_gets_its_own_update(name, dtype):
 def test_identical_clients_get_their_common_update(name):
     rows = random_rows(1, 4).expand(5, -1).clone()
     rule = RULES[name]()
-    step = rule.aggregate(make_cohort(rows))  # unequal losses: the fair row would cancel everything
+    step = rule.aggregate(make_cohort(rows, lr=1.0))  # unequal losses: the fair row would cancel everything
     assert torch.nn.functional.cosine_similarity(step, rows[0], dim=0) == pytest.approx(1, abs=1e-9)
     assert step.norm() > 0.01 * rows[0].norm()
 
@@ -103,6 +115,8 @@ def test_identical_clients_get_their_common_update(name):
 @every_rule
 @pytest.mark.parametrize("scale", [1e-18, 1e-6, 1e9])
 def test_step_scales_with_the_rows(name, scale):
+    if name == "QFedAvg":
+        pytest.skip("q-FedAvg has a unit of its own: the Lipschitz constant 1 / client_lr")
     rows = random_rows(4, 5)
     step = RULES[name]().aggregate(make_cohort(rows, lr=1e-12 if scale < 1 else 1e9))
     scaled = RULES[name]().aggregate(make_cohort(scale * rows, lr=scale * (1e-12 if scale < 1 else 1e9)))
@@ -162,7 +176,7 @@ def test_any_losses_give_a_common_or_mean_direction(name, losses):
     assert step.isfinite().all()
     assert step.norm() > 0
     assert step.norm() <= 2**5 * rows.norm(dim=1).max()
-    if name not in ("FedAvg", "FedAvg-uniform", "FedProx", "SCAFFOLD") and not name.startswith("FedFV"):
+    if name not in ("FedAvg", "FedAvg-uniform", "FedProx", "SCAFFOLD", *MEANS) and not name.startswith("FedFV"):
         assert (rows @ step > 0).all()
 
 
@@ -179,7 +193,7 @@ def test_reports_what_it_did(name):
         if report.blocks is not None:
             layers = [layer for block in report.blocks for layer in block]
             assert layers == list(range(cohort.updates.layout.num_layers))
-        if rule.report.scalars.get("history_rows", 0) == 0 and not isinstance(rule, (fl.FedLF, fl.FedHEAL)):
+        if rule.report.scalars.get("history_rows", 0) == 0 and not isinstance(rule, (fl.FedLF, fl.FedHEAL, fl.FedFa)):
             torch.testing.assert_close(report.weights @ cohort.updates.rows, step)
 
 
@@ -196,6 +210,9 @@ def test_missing_needs_are_named(name):
     if rule.needs.client_lr:
         with pytest.raises(ValueError, match="client_lr"):
             rule.aggregate(make_cohort(rows, lr=None))
+    if rule.needs.accuracies:
+        with pytest.raises(ValueError, match="accuracy"):
+            rule.aggregate(make_cohort(rows, extras={}))
     if rule.needs == fl.Needs():
         assert rule.aggregate(make_cohort(rows, losses=False, lr=None)).isfinite().all()
 

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AFL: Agnostic Federated Learning.
+
+Mehryar Mohri, Gary Sivek, Ananda Theertha Suresh. ICML 2019. https://arxiv.org/abs/1902.00146
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fl_lightning.algorithms._weighting import stands_still
+from fl_lightning.algorithms.base import Federation, Needs, ServerRule, State, StepReport, uniform_weights
+from fl_lightning.algorithms.fedavg import weighted_mean
+from fl_lightning.cohort import Cohort
+from fl_lightning.solvers.simplex import project_simplex
+
+NO_MASS = 1e-12  # less than this of lambda is what projections leave by rounding
+
+
+class AFL(ServerRule):
+    """Minimises the worst mixture of the clients' losses (Stochastic-AFL).
+
+    Clients are weighted by ``lambda``, a point of the simplex over all registered clients that starts uniform and
+    climbs along the losses. What is evaluated, and what the module holds after the fit, is the mean of all global
+    models but the initial one. Buffers such as BatchNorm statistics are those of the last model.
+
+    The paper has every client in every round. With fewer, the participants' weights are their ``lambda`` divided by its
+    sum over them, and the projection moves ``lambda`` among them and leaves the others' as it is: the nearest point of
+    the simplex among those that agree with it on absent clients. With everybody this is the paper's step.
+
+    Degenerate cases. Participants with less than 1e-12 of ``lambda`` among them count alike and keep theirs, and the
+    report is flagged. If all rows are zero, the step is zero, flagged, and nothing changes. Without ``num_clients`` in
+    the cohort, clients seen for the first time join with the mean ``lambda`` of those known.
+
+    Args:
+        lambda_lr: step size of the ascent, ``gamma_lambda``; 0 leaves all clients alike.
+        full_participation: refuse rounds in which a client is missing.
+
+    Raises:
+        ValueError: ``lambda_lr`` is negative or not finite.
+    """
+
+    needs = Needs(losses=True)
+    averages = True
+
+    def __init__(self, lambda_lr: float = 0.01, full_participation: bool = False) -> None:
+        if not 0 <= lambda_lr < math.inf:
+            raise ValueError(f"lambda_lr of AFL must be a finite number from 0 (uniform weights) on, found {lambda_lr}")
+        self.lambda_lr = lambda_lr
+        self.full_participation = full_participation
+        self._lambda: dict[int, float] = {}
+        self._rounds = 0  # global models since the initial one
+        self._mean: Tensor | None = None  # of all of them but the newest
+
+    def begin_fit(self, federation: Federation) -> None:
+        """Moves a restored mean to the federation's device.
+
+        Raises:
+            ValueError: rounds are to have fewer clients than there are, against ``full_participation``.
+        """
+        if self.full_participation and federation.cohort_size is not None:
+            self._require_all(federation.cohort_size, federation.num_clients)
+        if self._mean is not None:
+            self._mean = self._mean.to(federation.device)
+
+    def aggregate(self, cohort: Cohort) -> Tensor:
+        """Returns ``sum_i lambda_i u_i``, then moves ``lambda`` along the losses.
+
+        Raises:
+            ValueError: the cohort has no losses or lacks clients, or a row is not finite.
+        """
+        losses, ids = cohort.known_losses.cpu(), cohort.client_ids
+        if self.full_participation and cohort.num_clients is not None:
+            self._require_all(len(cohort), cohort.num_clients)
+        known = self._with_newcomers(cohort)
+        lam = torch.tensor([known[client] for client in ids], dtype=torch.float64)
+        mass = float(lam.sum())
+        has_mass = mass > NO_MASS
+        weights = lam / mass if has_mass else uniform_weights(cohort).cpu()
+        step = weighted_mean(cohort, weights)
+        if stands_still(cohort, step):
+            self.report = StepReport(weights=weights, flagged=True)
+            return step
+        if has_mass:
+            lam = mass * project_simplex(weights + self.lambda_lr / mass * losses)
+        self._lambda = known | dict(zip(ids, lam.tolist(), strict=True))
+        self._remember(cohort.params)
+        self.report = StepReport(weights=weights, flagged=not has_mass)
+        return step
+
+    def _require_all(self, found: int, registered: int) -> None:
+        if found < registered:
+            raise ValueError(
+                f"AFL(full_participation=True) needs all {registered} clients in every round, found {found}: use "
+                "clients_per_round=1.0 without drop-outs, or full_participation=False"
+            )
+
+    def _with_newcomers(self, cohort: Cohort) -> dict[int, float]:
+        """``lambda`` of all clients that are known once this round is over."""
+        new = [client for client in cohort.client_ids if client not in self._lambda]
+        if cohort.num_clients is not None:
+            return self._lambda | dict.fromkeys(new, 1 / cohort.num_clients)
+        total = len(self._lambda) + len(new)
+        scaled = {client: value * len(self._lambda) / total for client, value in self._lambda.items()}
+        return scaled | dict.fromkeys(new, 1 / total)
+
+    def _remember(self, params: Tensor) -> None:
+        """Counts a round; its parameters are the model that the round before led to, if there was one."""
+        if self._rounds > 0:
+            wide = params.to(torch.promote_types(params.dtype, torch.float32))
+            self._mean = wide.clone() if self._mean is None else self._mean + (wide - self._mean) / self._rounds
+        self._rounds += 1
+
+    def evaluation_params(self, params: Tensor) -> Tensor:
+        """The mean of ``params``, the newest model, and those before."""
+        if self._mean is None:
+            return params
+        mean = self._mean.to(params.device)
+        return (mean + (params.to(mean.dtype) - mean) / self._rounds).to(params.dtype)
+
+    def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
+        """Bytes of the averaged model."""
+        width = torch.promote_types(federation.dtype, torch.float32).itemsize
+        return {"averaged model": federation.layout.numel * width}
+
+    def reset(self) -> None:
+        """Forgets weights and models."""
+        self._lambda, self._rounds, self._mean = {}, 0, None
+        self.report = StepReport()
+
+    def state_dict(self) -> State:
+        """``lambda`` by client id, and the averaged model."""
+        state: State = {"lambda": dict(self._lambda), "rounds": self._rounds}
+        if self._mean is not None:
+            state["mean"] = self._mean
+        return state
+
+    def load_state_dict(self, state: State) -> None:
+        """Restores what :meth:`state_dict` returned."""
+        self._lambda = {int(client): float(value) for client, value in state["lambda"].items()}
+        self._rounds = int(state["rounds"])
+        self._mean = state["mean"].clone() if "mean" in state else None
