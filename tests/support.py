@@ -78,6 +78,11 @@ class Classifier(L.LightningModule):
         x, y = batch
         return (self(x).argmax(1) == y).float().mean()
 
+    def federated_groups(self, batch) -> tuple[Tensor, Tensor, Tensor]:
+        x, y = batch
+        logits = self(x)
+        return logits[:, 0] - logits[:, 1], (y == 0).long(), (x[:, 0] > 0).long()
+
     def _evaluate(self, batch, name: str) -> None:
         x, y = batch
         logits = self(x)
