@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# `make demo` and `make test` do all their own set-up. Everything they install goes into .venv.
+# `make demo` and `make test` do all their own set-up. Everything they install goes into .venv; the compiled kernels lie
+# beside the package's sources.
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -11,6 +12,7 @@ VENV ?= .venv
 PYTEST_ARGS ?=
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+KERNELS := build/.kernels
 CXX_FILES = $(shell find csrc tests -regex '.*\.\(h\|cpp\|cuh\|cu\)')
 
 # Small models run slower on several threads than on one, and the tests compare timings.
@@ -24,23 +26,25 @@ help:
 	@echo 'make test-all  the same with the slow cases'
 	@echo 'make check     lint, formatting and types only'
 	@echo 'make format    reformat the code'
+	@echo 'make kernels   build the compiled kernels, as far as a compiler is there; demo and test do it by themselves'
 	@echo 'make bench     time rounds against a hand-written loop'
+	@echo 'make sanitize  10^5 random calls of the CPU kernels under sanitizers, in each instruction set (SANITIZE_CALLS)'
 	@echo 'make clean     delete what the other targets wrote; make distclean deletes .venv too'
 	@echo
 	@echo 'Variables: PYTHON (now $(PYTHON)), VENV (now $(VENV)), PYTEST_ARGS'
 
 .PHONY: demo
-demo: $(READY)
+demo: $(KERNELS)
 	@$(BIN)/python examples/demo.py
 
 .PHONY: test
-test: $(READY)
-	$(BIN)/python -m pytest -m 'not slow' $(PYTEST_ARGS)
+test: $(KERNELS)
+	FL_LIGHTNING_TEST_KERNELS=built $(BIN)/python -m pytest -m 'not slow' $(PYTEST_ARGS)
 	@$(MAKE) --no-print-directory check
 
 .PHONY: test-all
-test-all: $(READY)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test-all: $(KERNELS)
+	FL_LIGHTNING_TEST_KERNELS=built $(BIN)/python -m pytest $(PYTEST_ARGS)
 	@$(MAKE) --no-print-directory check
 
 .PHONY: check
@@ -57,12 +61,18 @@ format: $(READY)
 	$(BIN)/clang-format -i $(CXX_FILES)
 
 .PHONY: bench
-bench: $(READY)
+bench: $(KERNELS)
 	$(BIN)/python -m benchmarks.rounds
+
+# Needs a C++ compiler and nothing of .venv.
+SANITIZE_CALLS ?= 100000
+.PHONY: sanitize
+sanitize:
+	@$(PYTHON) tests/sanitize/sanitizers.py --calls $(SANITIZE_CALLS)
 
 .PHONY: clean
 clean:
-	rm -rf build dist demo logs lightning_logs .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf fl_lightning/_C.*so build dist demo logs lightning_logs .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
 	find fl_lightning tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: distclean
@@ -74,7 +84,31 @@ $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed: make PYTHON=...")'
 	@echo 'Setting up $(VENV) (the first time: downloads PyTorch, a few minutes)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --progress-bar off -e '.[test,lint]' \
+	@env -u FORCE_CUDA FL_LIGHTNING_NO_EXT=1 $(BIN)/python -m pip install --progress-bar off -e '.[test,lint]' \
 	  | sed -u -nE -e 's/^ *(Downloading|Using cached) ([^-]+-[^-]+)-[^ ]+\.whl( .*)?$$/  \2\3/p' -e 's/^Installing.*/Installing/p'
 	@touch $@
 	@echo 'Set up.'
+
+.PHONY: kernels
+kernels: $(KERNELS)
+
+# Not through pip, which builds everything anew each time. Where something is missing, setup.py says it in one sentence,
+# and all goes on in pure torch; a compiler that fails stops everything.
+$(KERNELS): $(READY) build/.settings setup.py $(shell find csrc -type f)
+	@echo 'Building the kernels (about a minute the first time)'
+	@rm -f fl_lightning/_C.*so
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python setup.py build_ext --inplace --force >build/log 2>&1 || { \
+	  grep -E '^fl-lightning: FORCE_CUDA|error:' build/log | head -n 5 || true; \
+	  echo 'The kernels do not build: see build/log. With FL_LIGHTNING_NO_EXT=1 all goes on in pure torch.'; exit 1; }; \
+	sed -nE "s/^fl-lightning: (.*)/  \1 ($$SECONDS s)/p" build/log
+	@touch $@
+
+# Changes when another build than the last one is asked for, or another compiler found.
+build/.settings: always
+	@mkdir -p build
+	@{ echo $(abspath $(VENV)); command -v c++ nvcc || true; \
+	  env | grep -E '^(FL_LIGHTNING_NO_EXT|FORCE_CUDA|TORCH_CUDA_ARCH_LIST|CUDA_HOME|CXX|DEBUG)=' | sort || true; } >$@.now
+	@if cmp -s $@.now $@; then rm $@.now; else mv $@.now $@; fi
+
+.PHONY: always
+always:
