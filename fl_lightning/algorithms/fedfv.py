@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning import ops
-from fl_lightning.algorithms._common_descent import ZERO_DIRECTION, ZERO_ROW, check_rows, row_norms
+from fl_lightning.algorithms._common_descent import ZERO_DIRECTION, ZERO_ROW, check_rows, rounding_error, row_norms
 from fl_lightning.algorithms.base import Federation, Needs, ServerRule, State, StepReport
 from fl_lightning.cohort import Cohort
 from fl_lightning.history import RowHistory
@@ -109,7 +109,7 @@ class FedFV(ServerRule):
         found = 0
         if 0 < self.tau <= t:
             rounds = torch.tensor([t if reference else -1] * m + self.history.rounds(absent))
-            found = self._external(gram, c, rounds)
+            found = self._external(gram, c, rounds, rounding_error(cohort))
         length = (c @ gram @ c).clamp_min(0).sqrt()  # ||g^t||
         moves = length > ZERO_DIRECTION * gram.diagonal()[:m].mean().sqrt()
         target = gram[:m, :m].mean().clamp_min(0).sqrt()  # ||1/m sum_k g_k^t||, rows as they came
@@ -132,28 +132,30 @@ class FedFV(ServerRule):
         return ops.project_conflicts(divided[None], order, keep)[0].mean(0)
 
     def _kept(self, m: int) -> int:
-        """How many of ``m`` clients keep their updates; rounding first keeps products like 10 * 0.3 whole."""
+        """How many of ``m`` clients keep their updates, in floating point as published: 3 of 10 for a third."""
         if self.keep_rule == "round":
-            return math.floor(round(self.alpha * m, 9) + 0.5)
-        return m - math.ceil(round((m - 1) * (1 - self.alpha), 9)) if self.alpha > 0 else 0
+            return math.floor(self.alpha * m + 0.5)
+        return m - math.ceil((m - 1) * (1 - self.alpha)) if self.alpha > 0 else 0
 
-    def _external(self, gram: Tensor, c: Tensor, rounds: Tensor) -> int:
+    def _external(self, gram: Tensor, c: Tensor, rounds: Tensor, rounding: float) -> int:
         """Projects ``c`` in place off the rows that it conflicts with, round by round (Algorithm 3).
 
         Args:
             gram: ``[k, k]``.
             c: ``[k]``.
             rounds: ``[k]`` round of each row; -1 leaves it out.
+            rounding: relative error of products; what it can make negative is no conflict.
 
         Returns:
             How many rows conflicted.
         """
-        found, smallest = 0, (ZERO_ROW**2) * gram.diagonal().max()
-        for k in rounds[rounds >= 0].unique().tolist():  # ascending
+        found, norms = 0, row_norms(gram)
+        for k in sorted({k for k in rounds.tolist() if k >= 0}):
             slopes = gram @ c
-            conflicting = ((rounds == k) & (slopes < 0)).double()
+            noise = rounding * norms * (c.abs() @ norms)
+            conflicting = ((rounds == k) & (slopes < -noise)).double()
             size = conflicting @ gram @ conflicting
-            if size > smallest:
+            if size > (ZERO_ROW * norms.max()) ** 2:
                 c -= (conflicting @ slopes) / (size + self.eps) * conflicting
                 found += int(conflicting.sum())
         return found

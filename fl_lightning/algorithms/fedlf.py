@@ -66,14 +66,15 @@ class FedLF(ServerRule):
         fair_row: ``"cos"`` as in equation 5, ``"h"`` as in FedMDFG (ablation M5), ``"none"`` for no such row (M4). The
             two differ in length only, so with equalised rows they are the same.
         history_window: which absent clients count: ``"ratio"`` those of the last (clients seen) / (cohort size) rounds
-            (section 3.3), ``"last"`` of the previous round (M7), ``"all"`` (M8) or ``"none"`` (M6).
+            (section 3.3), ``"last"`` of the previous round (M7), ``"all"`` (M8) or ``"none"`` (M6); a number: those of
+            so many rounds.
         gradient_source: ``"update"`` for local training (the paper), ``"full"`` for full gradients (the authors' code).
         zero_tol: a direction this much shorter than the root mean square of its rows counts as zero.
         max_history: most rows to remember, oldest dropped first; ``None``: one for every client seen.
         history_device: where remembered rows live, for instance ``"cpu"``; ``None``: beside the updates.
 
     Raises:
-        ValueError: ``max_history`` is not positive, or ``zero_tol`` not between 0 and 1.
+        ValueError: an argument is out of range.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class FedLF(ServerRule):
         equalise_layer_norm: bool = True,
         merge_zero_layers: bool = True,
         fair_row: Literal["cos", "h", "none"] = "cos",
-        history_window: Literal["ratio", "last", "all", "none"] = "ratio",
+        history_window: Literal["ratio", "last", "all", "none"] | int = "ratio",
         gradient_source: Literal["update", "full"] = "update",
         zero_tol: float = ZERO_DIRECTION,
         max_history: int | None = None,
@@ -90,12 +91,15 @@ class FedLF(ServerRule):
     ) -> None:
         if not 0 < zero_tol < 1:
             raise ValueError(f"zero_tol of FedLF must lie between 0 and 1, found {zero_tol}")
+        if isinstance(history_window, int) and history_window < 0:
+            raise ValueError(f"history_window of FedLF must not be negative, found {history_window}")
         self.layers = layers
         self.needs = Needs(losses=True, full_gradients=gradient_source == "full")
         self.equalise_layer_norm = equalise_layer_norm
         self.merge_zero_layers = merge_zero_layers
         self.fair_row = fair_row
         self.history_window = history_window
+        self._rounds = {"none": 0, "last": 1}.get(history_window) if isinstance(history_window, str) else history_window
         self.zero_tol = zero_tol
         self.max_history = max_history
         self.history = RowHistory(max_history, history_device)
@@ -207,31 +211,27 @@ class FedLF(ServerRule):
 
     def _absent(self, cohort: Cohort) -> list[int]:
         """Clients to treat as if online (section 3.3), newest first."""
-        if self.history_window == "none":
-            return []
-        since = None
-        if self.history_window == "last":
-            since = cohort.round - 1.0
-        elif self.history_window == "ratio":
-            since = cohort.round - len(self._seen) / len(cohort)  # t - tau, tau = M / |S^t|
+        tau: float | None = self._rounds
+        if self.history_window == "ratio":
+            tau = len(self._seen) / len(cohort)  # M / |S^t|
+        since = None if tau is None else cohort.round - tau
         return self.history.select(exclude=set(cohort.client_ids), since=since)
 
     def _remember(self, cohort: Cohort) -> None:
         self._seen.update(cohort.client_ids)
-        if self.history_window == "none":
+        if self._rounds == 0:
             return
-        if self.history_window == "last":
-            self.history.forget(before=cohort.round)
+        if self._rounds is not None:
+            self.history.forget(before=cohort.round + 1 - self._rounds)
         clients = dict(enumerate(cohort.client_ids))
         self.history.remember(cohort.updates, clients, cohort.round, 1 / (cohort.client_lr or 1.0))
 
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """Bytes of the remembered rows and their products."""
-        if self.history_window == "none":
-            return {}
-        rows = cohort_size if self.history_window == "last" else federation.num_clients
-        rows = min(rows, self.max_history or rows)
-        return {"history": self.history.planned_nbytes(rows, federation.layout, federation.dtype)}
+        rows = min(federation.num_clients, self.max_history or federation.num_clients)
+        if self._rounds is not None:
+            rows = min(rows, self._rounds * cohort_size)
+        return {"history": self.history.planned_nbytes(rows, federation.layout, federation.dtype)} if rows else {}
 
     def reset(self) -> None:
         """Forgets all clients."""

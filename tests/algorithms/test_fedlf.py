@@ -23,7 +23,8 @@ class Remembered:
         self.window, self.last = window, {}
 
     def absent(self, ids, t):
-        tau = {"ratio": len(self.last) / len(ids), "last": 1, "all": math.inf, "none": 0}[self.window]
+        names = {"ratio": len(self.last) / len(ids), "last": 1, "all": math.inf, "none": 0}
+        tau = names.get(self.window, self.window)
         entries = [(-when, i, row) for i, (when, row) in self.last.items() if i not in ids and when >= t - tau]
         return [row for _, _, row in sorted(entries, key=lambda entry: entry[:2])]
 
@@ -44,13 +45,13 @@ def conflicts(rule, cohort, step):
     return sum(int((rows[:, part] @ d[part] < 0).sum()) for part in parts)
 
 
-@pytest.mark.parametrize("window", ["ratio", "last", "all", "none"])
+@pytest.mark.parametrize("window", ["ratio", "last", "all", "none", 2])
 @pytest.mark.parametrize("equalise", [True, False])
 def test_equals_vector_form_over_rounds(window, equalise):
     rule, memory, used = FedLF(equalise_layer_norm=equalise, history_window=window), Remembered(window), 0
     for cohort in sampled_rounds(6, 7, 3, seed=21):
         absent = memory.absent(cohort.client_ids, cohort.round)
-        expected, _ = vector_forms.fedlf(
+        expected, _, _ = vector_forms.fedlf(
             cohort.updates.rows.numpy(), cohort.losses.numpy(), absent, STARTS, equalise=equalise
         )
         step = rule.aggregate(cohort)
@@ -68,7 +69,7 @@ def test_equals_vector_form_where_layers_must_merge(seed):
     rule, memory, merged = FedLF(), Remembered("ratio"), 0
     for cohort in sampled_rounds(4, 6, 4, seed, n=19, layout=layout):
         absent = memory.absent(cohort.client_ids, cohort.round)
-        expected, blocks = vector_forms.fedlf(
+        expected, blocks, _ = vector_forms.fedlf(
             cohort.updates.rows.numpy(), cohort.losses.numpy(), absent, layout.layer_starts
         )
         step = rule.aggregate(cohort)
@@ -231,6 +232,66 @@ def test_units_of_remembered_rows_follow_the_learning_rate():
     torch.testing.assert_close(*steps)
 
 
+def same_steps(one, two):
+    """Whether two rules agree bit for bit while cohorts vary in size, and how many remembered rows the first used."""
+    sizes, rows = [3, 5, 2, 4, 3, 6, 2, 3], []
+    for when, m in enumerate(sizes):
+        cohort = next(iter(sampled_rounds(1, 14, m, 90 + when)))
+        cohort = make_cohort(cohort.updates.rows, cohort.losses, cohort.client_ids, when)
+        if not torch.equal(one.aggregate(cohort), two.aggregate(cohort)):
+            return False, rows
+        rows.append(one.report.scalars["history_rows"])
+    return True, rows
+
+
+def test_a_window_of_rounds():
+    assert same_steps(FedLF(history_window=1), FedLF(history_window="last"))[0]
+    assert same_steps(FedLF(history_window=0), FedLF(history_window="none")) == (True, [0.0] * 8)
+    assert same_steps(FedLF(history_window=99), FedLF(history_window="all"))[0]
+    assert not same_steps(FedLF(history_window=3), FedLF(history_window=2))[0]
+
+
+def test_rounding_the_ratio_down_changes_nothing():
+    """The authors' code rounds tau down; a round is a whole number, so the same clients count."""
+
+    class Rounded(FedLF):
+        def _absent(self, cohort):
+            since = cohort.round - len(self._seen) // len(cohort)
+            return self.history.select(exclude=set(cohort.client_ids), since=since)
+
+    same, rows = same_steps(FedLF(), Rounded())
+    assert same
+    assert max(rows) > 3
+
+
+def test_published_code_has_no_history_in_the_second_round():
+    """It counts the clients seen before this round's and asks for more than a cohort, against section 3.3."""
+    rule = FedLF()
+    first, second = sampled_rounds(2, 9, 4, 37)
+    rule.aggregate(first)
+    assert not len(rule._seen) > len(second)
+    rule.aggregate(second)
+    assert rule.report.scalars["history_rows"] == len(set(first.client_ids) - set(second.client_ids)) > 0
+
+
+def test_published_code_divides_by_zero_where_a_client_does_not_move_a_layer():
+    """It rescales every fragment to the mean length, and for one client the fair weights to length one."""
+    rows, one = random_rows(4, 38).numpy(), np.ones(1)
+    rows[1, 30:42] = 0
+    with np.errstate(invalid="ignore"):
+        norms = np.linalg.norm(rows[:, 30:42], axis=1, keepdims=True)
+        published = rows[:, 30:42] / norms * norms.mean()
+        fair = (one @ one * one / np.sqrt(1) - one * np.sqrt(1)) / 1.0
+        fair = fair / np.linalg.norm(fair)
+    assert np.isnan(published[1]).all()
+    assert np.isnan(fair).all()
+    rule = FedLF()
+    step = rule.aggregate(make_cohort(torch.from_numpy(rows)))
+    assert conflicts(rule, make_cohort(torch.from_numpy(rows)), step) == 0
+    assert not rule.report.flagged
+    torch.testing.assert_close(FedLF().aggregate(make_cohort(random_rows(1, 38))), random_rows(1, 38)[0])
+
+
 def test_max_history_keeps_the_newest():
     rule = FedLF(history_window="all", max_history=4)
     for cohort in sampled_rounds(6, 20, 3, 35):
@@ -239,9 +300,11 @@ def test_max_history_keeps_the_newest():
     assert len(rule.history) == 4
 
 
-@pytest.mark.parametrize("arguments", [{"zero_tol": 0.0}, {"zero_tol": 2.0}, {"max_history": 0}])
+@pytest.mark.parametrize(
+    "arguments", [{"zero_tol": 0.0}, {"zero_tol": 2.0}, {"max_history": 0}, {"history_window": -1}]
+)
 def test_bad_arguments(arguments):
-    with pytest.raises(ValueError, match=r"zero_tol|capacity"):
+    with pytest.raises(ValueError, match=r"zero_tol of|capacity|history_window of"):
         FedLF(**arguments)
 
 

@@ -190,6 +190,14 @@ def test_learning_rate_of_zero_stays():
         assert not FedMDFG().aggregate(make_cohort(rows, lr=0.0)).any()
 
 
+def test_published_angle_test_is_vacuous():
+    """It divides by the sum of the losses instead of their length: the same cosine, the least one, for all losses."""
+    for losses in ([1.0, 1.0, 1.0, 1.0, 1.0], [0.1, 3.0, 2.0, 0.7, 9.0]):
+        losses, ones = np.array(losses), np.ones(5)
+        assert losses @ ones / (losses.sum() * np.sqrt(5)) == pytest.approx(0.4472, abs=1e-4)
+        assert losses @ ones / (np.linalg.norm(losses) * np.sqrt(5)) >= 0.4472
+
+
 def test_line_search_switches():
     rows, losses = random_rows(2, 55), torch.tensor([1.0, 3.0])  # not fair: the angle must shrink
     same = lambda p: losses  # noqa: E731  the losses neither fall nor become more equal

@@ -10,8 +10,8 @@ import numpy as np
 
 
 def shortest_point(vectors):
-    """Point of least norm of a convex hull, by trying every support."""
-    vectors = np.asarray(vectors)
+    """Point of least norm of a convex hull, by trying every support; entries that are ``None`` do not count."""
+    vectors = np.asarray([v for v in vectors if v is not None])
     best = None
     for size in range(1, len(vectors) + 1):
         for support in combinations(range(len(vectors)), size):
@@ -27,12 +27,21 @@ def shortest_point(vectors):
     return best
 
 
-def is_zero(point, vectors):
-    return point @ point <= 1e-8 * np.mean([v @ v for v in vectors])
+def length_in(point, vectors):
+    """Length in units of the root mean square of the vectors."""
+    vectors = [v for v in vectors if v is not None]
+    return np.linalg.norm(point) / np.sqrt(np.mean([v @ v for v in vectors])) if vectors else np.inf
 
 
-def fedlf(rows, losses, remembered, starts, equalise=True, fair=True, merge=True):
-    """Section 2.15 in vector space; ``remembered`` newest first. Returns step and blocks."""
+def unit(vector):
+    return vector / np.linalg.norm(vector)
+
+
+def fedlf(rows, losses, remembered, starts, equalise=True, fair=True, merge=True, solver=shortest_point):
+    """FedLF, Algorithm 1; ``remembered`` newest first.
+
+    Returns the step, the blocks, and the shortest direction of a block in units of its rows.
+    """
     rows, m = np.asarray(rows), len(rows)
     F, one = np.asarray(losses, dtype=float), np.ones(m)
     q = None
@@ -44,23 +53,23 @@ def fedlf(rows, losses, remembered, starts, equalise=True, fair=True, merge=True
 
     def hull(block, with_fair, count):
         start, stop = block
-        pieces = [r[start:stop] for r in rows]
-        longest = max(np.linalg.norm(p) for p in pieces)
-        alive = [np.linalg.norm(p) > 1e-8 * longest for p in pieces]
-        mean = np.mean([np.linalg.norm(p) for p, a in zip(pieces, alive, strict=True) if a])
-        if equalise:
-            pieces = [p * mean / np.linalg.norm(p) if a else 0 * p for p, a in zip(pieces, alive, strict=True)]
-        vectors = [p for p, a in zip(pieces, alive, strict=True) if a]
-        base = list(vectors)
+        pieces = [r[start:stop] for r in [*rows, *remembered]]
+        longest = max(np.linalg.norm(p) for p in pieces[:m])
+        alive = [np.linalg.norm(p) > 1e-8 * longest and i < m + count for i, p in enumerate(pieces)]
+        if not any(alive[:m]):
+            return None, []
+        mean = np.mean([np.linalg.norm(p) for p, a in zip(pieces[:m], alive, strict=False) if a])
+        vectors = [None if not a else mean * unit(p) if equalise else p for p, a in zip(pieces, alive, strict=True)]
+        base = vectors[:m]
         if with_fair:
-            g = sum(w * p for w, p in zip(q, pieces, strict=True))
+            g = sum(w * p for w, p in zip(q, base, strict=True) if p is not None)
             if equalise:
-                g = g * mean / np.linalg.norm(g)
-            vectors.append(g)
-        for old in remembered[:count]:
-            piece = old[start:stop]
-            vectors.append(piece * mean / np.linalg.norm(piece) if equalise else piece)
+                too_short = np.linalg.norm(g) <= 1e-4 * np.linalg.norm(q) * mean
+                g = None if too_short else mean * unit(g)
+            vectors = [*vectors, g]
         return vectors, base
+
+    lengths = []
 
     def solve(block, last=False):
         count, with_fair = len(remembered), q is not None
@@ -69,8 +78,11 @@ def fedlf(rows, losses, remembered, starts, equalise=True, fair=True, merge=True
         attempts += [(with_fair, 0), (False, 0)] if last else []
         for attempt in attempts:
             vectors, base = hull(block, *attempt)
-            point = shortest_point(vectors)
-            if not is_zero(point, base):
+            if vectors is None:
+                return np.zeros(block[1] - block[0])
+            point = solver(vectors)
+            if length_in(point, base) > 1e-4:
+                lengths.append(length_in(point, base))
                 return point
         return None
 
@@ -82,51 +94,103 @@ def fedlf(rows, losses, remembered, starts, equalise=True, fair=True, merge=True
         points[i : i + 2] = [solve(blocks[i])]
     points = [solve(b, last=True) if p is None else p for b, p in zip(blocks, points, strict=True)]
     d = np.concatenate([np.zeros(b - a) if p is None else p for (a, b), p in zip(blocks, points, strict=True)])
-    if not d.any():
-        return d, blocks
-    return d / np.linalg.norm(d) * np.linalg.norm(rows.mean(0)), blocks
+    step = d if not d.any() else unit(d) * np.linalg.norm(rows.mean(0))
+    return step, blocks, min(lengths, default=0.0)
 
 
 class FedMDFG:
-    """Section 2.14 in vector space, with gradients instead of rows."""
+    """FedMDFG, Algorithms 1 and 2, with gradients instead of rows."""
 
-    def __init__(self, theta, s, beta):
-        self.theta, self.s, self.beta = theta, s, beta
-        self.old, self.reference, self.length = {}, {}, None
+    def __init__(self, theta, s, beta, solver=shortest_point):
+        self.theta, self.s, self.beta, self.solver = theta, s, beta, solver
+        self.old, self.reference, self.length, self.direction = {}, {}, None, None
 
     def step(self, gradients, losses, ids, t, eta, losses_at):
-        g = {i: np.asarray(v) for i, v in zip(ids, gradients, strict=True) if np.linalg.norm(v) > 0}
-        F = np.array([f for i, f in zip(ids, losses, strict=True) if i in g])
-        mu = np.mean([np.linalg.norm(v) for v in g.values()])
-        g = {i: v / np.linalg.norm(v) * mu for i, v in g.items()}
-        G, one = np.stack(list(g.values())), np.ones(len(g))
+        longest = max(np.linalg.norm(v) for v in gradients)
+        live = [np.linalg.norm(v) > 1e-8 * longest for v in gradients]
+        mu = np.mean([np.linalg.norm(v) for v, a in zip(gradients, live, strict=True) if a])
+        g = [mu * unit(v) if a else None for v, a in zip(gradients, live, strict=True)]
+        there = {i: v for i, v in zip(ids, g, strict=True) if v is not None}
+        F, G = np.asarray(losses)[live], np.stack(list(there.values()))
+        one = np.ones(len(F))
         angle = lambda a: np.arccos(min(1.0, a @ one / np.linalg.norm(a) / np.sqrt(len(a))))  # noqa: E731
-        Q, f = list(G), True
-        if angle(F) > self.theta or any(loss > self.reference.get(i, np.inf) for i, loss in zip(g, F, strict=True)):
-            h = one @ F / (F @ F) * F - one
-            h /= np.linalg.norm(h)
-            Q.append(h @ G)
-            f = False
-        absent = [i for i in self.old if i not in ids]
-        Q += [self.old[i] for i in absent]
-        d = shortest_point(Q)
+        h = None
+        worse = any(loss > self.reference.get(i, np.inf) for i, loss in zip(there, F, strict=True))
+        if len(F) > 1 and (angle(F) > self.theta or worse):
+            h = unit(one @ F / (F @ F) * F - one)
+        absent = [self.old[i] for i in sorted(set(self.old) - set(ids))]
+        for old in (absent, [None] * len(absent)):
+            for fair in [h, None] if h is not None else [None]:
+                Q = [*g, *old] + ([] if fair is None else [fair @ G])
+                d = self.solver(Q)
+                self.direction = length_in(d, g)
+                if self.direction > 1e-4:
+                    break
+            else:
+                continue
+            break
         sigma = np.linalg.norm(G.mean(0)) / np.linalg.norm(d)
         d = sigma * d
         a, tried = (eta if absent else 2**self.s * eta), []
         chosen = None
         while a >= 2.0**-self.s * eta / sigma:
-            new = np.asarray(losses_at(a * d))
+            new = np.asarray(losses_at(a * d))[live]
             tried.append((a, new.sum()))
-            if all(F - new >= self.beta * a * (G @ d)) and (f or angle(new) < angle(F)):
+            if all(F - new >= self.beta * a * (G @ d)) and (fair is None or angle(new) < angle(F)):
                 chosen = a
                 break
             a /= 2
         if chosen is None:
             lower = [a for a, total in tried if total < F.sum()]
             chosen = max(lower) if lower else min(tried, key=lambda pair: pair[1])[0]
-        for i, loss in zip(g, F, strict=True):
+        for i, loss in zip(there, F, strict=True):
             known = self.reference.setdefault(i, loss)
             if loss < known:
                 self.reference[i] = (t * known + loss) / (t + 1)
-        self.old, self.length = g, chosen
+        self.old, self.length = there, chosen
         return chosen * d
+
+
+class FedFV:
+    """FedFV, Algorithms 1 to 3; ``window="reference"`` is that of the authors' later code."""
+
+    def __init__(self, alpha, tau, window="absent", keep=None, eps=0.0):
+        self.alpha, self.tau, self.window, self.eps = alpha, tau, window, eps
+        self.keep = keep or (lambda m: m - int(np.ceil((m - 1) * (1 - alpha))) if alpha > 0 else 0)
+        self.last = {}
+
+    def step(self, updates, losses, ids, t):
+        m = len(updates)
+        order = sorted(range(m), key=lambda i: losses[i])
+        kept = order[m - self.keep(m) :]
+        projected = []
+        for i in range(m):
+            p = updates[i].copy()
+            for j in order if i not in kept else []:
+                if j != i and p @ updates[j] < 0:
+                    p -= p @ updates[j] / (updates[j] @ updates[j] + self.eps) * updates[j]
+            projected.append(p)
+        self.projected, self.order = projected, order
+        g = sum(projected) / m
+        old, self.last = self.last, self.last | {i: (t, u) for i, u in zip(ids, updates, strict=True)}
+        if self.tau and t >= self.tau:
+            shift = self.window == "reference"
+            for k in range(t - self.tau + shift, t + shift):
+                source = self.last if shift else {i: entry for i, entry in old.items() if i not in ids}
+                rows = [u for when, u in source.values() if when == k]
+                # An inner product that only rounding makes negative is no conflict.
+                size = sum(np.linalg.norm(u) for u in updates)
+                rows = [u for u in rows if u @ g < -1e-14 * np.linalg.norm(u) * size]
+                if rows:
+                    c = sum(rows)
+                    g = g - g @ c / (c @ c + self.eps) * c
+        self.length = length_in(g, updates)
+        if self.length <= 1e-4:
+            return 0 * g
+        return g / (np.linalg.norm(g) + self.eps) * np.linalg.norm(np.mean(updates, axis=0))
+
+
+def fedmgda(updates, lam, eta):
+    """FedMGDA+ for given weights; clients whose update is zero have none."""
+    units = [unit(u) if np.linalg.norm(u) > 0 else 0 * u for u in updates]
+    return eta * sum(w * v for w, v in zip(lam, units, strict=True))

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 
@@ -90,8 +90,31 @@ def enumerate_supports(gram):
     return best * scale
 
 
-def independent(gram):
-    """The same problem by an interior-point solver."""
+def enumerate_faces(gram, lower, upper):
+    """Least objective with bounds: the affine minimiser of each face, where it keeps to them."""
+    k = len(gram)
+    scale = np.trace(gram) / k or 1.0
+    gram = gram / scale
+    best = np.inf
+    for face in product((0, 1, 2), repeat=k):
+        face = np.array(face)
+        free = np.flatnonzero(face == 2)
+        lam = np.where(face == 0, lower, upper)
+        left = 1 - lam[face != 2].sum()
+        if len(free) == 0 and abs(left) > 1e-12:
+            continue
+        if len(free):
+            lam[free] = left / len(free)
+            edges = np.eye(len(free))[1:] - np.eye(len(free))[:1]
+            inner = edges @ gram[np.ix_(free, free)] @ edges.T
+            lam[free] -= edges.T @ np.linalg.lstsq(inner, edges @ gram[free] @ lam, rcond=1e-13)[0]
+        if (lam >= lower - 1e-12).all() and (lam <= upper + 1e-12).all():
+            best = min(best, lam @ gram @ lam)
+    return best * scale
+
+
+def independent(gram, lower=0.0, upper=np.inf):
+    """The same problem, with bounds if given, by an interior-point solver."""
     import clarabel
     from scipy import sparse
 
@@ -100,9 +123,11 @@ def independent(gram):
     settings = clarabel.DefaultSettings()
     settings.verbose = False
     settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-12
-    rows = sparse.csc_matrix(np.concatenate([np.ones((1, k)), -np.eye(k)]))
-    bounds = np.concatenate([[1.0], np.zeros(k)])
-    cones = [clarabel.ZeroConeT(1), clarabel.NonnegativeConeT(k)]
-    upper = sparse.triu(sparse.csc_matrix(2 * gram / scale), format="csc")
-    lam = np.maximum(np.array(clarabel.DefaultSolver(upper, np.zeros(k), rows, bounds, cones, settings).solve().x), 0)
+    sides = np.isfinite(upper) * np.ones(k, dtype=bool)
+    rows = sparse.csc_matrix(np.concatenate([np.ones((1, k)), -np.eye(k), np.eye(k)[sides]]))
+    bounds = np.concatenate([[1.0], -lower * np.ones(k), (upper * np.ones(k))[sides]])
+    cones = [clarabel.ZeroConeT(1), clarabel.NonnegativeConeT(k + int(sides.sum()))]
+    upper_triangle = sparse.triu(sparse.csc_matrix(2 * gram / scale), format="csc")
+    solution = clarabel.DefaultSolver(upper_triangle, np.zeros(k), rows, bounds, cones, settings).solve()
+    lam = np.clip(np.array(solution.x), lower, upper)
     return objective(gram, lam / lam.sum())

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import vector_forms
+from algorithm_cohorts import make_cohort, random_rows
+
+from fl_lightning.algorithms import FedMGDAPlus, Needs
+
+
+def units(rows):
+    return rows / rows.norm(dim=1, keepdim=True)
+
+
+def test_epsilon_zero_is_the_mean_of_unit_updates_by_data():
+    rows, sizes = random_rows(4, 61), torch.tensor([10.0, 20.0, 30.0, 40.0])
+    step = FedMGDAPlus(epsilon=0.0).aggregate(make_cohort(rows, sizes=sizes, lr=0.5))
+    torch.testing.assert_close(step, 0.5 * (sizes.double() / 100) @ units(rows))
+
+
+def test_epsilon_one_is_the_shortest_vector_of_the_hull():
+    for seed in range(20):
+        rows = random_rows(5, seed) * torch.logspace(-2, 2, 5, dtype=torch.float64)[:, None]
+        rule = FedMGDAPlus(epsilon=1.0, server_lr=2.0)
+        step = rule.aggregate(make_cohort(rows))
+        shortest = vector_forms.shortest_point(units(rows).numpy())
+        np.testing.assert_allclose(step.numpy(), 2 * shortest, rtol=0, atol=1e-9)
+        assert rule.report.scalars["direction_norm"] == pytest.approx(np.linalg.norm(shortest))
+        assert (rows @ step > 0).all()
+
+
+def test_hand_worked():
+    """Orthogonal updates of any length: the weights of unit vectors are equal unless the data forbids it."""
+    rows = torch.zeros(2, 92, dtype=torch.float64)
+    rows[0, 0], rows[1, 5] = 3.0, 0.01
+    cohort = make_cohort(rows, sizes=[90, 10], lr=1.0)
+    for epsilon, weights in ((0.0, (0.9, 0.1)), (0.1, (0.8, 0.2)), (0.3, (0.6, 0.4)), (0.5, (0.5, 0.5))):
+        rule = FedMGDAPlus(epsilon)
+        step = rule.aggregate(cohort)
+        assert (step[0], step[5]) == pytest.approx(weights)
+        torch.testing.assert_close(rule.report.weights @ rows, step)
+
+
+def test_step_size_is_the_learning_rate_of_the_round_or_a_number():
+    rows = random_rows(3, 62)
+    one, ten = (FedMGDAPlus().aggregate(make_cohort(rows, lr=lr)) for lr in (0.1, 1.0))
+    torch.testing.assert_close(ten, 10 * one)
+    fixed = FedMGDAPlus(server_lr=1.0)
+    assert fixed.needs == Needs()
+    torch.testing.assert_close(ten, fixed.aggregate(make_cohort(rows, lr=None)))
+    torch.testing.assert_close(ten, fixed.aggregate(make_cohort(1e6 * rows, lr=None)))
+
+
+def test_a_client_without_update_is_left_out():
+    rows, sizes = random_rows(4, 63), torch.tensor([1.0, 2.0, 3.0, 4.0])
+    with_silent = rows.clone()
+    with_silent[1] = 1e-9 * rows[1]
+    keep = [0, 2, 3]
+    for epsilon in (0.0, 0.1, 1.0):
+        rule = FedMGDAPlus(epsilon)
+        step = rule.aggregate(make_cohort(with_silent, sizes=sizes))
+        torch.testing.assert_close(step, FedMGDAPlus(epsilon).aggregate(make_cohort(rows[keep], sizes=sizes[keep])))
+        assert rule.report.weights[1] == 0
+        assert not rule.report.flagged
+
+
+def test_published_code_stops_for_good_at_a_zero_update():
+    """With 1e-8 added to its norm a zero update stays zero, and zero is the shortest vector of any hull with it."""
+    rows = random_rows(4, 64)
+    rows[2] = 0
+    published = (rows / (rows.norm(dim=1, keepdim=True) + 1e-8)).numpy()
+    assert not vector_forms.shortest_point(published).any()
+    assert FedMGDAPlus(epsilon=1.0).aggregate(make_cohort(rows, lr=1.0)).norm() > 0.1
+
+
+def test_opposite_updates_give_no_step():
+    row = random_rows(1, 65)
+    rule = FedMGDAPlus(epsilon=1.0)
+    assert not rule.aggregate(make_cohort(torch.cat([row, -3 * row]))).any()
+    assert rule.report.flagged
+    assert FedMGDAPlus(epsilon=0.1).aggregate(make_cohort(torch.cat([row, -3 * row]))).any()  # sizes 1 and 2
+
+
+@pytest.mark.parametrize("arguments", [{"epsilon": -0.1}, {"epsilon": 1.1}, {"server_lr": 0.0}, {"server_lr": -1.0}])
+def test_bad_arguments(arguments):
+    with pytest.raises(ValueError, match=f"{next(iter(arguments))} of FedMGDAPlus"):
+        FedMGDAPlus(**arguments)
+
+
+def test_a_missing_learning_rate_is_named():
+    with pytest.raises(ValueError, match="client_lr must be given"):
+        FedMGDAPlus().aggregate(make_cohort(random_rows(2, 66), lr=None))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_cuda_agrees_with_cpu():
+    rows = random_rows(4, 67)
+    on_gpu = make_cohort(rows.cuda(), params=torch.zeros(rows.shape[1], dtype=rows.dtype, device="cuda"))
+    step = FedMGDAPlus().aggregate(on_gpu)
+    assert step.is_cuda
+    torch.testing.assert_close(step.cpu(), FedMGDAPlus().aggregate(make_cohort(rows)))

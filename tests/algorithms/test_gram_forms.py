@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every Gram-space rule against its vector form, given the same weights; and the weights against their objective.
+
+A weight vector is not unique where rows depend on each other, and a direction much shorter than its rows has few
+digits. So the vector form takes the weights that the rule found, for the hull that it builds itself from vectors. The
+weights are judged apart: by their objective on that hull, against enumeration and an interior-point solver.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import vector_forms
+from cohort_families import FAMILIES, LAYOUT, rounds_of
+
+from fl_lightning.algorithms import FedFV, FedLF, FedMDFG, FedMGDAPlus, _common_descent
+
+sys.path.append(str(Path(__file__).parent.parent / "solvers"))
+import qp_cases
+
+every_family = pytest.mark.parametrize("family", FAMILIES)
+SCALES = (1e-12, 1.0, 1e12)
+SLOW = [pytest.param(m, clients, marks=pytest.mark.slow) for m, clients in ((5, 9), (8, 20))]
+cohorts = pytest.mark.parametrize(("m", "clients"), [(1, 1), (1, 4), (3, 3), (3, 7), *SLOW])
+
+
+class Replay:
+    """Remembers the weights that a rule found, and gives them to a vector form."""
+
+    def __init__(self, monkeypatch):
+        self.found, self.used = [], []
+        solve = _common_descent.min_norm
+
+        def record(gram):
+            lam = solve(gram)
+            self.found += zip(gram.numpy(), lam.numpy(), strict=True)
+            return lam
+
+        monkeypatch.setattr(_common_descent, "min_norm", record)
+
+    def __call__(self, vectors):
+        first = next(v for v in vectors if v is not None)  # a row left out of the hull repeats one that is not
+        full = np.stack([first if v is None else v for v in vectors])
+        own = full @ full.T
+        own /= np.trace(own) / len(own)
+        norms = np.sqrt(np.outer(np.diag(own), np.diag(own)))
+        distances = [
+            np.abs(gram / (np.trace(gram) / len(gram)) - own).max() if len(gram) == len(own) else np.inf
+            for gram, _ in self.found
+        ]
+        nearest = int(np.argmin(distances))
+        assert distances[nearest] <= 1e-9 * norms.max(), "the rule solved another hull"
+        lam = self.found[nearest][1]
+        self.used.append((own, lam))
+        return lam @ full
+
+    def judge(self):
+        """The hulls have a mean diagonal of 1."""
+        for gram, lam in self.used:
+            least = qp_cases.independent(gram)
+            if len(gram) <= 10:
+                least = min(least, qp_cases.enumerate_supports(gram))
+            assert lam.min() >= 0
+            assert abs(lam.sum() - 1) <= 1e-12
+            assert lam @ gram @ lam <= least + 1e-9
+
+
+def assert_equal(step, expected):
+    assert np.linalg.norm(step.numpy() - expected) <= 1e-9 * np.linalg.norm(expected)
+
+
+@every_family
+@pytest.mark.parametrize("equalise", [True, False])
+@cohorts
+def test_fedlf(family, equalise, m, clients, monkeypatch):
+    replay = Replay(monkeypatch)
+    compared = total = 0
+    for scale in SCALES:
+        rule, last, seen = FedLF(equalise_layer_norm=equalise), {}, set()
+        for cohort in rounds_of(family, m, 3, 3, clients, scale):
+            replay.found.clear()
+            window = cohort.round - len(seen) / m
+            absent = sorted((-when, i) for i, (when, _) in last.items() if i not in cohort.client_ids)
+            absent = [last[i][1] for minus, i in absent if -minus >= window]
+            step = rule.aggregate(cohort)
+            rows = cohort.updates.rows.numpy()
+            expected, blocks, shortest = vector_forms.fedlf(
+                rows, cohort.losses.numpy(), absent, LAYOUT.layer_starts, equalise, solver=replay
+            )
+            assert rule.report.scalars["blocks"] == len(blocks)
+            if shortest > 1e-3:
+                assert_equal(step, expected)
+                compared += 1
+            total += 1
+            last |= {i: (cohort.round, row) for i, row in zip(cohort.client_ids, rows, strict=True)}
+            seen |= set(cohort.client_ids)
+    replay.judge()
+    assert compared > 0.5 * total
+
+
+@every_family
+@pytest.mark.parametrize("theta", [0.01, 1.5])
+@cohorts
+def test_fedmdfg(family, theta, m, clients, monkeypatch):
+    replay = Replay(monkeypatch)
+    compared = total = 0
+    for scale in SCALES:
+        rule, other, eta = FedMDFG(theta=theta), vector_forms.FedMDFG(theta, 5, 1e-4, replay), 0.1
+        for cohort in rounds_of(family, m, 4, 3, clients, 0.1 * scale, lr=eta):
+            replay.found.clear()
+            step = rule.aggregate(cohort)
+            expected = other.step(
+                cohort.updates.rows.numpy() / eta,
+                cohort.losses.numpy(),
+                cohort.client_ids,
+                cohort.round,
+                eta,
+                lambda a_d, cohort=cohort: cohort.losses_at(a_d).numpy(),
+            )
+            if other.direction > 1e-3:
+                assert_equal(step, expected)
+                compared += 1
+            total += 1
+    replay.judge()
+    assert compared > 0.5 * total
+
+
+@every_family
+@pytest.mark.parametrize("window", ["absent", "reference"])
+@pytest.mark.parametrize("alpha", [0.0, 0.34, 1.0])
+@pytest.mark.parametrize(("m", "clients"), [(1, 1), (1, 4), (3, 3), (3, 7), (6, 15)])
+def test_fedfv(family, window, alpha, m, clients):
+    compared = total = 0
+    for scale in SCALES:
+        rule, other = FedFV(alpha, 2, external_window=window), vector_forms.FedFV(alpha, 2, window)
+        for cohort in rounds_of(family, m, 5, 5, clients, scale):
+            step = rule.aggregate(cohort)
+            expected = other.step(cohort.updates.rows.numpy(), cohort.losses.numpy(), cohort.client_ids, cohort.round)
+            if other.length > 1e-3:
+                assert_equal(step, expected)
+                compared += 1
+            total += 1
+    assert compared > 0.5 * total
+
+
+@every_family
+@pytest.mark.parametrize("epsilon", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("m", [1, 3, 5])
+def test_fedmgda(family, epsilon, m):
+    for scale in SCALES:
+        for cohort in rounds_of(family, m, 6, 3, m, scale):
+            rule, rows = FedMGDAPlus(epsilon, server_lr=0.7), cohort.updates.rows.numpy()
+            step = rule.aggregate(cohort)
+            norms = np.linalg.norm(rows, axis=1)
+            lam = rule.report.weights.numpy() * norms / 0.7
+            if rule.report.scalars["direction_norm"] > 1e-3:
+                assert_equal(step, vector_forms.fedmgda(rows, lam, 0.7))
+            share = np.where(norms > 0, cohort.sizes.numpy(), 0)
+            share /= share.sum()
+            lower = np.where(norms > 0, np.maximum(0, share - epsilon), 0)
+            upper = np.where(norms > 0, np.minimum(1, share + epsilon), 0)
+            assert (lam >= lower - 1e-12).all()
+            assert (lam <= upper + 1e-12).all()
+            assert abs(lam.sum() - 1) <= 1e-12
+            units = np.stack([vector_forms.unit(row) if row.any() else row for row in rows])
+            gram = units @ units.T
+            assert lam @ gram @ lam <= qp_cases.enumerate_faces(gram, lower, upper) + 1e-9
