@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fair federated learning for PyTorch Lightning."""
 
-from fl_lightning import algorithms, attacks, callbacks, data, metrics, models, ops, solvers
+from fl_lightning import algorithms, attacks, callbacks, data, metrics, models, ops, optim, solvers
 from fl_lightning.checkpoint import newest_checkpoint
 from fl_lightning.client import ClientModule
 from fl_lightning.cohort import Cohort
@@ -31,6 +31,7 @@ __all__ = [
     "models",
     "newest_checkpoint",
     "ops",
+    "optim",
     "show_versions",
     "solvers",
 ]

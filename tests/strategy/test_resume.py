@@ -169,6 +169,9 @@ def test_saving_changes_nothing_and_every_hook_may_save(tmp_path):
 VARIATIONS = {
     "server momentum": Project(strategy={"server_optimizer": partial(torch.optim.SGD, lr=1.0, momentum=0.9)}),
     "server Adam": Project(strategy={"server_optimizer": partial(torch.optim.Adam, lr=0.05)}),
+    "FedAdam": Project(strategy={"server_optimizer": partial(fl.optim.FedAdam, lr=0.05)}),
+    "FedYogi": Project(strategy={"server_optimizer": partial(fl.optim.FedYogi, lr=0.05)}),
+    "full gradients": Project(strategy={"full_gradients": True}),
     "kept momentum": Project(options={"momentum": 0.9}, strategy={"client_optimizer_state": "keep"}),
     "kept Adam": Project(options={"optimizer": "Adam", "lr": 0.01}, strategy={"client_optimizer_state": "keep"}),
     "BatchNorm and dropout": Project(options={"norm": True, "dropout": 0.5, "log": True}),
