@@ -25,6 +25,8 @@ from fl_lightning.algorithms.fedheal import FedHEAL
 from fl_lightning.algorithms.fedlf import FedLF
 from fl_lightning.algorithms.fedmdfg import FedMDFG
 from fl_lightning.algorithms.fedmgda import FedMGDAPlus
+from fl_lightning.algorithms.fedproc import FedProc
+from fl_lightning.algorithms.fedproto import FedProto
 from fl_lightning.algorithms.fedprox import FedProx
 from fl_lightning.algorithms.moon import MOON
 from fl_lightning.algorithms.qfedavg import QFedAvg
@@ -48,6 +50,8 @@ __all__ = [
     "FedLF",
     "FedMDFG",
     "FedMGDAPlus",
+    "FedProc",
+    "FedProto",
     "FedProx",
     "Federation",
     "LocalWork",

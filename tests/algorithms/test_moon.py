@@ -201,7 +201,7 @@ class OnePass(Classifier):
 
 def test_a_training_step_that_uses_its_features_saves_the_second_pass():
     OnePass.passes = 0
-    module, strategy = fit(MOON(5.0), module=fresh(OnePass, norm=True, momentum=0.5))
+    module, _ = fit(MOON(5.0), module=fresh(OnePass, norm=True, momentum=0.5))
     torch.testing.assert_close(weights(module), trained(MOON(5.0)), rtol=0, atol=1e-6)
     assert "federated_features" not in vars(module)
     assert OnePass.passes == module.trainer.global_step

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedProc: Prototypical Contrastive Federated Learning on Non-IID data.
+
+Xutong Mu, Yulong Shen, Ke Cheng, Xueli Geng, Jiaxuan Fu, Tao Zhang, Zhiwei Zhang. Future Generation Computer Systems
+143, 2023. https://arxiv.org/abs/2109.12273
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from fl_lightning.algorithms._prototypes import ClassPrototypes
+from fl_lightning.algorithms.base import ClientRule, LocalWork
+from fl_lightning.algorithms.fedavg import FedAvg
+
+
+class FedProc(FedAvg):
+    """Local training moves from telling classes apart by their prototypes to the module's own loss (Algorithm 1).
+
+    The module defines ``federated_features(batch)`` with class indices, see :mod:`fl_lightning.features`.
+
+    Args:
+        rounds: round ``t`` weighs the contrastive loss by ``1 - t / (rounds - 1)`` and the module's by the rest; from
+            there on the module's counts alone. Usually the trainer's ``max_epochs``.
+        temperature: of the contrastive loss.
+        num_classes: number of classes.
+        weighting: how the server weighs clients' models, see :class:`FedAvg`.
+
+    Raises:
+        ValueError: ``rounds`` is below 2, or ``temperature`` or ``num_classes`` is not positive.
+    """
+
+    def __init__(
+        self,
+        rounds: int = 100,
+        temperature: float = 1.0,
+        num_classes: int = 10,
+        weighting: Literal["samples", "uniform"] = "samples",
+    ) -> None:
+        super().__init__(weighting)
+        if rounds < 2:
+            raise ValueError(f"rounds of FedProc must be at least 2, found {rounds}")
+        if not temperature > 0:
+            raise ValueError(f"temperature of FedProc must be positive, found {temperature}")
+        self._client = PrototypeContrast(rounds, temperature, num_classes)
+
+    def client_rule(self) -> ClientRule:
+        """The contrastive loss and the prototypes; the same object on every call."""
+        return self._client
+
+
+class PrototypeContrast(ClassPrototypes):
+    """``a L_con + (1 - a) L`` with ``L_con = -log(e^(cos(f, p_y)/T) / sum_c e^(cos(f, p_c)/T))`` and falling ``a``.
+
+    The sum runs over the classes that have a prototype. Without any (the first round) the module's own loss counts in
+    full: nothing would be left to train on.
+    """
+
+    def __init__(self, rounds: int, temperature: float, num_classes: int) -> None:
+        super().__init__(num_classes)
+        self.rounds, self.temperature = rounds, temperature
+
+    def contrast_weight(self, when: int) -> float:
+        """``a`` in round ``when``."""
+        return 0.0 if self.prototypes is None else max(0.0, 1.0 - when / (self.rounds - 1))
+
+    def loss_weight(self, work: LocalWork) -> float:
+        """``1 - a``."""
+        return 1.0 - self.contrast_weight(work.round)
+
+    def loss_term(self, work: LocalWork, batch: Any, batch_idx: int) -> Tensor | None:
+        """``a L_con``; samples whose class has no prototype count 0 in the mean. ``None`` if ``a`` is 0."""
+        features, classes = self.collect(work, batch)
+        received, weight = self.received(features), self.contrast_weight(work.round)
+        if received is None or weight == 0:
+            return None
+        prototypes, known = received
+        cosines = normalize(features, dim=1) @ normalize(prototypes, dim=1).T
+        scores = (cosines / self.temperature).masked_fill(~known, float("-inf"))
+        likelihood = scores.log_softmax(1).masked_fill(~known, 0.0)
+        return -weight * (classes * likelihood).sum(1).mean()

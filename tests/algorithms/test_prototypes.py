@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedProc and FedProto."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from client_rounds import CLASSES, Net, Rounds, assign, client_data, flat
+from method_fits import assert_paths_agree, assert_resumes, fit, trained
+from support import Classifier, fresh, weights
+
+import fl_lightning as fl
+from fl_lightning.algorithms import FedAvg, FedHEAL, FedMDFG, FedProc, FedProto
+
+LR, LAM, ROUNDS = 0.2, 0.8, 5
+
+
+def proto_term(features, y, protos, when):
+    """As the authors' code: targets are the features themselves where there is no prototype."""
+    targets = features.clone()
+    for row, label in enumerate(y.tolist()):
+        targets[row] = protos.get(label, features[row])
+    return 1.0, LAM * F.mse_loss(features, targets)
+
+
+def proc_term(features, y, protos, when):
+    a = max(0, 1 - when / (ROUNDS - 1)) if protos else 0.0
+    total = torch.zeros(()).double()
+    for f, label in zip(features, y.tolist(), strict=True):
+        if label in protos and a > 0:
+            scores = {c: torch.exp(F.cosine_similarity(f, p, dim=0) / 0.5) for c, p in protos.items()}
+            total = total - torch.log(scores[label] / sum(scores.values()))
+    return 1 - a, a * total / len(y)
+
+
+def federate(rounds, cohorts, data, term, lost=lambda t: (), epochs=2):
+    """Prototypes in dictionaries of lists, as published code has them."""
+    module, protos, path = Net(), {}, []
+    for t in range(rounds):
+        models, sent = {}, {}
+        for i in cohorts(t):
+            local, held = copy.deepcopy(module), {}
+            for epoch in range(epochs):
+                for batch in data[i]:
+                    features, y = local.federated_features(batch)
+                    weight, extra = term(features, y, protos, t)
+                    loss = weight * F.cross_entropy(local.head(features), y) + extra
+                    if epoch == epochs - 1:
+                        for f, label in zip(features.detach(), y.tolist(), strict=True):
+                            held.setdefault(label, []).append(f)
+                    gradients = torch.autograd.grad(loss, list(local.parameters()))
+                    with torch.no_grad():
+                        for p, g in zip(local.parameters(), gradients, strict=True):
+                            p -= LR * g
+            models[i] = flat(local)
+            sent[i] = {label: torch.stack(values).mean(0) for label, values in held.items()}
+        arrived = [i for i in cohorts(t) if i not in lost(t)]
+        for label in range(CLASSES):
+            means = [sent[i][label] for i in arrived if label in sent[i]]
+            if means:
+                protos[label] = torch.stack(means).mean(0)
+        sizes = torch.tensor([sum(len(y) for _, y in data[i]) for i in arrived]).double()
+        assign(module, (sizes / sizes.sum()) @ torch.stack([models[i] for i in arrived]))
+        path.append(flat(module))
+    return torch.stack(path), protos
+
+
+MAKE = {
+    "FedProto": (lambda: FedProto(LAM, num_classes=CLASSES), proto_term),
+    "FedProc": (lambda: FedProc(ROUNDS, 0.5, num_classes=CLASSES), proc_term),
+}
+each = pytest.mark.parametrize("name", MAKE)
+
+
+def partial(t):
+    return [[0, 2], [1, 2], [0, 3], [0, 1, 2, 3], [2, 0], [1, 3]][t]
+
+
+def lost(t):
+    return (2,) if t == 1 else ()
+
+
+def some_classes(client):
+    return [[0, 1], [1], [0, 2], [3]][client]
+
+
+def by_rule(make, rounds, data, reload_at=None):
+    method = make()
+    run = Rounds(method, method.client_rule(), data, lr=LR, epochs=2)
+    path = []
+    for t in range(rounds):
+        if t == reload_at:
+            state, run.server = run.client.state_dict(), make()
+            run.client = run.server.client_rule()
+            run.client.load_state_dict(state)
+            run.begin()
+        run.round(partial(t), lost(t))
+        path.append(run.params)
+    return torch.stack(path), run.client
+
+
+@each
+def test_equals_the_loop_with_dictionaries(name):
+    """Clients without some classes, a class that nobody has at first, a drop-out, late joiners, two local epochs."""
+    make, term = MAKE[name]
+    data = client_data(labels=some_classes, seed=6)
+    path, client = by_rule(make, 6, data)
+    expected, protos = federate(6, partial, data, term, lost)
+    torch.testing.assert_close(path, expected, rtol=0, atol=1e-9)
+    assert client.known.tolist() == [True] * CLASSES
+    torch.testing.assert_close(client.prototypes, torch.stack([protos[c] for c in range(CLASSES)]), rtol=0, atol=1e-10)
+    plain = Rounds(FedAvg(), FedAvg().client_rule(), data, lr=LR, epochs=2)
+    for t in range(6):
+        plain.round(partial(t), lost(t))
+    assert not torch.allclose(plain.params, path[-1], atol=1e-3)
+
+
+@each
+def test_single_client_with_a_single_class(name):
+    make, term = MAKE[name]
+    data = client_data(clients=1, labels=lambda client: [2])
+    method = make()
+    run = Rounds(method, method.client_rule(), data, lr=LR, epochs=2)
+    for _ in range(3):
+        run.round([0])
+    expected, _ = federate(3, lambda t: [0], data, term)
+    torch.testing.assert_close(run.params, expected[-1], rtol=0, atol=1e-10)
+    assert run.client.known.tolist() == [False, False, True, False]
+
+
+@each
+def test_a_class_that_nobody_holds_keeps_its_prototype(name):
+    method = MAKE[name][0]()
+    run = Rounds(method, method.client_rule(), client_data(labels=some_classes), lr=LR)
+    run.round([3])
+    before = run.client.prototypes.clone()
+    run.round([1])
+    assert run.client.known.tolist() == [False, True, False, True]
+    assert torch.equal(run.client.prototypes[3], before[3])
+    assert run.client.prototypes[1].any()
+
+
+@each
+def test_samples_without_a_class_count_nowhere(name):
+    """Negative labels; the module's own loss takes care of them itself."""
+    method = MAKE[name][0]()
+    run = Rounds(method, method.client_rule(), client_data(clients=2), lr=LR)
+    run.round([0, 1])
+    run.module.federated_features = lambda batch: (run.module.encoder(batch[0]), torch.full_like(batch[1], -1))
+    run.when = 0 if name == "FedProto" else 1
+    report = run.train(0)[1]
+    assert not report.extras["prototype_counts"].any()
+    assert not report.extras["prototypes"].any()
+
+
+@each
+def test_prototypes_come_from_the_last_pass(name):
+    method = MAKE[name][0]()
+    data = client_data(clients=1, labels=lambda client: [1, 3])
+    run = Rounds(method, method.client_rule(), data, Net(norm=False), lr=LR, epochs=3)
+    report = run.train(0)[1]
+    assert report.extras["prototype_counts"].sum() == sum(len(y) for _, y in data[0])
+    assert report.extras["prototype_counts"][[0, 2]].tolist() == [0, 0]
+
+
+@each
+def test_resumed_run_continues_bit_for_bit(name):
+    data = client_data(labels=some_classes)
+    make = MAKE[name][0]
+    assert torch.equal(by_rule(make, 6, data)[0], by_rule(make, 6, data, reload_at=3)[0])
+
+
+def test_contrast_gives_way_to_the_own_loss():
+    client = FedProc(rounds=5).client_rule()
+    assert client.contrast_weight(0) == 0  # no prototypes yet
+    client.prototypes = torch.zeros(10, 3)
+    assert [client.contrast_weight(t) for t in range(1, 8)] == [0.75, 0.5, 0.25, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: FedProto(-1.0), "lam of FedProto must not be negative, found -1.0"),
+        (lambda: FedProto(float("nan")), "lam of FedProto"),
+        (lambda: FedProto(num_classes=0), "num_classes must be at least 1, found 0"),
+        (lambda: FedProc(rounds=1), "rounds of FedProc must be at least 2, found 1"),
+        (lambda: FedProc(temperature=0), "temperature of FedProc must be positive, found 0"),
+        (lambda: FedProc(num_classes=-3), "num_classes must be at least 1, found -3"),
+    ],
+)
+def test_arguments_out_of_range(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+@each
+def test_states_and_reports_that_do_not_fit(name):
+    run = Rounds((method := MAKE[name][0]()), method.client_rule(), client_data(), lr=LR)
+    cohort, _ = run.round([0, 1])
+    with pytest.raises(ValueError, match="num_classes must be that of the checkpoint, 4, found 10"):
+        FedProto().client_rule().load_state_dict(run.client.state_dict())
+    with pytest.raises(ValueError, match=r"extras must hold 'prototypes' and 'prototype_counts', found \[\]"):
+        run.client.commit(fl.Cohort(**{**vars(cohort), "extras": {}}))
+    run.client.prototypes = torch.zeros(CLASSES, 99)
+    with pytest.raises(ValueError, match="features must keep their width, 99 in earlier rounds, found 6"):
+        run.train(0)
+    run.client.reset()
+    run.data[0][0][0][0, 0] = float("inf")
+    with pytest.raises(ValueError, match="features must be finite, found NaN or infinity at client 0"):
+        run.train(0)
+
+
+# ---- in a trainer
+
+FITS = {"FedProto": lambda: FedProto(2.0, num_classes=4), "FedProc": lambda: FedProc(6, num_classes=4)}
+
+
+class Unlabelled(Classifier):
+    def federated_features(self, batch):
+        return super().federated_features(batch)[0]
+
+
+class NoIndex(Classifier):
+    """Lightning hides the place of a batch from a training step that does not ask for it."""
+
+    def training_step(self, batch):
+        return super().training_step(batch, 0)
+
+
+@each
+def test_modules_without_labels_or_with_too_many_classes(name):
+    words = r"Unlabelled.federated_features must return a pair \(features \[B, d\], class indices \[B\]\)"
+    with pytest.raises(fl.ClientError, match=words):
+        fit(FITS[name](), module=fresh(Unlabelled))
+    few = {"FedProto": FedProto, "FedProc": FedProc}[name](num_classes=3)
+    with pytest.raises(fl.ClientError, match="class indices must be below num_classes=3, found 3"):
+        fit(few)
+
+
+@each
+def test_lean_and_full_path_agree(name):
+    weights = assert_paths_agree(FITS[name])
+    assert not torch.allclose(weights, trained(FedAvg()), atol=1e-3)
+    options = {"module": fresh(NoIndex, norm=True, momentum=0.5), "gradient_clip_val": 1e9}
+    torch.testing.assert_close(trained(FITS[name](), **options), weights, rtol=0, atol=1e-6)
+
+
+@each
+def test_first_round_is_fedavg(name):
+    assert torch.equal(trained(FITS[name](), rounds=1), trained(FedAvg(), rounds=1))
+
+
+@each
+def test_fit_resumes_bit_for_bit(name, tmp_path):
+    assert_resumes(FITS[name], tmp_path)
+
+
+@each
+def test_with_fedheal(name):
+    module, strategy = fit(FedHEAL(), client=FITS[name](), rounds=4)
+    assert weights(module).isfinite().all()
+    assert not torch.allclose(weights(module), trained(FedHEAL(), rounds=4), atol=1e-4)
+    assert strategy.client_rule.prototypes.shape == (4, 8)
+    with pytest.raises(ValueError, match="FedMDFG takes full gradients"):
+        fl.FederatedStrategy(FedMDFG(), client=FITS[name]())
+
+
+@each
+def test_half_precision(name):
+    module, strategy = fit(FITS[name](), precision="bf16-mixed")
+    assert weights(module).isfinite().all()
+    assert strategy.client_rule.prototypes.isfinite().all()
