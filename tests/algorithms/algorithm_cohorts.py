@@ -34,6 +34,8 @@ def make_cohort(
         losses_at = (lambda params: 0.5 * losses) if losses is not None else None
     if extras is None:
         extras = {"accuracy": torch.exp(-(torch.arange(m, dtype=torch.float64) if losses is None else losses))}
+        if n >= 12:  # features of three classes, not all of which everybody has
+            extras |= {"prototypes": rows[:, :9].reshape(m, 3, 3), "prototype_counts": (rows[:, 9:12] > 0).double()}
     return Cohort(
         params=torch.zeros(n, dtype=rows.dtype) if params is None else params,
         updates=UpdateMatrix(rows, layout or ParamLayout.from_sizes(SIZES)),

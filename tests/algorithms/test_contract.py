@@ -17,6 +17,10 @@ RULES = {
     "FedAvg-uniform": lambda: fl.FedAvg("uniform"),
     "FedProx": fl.FedProx,
     "SCAFFOLD": fl.SCAFFOLD,
+    "FedDyn": fl.FedDyn,
+    "MOON": fl.MOON,
+    "FedProc": lambda: fl.FedProc(num_classes=3),
+    "FedProto": lambda: fl.FedProto(num_classes=3),
     "FedHEAL": fl.FedHEAL,
     "FedMGDAPlus": fl.FedMGDAPlus,
     "FedMGDAPlus-full": lambda: fl.FedMGDAPlus(epsilon=1.0),
@@ -53,7 +57,19 @@ STATEFUL = [
     "FedLF-few",
 ]
 # A mean of the updates, in which somebody may lose.
-MEANS = ("QFedAvg", "AFL", "TERM", "TERM-ema", "DRFL", "FedFa", "FedGini")
+MEANS = (
+    "FedDyn",
+    "MOON",
+    "FedProc",
+    "FedProto",
+    "QFedAvg",
+    "AFL",
+    "TERM",
+    "TERM-ema",
+    "DRFL",
+    "FedFa",
+    "FedGini",
+)
 every_rule = pytest.mark.parametrize("name", RULES)
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 
