@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must hold of every step, on cohorts that hypothesis makes up: small whole numbers depend on each other often."""
+
+from __future__ import annotations
+
+import math
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from algorithm_cohorts import make_cohort
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis.extra.numpy import arrays
+
+from fl_lightning.algorithms import FedAvg, FedFV, FedLF, FedMDFG, FedMGDAPlus, _common_descent
+from fl_lightning.metrics.functional import fairness_angle
+from fl_lightning.ops import project_conflicts
+from fl_lightning.solvers import min_norm
+from fl_lightning.updates import ParamLayout
+
+COLUMNS = (3, 1, 4)
+LAYOUT = ParamLayout.from_sizes(COLUMNS)
+quick = settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+numbers = st.one_of(st.integers(-3, 3).map(float), st.floats(-4, 4, width=16))
+
+
+@st.composite
+def cohorts(draw, most=5, independent=False, distinct=False):
+    """Rows ``[m, 8]`` and losses; ``independent`` rows do not nearly depend on each other."""
+    m = draw(st.integers(1, most))
+    rows = draw(arrays(np.float64, (m, sum(COLUMNS)), elements=numbers))
+    if independent:
+        rows = rows + 4 * np.roll(np.eye(m, sum(COLUMNS)), draw(st.integers(0, 3)), 1)
+    losses = draw(st.lists(st.floats(0.125, 5, width=16), min_size=m, max_size=m, unique=distinct))
+    if independent:
+        assume(np.linalg.norm(rows, axis=1).min() > 0.1)
+        assume(np.linalg.svd(rows / np.linalg.norm(rows, axis=1, keepdims=True), compute_uv=False).min() > 0.1)
+    return make_cohort(torch.from_numpy(rows), losses, layout=LAYOUT, lr=1.0)
+
+
+COMMON_DESCENT = {
+    "FedMGDAPlus": lambda: FedMGDAPlus(epsilon=1.0),
+    "FedMDFG": lambda: FedMDFG(theta=0.01),
+    "FedLF": FedLF,
+    "FedLF-raw": lambda: FedLF(equalise_layer_norm=False),
+}
+ALL = {**COMMON_DESCENT, "FedAvg": FedAvg, "FedFV": lambda: FedFV(alpha=0.3), "FedMGDAPlus-near": FedMGDAPlus}
+every_rule = pytest.mark.parametrize("name", ALL)
+every_common_descent = pytest.mark.parametrize("name", COMMON_DESCENT)
+
+
+def conflicts(rule, cohort, step):
+    """Clients against the step by more than rounding, in the model and in every block."""
+    rows, starts = cohort.updates.rows, LAYOUT.layer_starts
+    blocks = rule.report.blocks or tuple((layer,) for layer in range(LAYOUT.num_layers))
+    parts = [slice(None)]
+    if isinstance(rule, FedLF):
+        parts += [slice(starts[block[0]], starts[block[-1] + 1]) for block in blocks]
+    noise = 1e-13 * rows.norm(dim=1) * step.norm()
+    return sum(int((rows[:, part] @ step[part] < -noise).sum()) for part in parts)
+
+
+# 1. The weights of a hull are optimal, and the step is one that nobody conflicts with.
+
+
+@given(rows=arrays(np.float64, st.tuples(st.integers(1, 9), st.just(5)), elements=numbers))
+@quick
+def test_every_row_gains_at_least_what_the_shortest_point_gains(rows):
+    gram = torch.from_numpy(rows @ rows.T)
+    lam = min_norm(gram)
+    assert ((gram @ lam) >= lam @ gram @ lam - 1e-12 * (gram.trace() / len(gram))).all()
+
+
+@every_common_descent
+@given(cohort=cohorts())
+@quick
+def test_nobody_conflicts_with_a_common_descent(name, cohort):
+    rule = COMMON_DESCENT[name]()
+    assert conflicts(rule, cohort, rule.aggregate(cohort)) == 0
+
+
+@every_common_descent
+@given(cohort=cohorts(independent=True))
+@quick
+def test_with_independent_rows_everybody_gains(name, cohort):
+    rule = COMMON_DESCENT[name]()
+    step = rule.aggregate(cohort)
+    assert (cohort.updates.rows @ step > 0).all()
+
+
+# 2. FedLF: the slopes of layers add up to the model's; one block with the other fair row is FedMDFG's direction.
+
+
+@given(cohort=cohorts())
+@quick
+def test_slopes_of_layers_add_up(cohort):
+    step = FedLF().aggregate(cohort)
+    layers = cohort.updates.dots(step).sum(0)
+    torch.testing.assert_close(layers, cohort.updates.rows @ step, rtol=0, atol=1e-12 * float(1 + step.norm()) * 100)
+
+
+@given(cohort=cohorts(independent=True))
+@quick
+def test_one_block_of_rows_of_one_length_is_fedmdfg(cohort):
+    rows = cohort.updates.rows / cohort.updates.rows.norm(dim=1, keepdim=True)
+    assume(_common_descent.loss_angle(cohort.losses) > 0.02)
+    whole = make_cohort(rows, cohort.losses, layout=LAYOUT.merged())
+    one = FedLF("model", equalise_layer_norm=False, fair_row="h").aggregate(whole)
+    two = FedMDFG(theta=0.01).aggregate(whole)
+    torch.testing.assert_close(one / one.norm(), two / two.norm(), rtol=0, atol=1e-9)
+
+
+# 3. FedFV
+
+
+@given(cohort=cohorts())
+@quick
+def test_fedfv_that_keeps_all_is_the_mean(cohort):
+    mean = cohort.updates.rows.mean(0)
+    rule = FedFV(alpha=1.0, tau=0)
+    step = rule.aggregate(cohort)
+    if not rule.report.flagged:
+        torch.testing.assert_close(step, mean, rtol=0, atol=1e-9 * float(mean.norm()))
+
+
+@given(rows=arrays(np.float64, st.tuples(st.integers(2, 6), st.just(4)), elements=numbers))
+@quick
+def test_projected_updates_agree_with_the_last_one(rows):
+    rows = torch.from_numpy(rows)
+    m = len(rows)
+    keep = torch.zeros(m, dtype=torch.bool)
+    projected = project_conflicts((rows @ rows.T)[None], torch.arange(m), keep)[0] @ rows
+    assert ((projected @ rows[-1])[:-1] >= -1e-11).all()
+
+
+@given(cohort=cohorts(most=2))
+@quick
+def test_fedfv_leaves_two_clients_without_conflict(cohort):
+    step = FedFV(alpha=0.0, tau=0).aggregate(cohort)
+    assert (cohort.updates.rows @ step >= -1e-7 * step.norm()).all()
+
+
+@given(cohort=cohorts(independent=True))
+@quick
+def test_fedfv_is_as_long_as_the_mean(cohort):
+    step = FedFV().aggregate(cohort)
+    assert step.norm() == pytest.approx(float(cohort.updates.rows.mean(0).norm()), rel=1e-9)
+
+
+# 4. Special cases that are means
+
+
+@given(cohort=cohorts(independent=True))
+@quick
+def test_means(cohort):
+    rows, shares = cohort.updates.rows, cohort.sizes / cohort.sizes.sum()
+    close = {"rtol": 0, "atol": 1e-12}
+    torch.testing.assert_close(FedAvg("uniform").aggregate(cohort), rows.mean(0), **close)
+    torch.testing.assert_close(FedAvg().aggregate(cohort), shares @ rows, **close)
+    near = FedMGDAPlus(epsilon=0.0).aggregate(cohort)
+    torch.testing.assert_close(near, shares @ (rows / rows.norm(dim=1, keepdim=True)), **close)
+
+
+# 5. Order and scale of the clients
+
+
+@every_rule
+@given(cohort=cohorts(independent=True, distinct=True), data=st.data())
+@quick
+def test_order_of_clients_does_not_matter(name, cohort, data):
+    order = torch.tensor(data.draw(st.permutations(range(len(cohort)))))
+    other = make_cohort(
+        cohort.updates.rows[order], cohort.losses[order], layout=LAYOUT, lr=1.0, sizes=cohort.sizes[order]
+    )
+    one, two = (ALL[name]().aggregate(c) for c in (cohort, other))
+    torch.testing.assert_close(one, two, rtol=0, atol=1e-8 * float(one.norm()))
+
+
+@every_rule
+@given(cohort=cohorts(), exponent=st.integers(-40, 40))
+@quick
+def test_weights_do_not_depend_on_the_scale(name, cohort, exponent):
+    factor = 2.0**exponent
+    # FedMDFG compares losses with products of gradients; the others do not know the unit of a loss.
+    lr, losses = (1.0, factor**2 * cohort.losses) if name == "FedMDFG" else (factor, cohort.losses)
+    scaled = make_cohort(factor * cohort.updates.rows, losses, layout=LAYOUT, lr=lr, sizes=cohort.sizes)
+    rules = [ALL[name](), ALL[name]()]
+    step = rules[0].aggregate(cohort)
+    assert torch.equal(rules[1].aggregate(scaled), factor * step)
+    assert torch.equal(rules[0].report.weights, rules[1].report.weights)
+
+
+# 6. The fair row must not stop clients that all want the same.
+
+
+@every_rule
+@given(
+    row=arrays(np.float64, sum(COLUMNS), elements=numbers),
+    losses=st.lists(st.floats(0.125, 5, width=16), min_size=2, max_size=5),
+    lengths=st.lists(st.floats(0.25, 4, width=16), min_size=5, max_size=5),
+)
+@quick
+def test_clients_of_one_direction_do_not_stall(name, row, losses, lengths):
+    assume(np.linalg.norm(row) > 0.1)
+    rows = torch.from_numpy(np.outer(lengths[: len(losses)], row))
+    step = ALL[name]().aggregate(make_cohort(rows, losses, layout=LAYOUT, lr=1.0))
+    assert torch.nn.functional.cosine_similarity(step, rows[0], dim=0) > 1 - 1e-9
+    assert step.norm() > 0.01 * rows.mean(0).norm()
+
+
+# 7. The angle between values and ones
+
+
+@given(values=arrays(np.float64, st.integers(1, 20), elements=st.floats(0.01, 1)))
+@quick
+def test_fairness_angle_is_the_arc_tangent_of_deviation_over_mean(values):
+    angle = float(fairness_angle(torch.from_numpy(values)))
+    assert angle == pytest.approx(math.atan(values.std() / values.mean()), abs=1e-9)
