@@ -16,6 +16,8 @@ from fl_lightning.algorithms.base import (
     uniform_weights,
 )
 from fl_lightning.algorithms.drfl import DRFL
+from fl_lightning.algorithms.fairreg import FairReg
+from fl_lightning.algorithms.fcfl import FCFL
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.feddyn import FedDyn
 from fl_lightning.algorithms.fedfa import FedFa
@@ -36,11 +38,13 @@ from fl_lightning.algorithms.term import TERM
 __all__ = [
     "AFL",
     "DRFL",
+    "FCFL",
     "MOON",
     "SCAFFOLD",
     "TERM",
     "ClientReport",
     "ClientRule",
+    "FairReg",
     "FedAvg",
     "FedDyn",
     "FedFV",

@@ -65,6 +65,9 @@ class FCFL(ServerRule):
         stage2_constraint: ``SM(g')`` must not rise: ``"always"`` (the paper), or ``"violated"``, only while a budget is
             not kept with room to spare (the authors' code), so that budgets are overshot.
 
+    Attributes:
+        stage: 1 or 2, of the next round.
+
     Raises:
         ValueError: an argument is out of range.
     """
@@ -114,7 +117,7 @@ class FCFL(ServerRule):
         self.stage2_hull, self.stage2_constraint = stage2_hull, stage2_constraint
         measured = Disparities("FCFL", notion, sharpness)
         self._client = ClientRule() if budget is None else measured
-        self._stage, self._rounds, self._delta_loss, self._delta_disparity = 1, 0, delta, delta
+        self.stage, self._rounds, self._delta_loss, self._delta_disparity = 1, 0, delta, delta
         self.reset()
 
     def client_rule(self) -> ClientRule:
@@ -155,7 +158,7 @@ class FCFL(ServerRule):
         c_loss = torch.softmax(losses / self._delta_loss, 0) @ unit[:m]  # the gradient of SM(l) is S^T c_loss
         c_disparity = torch.softmax(excess[known] / self._delta_disparity, 0) @ unit[m:][known]  # that of SM(g')
         feasible = self._feasible(excess[known])
-        stage, delta_loss, delta_disparity, flagged = self._stage, self._delta_loss, self._delta_disparity, False
+        stage, delta_loss, delta_disparity, flagged = self.stage, self._delta_loss, self._delta_disparity, False
         if stage == 1:
             a = min_max(gram, c_loss, c_disparity, feasible) if bool(known.any()) else 0.0
             c = (1 - a) * c_loss + a * c_disparity
@@ -220,7 +223,7 @@ class FCFL(ServerRule):
     def _advance(self, loss_norm: float, disparity_norm: float, norm: float) -> None:
         """Sharpens the soft maxima after a round of stage 1 (equation 14), and begins stage 2 when it is time."""
         self._rounds += 1
-        if self._stage == 2:
+        if self.stage == 2:
             return
         flat = [self.delta_factor * loss_norm <= self._delta_loss]
         flat += [self.delta_factor * disparity_norm <= self._delta_disparity]
@@ -231,18 +234,18 @@ class FCFL(ServerRule):
         if flat[1] and self._delta_disparity > self.delta_floor:
             self._delta_disparity *= self.beta
         if self._rounds >= self.stage1_rounds or norm <= self.tol:
-            self._stage = 2
+            self.stage = 2
 
     def reset(self) -> None:
         """Starts with stage 1."""
-        self._stage, self._rounds = 1 if self.stage1_rounds > 0 else 2, 0
+        self.stage, self._rounds = 1 if self.stage1_rounds > 0 else 2, 0
         self._delta_loss = self._delta_disparity = self.delta
         self.report = StepReport()
 
     def state_dict(self) -> State:
         """Stage, rounds so far, and both ``d``."""
         return {
-            "stage": self._stage,
+            "stage": self.stage,
             "rounds": self._rounds,
             "delta_loss": self._delta_loss,
             "delta_disparity": self._delta_disparity,
@@ -250,7 +253,7 @@ class FCFL(ServerRule):
 
     def load_state_dict(self, state: State) -> None:
         """Restores what :meth:`state_dict` returned."""
-        self._stage, self._rounds = state["stage"], state["rounds"]
+        self.stage, self._rounds = state["stage"], state["rounds"]
         self._delta_loss, self._delta_disparity = state["delta_loss"], state["delta_disparity"]
 
 

@@ -16,6 +16,7 @@ _ZERO = 1e-12  # of reduced costs and violated bounds, once rows and columns are
 _PIVOT = 1e-9  # smaller entries of a row may be nothing but rounding
 _PATIENCE = 50  # pivots in a row without progress after which only Bland's rule is safe from cycles
 _EQUILIBRATIONS = 3
+_VANISHING = 1e-150  # smaller coefficients, beside the largest, count as 0: scaling them would overflow
 
 
 class LinearProgram(NamedTuple):
@@ -65,6 +66,7 @@ def linear_program(
         raise ValueError(f"weights must be positive, found {w.tolist()}")
 
     # In units of the corners x_j = 1 / w_j the constraint is that of the unit simplex.
+    a = np.where(np.abs(a) < _VANISHING * np.abs(a).max(initial=0.0), 0.0, a)
     row, column = _scales(a / w)
     share = column / column.max()  # x_j = share_j y_j / w_j, so that share . y = 1
     a = a / w * row[:, None] * column
@@ -97,12 +99,12 @@ def _dual_simplex(
         values = t[:, -1]
         y = np.zeros(k + q)
         y[basis] = np.abs(values)
-        # A slack is a difference: its rounding error follows what was subtracted.
-        size = np.concatenate([np.full(k, y[:k].max()), np.abs(a) @ y[:k] + np.abs(b)])
+        # A slack is a difference: its rounding error follows what was subtracted, in which zeros are not exact either.
+        size = np.concatenate([np.full(k, y[:k].max()), np.abs(a) @ (y[:k] + 1e-3 * y[:k].max()) + np.abs(b)])
         broken = np.flatnonzero(values < -_ZERO * size[basis])
         if not len(broken):
             x = _vertex(matrix, right, basis, values)[:k]
-            sound = a @ x - b <= _PIVOT * (np.abs(a) @ x + np.abs(b))
+            sound = a @ x - b <= _PIVOT * (np.abs(a) @ (x + 1e-3 * x.max()) + np.abs(b))
             return x if sound.all() else "stalled"
         bland = idle > _PATIENCE
         leaving = int(broken[basis[broken].argmin() if bland else values[broken].argmin()])

@@ -34,11 +34,13 @@ def make_cohort(
         losses_at = (lambda params: 0.5 * losses) if losses is not None else None
     if extras is None:
         extras = {"accuracy": torch.exp(-(torch.arange(m, dtype=torch.float64) if losses is None else losses))}
+        extras["disparity"] = torch.full((m,), 0.05, dtype=torch.float64)
         if n >= 12:  # features of three classes, not all of which everybody has
             extras |= {"prototypes": rows[:, :9].reshape(m, 3, 3), "prototype_counts": (rows[:, 9:12] > 0).double()}
+    layout = layout or ParamLayout.from_sizes(SIZES)
     return Cohort(
         params=torch.zeros(n, dtype=rows.dtype) if params is None else params,
-        updates=UpdateMatrix(rows, layout or ParamLayout.from_sizes(SIZES)),
+        updates=UpdateMatrix(rows, layout),
         losses=losses,
         sizes=torch.arange(1.0, m + 1) if sizes is None else sizes,
         client_ids=tuple(range(m)) if ids is None else tuple(ids),
@@ -46,7 +48,7 @@ def make_cohort(
         client_lr=lr,
         num_clients=num_clients,
         extras=extras,
-        companions={} if companions is None else companions,
+        companions={"disparity": UpdateMatrix(torch.zeros_like(rows), layout)} if companions is None else companions,
         losses_at=losses_at,
     )
 

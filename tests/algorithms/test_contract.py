@@ -34,6 +34,10 @@ RULES = {
     "DRFL": fl.DRFL,
     "FedFa": fl.FedFa,
     "FedGini": fl.FedGini,
+    "FCFL": fl.FCFL,
+    "FCFL-free": lambda: fl.FCFL(budget=None, stage1_rounds=1),
+    "FCFL-pareto": lambda: fl.FCFL(stage1_rounds=0, stage2_hull="clients"),
+    "FairReg": fl.FairReg,
     "FedMDFG": fl.FedMDFG,
     "FedMDFG-fair": lambda: fl.FedMDFG(theta=0.01, gradient_source="update"),
     "FedLF": fl.FedLF,
@@ -49,6 +53,7 @@ STATEFUL = [
     "FedFV",
     "FedFV-reference",
     "FedFV-few",
+    "FCFL-free",
     "FedMDFG",
     "FedMDFG-fair",
     "FedLF",
@@ -69,6 +74,9 @@ MEANS = (
     "DRFL",
     "FedFa",
     "FedGini",
+    "FCFL",
+    "FCFL-free",
+    "FairReg",
 )
 every_rule = pytest.mark.parametrize("name", RULES)
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

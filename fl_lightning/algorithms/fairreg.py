@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedAve+FairReg: the scalarised baseline of FCFL.
+
+Sen Cui, Weishen Pan, Jian Liang, Changshui Zhang, Fei Wang: Addressing Algorithmic Disparity and Performance
+Inconsistency in Federated Learning. NeurIPS 2021, section 5.1. https://github.com/cuis15/FCFL
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fl_lightning.algorithms._disparity import Disparities, Notion, joint_gram, reported_disparities
+from fl_lightning.algorithms.base import ClientRule, Needs, ServerRule, StepReport
+from fl_lightning.cohort import Cohort
+
+
+class FairReg(ServerRule):
+    """One gradient step on ``sum_k l_k + lambda sum_k g_k``: losses and disparities added up over the clients.
+
+    These are sums over clients, not means, and every client counts the same, as in the authors' code: with more clients
+    the learning rate has to be smaller. The paper leaves the weights open.
+
+    A client whose disparity is undefined counts with its loss alone, and in the log under ``without_group``.
+
+    Args:
+        weight: ``lambda``.
+        notion: ``"dp"`` for demographic parity, ``"eo"`` for equal opportunity.
+        sharpness: ``c`` of the surrogate ``sigmoid(c z)`` that stands in for the prediction ``1[z > 0]`` in training.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    layers = "model"
+    needs = Needs(full_gradients=True)
+
+    def __init__(self, weight: float = 1.0, notion: Notion = "dp", sharpness: float = 10.0) -> None:
+        if not 0 <= weight < math.inf:
+            raise ValueError(f"weight of FairReg must be finite and not negative, found {weight}")
+        self.weight = weight
+        self._client = Disparities("FairReg", notion, sharpness)
+
+    def client_rule(self) -> ClientRule:
+        """Measures disparities and their gradients; the same object on every call."""
+        return self._client
+
+    def aggregate(self, cohort: Cohort) -> Tensor:
+        """Returns ``sum_k (u_k + lambda v_k)``, the rows of the losses and of the disparities.
+
+        Raises:
+            ValueError: the cohort carries no disparities, or a row is not finite.
+        """
+        disparities, companions = reported_disparities(cohort, "FairReg")
+        joint_gram(cohort, companions, "FairReg")
+        known = ~disparities.isnan()
+        ones = torch.ones(len(cohort), dtype=torch.float64)
+        worst = float(disparities[known].max()) if bool(known.any()) else 0.0
+        self.report = StepReport(weights=ones, scalars={"without_group": float((~known).sum()), "disparity": worst})
+        return companions.combine(self.weight * ones, out=cohort.updates.combine(ones))

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import io
+import math
+
+import numpy as np
+import pytest
+import torch
+from algorithm_cohorts import make_cohort, random_rows
+from cohort_families import FAMILIES, LAYOUT
+from fcfl_vectors import VectorFCFL
+
+from fl_lightning.algorithms import FCFL, ClientRule, FairReg, Federation
+from fl_lightning.algorithms.fcfl import min_max
+from fl_lightning.updates import UpdateMatrix
+
+CLIENTS, LR = 6, 8.0
+
+
+def cohort_of(u, v, losses, gaps, ids=None, when=0, lr=LR):
+    extras, companions = {"disparity": gaps}, {"disparity": UpdateMatrix(v, LAYOUT)}
+    return make_cohort(u, losses, ids, when, LAYOUT, lr, extras=extras, companions=companions)
+
+
+def rounds_of(family, m, seed, rounds=6, undefined=0.0):
+    """Losses, disparities around .1, and rows of both; disparities are undefined with some probability."""
+    draw = torch.Generator().manual_seed(seed)
+    for when in range(rounds):
+        ids = torch.randperm(CLIENTS, generator=draw)[:m].tolist()
+        u, v = (FAMILIES[family](draw, m, LAYOUT.numel) for _ in range(2))
+        losses, gaps, lots = (torch.rand(m, generator=draw, dtype=torch.float64) for _ in range(3))
+        gaps = torch.where(lots < undefined, torch.nan, 0.14 * gaps)
+        yield cohort_of(u, torch.where(gaps.isnan()[:, None], 0.0, v), losses, gaps, ids, when)
+
+
+def arrays(cohort):
+    extra, companion = cohort.extras["disparity"], cohort.companions["disparity"].rows
+    return cohort.losses.numpy(), extra.numpy(), cohort.updates.rows.numpy(), companion.numpy(), cohort.client_ids
+
+
+FORMS = {
+    "default": {},
+    "smooth feasibility": {"feasibility": "smooth"},
+    "joint": {"sharpen": "joint", "joint_threshold": 1.0},
+    "paper's hull": {"stage2_hull": "clients"},
+    "while violated": {"stage2_constraint": "violated"},
+    "own budgets": {"budget": (0.02, 0.05, 0.1, 0.15, 0.2, 0.0)},
+    "paper's hull while violated": {"stage2_hull": "clients", "stage2_constraint": "violated"},
+    "unconstrained": {"budget": None},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gram_form_equals_vector_form(family, form):
+    names = {"stage2_hull": "hull", "stage2_constraint": "constraint"}
+    for m in (1, 2, 4):
+        rule = FCFL(stage1_rounds=3, **FORMS[form])
+        oracle = VectorFCFL(stage1_rounds=3, **{names.get(k, k): value for k, value in FORMS[form].items()})
+        for when, cohort in enumerate(rounds_of(family, m, seed=m, undefined=0.2)):
+            step, expected = rule.aggregate(cohort).numpy(), oracle.step(*arrays(cohort), LR)
+            rows = np.vstack([cohort.updates.rows.numpy(), cohort.companions["disparity"].rows.numpy()])
+            size = math.sqrt((rows**2).sum(1).mean())
+            assert np.abs(step - expected).max() <= 1e-9 * size, (m, when)
+            assert rule.report.scalars["stage"] == (1 if when < 3 else 2)
+        assert rule._delta_loss == pytest.approx(oracle.delta_loss, rel=1e-12)
+        assert rule._delta_disparity == pytest.approx(oracle.delta_gap, rel=1e-12)
+
+
+def test_the_families_cover_every_branch():
+    """Guards the comparison above: it must see budgets kept and exceeded, sharpening, and disparities left out."""
+    seen = set()
+    for family in FAMILIES:
+        rule = FCFL(stage1_rounds=3)
+        for cohort in rounds_of(family, 4, 4, undefined=0.2):
+            rule.aggregate(cohort)
+            report = rule.report.scalars
+            seen |= {("stage", report["stage"]), ("feasible", report["feasible"])}
+            seen |= {("sharper", report["delta_loss"] < 0.5), ("lacking", report["without_group"] > 0)}
+    assert {(name, value) for name in ("feasible", "sharper", "lacking") for value in (0, 1)} <= seen
+    assert {("stage", 1), ("stage", 2)} <= seen
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("scale", [1e-12, 1e-5, 1e6])
+def test_a_change_of_unit_does_not_turn_the_step(stage, scale):
+    for family in FAMILIES:
+        for cohort in rounds_of(family, 4, 7, rounds=2):
+            losses, gaps, u, v, _ = (torch.as_tensor(part) for part in arrays(cohort))
+            one = FCFL(stage1_rounds=2 - stage).aggregate(cohort)
+            two = FCFL(stage1_rounds=2 - stage).aggregate(cohort_of(scale * u, scale * v, losses, gaps, lr=scale * LR))
+            assert float((two / scale - one).abs().max()) <= 1e-9 * float(u.norm(dim=1).max() + v.norm(dim=1).max())
+
+
+def test_stage_1_follows_equations_12_and_13():
+    loss, gap = torch.tensor([3.0, 0.0]).double(), torch.tensor([1.0, 1.0]).double()
+
+    def direction(gap, feasible):
+        rows = torch.stack([loss, gap])
+        a = min_max(rows @ rows.T, *torch.eye(2, dtype=torch.float64), feasible)
+        return (1 - a) * loss + a * gap
+
+    assert torch.equal(direction(gap, True), loss)
+    assert torch.equal(direction(4 * loss, True), 4 * loss), "the hull's steepest way down the loss"
+    assert torch.equal(direction(gap, False), loss), "the loss lowers the disparity faster than its own gradient"
+    assert torch.equal(direction(torch.tensor([1.0, 3.0]).double(), False), torch.tensor([1.0, 3.0]).double())
+    against = torch.tensor([-1.0, 2.0]).double()
+    compromise = direction(against, False)
+    assert float(compromise @ loss) == pytest.approx(0, abs=1e-12)
+    assert float(compromise @ against) > 0
+
+
+def test_one_client_in_stage_2_has_the_closed_form():
+    for seed in range(20):
+        u, v = random_rows(1, seed), random_rows(1, 100 + seed) - random_rows(1, seed)
+        lg, gg = float(u[0] @ v[0]), float(v[0] @ v[0])
+        step = FCFL(stage1_rounds=0).aggregate(cohort_of(u, v, [1.0], [0.2]))
+        a = -lg / (gg - lg) if lg < 0 else float(lg > float(u[0] @ u[0]))
+        torch.testing.assert_close(step, (1 - a) * u[0] + a * v[0], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nobody_loses_in_stage_2(family):
+    """Also where the rows outnumber the dimensions, so that the programs are degenerate or have no solution."""
+    for columns in (1, 2, 3, LAYOUT.numel):
+        keep = (torch.arange(LAYOUT.numel) < columns).double()
+        for cohort in rounds_of(family, 5, columns, rounds=4):
+            losses, gaps, u, v, _ = (torch.as_tensor(part) for part in arrays(cohort))
+            u, v = u * keep, v * keep
+            rule = FCFL(0.0, stage1_rounds=0)
+            step = rule.aggregate(cohort_of(u, v, losses, gaps))
+            weights = torch.softmax(gaps / 0.5, 0)
+            rows = torch.cat([u, (weights @ v)[None]])
+            noise = 1e-8 * rows.norm(dim=1) * rows.norm(dim=1).max()
+            assert (rows @ step >= -noise).all()
+            assert float(u.mean(0) @ step) >= -noise.max()
+
+
+def test_a_pareto_point_stays_where_it_is():
+    u = torch.zeros(2, LAYOUT.numel, dtype=torch.float64)
+    u[0, 0], u[1, 0] = 1.0, -2.0
+    step = FCFL(None, stage1_rounds=0).aggregate(cohort_of(u, torch.zeros_like(u), [1.0, 2.0], [0.1, 0.1]))
+    assert float(step.norm()) <= 1e-12
+
+
+def test_stage_2_begins_after_stage1_rounds_or_at_rest():
+    cohorts = list(rounds_of("random", 3, 1, rounds=4))
+    rule = FCFL(stage1_rounds=2)
+    stages = []
+    for cohort in cohorts:
+        rule.aggregate(cohort)
+        stages.append(rule.report.scalars["stage"])
+    assert stages == [1, 1, 2, 2]
+    rule = FCFL(tol=1e6)
+    rule.aggregate(cohorts[0])
+    assert rule.stage == 2
+    rule.reset()
+    assert rule.stage == 1
+    resting = FCFL(stage1_rounds=1)
+    zero = torch.zeros(2, LAYOUT.numel, dtype=torch.float64)
+    assert not resting.aggregate(cohort_of(zero, zero, [1.0, 1.0], [0.2, 0.2])).any()
+    assert resting.report.flagged
+    assert resting.stage == 1, "nothing happened"
+
+
+def test_a_client_without_a_group_keeps_its_loss_and_is_counted():
+    u, v = random_rows(3, 1), random_rows(3, 2)
+    v[1] = 0
+    losses, gaps = torch.tensor([0.5, 0.7, 0.6]), torch.tensor([0.3, torch.nan, 0.2])
+    for rounds in (0, 1):
+        rule, oracle = FCFL(0.1, stage1_rounds=rounds), VectorFCFL(0.1, stage1_rounds=rounds)
+        cohort = cohort_of(u, v, losses, gaps)
+        torch.testing.assert_close(rule.aggregate(cohort), torch.from_numpy(oracle.step(*arrays(cohort), LR)))
+        assert rule.report.scalars["without_group"] == 1
+        assert rule.report.scalars["feasible"] == 0
+        alone = cohort_of(u, torch.zeros_like(v), losses, torch.full((3,), torch.nan))
+        free = FCFL(None, stage1_rounds=rounds).aggregate(alone)
+        rule = FCFL(0.1, stage1_rounds=rounds)
+        torch.testing.assert_close(rule.aggregate(alone), free)
+        assert rule.report.scalars["without_group"] == 3
+
+
+def test_state_goes_through_a_checkpoint():
+    cohorts = list(rounds_of("correlated", 4, 9, rounds=8))
+    whole, first = FCFL(stage1_rounds=4), FCFL(stage1_rounds=4)
+    for cohort in cohorts[:3]:
+        whole.aggregate(cohort)
+        first.aggregate(cohort)
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    second = FCFL(stage1_rounds=4)
+    second.load_state_dict(torch.load(file, weights_only=True))
+    for cohort in cohorts[3:]:
+        assert torch.equal(whole.aggregate(cohort), second.aggregate(cohort))
+        assert whole.report.scalars == second.report.scalars
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"budget": -0.1}, "budget of FCFL must be finite and not negative, found -0.1"),
+        ({"budget": (0.1, math.nan)}, "budget of FCFL"),
+        ({"budget": []}, "budget of FCFL"),
+        ({"notion": "ap"}, "notion of FCFL must be one of .* found 'ap'"),
+        ({"notion": "ap", "budget": None}, "notion of FCFL"),
+        ({"stage1_rounds": -1}, "stage1_rounds of FCFL must not be negative, found -1"),
+        ({"tol": -1.0}, "tol of FCFL"),
+        ({"delta": 0.0}, "delta=0.0"),
+        ({"beta": 1.5}, "beta=1.5"),
+        ({"delta_floor": 0.0}, "delta_floor=0.0"),
+        ({"delta_factor": -1.0}, "delta_factor of FCFL"),
+        ({"sharpness": 0.0}, "sharpness of FCFL must be positive"),
+        ({"joint_threshold": -1.0}, "joint_threshold of FCFL"),
+        ({"feasibility": "soft"}, "feasibility of FCFL must be one of .* found 'soft'"),
+        ({"sharpen": "both"}, "sharpen of FCFL"),
+        ({"stage2_hull": "all"}, "stage2_hull of FCFL"),
+        ({"stage2_constraint": "never"}, "stage2_constraint of FCFL"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        FCFL(**arguments)
+
+
+def test_budgets_must_fit_the_clients():
+    rule = FCFL([0.1, 0.2])
+    federation = Federation(3, LAYOUT, torch.device("cpu"), torch.float32)
+    with pytest.raises(ValueError, match=r"budget of FCFL must be .* each of the 3 clients, found 2"):
+        rule.begin_fit(federation)
+    with pytest.raises(ValueError, match="budget of FCFL must have an entry for every client id, found 2"):
+        rule.aggregate(cohort_of(random_rows(2, 1), random_rows(2, 2), [1.0, 1.0], [0.1, 0.1], ids=[0, 2]))
+    FCFL([0.1, 0.2, 0.3]).begin_fit(federation)
+    FCFL(0.1).begin_fit(federation)
+
+
+def test_cohorts_without_disparities_are_refused():
+    rows = random_rows(2, 1)
+    for rule in (FCFL(), FairReg()):
+        with pytest.raises(ValueError, match=r"extras and companions must hold 'disparity'"):
+            rule.aggregate(make_cohort(rows, extras={}, companions={}))
+        with pytest.raises(ValueError, match=r"extras\['disparity'\] must be 2 numbers, none negative"):
+            rule.aggregate(cohort_of(rows, rows, [1.0, 1.0], [0.1, -0.1]))
+        broken = rows.clone()
+        broken[1, 3] = torch.nan
+        with pytest.raises(ValueError, match=r"rows of clients \[8\]"):
+            rule.aggregate(cohort_of(rows, broken, [1.0, 1.0], [0.1, 0.1], ids=[7, 8]))
+    assert type(FCFL(None).client_rule()) is ClientRule
+    assert FCFL(None).aggregate(make_cohort(rows, extras={}, companions={})).isfinite().all()
