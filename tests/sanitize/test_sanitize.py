@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random calls of the CPU kernels under AddressSanitizer and UndefinedBehaviorSanitizer; `make sanitize` makes more."""
+
+import subprocess
+
+import pytest
+import sanitizers
+
+CALLS = 700  # in each instruction set
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sanitize")
+    obstacle = sanitizers.why_not(folder)
+    if obstacle is not None:
+        pytest.skip(obstacle)
+    return sanitizers.build(folder, optimise="-O0")
+
+
+@pytest.mark.parametrize("instructions", sanitizers.SETS)
+def test_random_calls_agree_with_plain_loops(program, instructions):
+    if instructions not in sanitizers.instruction_sets(program):
+        pytest.skip(f"not on this machine: {instructions}")
+    result = sanitizers.calls(program, instructions, CALLS, seed=1)
+    assert result.returncode == 0, result.stdout + result.stderr
+    counted = [int(line.split()[1]) for line in result.stdout.splitlines()[1:]]
+    assert sum(counted) >= CALLS
+    assert len(counted) == 8  # ops
+    assert min(counted) > CALLS // 50
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        (1, "heap-buffer-overflow"),  # a read behind the rows
+        (2, "use-after-poison"),  # a write behind the scratch memory
+        (3, "use-after-poison|margin["),  # a write before the output
+        (4, "out["),  # scratch memory that is read before it was written
+        (5, "heap-use-after-free"),  # scratch memory from before it moved
+        (6, "signed integer overflow"),
+        (7, "byte["),  # bits that differ from call to call
+        (8, "byte["),  # an output that was not written
+    ],
+)
+def test_mistakes_are_found(program, kind, found):
+    result = subprocess.run([str(program), "fault", str(kind)], capture_output=True, text=True, check=False)
+    report = result.stdout + result.stderr
+    assert result.returncode != 0, report
+    assert any(sign in report for sign in found.split("|")), report
+
+
+def test_no_mistake_no_finding(program):
+    result = subprocess.run([str(program), "fault", "0"], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout == "fault 0: not found\n"
