@@ -16,7 +16,6 @@ FL_INLINE void set_zero(Floats& x) { x = _mm512_setzero_ps(); }
 FL_INLINE void set_zero(Doubles& x) { x = _mm512_setzero_pd(); }
 FL_INLINE Doubles broadcast(double x) { return _mm512_set1_pd(x); }
 FL_INLINE Doubles add(Doubles a, Doubles b) { return _mm512_add_pd(a, b); }
-FL_INLINE Doubles minimum(Doubles a, Doubles b) { return _mm512_min_pd(a, b); }
 FL_INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 FL_INLINE Doubles multiply_add(Doubles a, Doubles b, Doubles c) { return _mm512_fmadd_pd(a, b, c); }
 FL_INLINE double multiply_add(double a, double b, double c) { return __builtin_fma(a, b, c); }

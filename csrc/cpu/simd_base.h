@@ -27,7 +27,6 @@ FL_INLINE void set_zero(Floats& x) { x = Floats{}; }
 FL_INLINE void set_zero(Doubles& x) { x = Doubles{}; }
 FL_INLINE Doubles broadcast(double x) { return Doubles{x, x}; }
 FL_INLINE Doubles add(Doubles a, Doubles b) { return a + b; }
-FL_INLINE Doubles minimum(Doubles a, Doubles b) { return Doubles{a[0] < b[0] ? a[0] : b[0], a[1] < b[1] ? a[1] : b[1]}; }
 #if defined(__aarch64__)
 FL_INLINE double multiply_add(double a, double b, double c) { return __builtin_fma(a, b, c); }
 FL_INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return vfmaq_f32(c, a, b); }
