@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms.base import ClientReport, ClientRule, Federation, LocalWork, Needs
+from fl_lightning.algorithms.base import ClientReport, ClientRule, Federation, LocalWork, Needs, ServerRule
 from fl_lightning.cohort import Cohort
 from fl_lightning.groups import GroupScores, group_scores
 from fl_lightning.updates import UpdateMatrix
@@ -54,6 +54,12 @@ class Disparities(ClientRule):
             raise ValueError(f"sharpness of {method} must be positive and finite, found {sharpness}")
         self.notion, self.sharpness = notion, sharpness
         self._report = ClientReport()
+
+    def refusal(self, server: ServerRule) -> str | None:
+        """Nobody else reads what this half reports."""
+        if isinstance(server.client_rule(), Disparities):
+            return None
+        return f"reports disparities, and {type(server).__name__} reads none: leave client out"
 
     def begin_client(self, work: LocalWork) -> None:
         """Passes over the client's data once.

@@ -13,7 +13,7 @@ from fcfl_vectors import VectorFCFL
 
 from fl_lightning.algorithms import FCFL, ClientRule, FairReg, Federation
 from fl_lightning.algorithms.fcfl import min_max
-from fl_lightning.updates import UpdateMatrix
+from fl_lightning.updates import ParamLayout, UpdateMatrix
 
 CLIENTS, LR = 6, 8.0
 
@@ -248,3 +248,30 @@ def test_cohorts_without_disparities_are_refused():
             rule.aggregate(cohort_of(rows, broken, [1.0, 1.0], [0.1, 0.1], ids=[7, 8]))
     assert type(FCFL(None).client_rule()) is ClientRule
     assert FCFL(None).aggregate(make_cohort(rows, extras={}, companions={})).isfinite().all()
+
+
+END_POINTS = {
+    "satisfying": {0.8: (0.390, 0.814), 0.6: (0.659, 0.604), 0.4: (0.807, 0.403), 0.2: (0.903, 0.201)},
+    "violating": {0.8: (0.412, 0.801), 0.6: (0.652, 0.612), 0.4: (0.808, 0.401), 0.2: (0.903, 0.202)},
+}
+
+
+@pytest.mark.parametrize(("start", "budget"), [(start, budget) for start in END_POINTS for budget in END_POINTS[start]])
+def test_synthetic_problem_ends_where_the_published_code_does(start, budget):
+    """Section 5.2: minimise ``l1`` under ``l2 <= budget``, where linear scalarisation finds no point in between."""
+    n = 20
+    signs = 1 - 2 * (torch.arange(n, dtype=torch.float64) % 2)
+    theta = torch.full((n,), -0.2, dtype=torch.float64) if start == "satisfying" else 0.3 * signs
+    layout, rule = ParamLayout.from_sizes([n]), FCFL(budget)
+    for when in range(700):
+        offsets = [theta + sign / math.sqrt(n) for sign in (-1, 1)]
+        l1, l2 = (1 - torch.exp(-offset @ offset) for offset in offsets)
+        u, v = ((2 * torch.exp(-offset @ offset) * offset)[None] for offset in offsets)
+        extras, companions = {"disparity": l2[None]}, {"disparity": UpdateMatrix(v, layout)}
+        step = rule.aggregate(make_cohort(u, l1[None], [0], when, layout, 1.0, extras=extras, companions=companions))
+        if step.abs().max() < 1e-4:
+            break
+        theta = theta - 0.05 * max(float(l2), 0.1) * step
+    assert (float(l1), float(l2)) == pytest.approx(END_POINTS[start][budget], abs=0.002)
+    best = 1 - math.exp(-((-1 + math.sqrt(-math.log(1 - budget)) - 1) ** 2))
+    assert float(l1) == pytest.approx(best, abs=0.025)

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Disparities as clients measure them, against one formula on all of a client's data."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+import torch
+from algorithm_cohorts import make_cohort, random_rows
+from cohort_families import LAYOUT
+from torch import nn
+
+from fl_lightning.algorithms import FCFL, FairReg, LocalWork
+from fl_lightning.algorithms._disparity import Disparities
+from fl_lightning.groups import group_scores
+from fl_lightning.updates import ParamLayout, UpdateMatrix
+
+LR, SHARPNESS = 0.3, 4.0
+
+
+class Judge(nn.Module):
+    def __init__(self, dtype=torch.float64):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(5, 3, dtype=dtype), nn.Tanh(), nn.Linear(3, 1, dtype=dtype))
+        self.unused = nn.Parameter(torch.ones(2, dtype=dtype))
+
+    def federated_groups(self, batch):
+        x, y, a = batch
+        return self.net(x).squeeze(1), y, a
+
+
+def people(count=40, seed=0, dtype=torch.float64):
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 5, generator=draw, dtype=torch.float64).to(dtype)
+    return x, *(torch.randint(0, 2, (count,), generator=draw) for _ in range(2))
+
+
+def measure(data, notion, batch=7, module=None, rule=None):
+    torch.manual_seed(0)
+    module = module or Judge()
+    layout = ParamLayout.from_module(module)
+    parameters = layout.parameters(module)
+    params = layout.flatten(parameters)
+
+    def batches():
+        yield from ((part, len(part[0])) for part in zip(*(column.split(batch) for column in data), strict=True))
+
+    work = LocalWork(
+        3, 0, module, layout, parameters, params, params.clone(), len(data[0]), LR, batches=batches
+    )  # fmt: skip
+    rule = rule or Disparities("FCFL", notion, SHARPNESS)
+    rule.begin_client(work)
+    report = rule.end_client(work)
+    return module, layout, report.extras["disparity"], report.companions["disparity"]
+
+
+def formula(module, layout, data, notion):
+    x, y, a = data
+    u, m = torch.sigmoid(SHARPNESS * module.net(x).squeeze(1)), torch.ones_like(y) if notion == "dp" else y
+    gap = (u * a * m).sum() / (a * m).sum() - (u * (1 - a) * m).sum() / ((1 - a) * m).sum()
+    parts = torch.autograd.grad(gap.abs(), layout.parameters(module), allow_unused=True)
+    zeros = [torch.zeros(shape, dtype=u.dtype) for shape in layout.shapes]
+    return gap.detach(), layout.flatten([z if part is None else part for part, z in zip(parts, zeros, strict=True)])
+
+
+@pytest.mark.parametrize("notion", ["dp", "eo"])
+@pytest.mark.parametrize("batch", [1, 7, 40])
+def test_values_and_rows_are_those_of_the_formula_however_the_data_is_batched(notion, batch):
+    signs = set()
+    for seed in range(4):
+        data = people(seed=seed)
+        module, layout, value, row = measure(data, notion, batch)
+        gap, gradient = formula(module, layout, data, notion)
+        signs.add(float(gap) > 0)
+        assert value.dtype == torch.float64
+        assert float(value) == pytest.approx(abs(float(gap)), abs=1e-14)
+        torch.testing.assert_close(row, LR * gradient, rtol=1e-10, atol=1e-14)
+        assert all(parameter.grad is None for parameter in module.parameters())
+    assert signs == {True, False}
+
+
+def test_notions_differ_and_half_precision_sums_in_single():
+    data = people(4000, seed=1)
+    assert float(measure(data, "dp")[2]) != float(measure(data, "eo")[2])
+    low = Judge(torch.bfloat16)
+    _, layout, value, row = measure(people(4000, 1, torch.bfloat16), "dp", 4000, low)
+    exact = Judge()
+    exact.load_state_dict({name: p.double() for name, p in low.state_dict().items()})
+    gap, gradient = formula(exact, layout, (data[0].bfloat16().double(), *data[1:]), "dp")
+    assert row.dtype == torch.bfloat16
+    assert float(value) == pytest.approx(abs(float(gap)), abs=2e-3)
+    assert torch.nn.functional.cosine_similarity(row.double(), gradient, dim=0) > 0.99
+
+
+@pytest.mark.parametrize(("notion", "words"), [("dp", "no sample in group 1"), ("eo", "label 1 in group 0")])
+def test_without_one_of_the_groups_the_disparity_is_undefined(notion, words):
+    x, y, a = people()
+    data = (x, y, torch.zeros_like(a)) if notion == "dp" else (x, y * a, a)
+    with pytest.warns(UserWarning, match=f"client 3 has .*{words}: its disparity is undefined"):
+        _, layout, value, row = measure(data, notion)
+    assert math.isnan(value)
+    assert row.shape == (layout.numel,)
+    assert not row.any()
+    if notion == "eo":  # enough of both groups for the other notion
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert float(measure(data, "dp")[2]) > 0
+
+
+def test_equal_treatment_has_the_sub_gradient_zero():
+    x, y, a = people()
+    twice = torch.cat([x, x]), torch.cat([y, y]), torch.cat([torch.ones_like(a), torch.zeros_like(a)])
+    _, _, value, row = measure(twice, "dp", 80)
+    assert float(value) == 0
+    assert not row.any()
+
+
+def test_fcfl_and_fairreg_hand_out_one_client_half_each():
+    for rule in (FCFL(), FairReg()):
+        assert isinstance(rule.client_rule(), Disparities)
+        assert rule.client_rule() is rule.client_rule()
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        (None, "must return tensors scores, labels and groups, found NoneType"),
+        ((torch.ones(2), torch.ones(2)), "must return tensors scores, labels and groups"),
+        ((torch.ones(2), torch.ones(2), [1, 1]), r"found \['Tensor', 'Tensor', 'list'\]"),
+        ((torch.ones(2, 1), torch.ones(2), torch.ones(2)), r"one shape \[B\], found \[\[2, 1\], \[2\], \[2\]\]"),
+        ((torch.ones(2), torch.ones(3), torch.ones(2)), r"one shape \[B\]"),
+        ((torch.ones(2).long(), torch.ones(2), torch.ones(2)), "floating-point scores, found torch.int64"),
+        ((torch.ones(2), torch.tensor([0, 2]), torch.ones(2)), r"labels of .* must be 0 or 1, found \[0, 2\]"),
+        ((torch.ones(2), torch.ones(2), torch.tensor([0.5, 1])), r"groups of .* must be 0 or 1, found \[0.5, 1.0\]"),
+    ],
+)
+def test_what_the_module_returns_is_checked(output, words):
+    class Strange(nn.Module):
+        def federated_groups(self, batch):
+            return output
+
+    with pytest.raises(ValueError, match=f"(?s)Strange.federated_groups.*{words}|{words}"):
+        group_scores(Strange(), None)
+
+
+def test_fairreg_adds_up_losses_and_disparities():
+    u, v = random_rows(3, 1), random_rows(3, 2)
+    v[2] = 0
+    gaps = torch.tensor([0.1, 0.3, torch.nan])
+    cohort = make_cohort(u, extras={"disparity": gaps}, companions={"disparity": UpdateMatrix(v, LAYOUT)})
+    rule = FairReg(0.7)
+    torch.testing.assert_close(rule.aggregate(cohort), u.sum(0) + 0.7 * v.sum(0))
+    assert rule.report.scalars == {"without_group": 1.0, "disparity": pytest.approx(0.3)}
+    with pytest.raises(ValueError, match="weight of FairReg must be finite and not negative, found -1"):
+        FairReg(-1)
+    with pytest.raises(ValueError, match="notion of FairReg"):
+        FairReg(notion="x")

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FCFL in a Trainer on a small table of people, against a loop that computes every gradient itself."""
+
+from __future__ import annotations
+
+import lightning as L
+import pytest
+import torch
+from support import Classifier as Plain
+from support import federated_blobs, fresh, quiet_trainer, weights
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.utils.data import TensorDataset
+
+import fl_lightning as fl
+from fl_lightning.algorithms import FCFL, FairReg, FedAvg
+from fl_lightning.reports import ClientError
+
+LR, SIZES, BUDGETS = 0.5, (30, 20, 25), (0.05, 0.2, 0.4)
+
+
+class Loans(L.LightningModule):
+    """Logistic regression on the table below; what ``federated_groups`` logs must get lost."""
+
+    def __init__(self, batch_norm=False):
+        super().__init__()
+        self.net = nn.Sequential(nn.BatchNorm1d(4) if batch_norm else nn.Identity(), nn.Linear(4, 1))
+        self.modes = []
+
+    def training_step(self, batch, batch_idx):
+        x, y, _ = batch
+        loss = binary_cross_entropy_with_logits(self.net(x).squeeze(1), y.float())
+        self.log("loan_loss", loss)
+        return loss
+
+    def federated_groups(self, batch):
+        x, y, a = batch
+        self.modes.append(self.training)
+        self.log("groups", float(len(y)))
+        return self.net(x).squeeze(1), y, a
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=LR)
+
+
+def table(lacking=None):
+    draw = torch.Generator().manual_seed(4)
+    n = sum(SIZES)
+    x = torch.randn(n, 4, generator=draw)
+    a = (x[:, 0] + 0.5 * torch.randn(n, generator=draw) > 0).long()
+    y = (x.sum(1) + torch.randn(n, generator=draw) > 0).long()
+    parts = list(torch.arange(n).split(list(SIZES)))
+    if lacking is not None:
+        a[parts[lacking]] = 0
+    return x, y, a, parts
+
+
+def data(batch_size=100, lacking=None):
+    *columns, parts = table(lacking)
+    return fl.FederatedDataModule(TensorDataset(*columns), parts, batch_size=batch_size)
+
+
+def fit(rule, rounds=3, module=None, ckpt_path=None, callbacks=(), strategy=None, **options):
+    module = module or fresh(Loans)
+    federated = fl.FederatedStrategy(rule, seed=1, **(strategy or {}))
+    trainer = quiet_trainer(federated, rounds, callbacks=list(callbacks))
+    trainer.fit(module, data(**options), ckpt_path=ckpt_path)
+    return module, trainer
+
+
+def loop(rounds, budget):
+    """Stage 1 in plain PyTorch, and which case each round was."""
+    x, y, a, parts = table()
+    module = fresh(Loans)
+    parameters, delta_loss, delta_gap = list(module.parameters()), 0.5, 0.5
+    path = []
+    for _ in range(rounds):
+        losses, gaps, u, v = [], [], [], []
+        for part in parts:
+            z, label, group = module.net(x[part]).squeeze(1), y[part], a[part]
+            loss, p = binary_cross_entropy_with_logits(z, label.float()), torch.sigmoid(10 * z)
+            gap = (p[group == 1].mean() - p[group == 0].mean()).abs()
+            for value, rows in ((loss, u), (gap, v)):
+                grads = torch.autograd.grad(value, parameters, retain_graph=True)
+                rows.append(torch.cat([g.reshape(-1) for g in grads]))
+            losses.append(loss.detach())
+            gaps.append(gap.detach())
+        down_loss = torch.softmax(torch.stack(losses) / delta_loss, 0) @ torch.stack(u)
+        down_gap = torch.softmax((torch.stack(gaps) - budget) / delta_gap, 0) @ torch.stack(v)
+        ll, lg, gg = down_loss @ down_loss, down_loss @ down_gap, down_gap @ down_gap
+        if max(gaps) <= budget:
+            d, case = (down_loss if ll >= lg else down_gap), "feasible"
+        elif lg >= 0:
+            d, case = (down_gap if gg >= lg else down_loss), "agree"
+        else:
+            d, case = (ll * down_gap - lg * down_loss) / (ll - lg), "oppose"
+        delta_loss *= 0.01 if 0.1 * ll.sqrt() <= delta_loss and delta_loss > 1e-4 else 1
+        delta_gap *= 0.01 if 0.1 * gg.sqrt() <= delta_gap and delta_gap > 1e-4 else 1
+        path.append(case)
+        with torch.no_grad():
+            offset = 0
+            for parameter in parameters:
+                parameter -= LR * d[offset : offset + parameter.numel()].view(parameter.shape)
+                offset += parameter.numel()
+    return module, path
+
+
+@pytest.mark.parametrize("batch_size", [100, 7])
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_stage_1_equals_a_plain_loop(batch_size, budget):
+    module, trainer = fit(FCFL(budget), 8, batch_size=batch_size)
+    expected, path = loop(8, budget)
+    torch.testing.assert_close(weights(module), weights(expected), rtol=2e-4, atol=2e-5)
+    assert float(trainer.callback_metrics["fed/feasible"]) == (path[-1] == "feasible")
+    assert float(trainer.callback_metrics["fed/without_group"]) == 0
+
+
+def test_the_loop_sees_every_case_of_stage_1():
+    assert {case for budget in BUDGETS for case in loop(8, budget)[1]} == {"feasible", "agree", "oppose"}
+
+
+class SaveAfter(L.Callback):
+    def __init__(self, path, rounds):
+        self.path, self.rounds = path, rounds
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        if trainer.current_epoch == self.rounds - 1:
+            trainer.save_checkpoint(self.path)
+
+
+METHODS = {"FCFL": lambda: FCFL(0.05, stage1_rounds=2), "FairReg": lambda: FairReg(0.5, "eo")}
+
+
+@pytest.mark.parametrize("make", METHODS.values(), ids=METHODS)
+@pytest.mark.parametrize("after", [1, 2])
+def test_three_rounds_resume_bit_for_bit(tmp_path, make, after):
+    whole, trainer = fit(make())
+    path = tmp_path / "round.ckpt"
+    fit(make(), callbacks=[SaveAfter(path, after)])
+    resumed, again = fit(make(), module=fresh(Loans, seed=9), ckpt_path=path)
+    assert torch.equal(weights(whole), weights(resumed))
+    one, two = (t.strategy.last_round.scalars for t in (trainer, again))
+    assert one == two
+    if "stage" in one:
+        assert one["stage"] == 2
+    assert not torch.equal(weights(whole), weights(fresh(Loans)))
+
+
+def test_stage_2_lowers_the_losses():
+    def losses(module):
+        x, y, _, parts = table()
+        return torch.stack([binary_cross_entropy_with_logits(module.net(x[p]).squeeze(1), y[p].float()) for p in parts])
+
+    before, _ = fit(FCFL(0.1, stage1_rounds=20), 20)
+    after, _ = fit(FCFL(0.1, stage1_rounds=20), 40)
+    assert (losses(after) <= losses(before) + 1e-3).all()
+    assert losses(after).mean() < losses(before).mean()
+
+
+def test_disparities_are_measured_in_eval_mode_and_nothing_is_logged():
+    module, trainer = fit(FCFL(0.1), 2, module=fresh(Loans, batch_norm=True), strategy={"buffers": "mean"})
+    assert module.modes
+    assert not any(module.modes)
+    assert "groups" not in trainer.callback_metrics
+    assert "loan_loss" in trainer.callback_metrics
+    assert module.training
+
+
+def test_a_client_without_a_group_is_counted_and_warned_of():
+    with pytest.warns(UserWarning, match="client 1 has no sample in group 1"):
+        module, trainer = fit(FCFL(0.05), lacking=1)
+    assert weights(module).isfinite().all()
+    assert float(trainer.callback_metrics["fed/without_group"]) == 1
+    assert trainer.strategy.last_round.client_ids == (0, 1, 2)
+
+
+class Groupless(Plain):
+    federated_groups = None
+
+
+@pytest.mark.parametrize("rule", [FCFL, FairReg])
+def test_a_module_that_knows_no_groups_is_refused_before_the_first_round(rule):
+    module = fresh(Groupless)
+    with pytest.raises(ValueError, match=r"define federated_groups\(self, batch\) on Groupless, which returns scores"):
+        quiet_trainer(fl.FederatedStrategy(rule()), 1).fit(module, federated_blobs())
+    assert torch.equal(weights(module), weights(fresh(Groupless)))
+
+
+def test_the_unconstrained_variant_asks_for_no_groups():
+    module = fresh(Groupless)
+    quiet_trainer(fl.FederatedStrategy(FCFL(None, stage1_rounds=2)), 4).fit(module, federated_blobs())
+    assert not torch.equal(weights(module), weights(fresh(Groupless)))
+
+
+def test_budgets_of_the_wrong_length_are_refused_before_the_first_round():
+    module = fresh(Loans)
+    with pytest.raises(ValueError, match="one for each of the 3 clients, found 2"):
+        fit(FCFL([0.1, 0.2]), module=module)
+    assert torch.equal(weights(module), weights(fresh(Loans)))
+
+
+def test_broken_groups_name_the_client():
+    class Broken(Loans):
+        def federated_groups(self, batch):
+            return self.net(batch[0]), batch[1], batch[2]
+
+    with pytest.raises(ClientError, match=r"client 0 in round 0: .*Broken.federated_groups must return .* one shape"):
+        fit(FCFL(0.1), module=fresh(Broken))
+
+
+def test_own_budgets_and_partial_participation():
+    module, trainer = fit(FCFL([0.0, 0.2, 0.5]), 5, strategy={"clients_per_round": 2})
+    assert weights(module).isfinite().all()
+    assert len(trainer.strategy.last_round.client_ids) == 2
+
+
+def test_pairs_that_make_no_sense_are_refused():
+    with pytest.raises(ValueError, match=r"client=FCFL\(...\) reports disparities, and FedAvg reads none"):
+        fl.FederatedStrategy(FedAvg(), client=FCFL())
+    with pytest.raises(ValueError, match=r"client=FedProx\(...\) cannot replace the client half of FCFL"):
+        fl.FederatedStrategy(FCFL(), client=fl.algorithms.FedProx())
+    with pytest.raises(ValueError, match=r"client=FedProx\(...\) changes local training"):
+        fl.FederatedStrategy(FCFL(None), client=fl.algorithms.FedProx())
