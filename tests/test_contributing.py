@@ -100,11 +100,10 @@ def test_the_example_passes_lint(source, command):
 
 def test_whoever_follows_the_three_steps_passes_the_contract_suite(blocks, tmp_path):
     file, export, entry = blocks
-    for folder in ("fl_lightning", "tests/algorithms"):
+    for folder in ("fl_lightning", "tests"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(PAGE.parent / folder, tmp_path / folder, ignore=ignored)
-    for name in ("pyproject.toml", "tests/conftest.py"):
-        shutil.copy(PAGE.parent / name, tmp_path / name)
+    shutil.copy(PAGE.parent / "pyproject.toml", tmp_path / "pyproject.toml")
     (tmp_path / "fl_lightning/algorithms/adaptive_clip.py").write_text(file, encoding="utf-8")
     insert(tmp_path / "fl_lightning/algorithms/__init__.py", {"\n__all__ = [\n": f"{export}{{}}    'AdaptiveClip',\n"})
     edits = {"\nRULES = {\n": f"{{}}{entry}", "\nSTATEFUL = [": "{}'AdaptiveClip', "}
