@@ -7,7 +7,7 @@ import pytest
 import torch
 from algorithm_cohorts import make_cohort
 
-from fl_lightning.algorithms import FedAvg, FedLF, FedMDFG
+from fl_lightning.algorithms import FedAvg, FedFV, FedLF, FedMDFG, FedMGDAPlus
 from fl_lightning.updates import ParamLayout
 
 N, SIZES = 8, (10, 6, 4)
@@ -44,9 +44,15 @@ def test_every_client_improves_in_every_early_round(rule):
     assert path[-1].max() < path[0].max()
 
 
-@pytest.mark.parametrize("rule", [FedLF, FedMDFG], ids=["FedLF", "FedMDFG"])
+@pytest.mark.parametrize("rule", [FedLF, FedMDFG, FedFV], ids=["FedLF", "FedMDFG", "FedFV"])
 @pytest.mark.parametrize("clients_per_round", [N, 4])
 def test_worst_client_ends_better_off_than_under_fedavg(rule, clients_per_round):
     average = federate(FedAvg(), clients_per_round)[-10:].max(1).values.mean()
     fair = federate(rule(), clients_per_round)[-10:].max(1).values.mean()
     assert fair < 0.9 * average
+
+
+def test_fedmgda_goes_from_the_average_to_the_worst_client():
+    """With all clients online; with a few it forgets those who are absent."""
+    worst = [federate(FedMGDAPlus(epsilon), N)[-10:].max(1).values.mean() for epsilon in (0.0, 0.1, 1.0)]
+    assert worst[0] > worst[1] > 1.5 * worst[2]
