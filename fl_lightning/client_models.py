@@ -42,8 +42,8 @@ class ClientModels:
         params, buffers = self._params.get(client_id), self._buffers.get(client_id)
         return None if params is None or buffers is None else Snapshot(params, buffers)
 
-    def set(self, client_id: int, model: Snapshot) -> None:
-        """Replaces the client's model by a copy of ``model``."""
+    def set(self, client_id: int, model: Snapshot, when: int = 0) -> None:
+        """Replaces the client's model by a copy of ``model``; the round ``when`` makes no difference here."""
         self._params.set(client_id, model.params)
         self._buffers.set(client_id, model.buffers)
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -18,6 +18,7 @@ from fl_lightning.callbacks.client_table import ClientTable, format_client_table
 from fl_lightning.data.loaders import ClientLoaders
 from fl_lightning.local import LocalPlan
 from fl_lightning.metrics.functional import fairness_summary, is_larger_better
+from fl_lightning.personal import PersonalEvaluation
 from fl_lightning.records import EvaluationRecord
 from fl_lightning.results import ClientValues, active_results, send_to_loggers
 
@@ -54,10 +55,13 @@ class EvaluationLoader:
     def __len__(self) -> int:
         return sum(self._counts)
 
+    def of_client(self, client_id: int) -> Iterator[tuple[Any, int]]:
+        """The client's batches alone, with their numbers of samples."""
+        return islice(self.loaders.batches(client_id, seed=None), self._counts[client_id])
+
     def __iter__(self) -> Iterator[Any]:
         for client, count in enumerate(self._counts):
-            batches = self.loaders.batches(client, seed=None)
-            for index, (batch, size) in enumerate(islice(batches, count)):
+            for index, (batch, size) in enumerate(self.of_client(client)):
                 self.cursor = Cursor(client, index == 0, index + 1 == count, size)
                 yield batch
 
@@ -70,10 +74,18 @@ class ClientEvaluation:
         results: Lightning's result collection of the running evaluation.
         stage: ``"val"`` or ``"test"``.
         round: rounds finished.
+        personal: evaluates clients' own models as well, where the method has them.
     """
 
-    def __init__(self, loader: EvaluationLoader, results: Any, stage: str, round: int) -> None:  # noqa: A002
-        self._loader, self._stage, self._round = loader, stage, round
+    def __init__(
+        self,
+        loader: EvaluationLoader,
+        results: Any,
+        stage: str,
+        round: int,  # noqa: A002
+        personal: PersonalEvaluation | None = None,
+    ) -> None:
+        self._loader, self._stage, self._round, self._personal = loader, stage, round, personal
         self._values = ClientValues(results)
         self._clients: list[int] = []
         self._sizes: list[int] = []
@@ -96,7 +108,10 @@ class ClientEvaluation:
         if cursor.is_last:
             self._clients.append(cursor.client_id)
             self._sizes.append(self._samples)
-            self._rows.append(self._values.end())
+            row, client = self._values.end(), cursor.client_id
+            if self._personal is not None:
+                row |= self._personal.values(client, self._loader.of_client(client))
+            self._rows.append(row)
 
     def record(self) -> EvaluationRecord:
         """What was collected; a metric that a client did not log is NaN for it."""
@@ -169,11 +184,21 @@ class FairnessWatch:
         """The trainer function is over."""
         self._loaders = {}
 
-    def begin(self, trainer: Trainer, stage: str, rounds: int) -> None:
-        """Starts to collect if the stage's data is divided among clients."""
+    def begin(
+        self, trainer: Trainer, stage: str, rounds: int, personal: Callable[[], PersonalEvaluation] | None = None
+    ) -> None:
+        """Starts to collect if the stage's data is divided among clients.
+
+        Args:
+            trainer: the trainer.
+            stage: ``"val"`` or ``"test"``.
+            rounds: rounds finished.
+            personal: makes what evaluates clients' own models as well.
+        """
         loader = self._loaders.get(stage)
         if loader is not None:
-            self._running = ClientEvaluation(loader, active_results(trainer), stage, rounds)
+            own = None if personal is None or trainer.sanity_checking else personal()
+            self._running = ClientEvaluation(loader, active_results(trainer), stage, rounds, own)
         elif not trainer.sanity_checking:
             self.record = None  # nobody may take an earlier one for this one's
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -31,6 +32,7 @@ from fl_lightning.device import OneDevice
 from fl_lightning.evaluation import FairnessWatch
 from fl_lightning.local import LocalPlan
 from fl_lightning.loop import ClientTask, FederatedEpochLoop, install
+from fl_lightning.personal import PersonalEvaluation
 from fl_lightning.records import EvaluationRecord, RoundRecord, round_metrics
 from fl_lightning.refusals import refuse_arguments, refuse_data, refuse_pair, refuse_trainer
 from fl_lightning.seeding import derive_seed, isolated
@@ -386,7 +388,10 @@ class FederatedStrategy(OneDevice):
             params = self.algorithm.evaluation_params(self._binding.theta)
             if params is not self._binding.theta:
                 self._binding.bind_flat(params)
-        self._watch.begin(trainer, stage, rounds)
+        rule, personal = self.client_rule, None
+        if type(rule).personal_model is not ClientRule.personal_model:
+            personal = partial(PersonalEvaluation, trainer, stage, rule.personal_model, self.algorithm.layers)
+        self._watch.begin(trainer, stage, rounds, personal)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """The module's validation step on one client's batch."""

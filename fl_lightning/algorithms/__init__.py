@@ -15,6 +15,7 @@ from fl_lightning.algorithms.base import (
     data_weights,
     uniform_weights,
 )
+from fl_lightning.algorithms.ditto import Ditto
 from fl_lightning.algorithms.drfl import DRFL
 from fl_lightning.algorithms.fairreg import FairReg
 from fl_lightning.algorithms.fcfl import FCFL
@@ -44,6 +45,7 @@ __all__ = [
     "TERM",
     "ClientReport",
     "ClientRule",
+    "Ditto",
     "FairReg",
     "FedAvg",
     "FedDyn",

@@ -18,6 +18,7 @@ RULES = {
     "FedProx": fl.FedProx,
     "SCAFFOLD": fl.SCAFFOLD,
     "FedDyn": fl.FedDyn,
+    "Ditto": fl.Ditto,
     "MOON": fl.MOON,
     "FedProc": lambda: fl.FedProc(num_classes=3),
     "FedProto": lambda: fl.FedProto(num_classes=3),
@@ -63,6 +64,7 @@ STATEFUL = [
 ]
 # A mean of the updates, in which somebody may lose.
 MEANS = (
+    "Ditto",
     "FedDyn",
     "MOON",
     "FedProc",

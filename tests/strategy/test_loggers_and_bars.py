@@ -117,7 +117,13 @@ def table():
 
 
 def pattern(name):
-    kinds = {"<layer>": r"[\w.]+", "<metric>": r"(val|test)_(loss|acc)", "<place>": r"\d+", "<id>": r"\d+"}
+    kinds = {
+        "<layer>": r"[\w.]+",
+        "<metric>": r"(val|test)_(loss|acc)",
+        "<place>": r"\d+",
+        "<id>": r"\d+",
+        "<summary>": r"[a-z_0-9]+(/\d+)?",
+    }
     parts = re.split(r"(<\w+>)", name)
     return re.compile("".join(kinds.get(part, re.escape(part)) for part in parts))
 

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ditto: Fair and Robust Federated Learning Through Personalization.
+
+Tian Li, Shengyuan Hu, Ahmad Beirami, Virginia Smith. ICML 2021. https://arxiv.org/abs/2012.04221
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from fl_lightning.algorithms.base import ClientReport, ClientRule, Federation, LocalWork, Needs, State
+from fl_lightning.algorithms.fedavg import FedAvg
+from fl_lightning.client_files import ClientFiles
+from fl_lightning.client_models import ClientModels
+from fl_lightning.cohort import Cohort
+from fl_lightning.seeding import derive_seed, isolated
+from fl_lightning.snapshot import Snapshot, packed_buffers, standing_in
+
+
+class Ditto(FedAvg):
+    """Every client has a model of its own, held near the global one (Algorithm 1).
+
+    Validation and test evaluate both on every client's data; what the module logs for the personal models stands under
+    ``personal/<metric>``. A client's first personal model is the global model that it receives in its first round.
+
+    Args:
+        lam: strength of the pull towards the global model, the paper's lambda; 0 is training alone.
+        personal_lr: step size of the personal models; ``None``: the clients' learning rate.
+        weighting: how the server weighs clients; the paper's experiments weigh them alike.
+        directory: where personal models live in files; ``None``: in memory on the CPU and in the checkpoint.
+        keep_checkpoints: with ``directory``, how many of the newest checkpoints can be resumed from; ``None``: all.
+
+    Raises:
+        ValueError: ``lam`` is negative, or ``personal_lr`` or ``keep_checkpoints`` is not positive.
+    """
+
+    def __init__(
+        self,
+        lam: float = 1.0,
+        personal_lr: float | None = None,
+        weighting: Literal["samples", "uniform"] = "uniform",
+        directory: str | None = None,
+        keep_checkpoints: int | None = 2,
+    ) -> None:
+        super().__init__(weighting)
+        if not lam >= 0:
+            raise ValueError(f"lam of Ditto must not be negative, found {lam}")
+        if personal_lr is not None and not personal_lr > 0:
+            raise ValueError(f"personal_lr of Ditto must be positive, found {personal_lr}")
+        self.lam, self.personal_lr = lam, personal_lr
+        store = ClientModels("cpu") if directory is None else ClientFiles(directory, keep_checkpoints)
+        self._client = PersonalModels(lam, personal_lr, store)
+
+    def client_rule(self) -> PersonalModels:
+        """The personal models; the same object on every call."""
+        return self._client
+
+
+class PersonalModels(ClientRule):
+    """Before each local batch, the personal model steps on it: ``v -= eta (grad L(v) + lambda (v - W))``.
+
+    These are plain steps of gradient descent, without the clients' momentum, weight decay or clipping. Whatever they
+    draw comes from generators of their own, and BatchNorm's statistics are the personal model's own: the global model
+    trains as in FedAvg, bit for bit.
+
+    Args:
+        lam: see :class:`Ditto`.
+        lr: see ``personal_lr`` there.
+        store: where the models live between rounds.
+    """
+
+    def __init__(self, lam: float, lr: float | None, store: ClientModels | ClientFiles) -> None:
+        self.needs = Needs(client_lr=lr is None)
+        self.lam, self.lr = lam, lr
+        self._store = store
+        self._model: Snapshot | None = None
+        self._steps = 0
+        self._arrived: dict[int, Snapshot] = {}  # of this round's clients, on the CPU
+        self._buffer_bytes = 0
+
+    def check_module(self, module: nn.Module) -> None:
+        """Personal models need losses that ``training_step`` leaves to others to descend."""
+        if not getattr(module, "automatic_optimization", True):
+            raise ValueError(
+                f"Ditto trains personal models on the loss of {type(module).__name__}.training_step, which optimizes "
+                "manually: use automatic optimization"
+            )
+        self._buffer_bytes = packed_buffers(module, torch.device("cpu")).numel()
+
+    def personal_model(self, client_id: int) -> Snapshot | None:
+        """The client's model on the CPU, or ``None`` before the end of its first round."""
+        return self._store.get(client_id)
+
+    def begin_client(self, work: LocalWork) -> None:
+        """Takes the client's model at hand, a copy of the global one in its first round."""
+        held, device = self._store.get(work.client_id), work.params.device
+        if held is None:
+            self._model = Snapshot(work.params.clone(), packed_buffers(work.module, device))
+        else:
+            self._model = Snapshot(held.params.to(work.params, copy=True), held.buffers.to(device))
+        self._steps = 0
+
+    def begin_batch(self, work: LocalWork, batch: Any, batch_idx: int) -> None:
+        """One step of the personal model.
+
+        Raises:
+            ValueError: neither the method nor the optimizer has a learning rate.
+        """
+        model, lr = self._model, work.client_lr if self.lr is None else self.lr
+        if model is None or work.own_loss is None or lr is None:
+            raise ValueError("begin_batch of Ditto needs begin_client before it, work.own_loss and a learning rate")
+        # The present seed is the client's own in this round.
+        seed = derive_seed(torch.initial_seed(), "personal", self._steps)
+        stand_in = standing_in(work.module, work.parameters, work.layout, model)
+        with isolated(seed, work.params.device), torch.enable_grad(), stand_in:
+            loss = work.own_loss(batch, batch_idx)
+            gradients = torch.autograd.grad(loss, work.parameters, allow_unused=True)
+            buffers = packed_buffers(work.module, work.params.device)
+        v = model.params
+        direction = (v - work.params).mul_(self.lam)
+        for part, gradient in zip(work.layout.views(direction), gradients, strict=True):
+            if gradient is not None:
+                part += gradient
+        self._model = Snapshot(v.sub_(direction, alpha=lr), buffers)
+        self._steps += 1
+
+    def end_client(self, work: LocalWork) -> ClientReport:
+        """Keeps the personal model until the round counts; nothing of it is sent.
+
+        Raises:
+            ValueError: it is not finite.
+        """
+        assert self._model is not None
+        if not bool(torch.isfinite(self._model.params).all()):
+            raise ValueError(f"the personal model of client {work.client_id} diverged: lower personal_lr or lam")
+        self._arrived[work.client_id] = self._model.to("cpu")
+        self._model = None
+        return ClientReport()
+
+    def commit(self, cohort: Cohort) -> None:
+        """Replaces the models of the clients whose reports arrived."""
+        for client in cohort.client_ids:
+            if client in self._arrived:
+                self._store.set(client, self._arrived[client], cohort.round)
+        self._arrived = {}
+
+    def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
+        """Bytes on the CPU: all personal models, or with files those of one round."""
+        size = federation.layout.numel * federation.dtype.itemsize + self._buffer_bytes
+        kept = federation.num_clients if isinstance(self._store, ClientModels) else 0
+        return {"personal_models (CPU)": (kept + cohort_size) * size}
+
+    def reset(self) -> None:
+        """Forgets all models."""
+        self._store.clear()
+        self._arrived = {}
+
+    def state_dict(self) -> State:
+        """The models, or which files they are in."""
+        return self._store.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        """Restores what :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: the checkpoint keeps models elsewhere than this rule.
+        """
+        in_files = isinstance(self._store, ClientFiles)
+        if ("files" in state) != in_files:
+            there = "in files: give Ditto the same directory" if not in_files else "itself: leave directory out"
+            raise ValueError(f"the checkpoint has the personal models {there}")
+        self._store.load_state_dict(state)
+        self._arrived = {}

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluates a client's own model on its data, beside the global one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from fl_lightning._lightning import LightningModule, Trainer, lightning_module
+from fl_lightning.seeding import derive_seed, isolated
+from fl_lightning.silence import silenced
+from fl_lightning.snapshot import Snapshot, standing_in
+from fl_lightning.updates import LayerSpec, ParamLayout
+
+PREFIX = "personal/"
+_KINDS: Mapping[Any, str] = {torch.mean: "mean", "avg": "mean", torch.sum: "sum", torch.max: "max", torch.min: "min"}
+
+
+class PersonalEvaluation:
+    """Runs the module's evaluation step with clients' own models and collects what it logs.
+
+    Args:
+        trainer: the trainer whose evaluation is running.
+        stage: ``"val"`` or ``"test"``.
+        model_of: the client's model, ``None`` if it has none.
+        layers: the order of the models' parameters.
+    """
+
+    def __init__(
+        self, trainer: Trainer, stage: str, model_of: Callable[[int], Snapshot | None], layers: LayerSpec
+    ) -> None:
+        self._trainer, self._model_of = trainer, model_of
+        self._module: LightningModule = trainer.lightning_module
+        self._layout = ParamLayout.from_module(self._module, layers)
+        self._step = self._module.validation_step if stage == "val" else self._module.test_step
+        takes_index = lightning_module("utilities.signature_utils").is_param_in_hook_signature
+        self._takes_index = takes_index(self._step, "batch_idx", min_args=2)
+
+    def values(self, client_id: int, batches: Iterator[tuple[Any, int]]) -> dict[str, float]:
+        """The client's values of what the module logs, under ``personal/<name>``; nothing if it has no model.
+
+        Logs, metrics, buffers and generators are as if this had not been.
+
+        Args:
+            client_id: the client.
+            batches: its evaluation batches and their numbers of samples.
+        """
+        model = self._model_of(client_id)
+        if model is None:
+            return {}
+        module, strategy, precision = self._module, self._trainer.strategy, self._trainer.precision_plugin
+        device = strategy.root_device
+        notes = _Notes()
+        parameters = self._layout.parameters(module)
+        seed = derive_seed(torch.initial_seed(), "personal", client_id)
+        # Lightning evaluates in inference mode, whose tensors must not become parameters.
+        with torch.inference_mode(False), torch.no_grad(), isolated(seed, device), silenced(module):
+            module.__dict__["log"], module.__dict__["log_dict"] = notes.log, notes.log_dict
+            with standing_in(module, parameters, self._layout, model.to(device), evaluate=True):
+                for index, (batch, notes.size) in enumerate(batches):
+                    batch = strategy.batch_to_device(module._on_before_batch_transfer(precision.convert_input(batch)))
+                    with precision.val_step_context():
+                        self._step(batch, index) if self._takes_index else self._step(batch)
+            return {PREFIX + name: value for name, value in notes.values().items()}
+
+
+class _Notes:
+    """``self.log`` that adds up a client's values: means by samples, sums, largest, smallest, and metrics."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._numbers: dict[str, tuple[str, list[float], list[float]]] = {}
+        self._metrics: dict[str, Metric] = {}
+
+    def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """See :meth:`lightning.pytorch.LightningModule.log`."""
+        if kwargs.get("on_epoch") is False:
+            return
+        if isinstance(value, Metric):
+            self._metrics[name] = value
+        elif isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1):
+            reduction = kwargs.get("reduce_fx", "mean")
+            kind = _KINDS.get(reduction, reduction)
+            _, values, weights = self._numbers.setdefault(name, (str(kind), [], []))
+            values.append(float(value))
+            weights.append(float(kwargs.get("batch_size") or self.size))
+
+    def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+        """See :meth:`lightning.pytorch.LightningModule.log_dict`."""
+        for name, value in dictionary.items():
+            self.log(name, value, **kwargs)
+
+    def values(self) -> dict[str, float]:
+        """What was logged, one number per name."""
+        reduced = {}
+        for name, (kind, values, weights) in self._numbers.items():
+            if kind == "mean":
+                reduced[name] = sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
+            elif kind == "sum":
+                reduced[name] = sum(values)
+            elif kind in ("max", "min"):
+                reduced[name] = max(values) if kind == "max" else min(values)
+        for name, metric in self._metrics.items():
+            computed = metric.compute()
+            if isinstance(computed, Tensor) and computed.numel() == 1:
+                reduced[name] = float(computed)
+        return reduced

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from client_rounds import Net, Rounds, assign, client_data, flat
+from method_fits import assert_paths_agree, assert_resumes, assert_same, fit, trained
+from support import CLASSES, FEATURES, Classifier, federated_blobs, fresh, quiet_trainer, weights
+from torchmetrics.classification import MulticlassAccuracy
+
+import fl_lightning as fl
+from fl_lightning.algorithms import Ditto, FedAvg, FedHEAL, FedMDFG
+
+LAM, LR = 0.6, 0.2
+
+
+def federate(rounds, cohorts, data, lost=lambda t: (), personal_lr=LR, epochs=2):
+    """Algorithm 1 with deep copies: FedAvg on one branch, ``v_i`` on the other, on the same batches."""
+    module, own = Net(), {}
+    for t in range(rounds):
+        w = flat(module)
+        models, new = {}, {}
+        for i in cohorts(t):
+            local, v = copy.deepcopy(module), copy.deepcopy(own.get(i, module))
+            for batch in data[i] * epochs:
+                objective = v.loss(batch) + LAM / 2 * sum(
+                    (p - q.detach()).square().sum() for p, q in zip(v.parameters(), module.parameters(), strict=True)
+                )
+                for net, loss, lr in ((v, objective, personal_lr), (local, local.loss(batch), LR)):
+                    gradients = torch.autograd.grad(loss, list(net.parameters()))
+                    with torch.no_grad():
+                        for p, g in zip(net.parameters(), gradients, strict=True):
+                            p -= lr * g
+            models[i], new[i] = flat(local), v
+        arrived = [i for i in cohorts(t) if i not in lost(t)]
+        own |= {i: new[i] for i in arrived}
+        assign(module, w + sum(models[i] - w for i in arrived) / len(arrived))
+    return flat(module), own
+
+
+def partial(t):
+    return [[0, 2], [1, 2], [0, 3], [0, 1, 2, 3], [2, 0]][t]
+
+
+def lost(t):
+    return (2,) if t == 1 else ()
+
+
+@pytest.mark.parametrize("personal_lr", [None, 0.05])
+@pytest.mark.parametrize("in_files", [False, True])
+def test_equals_algorithm_1(personal_lr, in_files, tmp_path):
+    """Late joiners, a drop-out, BatchNorm, two local epochs, a reload in the middle."""
+    make = lambda: Ditto(LAM, personal_lr, directory=str(tmp_path) if in_files else None)  # noqa: E731
+    data = client_data(seed=7)
+    method = make()
+    run = Rounds(method, method.client_rule(), data, lr=LR, epochs=2)
+    for t in range(5):
+        if t == 3:
+            state, run.server = run.client.state_dict(), make()
+            run.client = run.server.client_rule()
+            run.client.load_state_dict(state)
+            run.begin()
+        run.round(partial(t), lost(t))
+    expected, own = federate(5, partial, data, lost, personal_lr or LR)
+    torch.testing.assert_close(run.params, expected, rtol=0, atol=1e-9)
+    assert sorted(own) == [0, 1, 2, 3]
+    for i, net in own.items():
+        model = run.client.personal_model(i)
+        torch.testing.assert_close(model.params, flat(net), rtol=0, atol=1e-9)
+        mean = model.buffers[: 6 * 8].clone().view(torch.float64)
+        torch.testing.assert_close(mean, net.encoder[1].running_mean, rtol=0, atol=1e-9)
+        assert (model.params - run.params).norm() > 1e-2
+
+
+def test_pull_towards_the_global_model():
+    """Without a pull the model trains alone; the stronger it is, the nearer the model stays."""
+    data, distances = client_data(clients=2, seed=8), []
+    for lam in (0.0, 1.0, 4.0):
+        method = Ditto(lam)
+        run = Rounds(method, method.client_rule(), data, lr=0.1, epochs=4)
+        for _ in range(4):
+            run.round([0, 1])
+        distances.append((method.client_rule().personal_model(1).params - run.params).norm())
+        if lam == 0:
+            alone = Net()
+            optimizer = torch.optim.SGD(alone.parameters(), 0.1)
+            for batch in data[1] * 16:
+                optimizer.zero_grad()
+                alone.loss(batch).backward()
+                optimizer.step()
+            torch.testing.assert_close(method.client_rule().personal_model(1).params, flat(alone), rtol=0, atol=1e-9)
+    assert distances[0] > distances[1] > distances[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"lam": -1.0}, "lam of Ditto must not be negative, found -1.0"),
+        ({"lam": float("nan")}, "lam of Ditto"),
+        ({"personal_lr": 0.0}, "personal_lr of Ditto must be positive, found 0.0"),
+        ({"directory": "own", "keep_checkpoints": 0}, "keep_checkpoints must be at least 1, found 0"),
+    ],
+)
+def test_arguments_out_of_range(options, words):
+    with pytest.raises(ValueError, match=words):
+        Ditto(**options)
+
+
+# ---- in a trainer
+
+
+class Drawing(Classifier):
+    """Uses random numbers, a metric and BatchNorm in training."""
+
+    def __init__(self, **options):
+        super().__init__(dropout=0.3, norm=True, log=True, **options)
+        self.seen = MulticlassAccuracy(CLASSES)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        self.seen.update(self(x), y)
+        self.log("train_seen", self.seen)
+        return super().training_step((x + 0.1 * torch.randn_like(x), y), batch_idx)
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_clip_val": 1e9}], ids=["lean", "full"])
+def test_the_global_model_is_fedavg_bit_for_bit(options):
+    module, strategy = fit(Ditto(), module=fresh(Drawing, momentum=0.5), **options)
+    plain, _ = fit(FedAvg("uniform"), module=fresh(Drawing, momentum=0.5), **options)
+    assert torch.equal(weights(module), weights(plain))
+    ours, theirs = module.trainer.callback_metrics, plain.trainer.callback_metrics
+    same = [name for name in theirs if name != "fed/seconds"]
+    assert all(torch.equal(ours[name], theirs[name]) for name in same)
+    assert {name for name in ours if name not in theirs} == {n for n in ours if n.startswith("fed/personal/")}
+    assert len(strategy.client_rule.state_dict()["params"]["tensors"]) > 3
+
+
+def test_lean_and_full_path_agree():
+    assert_paths_agree(Ditto)
+    ours = [fit(Ditto(), **options)[1].client_rule.state_dict() for options in ({}, {"gradient_clip_val": 1e9})]
+    for one, two in zip(ours[0]["params"]["tensors"], ours[1]["params"]["tensors"], strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-6)
+
+
+def personal_metrics(strategy, module, stage, data):
+    """Loss and accuracy of every client's own model, computed by hand."""
+    loaders, copied = getattr(data, f"{stage}_dataloader")(), copy.deepcopy(module).eval()
+    names = [name for name, _ in module.named_parameters()]
+    layout = fl.ParamLayout.from_module(module)
+    values = {}
+    for client in range(len(loaders)):
+        model = strategy.client_rule.personal_model(client)
+        batches = [batch for batch, _ in loaders.batches(client, seed=None)]
+        if model is None or not batches:
+            continue
+        views = dict(zip(layout.names, layout.views(model.params), strict=True))
+        copied.load_state_dict({name: views[name] for name in names}, strict=False)
+        sizes = [value.numel() * value.element_size() for value in copied.buffers()]
+        for value, part in zip(copied.buffers(), model.buffers.split(sizes), strict=True):
+            value.copy_(part.clone().view(value.dtype).view(value.shape))
+        x, y = (torch.cat(column) for column in zip(*batches, strict=True))
+        with torch.no_grad():
+            logits = copied(x)
+        values[client] = float(F.cross_entropy(logits, y)), float((logits.argmax(1) == y).float().mean())
+    return values
+
+
+@pytest.mark.parametrize("in_files", [False, True])
+def test_personal_models_are_evaluated_on_their_clients(in_files, tmp_path):
+    data = federated_blobs()
+    directory = str(tmp_path / "own") if in_files else None
+    module, strategy = fit(Ditto(directory=directory), 2, data=data, strategy={"clients_per_round": 2})
+    for stage in ("val", "test"):
+        if stage == "test":
+            module.trainer.test(module, data, verbose=False)
+        record, expected = strategy.last_evaluation, personal_metrics(strategy, module, stage, data)
+        assert 2 < len(expected) < 6  # some were never drawn
+        for place, client in enumerate(record.client_ids):
+            found = [float(record.values[f"personal/{stage}_{kind}"][place]) for kind in ("loss", "acc")]
+            assert found == pytest.approx(expected.get(client, (float("nan"),) * 2), abs=1e-6, nan_ok=True)
+        metrics = module.trainer.callback_metrics
+        assert metrics[f"fed/personal/{stage}_acc/clients"] == len(expected)
+        accuracies = [acc for _, acc in expected.values()]
+        assert metrics[f"fed/personal/{stage}_acc/mean"] == pytest.approx(sum(accuracies) / len(accuracies), abs=1e-6)
+        assert metrics[f"fed/personal/{stage}_acc/min"] == pytest.approx(min(accuracies), abs=1e-6)
+        assert f"fed/personal/{stage}_loss/angle" not in metrics
+
+
+class Measured(fl.ClientModule):
+    """The package's own module logs torchmetrics objects."""
+
+    def __init__(self):
+        net = torch.nn.Sequential(torch.nn.Linear(FEATURES, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, CLASSES))
+        super().__init__(net, num_classes=CLASSES)
+
+
+def test_metrics_and_statistics_of_the_global_model_are_left_alone():
+    ours, strategy = fit(Ditto(), module=fresh(Measured))
+    plain, other = fit(FedAvg("uniform"), module=fresh(Measured))
+    assert torch.equal(weights(ours), weights(plain))
+    assert torch.equal(strategy.last_evaluation.values["val_acc"], other.last_evaluation.values["val_acc"])
+    assert not torch.equal(
+        strategy.last_evaluation.values["personal/val_acc"], strategy.last_evaluation.values["val_acc"]
+    )
+    assert ours.trainer.callback_metrics["val_acc"] == plain.trainer.callback_metrics["val_acc"]
+
+
+@pytest.mark.parametrize("in_files", [False, True])
+def test_fit_resumes_bit_for_bit(in_files, tmp_path):
+    own = lambda: Ditto(directory=str(tmp_path / "own") if in_files else None)  # noqa: E731
+    assert_resumes(own, tmp_path)
+
+
+def test_files_of_the_last_checkpoints_stay(tmp_path):
+    make = lambda: Ditto(directory=str(tmp_path / "own"))  # noqa: E731
+    module, _ = fit(make(), 1)
+    module.trainer.save_checkpoint(path := tmp_path / "one.ckpt")
+    with pytest.raises(ValueError, match="checkpoint has the personal models in files: give Ditto the same directory"):
+        fit(Ditto(), 2, ckpt_path=path)
+    for rounds in (3, 3):  # a fit that is killed in its third round, and starts anew
+        fit(make(), rounds, module=fresh(Classifier, norm=True, momentum=0.5), ckpt_path=path)
+    for file in (tmp_path / "own").rglob("round-000000.pt"):
+        file.unlink()
+    with pytest.raises(FileNotFoundError, match=r"is gone, the model of client \d after round 0 .*keep_checkpoints"):
+        fit(make(), 2, ckpt_path=path)
+
+
+def test_adam_needs_a_personal_step_size():
+    module = fresh(Classifier, optimizer="Adam", lr=0.01)
+    with pytest.raises(ValueError, match="needs the clients' learning rate"):
+        fit(Ditto(), 1, module=module)
+    module, strategy = fit(Ditto(personal_lr=0.1), 1, module=fresh(Classifier, optimizer="Adam", lr=0.01))
+    assert len(strategy.client_rule.state_dict()["params"]["tensors"]) == 4
+
+
+class Manual(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+
+def test_refused():
+    with pytest.raises(
+        ValueError, match=r"Ditto trains personal models .* Manual.training_step, which optimizes manually"
+    ):
+        fit(Ditto(), 1, module=fresh(Manual))
+    with pytest.raises(ValueError, match="FedMDFG takes full gradients"):
+        fl.FederatedStrategy(FedMDFG(), client=Ditto())
+
+
+def test_a_personal_model_that_diverges_is_named():
+    with pytest.raises(fl.ClientError, match="personal model of client 0 diverged: lower personal_lr or lam"):
+        fit(Ditto(lam=1e30, personal_lr=1e30), 1, strategy={"clients_per_round": 6, "local_epochs": 2})
+
+
+def test_fedheal_on_the_global_branch():
+    module, strategy = fit(FedHEAL(), client=Ditto(), rounds=4)
+    assert torch.equal(weights(module), trained(FedHEAL(), rounds=4))
+    assert len(strategy.client_rule.state_dict()["params"]["tensors"]) == 6
+
+
+def test_a_fresh_fit_starts_without_personal_models():
+    method = Ditto()
+    first = fit(method, 1)[1].client_rule.state_dict()
+    first = copy.deepcopy(first)
+    again = fit(method, 1)[1].client_rule.state_dict()
+    assert_same(first, again)
+
+
+def test_a_dropped_client_keeps_its_model():
+    class Fails(Classifier):
+        def training_step(self, batch, batch_idx):
+            if self.trainer.current_epoch == 1:
+                raise RuntimeError("no")
+            return super().training_step(batch, batch_idx)
+
+    strategy = fl.FederatedStrategy(Ditto(), on_client_error="drop", seed=1)
+    with pytest.warns(UserWarning, match="left out of round 1"):
+        quiet_trainer(strategy, 2).fit(fresh(Fails), federated_blobs())
+    before = fl.FederatedStrategy(Ditto(), seed=1)
+    quiet_trainer(before, 1).fit(fresh(Fails), federated_blobs())
+    assert_same(before.client_rule.state_dict(), strategy.client_rule.state_dict())
