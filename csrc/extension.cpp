@@ -35,7 +35,7 @@ using std::int32_t, std::int64_t;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Becomes Python's ValueError.
+// Becomes Python's RuntimeError: no other can cross the stable interface.
 template <class... Parts>
 void require(bool condition, const Parts&... parts) {
   if (condition) return;

@@ -2,7 +2,7 @@
 """Argument checks shared by the public ops: each names the argument, the rule and what was found.
 
 Shapes, dtypes and devices are read, and the values of small tensors on the CPU: the checks never wait for a device and
-vanish under ``torch.compile``.
+vanish under ``torch.compile``. There the kernels look at the values themselves; a compiled one raises RuntimeError.
 """
 
 from __future__ import annotations
