@@ -1,18 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
+#include "../active_set.h"
 #include "../ops.h"
 #include "dispatch.h"
 #include "scratch.h"
-
-namespace fl_lightning::cpu {
-
-// The numbers of fl_lightning/ops/_active_set.py and _min_norm.py, where they are explained.
-inline constexpr double kSlack = 2e-15, kDependent = 1e-13, kFloor = 1e-15, kShare = 1e-12, kEnough = 1e-11;
-inline constexpr double kFirstRidge = 1e-12, kNextRidge = 100.0, kTiny = 2.2250738585072014e-308;
-inline constexpr int kRefinements = 2, kRidges = 8;
-
-}  // namespace fl_lightning::cpu
 
 #define FL_KERNEL "min_norm_kernel.h"
 #include "every_isa.h"

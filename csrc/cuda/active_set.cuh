@@ -6,12 +6,12 @@
 // chooses a move from vectors of k numbers, the block sweeps (k + 1)^2 numbers.
 #pragma once
 
+#include "../active_set.h"
 #include "device.cuh"
 
 namespace fl_lightning::cuda {
 
-constexpr double kSlack = 2e-15, kDependent = 1e-13, kFloor = 1e-15, kShare = 1e-12;
-constexpr int kRefinements = 2, kVectors = 8;
+constexpr int kVectors = 8;
 
 // Numbers that a search of k rows works on.
 __host__ __device__ inline std::int64_t search_size(std::int64_t k) { return (k + 1) * (k + 1) + kVectors * (k + 1); }
@@ -167,7 +167,7 @@ struct Search {
   __device__ void sweep(int p) {
     const bool leaving = member[p] != 0.0;
     double pivot = tableau[at(p, p)];
-    pivot = leaving ? fmin(pivot, -1e-300) : fmax(pivot, kFloor * fmax(square[p], 2.2250738585072014e-308));
+    pivot = leaving ? fmin(pivot, -1e-300) : fmax(pivot, kFloor * fmax(square[p], kTiny));
     for (int i = threadIdx.x; i <= k; i += blockDim.x) {
       const double own = tableau[at(i, p)];
       column[i] = own;

@@ -7,7 +7,6 @@ namespace {
 constexpr const char* kOp = "min_norm";
 constexpr int kThreads = 128, kManyThreads = 512;
 constexpr std::int64_t kSharedNumbers = 6000;  // of the 48 KB that every device offers
-constexpr double kEnough = 1e-11;              // an excess that only matrices with a negative eigenvalue leave
 
 // Of two rows: the nearest point of a segment; of two equal rows each gets one half.
 __device__ inline double first_weight(const double* gram) {
@@ -21,7 +20,7 @@ __device__ inline double first_weight(const double* gram) {
 template <class Storage, class Moves>
 __device__ inline double best_of(Search<Storage, Moves>& search, double* lam) {
   double best = INFINITY, ridge = 0.0;
-  for (int attempt = 0; attempt < 9 && best > kEnough; ++attempt) {
+  for (int attempt = 0; attempt <= kRidges && best > kEnough; ++attempt) {
     search.run(ridge);
     const double excess = search.excess();
     if (attempt == 0 || excess < best) {
@@ -29,7 +28,7 @@ __device__ inline double best_of(Search<Storage, Moves>& search, double* lam) {
       for (int i = threadIdx.x; i < search.k; i += blockDim.x) lam[i] = search.lam[i];
     }
     __syncthreads();
-    ridge = attempt == 0 ? 1e-12 : 100.0 * ridge;
+    ridge = attempt == 0 ? kFirstRidge : kNextRidge * ridge;
   }
   return best;
 }
