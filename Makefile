@@ -51,14 +51,16 @@ test-all: $(KERNELS)
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+	@echo $(BIN)/clang-format csrc tests
+	@$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+	$(BIN)/shellcheck .ci/run benchmarks/gpu.sh
 	$(BIN)/mypy
 
 .PHONY: format
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(CXX_FILES)
+	@$(BIN)/clang-format -i $(CXX_FILES)
 
 .PHONY: bench
 bench: $(KERNELS)
