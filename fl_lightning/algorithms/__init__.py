@@ -20,6 +20,7 @@ from fl_lightning.algorithms.drfl import DRFL
 from fl_lightning.algorithms.fairreg import FairReg
 from fl_lightning.algorithms.fcfl import FCFL
 from fl_lightning.algorithms.fedavg import FedAvg
+from fl_lightning.algorithms.fedcka import FedCKA
 from fl_lightning.algorithms.feddyn import FedDyn
 from fl_lightning.algorithms.fedfa import FedFa
 from fl_lightning.algorithms.fedfv import FedFV
@@ -48,6 +49,7 @@ __all__ = [
     "Ditto",
     "FairReg",
     "FedAvg",
+    "FedCKA",
     "FedDyn",
     "FedFV",
     "FedFa",

@@ -19,6 +19,7 @@ RULES = {
     "SCAFFOLD": fl.SCAFFOLD,
     "FedDyn": fl.FedDyn,
     "Ditto": fl.Ditto,
+    "FedCKA": fl.FedCKA,
     "MOON": fl.MOON,
     "FedProc": lambda: fl.FedProc(num_classes=3),
     "FedProto": lambda: fl.FedProto(num_classes=3),
@@ -65,6 +66,7 @@ STATEFUL = [
 # A mean of the updates, in which somebody may lose.
 MEANS = (
     "Ditto",
+    "FedCKA",
     "FedDyn",
     "MOON",
     "FedProc",

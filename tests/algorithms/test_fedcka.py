@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from client_rounds import Net, Rounds, assign, client_data, flat
+from method_fits import assert_paths_agree, assert_resumes, fit, trained
+from support import Classifier, fresh, weights
+from torch import nn
+
+import fl_lightning as fl
+from fl_lightning.algorithms import FedAvg, FedCKA, FedHEAL, FedMDFG
+from fl_lightning.algorithms.fedcka import linear_cka
+
+MU, LR = 2.0, 0.2
+
+
+def cka(x, y):
+    """As the definition has it, from the cross-covariance."""
+    x, y = x - x.mean(0), y - y.mean(0)
+    return (y.T @ x).square().sum() / ((x.T @ x).square().sum().sqrt() * (y.T @ y).square().sum().sqrt())
+
+
+def test_linear_cka():
+    torch.manual_seed(0)
+    x, y = torch.randn(7, 4).double(), torch.randn(7, 9).double()
+    rotation = torch.linalg.qr(torch.randn(4, 4).double())[0]
+    torch.testing.assert_close(linear_cka(x, y), cka(x, y))
+    assert linear_cka(x, 3 * x @ rotation + 5) == pytest.approx(1)
+    assert 0 < linear_cka(x, y) < 1
+    leaf = torch.ones(3, 4, dtype=torch.float64, requires_grad=True)
+    assert linear_cka(leaf, y[:3]) == 0  # constant outputs, as of a dead layer
+    linear_cka(leaf, y[:3]).backward()
+    assert leaf.grad.isfinite().all()
+    assert linear_cka(x[:1], y[:1]) == 0
+
+
+def outputs(net, batch):
+    hidden = net.encoder[0](batch[0])
+    features = net.encoder[2](net.encoder[1](hidden))
+    return [hidden, net.head(features)]
+
+
+def federate(rounds, cohorts, data):
+    module, last, path = Net(), {}, []
+    for t in range(rounds):
+        models = {}
+        for i in cohorts(t):
+            local, received = copy.deepcopy(module), copy.deepcopy(module).eval()
+            for batch in data[i]:
+                loss = local.loss(batch)
+                if i in last:
+                    local.encoder[1].momentum = 0.0  # the second pass must not be counted
+                    mine = outputs(local, batch)
+                    local.encoder[1].momentum = 0.1
+                    with torch.no_grad():
+                        theirs = [outputs(net, batch) for net in (received, last[i])]
+                    for x, new, old in zip(mine, *theirs, strict=True):
+                        a, b = cka(x, new), cka(x, old)
+                        loss = loss - MU / 2 * torch.log(torch.exp(a) / (torch.exp(a) + torch.exp(b)))
+                gradients = torch.autograd.grad(loss, list(local.parameters()))
+                with torch.no_grad():
+                    for p, g in zip(local.parameters(), gradients, strict=True):
+                        p -= LR * g
+            models[i] = local
+        last |= {i: copy.deepcopy(models[i]).eval() for i in models}
+        sizes = torch.tensor([sum(len(y) for _, y in data[i]) for i in models]).double()
+        assign(module, (sizes / sizes.sum()) @ torch.stack([flat(models[i]) for i in models]))
+        path.append(flat(module))
+    return torch.stack(path)
+
+
+def partial(t):
+    return [[0, 2], [1, 2, 3], [0, 2], [0, 1, 3], [2, 0]][t]
+
+
+def by_rule(rounds, data, **options):
+    method = FedCKA(MU, **options)
+    run = Rounds(method, method.client_rule(), data, lr=LR)
+    path = []
+    for t in range(rounds):
+        run.round(partial(t))
+        path.append(run.params)
+    return torch.stack(path)
+
+
+def test_equals_the_loop_with_copies():
+    data = client_data(seed=9)
+    data[2] = data[2][:2]
+    expected = federate(5, partial, data)
+    torch.testing.assert_close(by_rule(5, data), expected, rtol=0, atol=1e-9)
+    torch.testing.assert_close(by_rule(5, data, layers=["encoder.0", "head"]), expected, rtol=0, atol=1e-9)
+    assert not torch.allclose(by_rule(5, data, layers=["encoder.0"]), expected, atol=1e-4)
+
+
+def test_term_is_mu_log_2_where_both_models_are_equal():
+    """The only client: its last model is the global one."""
+    method, terms = FedCKA(MU), []
+    client = method.client_rule()
+    run = Rounds(method, client, client_data(clients=1), Net(norm=False), lr=LR)
+    run.round([0])
+    term = client.loss_term
+    client.loss_term = lambda *args: terms.append(term(*args)) or terms[-1]
+    run.round([0])
+    assert [float(value) for value in terms] == pytest.approx([MU * math.log(2)] * 3, abs=1e-9)
+    assert not run.module.encoder[0]._forward_hooks
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"mu": -1.0}, "mu of FedCKA must not be negative, found -1.0"),
+        ({"mu": float("nan")}, "mu of FedCKA"),
+        ({"layers": []}, "layers of FedCKA must be a list of one submodule name or more, found \\[\\]"),
+        ({"layers": "net.0"}, "layers of FedCKA must be a list of one submodule name or more, found 'net.0'"),
+        ({"num_layers": 0}, "num_layers of FedCKA must be at least 1, found 0"),
+        ({"max_models": 0}, "capacity must be at least 1 client, found 0"),
+    ],
+)
+def test_arguments_out_of_range(options, words):
+    with pytest.raises(ValueError, match=words):
+        FedCKA(**options)
+
+
+# ---- in a trainer
+
+
+def test_layers_that_are_not_there_are_refused_before_the_first_round():
+    with pytest.raises(ValueError, match=r"layers of FedCKA must be submodules of Classifier, found \['net.9'\]"):
+        fit(FedCKA(layers=["net.0", "net.9"]))
+    with pytest.raises(ValueError, match="num_layers of FedCKA must be at most 2 here, found 3"):
+        fit(FedCKA(num_layers=3))
+    with pytest.raises(ValueError, match="FedMDFG takes full gradients"):
+        fl.FederatedStrategy(FedMDFG(), client=FedCKA())
+
+
+class Pairs(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.net[1] = self.Two()
+
+    class Two(nn.Module):
+        def forward(self, x):
+            return (x.relu(), x)
+
+    def forward(self, x):
+        return self.net[2](self.net[1](self.net[0](x))[0])
+
+
+@pytest.mark.parametrize(("layer", "words"), [("net.1", "found tuple"), ("net", "found nothing")])
+def test_layers_without_one_output_are_named(layer, words):
+    with pytest.raises(fl.ClientError, match=f"layer '{layer}' must put out one tensor .* for FedCKA, {words}"):
+        fit(FedCKA(layers=[layer]), module=fresh(Pairs), strategy={"clients_per_round": 6})
+
+
+def test_mu_0_is_fedavg_bit_for_bit():
+    assert torch.equal(trained(FedCKA(0.0)), trained(FedAvg()))
+    assert torch.equal(trained(FedCKA(), rounds=1), trained(FedAvg(), rounds=1))  # nobody has a last model
+
+
+def test_lean_and_full_path_agree():
+    assert not torch.allclose(assert_paths_agree(FedCKA), trained(FedAvg()), atol=1e-3)
+
+
+def test_fit_resumes_bit_for_bit(tmp_path):
+    assert_resumes(FedCKA, tmp_path)
+
+
+def test_with_fedheal():
+    module, _ = fit(FedHEAL(), client=FedCKA(), rounds=4)
+    assert weights(module).isfinite().all()
+    assert not torch.allclose(weights(module), trained(FedHEAL(), rounds=4), atol=1e-4)
+    assert all(not layer._forward_hooks for layer in module.modules())
