@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import torch
+import weight_forms
+from algorithm_cohorts import make_cohort, random_rows
+from cohort_families import FAMILIES, rounds_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fl_lightning.algorithms import DRFL, FedAvg
+
+few = settings(max_examples=40, deadline=None, derandomize=True)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("m", "clients"), [(1, 1), (3, 7), (6, 6)])
+def test_equals_the_vector_form(family, m, clients):
+    for scale in (1e-12, 1.0, 1e12):
+        weight_forms.compare(DRFL(), weight_forms.DRFL(), rounds_of(family, m, 4, 3, clients, scale))
+
+
+@few
+@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=7), st.floats(1e-3, 1e3), st.randoms(use_true_random=False))
+def test_weights_are_shares_of_the_loss(losses, scale, random):
+    rows, order = random_rows(len(losses), 1), list(range(len(losses)))
+    random.shuffle(order)
+    rule = DRFL()
+    step = rule.aggregate(make_cohort(rows, losses))
+    other = DRFL().aggregate(make_cohort(rows[order], [scale * losses[i] for i in order]))
+    torch.testing.assert_close(step, other, rtol=1e-9, atol=1e-12)
+    assert rule.report.weights.tolist() == pytest.approx([F / sum(losses) for F in losses], rel=1e-9)
+
+
+def test_equal_and_zero_losses_give_the_uniform_mean():
+    for losses, flagged in (([2.0] * 3, False), ([0.0] * 3, True)):
+        rule, cohort = DRFL(), make_cohort(random_rows(3, 2), losses)
+        torch.testing.assert_close(rule.aggregate(cohort), FedAvg("uniform").aggregate(cohort))
+        assert rule.report.flagged == flagged
+    huge = DRFL()
+    huge.aggregate(make_cohort(random_rows(3, 3), [1.5e308, 1.5e308, 0.0]))
+    assert huge.report.weights.tolist() == [0.5, 0.5, 0.0]
+
+
+def test_negative_losses_are_refused():
+    with pytest.raises(ValueError, match="losses must not be negative for DRFL"):
+        DRFL().aggregate(make_cohort(random_rows(2, 4), [1.0, -0.5]))

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+from math import log2
+
+import numpy as np
+import pytest
+import torch
+import weight_forms
+from algorithm_cohorts import make_cohort, random_rows
+from cohort_families import FAMILIES, rounds_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import federated_blobs, fresh, quiet_trainer, weights
+
+import fl_lightning as fl
+from fl_lightning.algorithms import FedFa, Needs
+
+few = settings(max_examples=40, deadline=None, derandomize=True)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("beta", "gamma"), [(0.5, 0.9), (0.0, 0.5), (1.0, 0.0)])
+@pytest.mark.parametrize(("m", "clients"), [(1, 1), (1, 4), (3, 7), (6, 6)])
+def test_equals_the_vector_form(family, beta, gamma, m, clients):
+    for scale in (1e-12, 1.0, 1e12):
+        rule, form = FedFa(beta, gamma), weight_forms.FedFa(beta, gamma)
+        weight_forms.compare(rule, form, rounds_of(family, m, 6, 5, clients, scale))
+
+
+def weigh(accuracies, beta=0.5, ids=None, rule=None):
+    rule = FedFa(beta) if rule is None else rule
+    rows = random_rows(len(accuracies), 1)
+    rule.aggregate(make_cohort(rows, ids=ids, extras={"accuracy": torch.tensor(accuracies, dtype=torch.float64)}))
+    return rule.report.weights
+
+
+def published(accuracies, beta):
+    """The published platform's first round: information used as a divisor only."""
+    a, f = np.array(accuracies), np.ones(len(accuracies))
+    inform, often = -np.log2(a / a.sum() + 1e-6), -np.log2(1 - f / f.sum() + 1e-6)
+    p = (1 - beta) * a / inform.sum() + beta * f / often.sum()
+    return p / p.sum()
+
+
+def test_clients_that_are_served_badly_weigh_more_where_published_code_favours_the_others():
+    accuracies = [0.9, 0.5, 0.1]
+    assert published([100 * A for A in accuracies], 0.5).argsort().tolist() == [2, 1, 0]
+    assert weigh(accuracies).argsort().tolist() == [0, 1, 2]
+    inform = [-log2(A / 1.5 + 1e-6) for A in accuracies]
+    assert weigh(accuracies, beta=0.0).tolist() == pytest.approx([x / sum(inform) for x in inform], rel=1e-9)
+
+
+def test_clients_that_take_part_often_weigh_more():
+    rule = FedFa(beta=1.0)
+    assert weigh([0.5, 0.5], rule=rule, ids=[3, 4]).tolist() == pytest.approx([0.5, 0.5])
+    assert weigh([0.5, 0.5], rule=rule, ids=[4, 9]).tolist() == pytest.approx(  # 2 and 1 participations
+        [x / (-log2(1 / 3 + 1e-6) - log2(2 / 3 + 1e-6)) for x in (-log2(1 / 3 + 1e-6), -log2(2 / 3 + 1e-6))], rel=1e-9
+    )
+    assert rule.state_dict()["counts"] == {3: 1, 4: 2, 9: 1}
+
+
+@few
+@given(
+    st.lists(st.floats(0, 1), min_size=1, max_size=7),
+    st.floats(0, 1),
+    st.floats(0.01, 100),
+    st.randoms(use_true_random=False),
+)
+def test_weights(accuracies, beta, scale, random):
+    """Shares, of clients and not of places, whatever the unit of the accuracy."""
+    order = list(range(len(accuracies)))
+    random.shuffle(order)
+    found = weigh(accuracies, beta)
+    assert found.sum() == pytest.approx(1, abs=1e-12)
+    assert (found >= 0).all()
+    shuffled = weigh([scale * accuracies[i] for i in order], beta, ids=order)
+    torch.testing.assert_close(shuffled, found[order], rtol=1e-9, atol=1e-9)
+    assert (found[torch.tensor(accuracies, dtype=torch.float64).argsort(descending=True)].diff() >= -1e-12).all()
+
+
+def test_nobody_is_right_or_one_alone():
+    rule = FedFa(0.0)
+    assert weigh([0.0, 0.0, 0.0], rule=rule).tolist() == pytest.approx([1 / 3] * 3)
+    assert rule.report.flagged
+    assert weigh([1.0, 0.0], beta=0.0).tolist() == pytest.approx([0.0, 1.0])
+    for accuracy in (0.0, 0.7, 1.0):
+        assert weigh([accuracy]).tolist() == [1.0]
+
+
+def test_momentum_is_that_of_heavy_ball_and_steps_are_copies():
+    rule, rows = FedFa(gamma=0.5), random_rows(1, 3, torch.float32)
+    first = rule.aggregate(make_cohort(rows, [1.0]))
+    kept = first.clone()
+    second = rule.aggregate(make_cohort(rows, [1.0], when=1))
+    torch.testing.assert_close(second, 1.5 * rows[0])
+    first.zero_()
+    second.zero_()  # a strategy may do with a step what it likes
+    torch.testing.assert_close(kept, rows[0])
+    torch.testing.assert_close(rule.aggregate(make_cohort(rows, [1.0], when=2)), 1.75 * rows[0])
+
+
+@pytest.mark.parametrize("accuracy", [[0.5], [0.5, -0.1], [0.5, float("nan")], [[0.5, 0.5], [0.5, 0.5]]])
+def test_accuracies_that_are_none(accuracy):
+    with pytest.raises(ValueError, match="accuracy"):
+        FedFa().aggregate(make_cohort(random_rows(2, 1), extras={"accuracy": torch.tensor(accuracy)}))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"beta": -0.1}, r"beta of FedFa must be between 0 \(accuracy alone\) and 1 \(participation\), found -0.1"),
+        ({"beta": 1.1}, "beta of FedFa"),
+        ({"gamma": 1.0}, r"gamma of FedFa must be from 0 \(no momentum\) to below 1, found 1.0"),
+        ({"gamma": -0.5}, "gamma of FedFa"),
+    ],
+)
+def test_arguments_out_of_range(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        FedFa(**arguments)
+
+
+def test_a_fit():
+    module, rule = fresh(momentum=0.9), FedFa(gamma=0.5)
+    strategy = fl.FederatedStrategy(rule, clients_per_round=3, seed=1)
+    quiet_trainer(strategy, 3).fit(module, federated_blobs())
+    assert weights(module).isfinite().all()
+    assert sum(rule.state_dict()["counts"].values()) == 9
+    assert FedFa().needs == Needs(accuracies=True)

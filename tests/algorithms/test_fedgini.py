@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+import numpy as np
+import pytest
+import torch
+import weight_forms
+from algorithm_cohorts import make_cohort, random_rows
+from cohort_families import FAMILIES, rounds_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fl_lightning.algorithms import FedAvg, FedGini
+
+few = settings(max_examples=40, deadline=None, derandomize=True)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize(("m", "clients"), [(1, 1), (2, 5), (3, 7), (6, 6)])
+def test_equals_the_vector_form(family, epsilon, m, clients):
+    for scale in (1e-12, 1.0, 1e12):
+        rule, form = FedGini(epsilon), weight_forms.FedGini(epsilon)
+        weight_forms.compare(rule, form, rounds_of(family, m, 5, 3, clients, scale))
+
+
+def weights(losses, epsilon=0.5):
+    rule = FedGini(epsilon)
+    rule.aggregate(make_cohort(random_rows(len(losses), 1), losses))
+    return rule.report.weights
+
+
+def published(losses, epsilon):
+    """The published platform: ascending weights, indexed by the order instead of by the rank."""
+    m = len(losses)
+    b = np.array([1 + (1 - epsilon) * (k + 1) * k / ((m - 1) * m * (m + 1) / 3) for k in range(m)])
+    p = b[np.argsort(-np.asarray(losses))]
+    return p / p.sum()
+
+
+def test_the_ranking_is_right_where_published_code_turns_it_around():
+    losses = [3.0, 1.0, 5.0, 2.0, 4.0]
+    wrong = published(losses, 0.5)
+    assert (wrong.argmax(), wrong.argmin()) == (1, 2)  # most to loss 1, least to loss 5
+    assert weights(losses).argsort().tolist() == [1, 3, 0, 4, 2]
+    assert sorted(weights(losses).tolist()) == pytest.approx(sorted(wrong))
+
+
+@few
+@given(st.lists(st.floats(-10, 10), min_size=2, max_size=8), st.floats(0, 1), st.randoms(use_true_random=False))
+def test_weights(losses, epsilon, random):
+    order = list(range(len(losses)))
+    random.shuffle(order)
+    found = weights(losses, epsilon)
+    assert found.sum() == pytest.approx(1)
+    assert (found[torch.tensor(losses, dtype=torch.float64).argsort()].diff() >= -1e-15).all()
+    torch.testing.assert_close(weights([losses[i] for i in order], epsilon), found[order], rtol=1e-12, atol=0)
+    spread = 1 + 3 * (1 - epsilon) / (len(losses) + 1)
+    assert found.max() / found.min() <= spread * (1 + 1e-12)
+    if len(set(losses)) == len(losses):
+        assert found.max() / found.min() == pytest.approx(spread)
+
+
+def test_equal_losses_have_equal_weights():
+    assert weights([1.0] * 4).tolist() == pytest.approx([0.25] * 4)
+    # 1, 1 + 2 x, 1 + 6 x with x = 3 (1 - 0.5) / 24; the first two share theirs
+    found = weights([0.1, 0.1, 7.0])
+    assert found.tolist() == pytest.approx([1.0625 / 3.5, 1.0625 / 3.5, 1.375 / 3.5])
+
+
+def test_epsilon_1_is_the_uniform_mean_and_one_client_has_weight_1():
+    cohort = make_cohort(random_rows(5, 2))
+    torch.testing.assert_close(FedGini(1.0).aggregate(cohort), FedAvg("uniform").aggregate(cohort))
+    assert weights([3.0]).tolist() == [1.0]
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])
+def test_epsilon_out_of_range(value):
+    with pytest.raises(ValueError, match=r"epsilon of FedGini must be between 0 \(widest spread\) and 1"):
+        FedGini(value)

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import torch
+import weight_forms
+from algorithm_cohorts import make_cohort, random_rows
+from cohort_families import FAMILIES, rounds_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fl_lightning.algorithms import TERM, FedAvg
+
+few = settings(max_examples=40, deadline=None, derandomize=True)
+losses_of = st.lists(st.floats(-50, 50), min_size=1, max_size=7)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("normalise", ["softmax", "ema_paper", "reference"])
+@pytest.mark.parametrize("t", [0.1, 1.0, 5.0])
+@pytest.mark.parametrize(("m", "clients"), [(1, 1), (3, 7), (6, 6)])
+def test_equals_the_vector_form(family, normalise, t, m, clients):
+    for scale in (1e-12, 1.0, 1e12):
+        rule, form = TERM(t, normalise, 0.3), weight_forms.TERM(t, normalise, 0.3)
+        weight_forms.compare(rule, form, rounds_of(family, m, 2, 4, clients, scale))
+
+
+@few
+@given(losses_of, st.integers(0, 99))
+def test_towards_0_it_is_the_uniform_mean(losses, seed):
+    cohort = make_cohort(random_rows(len(losses), seed), losses)
+    torch.testing.assert_close(TERM(1e-13).aggregate(cohort), FedAvg("uniform").aggregate(cohort), rtol=1e-9, atol=1e-9)
+
+
+@few
+@given(losses_of, st.floats(1e-3, 1e3), st.sampled_from(["softmax", "ema_paper"]), st.randoms(use_true_random=False))
+def test_weights(losses, t, normalise, random):
+    """A tilted mean whatever the offset and the order; more for larger losses; the largest alone for a large tilt."""
+    rows, order = random_rows(len(losses), 3), list(range(len(losses)))
+    random.shuffle(order)
+    rule, other = TERM(t, normalise), TERM(t, normalise)
+    step = rule.aggregate(make_cohort(rows, losses))
+    moved = other.aggregate(make_cohort(rows[order], [losses[i] + 7.0 for i in order]))
+    torch.testing.assert_close(step, moved, rtol=1e-6, atol=1e-9)
+    weights = rule.report.weights
+    assert weights.sum() == pytest.approx(1, rel=1e-9)
+    assert (weights[torch.tensor(losses).argsort()].diff() >= -1e-15).all()
+
+
+@few
+@given(st.lists(losses_of, min_size=2, max_size=5), st.floats(0.05, 1.0))
+def test_moving_averages_bound_the_weights(rounds, rate):
+    rule = TERM(3.0, "ema_paper", rate)
+    for losses in rounds:
+        rule.aggregate(make_cohort(random_rows(len(losses), 4), losses))
+        assert rule.report.weights.sum() <= 1 / rate + 1e-9  # R is at least the rate times this round's mean
+
+
+def test_the_limits_of_float64_are_no_limits():
+    rows = random_rows(3, 5)
+    for normalise in ("softmax", "ema_paper"):
+        rule = TERM(1e6, normalise)
+        for losses in ([1e30, 0.0, 1.0], [0.0, 0.0, 0.0], [-1e30, 5.0, 5.0], [800.0, 799.0, 1.0]):
+            assert rule.aggregate(make_cohort(rows, losses)).isfinite().all()
+    largest = TERM(1e6)
+    largest.aggregate(make_cohort(rows, [800.0, 799.0, 1.0]))
+    assert largest.report.weights.tolist() == [1.0, 0.0, 0.0]
+
+
+def test_the_reference_takes_two_fifths_of_a_step_with_five_clients():
+    """What the authors' code does in its first round with little tilt: 2/m of FedAvg's step."""
+    cohort = make_cohort(random_rows(5, 6))
+    step, mean = TERM(1e-12, "reference").aggregate(cohort), FedAvg("uniform").aggregate(cohort)
+    torch.testing.assert_close(step, 0.4 * mean, rtol=1e-9, atol=0)
+    torch.testing.assert_close(TERM(1e-12, "ema_paper").aggregate(cohort), mean, rtol=1e-9, atol=0)
+
+
+def test_only_the_moving_average_is_state():
+    cohort = make_cohort(random_rows(3, 7), [0.1, 0.2, 0.3])
+    for normalise, keys in (("softmax", set()), ("ema_paper", {"log_r"}), ("reference", {"log_r"})):
+        rule = TERM(1.0, normalise)
+        rule.aggregate(cohort)
+        assert set(rule.state_dict()) == keys
+        assert rule.averages == (normalise == "softmax")
+    full = TERM(1.0, "ema_paper", ema_rate=1.0)
+    for losses in ([5.0, 5.0, 6.0], [0.1, 0.2, 0.3]):
+        full.aggregate(make_cohort(random_rows(3, 7), losses))
+    torch.testing.assert_close(full.aggregate(cohort), TERM().aggregate(cohort))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"t": 0.0}, r"t of TERM must be positive and finite, found 0.0; FedAvg\('uniform'\) is its limit at 0"),
+        ({"t": -1.0}, "t of TERM"),
+        ({"t": float("nan")}, "t of TERM"),
+        ({"ema_rate": 0.0}, "ema_rate of TERM must be above 0 and at most 1, found 0.0"),
+        ({"ema_rate": 1.1}, "ema_rate of TERM"),
+        ({"normalise": "sum"}, "normalise of TERM must be 'softmax', 'ema_paper' or 'reference', found 'sum'"),
+    ],
+)
+def test_arguments_out_of_range(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        TERM(**arguments)

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: N806 (letters as in the papers)
+"""Methods that weigh clients, once more: models instead of updates, loops instead of tensors, no code of the package.
+
+``step(rows, losses, ids, ...)`` takes a round and returns the old model minus the new one.
+"""
+
+from __future__ import annotations
+
+from math import exp, log2
+
+import numpy as np
+
+
+class Form:
+    """Starts each round at the model 0, so client ``i`` ends at ``-rows[i]``."""
+
+    def models(self, rows):
+        return [-np.asarray(row, dtype=float) for row in rows]
+
+
+class QFedAvg(Form):
+    """Section 2.4."""
+
+    def __init__(self, q):
+        self.q = q
+
+    def step(self, rows, losses, ids, eta, **more):
+        top, bottom = 0.0, 0.0
+        for w_i, F in zip(self.models(rows), losses, strict=True):
+            F = F + 1e-10
+            g = (0 - w_i) / eta
+            top = top + F**self.q * g
+            bottom += self.q * F ** (self.q - 1) * sum(x * x for x in g) + F**self.q * (1 / eta)
+        return top / bottom
+
+
+def nearest_on_simplex(y, total=1.0):
+    """By bisection on the shift, where the package sorts."""
+    low, high = min(y) - total, max(y)
+    for _ in range(200):
+        shift = (low + high) / 2
+        if sum(max(v - shift, 0) for v in y) > total:
+            low = shift
+        else:
+            high = shift
+    return [max(v - (low + high) / 2, 0) for v in y]
+
+
+class AFL(Form):
+    """Section 2.5; ``lambda`` by client, moved among participants only."""
+
+    def __init__(self, gamma, clients):
+        self.gamma, self.lam = gamma, dict.fromkeys(range(clients), 1 / clients)
+
+    def step(self, rows, losses, ids, **more):
+        mass = sum(self.lam[i] for i in ids)
+        new = sum(self.lam[i] / mass * w_i for i, w_i in zip(ids, self.models(rows), strict=True))
+        moved = nearest_on_simplex([self.lam[i] + self.gamma * F for i, F in zip(ids, losses, strict=True)], mass)
+        self.lam |= dict(zip(ids, moved, strict=True))
+        return -new
+
+
+class TERM(Form):
+    """Section 2.6; exponentials as they are, so only for small ``t F``."""
+
+    def __init__(self, t, normalise, rate=0.5):
+        self.t, self.normalise, self.rate = t, normalise, rate
+        self.R = 0.0 if normalise == "reference" else None
+
+    def step(self, rows, losses, ids, **more):
+        m = len(losses)
+        offset = max(losses) if self.normalise == "reference" else 0.0
+        a = [exp(self.t * (F - offset)) for F in losses]
+        mean = sum(a) / m
+        self.R = mean if self.R is None or self.normalise == "softmax" else (1 - self.rate) * self.R + self.rate * mean
+        if self.normalise != "reference":
+            return sum(a_i / (m * self.R) * -w_i for a_i, w_i in zip(a, self.models(rows), strict=True))
+        omega = [a_i / (self.R * m) for a_i in a]
+        return -sum(omega_i * w_i for omega_i, w_i in zip(omega, self.models(rows), strict=True)) / m
+
+
+class DRFL(Form):
+    """Section 2.8, with the factor m / N of the published code."""
+
+    def step(self, rows, losses, ids, **more):
+        p = [len(rows) / 100 * F for F in losses]
+        return -sum(p_i / sum(p) * w_i for p_i, w_i in zip(p, self.models(rows), strict=True))
+
+
+class FedGini(Form):
+    """Section 2.10, ranks by counting who has less."""
+
+    def __init__(self, epsilon):
+        self.epsilon = epsilon
+
+    def step(self, rows, losses, ids, **more):
+        m = len(losses)
+        if m == 1:
+            return -self.models(rows)[0]
+        D = sum(k * (k + 1) for k in range(m))
+        b = [1 + (1 - self.epsilon) * k * (k + 1) / D for k in range(m)]
+        ranks = [sum(other < F for other in losses) for F in losses]
+        return -sum(b[k] / sum(b) * w_i for k, w_i in zip(ranks, self.models(rows), strict=True))
+
+
+class FedFa(Form):
+    """Section 2.9: intended weights, and the momentum of ``ms <- gamma ms + dw; w+ = w + ms``."""
+
+    def __init__(self, beta, gamma):
+        self.alpha, self.beta, self.gamma = 1 - beta, beta, gamma
+        self.ms, self.f = 0.0, {}
+
+    def step(self, rows, losses, ids, accuracies, **more):
+        for i in ids:
+            self.f[i] = self.f.get(i, 0) + 1
+        f = [self.f[i] for i in ids]
+        inform = [-log2(min(1.0, A / sum(accuracies) + 1e-6)) for A in accuracies]
+        often = [-log2(min(1.0, 1 - count / sum(f) + 1e-6)) for count in f]
+        if len(ids) == 1:
+            inform = [1.0]
+        p = [self.alpha * x / sum(inform) + self.beta * y / sum(often) for x, y in zip(inform, often, strict=True)]
+        dw = sum(p_i * w_i for p_i, w_i in zip(p, self.models(rows), strict=True)) - 0
+        self.ms = self.gamma * self.ms + dw
+        return -self.ms
+
+
+def compare(rule, form, cohorts, **more):
+    """The rule and its form over the same rounds: equal within 1e-9 of the longest row."""
+    rounds = 0
+    for cohort in cohorts:
+        rows = cohort.updates.rows.numpy()
+        step = rule.aggregate(cohort).numpy()
+        expected = form.step(
+            rows,
+            cohort.losses.tolist(),
+            cohort.client_ids,
+            eta=cohort.client_lr,
+            accuracies=cohort.extras["accuracy"].tolist(),
+        )
+        longest = max(np.linalg.norm(row) for row in rows)
+        assert np.linalg.norm(step - expected) <= 1e-9 * max(np.linalg.norm(expected), 1e-3 * longest)
+        rounds += 1
+    assert rounds > 0
