@@ -1,40 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
 """Registration: schemas, shapes, mutation, torch.compile, and the report of implementations."""
 
+import shutil
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+from implementations import NO_GPU, samples
 
 from fl_lightning import ops
 from fl_lightning.ops import _extension, _library
 
-ROWS = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
-OFFSETS = torch.tensor([0, 20, 20, 50])
-GRAM = (ROWS.double() @ ROWS.double().T).expand(2, 3, 3).contiguous()
-COEFF = torch.rand(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-SAMPLES = {
-    "layer_gram": (ROWS, OFFSETS),
-    "layer_cross_gram": (ROWS, ROWS[:2].bfloat16(), OFFSETS),
-    "layer_dots": (ROWS, ROWS[0], OFFSETS),
-    "layer_combine": (ROWS.half(), OFFSETS, COEFF),
-    "layer_combine_add": (torch.zeros(50), ROWS, OFFSETS, COEFF),
-    "project_conflicts": (GRAM, torch.tensor([2, 0, 1]), torch.tensor([True, False, False])),
-    "min_norm": (GRAM,),
-    "puc_track": (ROWS[0], torch.zeros(50, dtype=torch.uint8), 1, 2, OFFSETS),
-    "puc_combine": (ROWS, torch.full((3, 2), -1, dtype=torch.int32), torch.ones(3)),
+SAMPLES = samples()
+ROWS, OFFSETS = SAMPLES["layer_gram"]
+COEFF = SAMPLES["layer_combine"][2]
+PUBLIC = {
+    **{name: getattr(ops, name) for name in _library.NAMES if name != "layer_combine_add"},
+    "layer_combine_add": lambda out, rows, offsets, coeff: ops.layer_combine(rows, offsets, coeff, out),
 }
+INDUCTOR = pytest.param(
+    "inductor", marks=[pytest.mark.slow, pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")]
+)
 
 
 def test_every_op_has_a_sample():
     assert set(SAMPLES) == set(_library.NAMES)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NO_GPU)])
 @pytest.mark.parametrize("name", SAMPLES)
-def test_opcheck(name):
-    arguments = tuple(a.clone() if isinstance(a, torch.Tensor) else a for a in SAMPLES[name])
-    torch.library.opcheck(getattr(torch.ops.fl_lightning, name).default, arguments)
+def test_opcheck(name, device):
+    arguments = [a.clone() if torch.is_tensor(a) else a for a in SAMPLES[name]]
+    moved = [a.to(device) if torch.is_tensor(a) and a.dtype != torch.int64 else a for a in arguments]
+    torch.library.opcheck(getattr(torch.ops.fl_lightning, name).default, tuple(moved))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", INDUCTOR])
+@pytest.mark.parametrize("name", SAMPLES)
+def test_every_public_function_compiles_without_graph_breaks(name, backend):
+    def outcome(function):
+        arguments = [a.clone() if torch.is_tensor(a) else a for a in SAMPLES[name]]
+        result = function(*arguments)
+        return [*(result if isinstance(result, tuple) else (result,)), *filter(torch.is_tensor, arguments)]
+
+    torch.compiler.reset()
+    want, got = outcome(PUBLIC[name]), outcome(torch.compile(PUBLIC[name], backend=backend, fullgraph=True))
+    assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -50,18 +62,6 @@ def test_compiles_without_graph_breaks(backend):
     want = server_step(ROWS, OFFSETS, COEFF)
     got = torch.compile(server_step, backend=backend, fullgraph=True)(ROWS, OFFSETS, COEFF)
     assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
-
-
-def test_compiled_tracking_changes_the_counts_in_place():
-    def track(row, counts, offsets):
-        return ops.puc_track(row, counts, 1, 2, offsets)
-
-    counts, again = torch.ones(50, dtype=torch.uint8), torch.ones(50, dtype=torch.uint8)
-    want = track(ROWS[0], counts, OFFSETS)
-    got = torch.compile(track, backend="aot_eager", fullgraph=True)(ROWS[0], again, OFFSETS)
-    assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
-    assert torch.equal(counts, again)
-    assert counts.max() == 2
 
 
 def test_backend_reports_every_public_op():

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from implementations import every
 
 from fl_lightning import ops
 
@@ -26,6 +27,7 @@ def by_hand(row, counts, threshold, participations):
     return keep, after
 
 
+@every
 @settings(max_examples=60, deadline=None)
 @given(
     n=st.integers(1, 100),
@@ -34,14 +36,14 @@ def by_hand(row, counts, threshold, participations):
     dtype=st.sampled_from([torch.uint8, torch.int16, torch.int32]),
     seed=st.integers(0, 2**16),
 )
-def test_track_equals_a_loop(n, participations, share, dtype, seed):
+def test_track_equals_a_loop(call, n, participations, share, dtype, seed):
     generator = torch.Generator().manual_seed(seed)
     row = torch.randint(-2, 3, (n,), generator=generator).float()
     counts = torch.randint(0, participations + 1, (n,), generator=generator).to(dtype)
     threshold = round(share * participations)
     keep, after = by_hand(row, counts, threshold, participations)
     offsets = torch.tensor([0, n // 3, n // 3, n])
-    words, norms = ops.puc_track(row, counts, threshold, participations, offsets)
+    words, norms = call("puc_track", row, counts, threshold, participations, offsets)
     assert words.shape == ((n + 31) // 32,)
     assert words.dtype == torch.int32
     assert bits(words, 32 * len(words)) == keep + [False] * (32 * len(words) - n)
@@ -50,12 +52,13 @@ def test_track_equals_a_loop(n, participations, share, dtype, seed):
     assert norms.tolist() == [kept[: n // 3].sum().item(), 0.0, kept[n // 3 :].sum().item()]
 
 
-def test_many_blocks():
+@every
+def test_many_blocks(call):
     n = 600_001
     row = torch.randn(n, generator=torch.Generator().manual_seed(0))
     counts = (torch.arange(n) % 6).to(torch.uint8)
     keep, after = by_hand(row, counts, 2, 5)
-    words, norms = ops.puc_track(row, counts, 2, 5, torch.tensor([0, 1, 300_000, n]))
+    words, norms = call("puc_track", row, counts, 2, 5, torch.tensor([0, 1, 300_000, n]))
     mask = torch.tensor(keep)
     shifts = torch.arange(32, dtype=torch.int32)
     assert torch.equal(((words[:, None] >> shifts) & 1).bool().flatten()[:n], mask)
@@ -64,8 +67,9 @@ def test_many_blocks():
     torch.testing.assert_close(norms, torch.stack([want[:1].sum(), want[1:300_000].sum(), want[300_000:].sum()]))
 
 
+@every
 @pytest.mark.parametrize("rule", ["code", "paper"])
-def test_thresholds_give_the_published_rules(rule):
+def test_thresholds_give_the_published_rules(call, rule):
     """Sign histories kept as exact fractions decide the same as integer counts and a threshold."""
     tau, n = Fraction("0.3"), 40
     generator = torch.Generator().manual_seed(1)
@@ -85,22 +89,24 @@ def test_thresholds_give_the_published_rules(rule):
             increases[i] += up
         code = 0 if t == 0 else math.floor(tau * t) + 1
         threshold = code if rule == "code" else math.ceil(tau * (t + 1)) - 1
-        words, _ = ops.puc_track(row, counts, threshold, t, torch.tensor([0, n]))
+        words, _ = call("puc_track", row, counts, threshold, t, torch.tensor([0, n]))
         assert bits(words, n) == want
     assert not all(want)
 
 
-def test_zero_is_an_increase_and_nan_is_not():
+@every
+def test_zero_is_an_increase_and_nan_is_not(call):
     row = torch.tensor([0.0, -0.0, float("nan"), -1.0, 1.0])
     counts = torch.zeros(5, dtype=torch.int16)
-    words, norms = ops.puc_track(row, counts, 1, 1, torch.tensor([0, 5]))
+    words, norms = call("puc_track", row, counts, 1, 1, torch.tensor([0, 5]))
     assert counts.tolist() == [1, 1, 0, 1, 0]
     assert bits(words, 5) == [False, False, True, False, True]  # no past increase, one past decrease
     assert norms.isnan().all()
 
 
+@every
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_combine_equals_a_loop(dtype):
+def test_combine_equals_a_loop(call, dtype):
     m, n = 4, 70
     generator = torch.Generator().manual_seed(3)
     rows = torch.randint(-4, 5, (m, n), generator=generator).to(dtype)
@@ -112,7 +118,7 @@ def test_combine_equals_a_loop(dtype):
     padded[:, :n] = mask
     keep = (padded * shifts).view(m, 3, 32).sum(2).to(torch.int32)
     rows[~mask] = float("nan")  # what is not kept must not matter
-    step = ops.puc_combine(rows, keep, weights)
+    step = call("puc_combine", rows, keep, weights)
     assert step.dtype == dtype
     for i in range(n):
         total = sum(
@@ -124,16 +130,17 @@ def test_combine_equals_a_loop(dtype):
     assert step[5] == 0
 
 
-def test_combine_over_many_blocks_with_tracked_bits():
+@every
+def test_combine_over_many_blocks_with_tracked_bits(call):
     m, n = 3, 200_003
     rows = torch.randn(m, n, generator=torch.Generator().manual_seed(0))
     counts = [torch.full((n,), c, dtype=torch.uint8) for c in (0, 1, 2)]
-    tracked = [ops.puc_track(row, c, 1, 2, torch.tensor([0, n])) for row, c in zip(rows, counts, strict=True)]
+    tracked = [call("puc_track", row, c, 1, 2, torch.tensor([0, n])) for row, c in zip(rows, counts, strict=True)]
     keep = torch.stack([words for words, _ in tracked])
     mask = torch.stack([torch.where(rows[0] <= 0, False, True), torch.ones(n, dtype=torch.bool), rows[2] <= 0])
     weights = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
     want = (weights[:, None] * rows * mask).sum(0) / (weights[:, None] * mask).sum(0)
-    torch.testing.assert_close(ops.puc_combine(rows, keep, weights).double(), want, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(call("puc_combine", rows, keep, weights).double(), want, rtol=1e-6, atol=1e-7)
 
 
 ROW, COUNTS, OFF = torch.ones(40), torch.zeros(40, dtype=torch.uint8), torch.tensor([0, 40])

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every implementation of the ops that is present: the reference, compiled kernels, CUDA kernels where there is a GPU.
+
+A test that takes ``call`` from ``every`` gives an op tensors on the CPU and gets such tensors back, wherever it runs:
+``call("layer_gram", rows, offsets)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from fl_lightning.ops import _library, _reference
+
+EXTENSION = _library.EXTENSION.module
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_CHANGED = {"layer_combine_add": 0, "puc_track": 1}  # the argument that the op changes
+
+
+class Implementation(NamedTuple):
+    """Calls ops by name."""
+
+    find: Callable[[str], Callable[..., Any]]
+    device: str
+
+    def __call__(self, op: str, *arguments: Any) -> Any:
+        moved = [a.to(self.device) if torch.is_tensor(a) and a.dtype != torch.int64 else a for a in arguments]
+        result = self.find(op)(*moved)
+        if op in _CHANGED:
+            arguments[_CHANGED[op]].copy_(moved[_CHANGED[op]])
+        return tuple(r.cpu() for r in result) if isinstance(result, tuple) else None if result is None else result.cpu()
+
+
+def dispatched(op: str) -> Callable[..., Any]:
+    """What torch.library's dispatcher finds: compiled kernels before the reference."""
+    return getattr(torch.ops.fl_lightning, op)
+
+
+REFERENCE = Implementation(lambda op: _library._OPS[op].kernel, "cpu")
+MISSING = pytest.mark.skipif(EXTENSION is None, reason=f"no compiled kernels: {_library.EXTENSION.reason}")
+NO_GPU = pytest.mark.skipif(
+    EXTENSION is None or not EXTENSION.has_cuda() or not torch.cuda.is_available(), reason="no CUDA kernels, or no GPU"
+)
+COMPILED = [
+    pytest.param(Implementation(dispatched, "cpu"), id="compiled", marks=MISSING),
+    pytest.param(Implementation(dispatched, "cuda"), id="cuda", marks=NO_GPU),
+]
+EVERY = [pytest.param(REFERENCE, id="reference"), *COMPILED]
+every = pytest.mark.parametrize("call", EVERY)
+compiled = pytest.mark.parametrize("call", COMPILED)
+
+
+def results_of(call: Implementation, op: str, arguments: Any) -> list[Tensor]:
+    """What an op returns, and its tensors as they are after the call."""
+    own = [a.clone() if torch.is_tensor(a) else a for a in arguments]
+    result = call(op, *own)
+    returned = result if isinstance(result, tuple) else () if result is None else (result,)
+    return [*returned, *filter(torch.is_tensor, own)]
+
+
+def offsets_of(sizes: Any) -> Tensor:
+    """Offsets of layers of these sizes."""
+    return torch.tensor([0, *sizes]).cumsum(0)
+
+
+def gaussian(m: int, n: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(m, n, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def exact_products(left: Tensor, right: Tensor, offsets: Tensor) -> Tensor:
+    """``[L, m, h]`` in float64."""
+    left, right = left.double(), right.double()
+    return torch.stack([left[:, a:b] @ right[:, a:b].T for a, b in pairwise(offsets.tolist())])
+
+
+def random_bits(m: int, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """A mask ``[m, n]``, and the same as words of keep bits."""
+    keep = torch.rand(m, n, generator=torch.Generator().manual_seed(seed)) < 0.4
+    padded = torch.zeros(m, -(-n // 32) * 32, dtype=torch.bool)
+    padded[:, :n] = keep
+    return keep, torch.stack([_reference._pack(row) for row in padded])
+
+
+def samples(m: int = 3, n: int = 50) -> dict[str, tuple[Any, ...]]:
+    """Valid arguments of every op."""
+    rows, offsets = gaussian(m, n), offsets_of((n // 3, 0, n - n // 3))
+    gram = exact_products(rows, rows, offsets)
+    coeff = gaussian(3, m, torch.float64, seed=1)
+    return {
+        "layer_gram": (rows, offsets),
+        "layer_cross_gram": (rows, rows[:2].bfloat16(), offsets),
+        "layer_dots": (rows, rows[0].clone(), offsets),
+        "layer_combine": (rows.half(), offsets, coeff),
+        "layer_combine_add": (torch.zeros(n), rows, offsets, coeff),
+        "project_conflicts": (gram, torch.arange(m).flip(0), torch.arange(m) % 3 == 1),
+        "min_norm": (gram,),
+        "puc_track": (rows[0].clone(), torch.zeros(n, dtype=torch.uint8), 1, 2, offsets),
+        "puc_combine": (rows, random_bits(m, n)[1], torch.ones(m)),
+    }

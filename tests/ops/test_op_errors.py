@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the ops themselves refuse, below the public functions' checks: those vanish under ``torch.compile``.
+
+A compiled kernel's error reaches Python as a RuntimeError: torch's stable interface knows no other.
+"""
+
+import pytest
+import torch
+from implementations import compiled, dispatched, every, samples
+
+from fl_lightning import ops
+
+ERRORS = (ValueError, RuntimeError)
+OFFSETS_AT = {
+    "layer_gram": 1,
+    "layer_cross_gram": 2,
+    "layer_dots": 2,
+    "layer_combine": 1,
+    "layer_combine_add": 2,
+    "puc_track": 4,
+}
+
+
+@every
+@pytest.mark.parametrize("op", OFFSETS_AT)
+@pytest.mark.parametrize(
+    "offsets", [[0, 16, 49], [0, 51], [1, 50], [-1, 20, 50], [0, -5, 50], [0, 30, 20, 50], [0, 60, 50]], ids=str
+)
+def test_offsets(call, op, offsets):
+    arguments = list(samples()[op])
+    arguments[OFFSETS_AT[op]] = torch.tensor(offsets)
+    with pytest.raises(ERRORS, match=r"offsets must rise from 0 to n = 50 without decreasing, found \["):
+        call(op, *arguments)
+
+
+@every
+@pytest.mark.parametrize("order", [[0, 1, 1], [0, 1, 3], [-1, 0, 1]], ids=str)
+def test_order(call, order):
+    gram, _, keep = samples()["project_conflicts"]
+    with pytest.raises(ERRORS, match=r"order must be a permutation of 0..2, found \["):
+        call("project_conflicts", gram, torch.tensor(order), keep)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan")])
+def test_weights_on_the_cpu(weight):
+    rows, keep, weights = samples()["puc_combine"]
+    weights[1] = weight
+    with pytest.raises(ERRORS, match=r"weights must be positive, found \["):
+        dispatched("puc_combine")(rows, keep, weights)
+
+
+def changed(op, index, change):
+    """Arguments of an op, one of which does not fit the others."""
+    arguments = list(samples()[op])
+    arguments[index] = change(arguments[index])
+    return op, arguments
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (changed("layer_gram", 0, lambda rows: rows[None]), r"rows must have shape \[m, n\]"),
+        (changed("layer_gram", 0, lambda rows: rows.to(torch.int32)), "rows must be float64, float32"),
+        (changed("layer_gram", 1, lambda offsets: offsets.double()), "offsets has the wrong dtype"),
+        (changed("layer_gram", 1, lambda offsets: offsets[:1]), r"offsets must be a CPU vector of L \+ 1"),
+        (changed("layer_cross_gram", 1, lambda others: others[:, :49]), r"others must have shape \[any, 50\]"),
+        (changed("layer_dots", 1, lambda step: step[:49]), r"step must have shape \[50\]"),
+        (changed("layer_combine", 2, lambda coeff: coeff[:2]), r"coeff must have shape \[3, 3\]"),
+        (changed("layer_combine_add", 0, lambda out: out[:49]), r"out must have shape \[50\]"),
+        (changed("project_conflicts", 0, lambda gram: gram[0]), r"gram must have shape \[B, m, m\]"),
+        (changed("project_conflicts", 0, lambda gram: gram.float()), "gram has the wrong dtype"),
+        (changed("project_conflicts", 1, lambda order: order[:2]), r"order must have shape \[3\]"),
+        (changed("project_conflicts", 2, lambda keep: keep[:2]), r"keep must have shape \[3\]"),
+        (changed("min_norm", 0, lambda gram: gram[:, :2]), r"gram must have shape \[B, k, k\]"),
+        (changed("puc_track", 1, lambda counts: counts[:49]), r"counts must have shape \[50\]"),
+        (changed("puc_track", 1, lambda counts: counts.to(torch.int8)), "counts must be uint8, int16 or int32"),
+        (changed("puc_combine", 1, lambda keep: keep[:, :1]), r"keep must have shape \[3, 2\]"),
+        (changed("puc_combine", 2, lambda weights: weights[:2]), r"weights must have shape \[3\]"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_sizes_that_memory_safety_depends_on(call, case, message):
+    """A compiled kernel reads and writes by these sizes."""
+    op, arguments = case
+    with pytest.raises(ERRORS, match=message):
+        call(op, *arguments)
+
+
+ROWS, OFFSETS = samples()["layer_gram"]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: ops.layer_gram(ROWS, OFFSETS - 1), ValueError, r"from 0 to n = 50 .* found \[-1, 15"),
+        (lambda: ops.layer_gram(ROWS.to(torch.complex64), OFFSETS), TypeError, "found torch.complex64"),
+        (lambda: ops.layer_dots(ROWS, ROWS, OFFSETS), ValueError, r"step must have shape \[50\], found \[3, 50\]"),
+        (lambda: ops.layer_cross_gram(ROWS, ROWS[0], OFFSETS), ValueError, r"others must have shape \[any, 50\]"),
+        (lambda: ops.layer_combine(ROWS, OFFSETS, torch.ones(3)), ValueError, r"coeff must have shape \[3, 3\]"),
+        (lambda: ops.min_norm(torch.ones(2, 0, 0).double()), ValueError, r"\[B, k, k\] with k >= 1, found \[2, 0, 0\]"),
+    ],
+)
+def test_public_functions_name_the_argument(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

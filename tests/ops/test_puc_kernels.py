@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every implementation of FedHEAL's two passes: bits and counts exactly, weighted means to the last place."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from implementations import DTYPES, every, gaussian, offsets_of, random_bits
+
+from fl_lightning.ops import _reference
+
+STEP_ERROR = {torch.float64: 1e-13, torch.float32: 2**-23, torch.float16: 2**-10, torch.bfloat16: 2**-7}
+
+
+@every
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (3, 31), (10, 20_129), (33, 1_000), (64, 9_003)])
+def test_weighted_means_of_kept_coordinates(call, m, n, dtype):
+    keep, words = random_bits(m, n)
+    rows, weights = gaussian(m, n, dtype), torch.rand(m, generator=torch.Generator().manual_seed(2)) + 0.1
+    weight = weights.double()[:, None] * keep
+    mass = weight.sum(0)
+    want = torch.where(mass > 0, (weight * rows.double()).sum(0) / mass.clamp(min=1e-9), 0.0)
+    size = torch.where(mass > 0, (weight * rows.double()).abs().sum(0) / mass.clamp(min=1e-9), 0.0)
+    rows[~keep] = float("nan")
+    wider = torch.cat([rows, rows], 1)[:, :n]
+    tiny = 2**-24 if dtype == torch.float16 else 0
+    for given in (rows, wider):
+        step = call("puc_combine", given, words, weights)
+        assert ((step.double() - want).abs() <= STEP_ERROR[dtype] * want.abs() + 1e-13 * size + tiny).all()
+        assert (step[mass == 0] == 0).all()
+
+
+@every
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("count_type", [torch.uint8, torch.int16, torch.int32], ids=str)
+def test_tracking_equals_integer_arithmetic(call, dtype, count_type):
+    offsets = offsets_of((129, 0, 1, 3, 140_000, 70))
+    n = int(offsets[-1])
+    row = torch.randint(-2, 3, (n,), generator=torch.Generator().manual_seed(1)).to(dtype)
+    row[::1000] = float("nan")
+    for participations, threshold in ((0, 0), (0, 1), (5, 2), (100, 50), (100, 101), (200, 10**12)):
+        counts = torch.randint(0, participations + 1, (n,)).to(count_type)
+        past, up = counts.long(), row <= 0
+        keep = torch.where(up, past, participations - past) >= threshold
+        words, squares = call("puc_track", row, counts, threshold, participations, offsets)
+        assert torch.equal(counts.long(), past + up)
+        assert torch.equal(_reference._unpack(words).bool()[:n], keep)
+        assert not _reference._unpack(words).bool()[n:].any()
+        kept = torch.where(keep, row.double(), 0.0).square()
+        want = torch.stack([kept[a:b].sum() for a, b in pairwise(offsets.tolist())])
+        torch.testing.assert_close(squares, want, rtol=1e-12, atol=0, equal_nan=True)
+
+
+@every
+@pytest.mark.parametrize("tau", [0.3, 0.7])
+def test_sixty_rounds_of_fedheal(call, tau):
+    """Integer histories of three clients, one of which joins late, against plain Python integers."""
+    n, offsets = 40, offsets_of((33, 7))
+    generator = torch.Generator().manual_seed(int(10 * tau))
+    counts = [torch.zeros(n, dtype=torch.uint8) for _ in range(3)]
+    past, taken = [[0] * n for _ in range(3)], [0, 0, 0]
+    empty = 0
+    for number in range(60):
+        online = [c for c in range(3) if c < 2 or number >= 20]
+        rows = torch.randn(len(online), n, generator=generator) + 0.3
+        weights = torch.rand(len(online), generator=generator) + 0.1
+        words, kept = [], []
+        for row, c in zip(rows, online, strict=True):
+            threshold = 0 if taken[c] == 0 else int(tau * taken[c]) + 1
+            words.append(call("puc_track", row, counts[c], threshold, taken[c], offsets)[0])
+            up = [x <= 0 for x in row.tolist()]
+            kept.append([(p if u else taken[c] - p) >= threshold for u, p in zip(up, past[c], strict=True)])
+            past[c] = [p + u for u, p in zip(up, past[c], strict=True)]
+            taken[c] += 1
+            assert _reference._unpack(words[-1]).bool()[:n].tolist() == kept[-1]
+            assert counts[c].tolist() == past[c]
+        mask = torch.tensor(kept)
+        weight = weights[:, None] * mask
+        share = torch.where(mask.any(0), weight / weight.sum(0), 0.0)
+        step = call("puc_combine", rows, torch.stack(words), weights)
+        torch.testing.assert_close(step, (share * rows).sum(0), rtol=1e-6, atol=1e-6)
+        empty += int((~mask.any(0)).sum())
+    assert empty > 0
