@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training on a GPU ends where training on the CPU does. FL_LIGHTNING_TEST_DEVICE=cpu tries the tests themselves."""
+
+import os
+
+import pytest
+import torch
+from support import federated_blobs, fresh, quiet_trainer, weights
+
+import fl_lightning as fl
+
+DEVICE = os.environ.get("FL_LIGHTNING_TEST_DEVICE", "cuda")
+pytestmark = pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available(), reason="needs a GPU")
+
+RULES = [
+    fl.algorithms.FedAvg,
+    fl.algorithms.FedProx,
+    fl.algorithms.SCAFFOLD,
+    fl.algorithms.FedHEAL,
+    fl.algorithms.FedMDFG,
+    fl.algorithms.FedLF,
+]
+
+
+def fit(rule, device, **options):
+    """A module in float64 trained for three rounds, so that rounding cannot turn a decision of the rule."""
+    strategy = fl.FederatedStrategy(rule(), clients_per_round=4, local_epochs=1, seed=0)
+    trainer = quiet_trainer(strategy, max_epochs=3, accelerator=device, devices=1, precision="64-true", **options)
+    module = fresh()
+    trainer.fit(module, federated_blobs())
+    return trainer, strategy, module
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_fit_agrees_with_that_on_the_cpu(rule):
+    _, there_strategy, there = fit(rule, DEVICE)
+    _, here_strategy, here = fit(rule, "cpu")
+    torch.testing.assert_close(weights(there).cpu(), weights(here), rtol=1e-6, atol=1e-9)
+    assert there_strategy.last_round.client_ids == here_strategy.last_round.client_ids
+
+
+def test_the_fit_runs_where_it_was_asked_to():
+    trainer, strategy, _ = fit(fl.algorithms.FedLF, DEVICE)
+    assert trainer.strategy.root_device.type == DEVICE
+    assert strategy.root_device.type == DEVICE
+
+
+def test_a_checkpoint_from_the_gpu_resumes_on_the_cpu(tmp_path):
+    path = tmp_path / "after.ckpt"
+    trainer, _, module = fit(fl.algorithms.SCAFFOLD, DEVICE)
+    trainer.save_checkpoint(path)
+    strategy = fl.FederatedStrategy(fl.algorithms.SCAFFOLD(), clients_per_round=4, local_epochs=1, seed=0)
+    again = quiet_trainer(strategy, max_epochs=3, precision="64-true")
+    resumed = fresh(seed=1)
+    again.fit(resumed, federated_blobs(), ckpt_path=path)
+    torch.testing.assert_close(weights(resumed), weights(module).cpu())
