@@ -22,6 +22,7 @@ from fl_lightning.algorithms.base import ClientRule, LocalWork, Needs
 from fl_lightning.data.loaders import ClientLoaders
 from fl_lightning.features import FeatureTap
 from fl_lightning.loop import FederatedEpochLoop
+from fl_lightning.quick_sgd import QuickSGD
 from fl_lightning.results import QuickLog
 from fl_lightning.seeding import derive_seed
 from fl_lightning.silence import silenced
@@ -120,6 +121,7 @@ class LocalTrainer:
         owners = [owner for owner in (self._module, self._trainer.datamodule) if owner is not None]
         hooked = any(helpers.is_overridden(name, owner) for owner in owners for name in _TRANSFER_HOOKS)
         self._stays = not hooked and self._trainer.strategy.root_device.type == "cpu"
+        self._optimizer = QuickSGD(self._trainer.optimizers[0])
         self._loss_batch = _LOSS_BATCH
         self._log = QuickLog(self._module, loop._results)
         self.work: LocalWork | None = None
@@ -182,13 +184,12 @@ class LocalTrainer:
         batch = self._to_device(batch)
         self._loop.expect(batch, size)
         self.begin_batch(batch)
-        optimizer = self._trainer.optimizers[0]
         loss = self._forward(batch, index)
-        optimizer.zero_grad()
+        self._optimizer.zero_grad()
         if loss is not None:
             torch.autograd.backward(loss)
         self.before_optimizer_step()
-        optimizer.step()
+        self._optimizer.step()
         self._loop.count_step()
         return (None if loss is None else loss.detach()), False
 
