@@ -54,4 +54,4 @@ def _why_not_built() -> str:
         return f"compiled kernels are for Linux, this is {sys.platform}"
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _TORCH:
         return f"compiled kernels need torch {_TORCH[0]}.{_TORCH[1]}, this is {torch.__version__}"
-    return "no compiled extension in this installation"
+    return "installed without compiled kernels (see Install in the README: --no-build-isolation, a C++ compiler)"
