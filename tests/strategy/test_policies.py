@@ -132,6 +132,8 @@ RULES = {
     "FedMDFG-update": lambda: fl.algorithms.FedMDFG(gradient_source="update"),
     "FedLF": fl.algorithms.FedLF,
     "FedHEAL": fl.algorithms.FedHEAL,
+    "AFL": lambda: fl.algorithms.AFL(lambda_lr=0.1),
+    "FedFa": fl.algorithms.FedFa,
 }
 
 

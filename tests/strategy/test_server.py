@@ -15,7 +15,19 @@ from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
 
 import fl_lightning as fl
-from fl_lightning.algorithms import SCAFFOLD, ClientReport, ClientRule, FedAvg, FedHEAL, FedLF, FedMDFG, FedProx, Needs
+from fl_lightning.algorithms import (
+    AFL,
+    SCAFFOLD,
+    ClientReport,
+    ClientRule,
+    FedAvg,
+    FedFa,
+    FedHEAL,
+    FedLF,
+    FedMDFG,
+    FedProx,
+    Needs,
+)
 from fl_lightning.binding import Binding
 from fl_lightning.buffers import BufferBank, BufferReport
 from fl_lightning.reports import Arrival, norm_of, stacked, usable
@@ -436,6 +448,8 @@ PLANS = {
     "FedLF": (FedLF, ["history"]),
     "FedMDFG": (FedMDFG, ["history", "line_search"]),
     "FedHEAL": (FedHEAL, ["increase counts"]),
+    "AFL": (AFL, ["averaged model"]),
+    "FedFa": (FedFa, ["server momentum"]),
 }
 
 

@@ -9,7 +9,18 @@ from support import Classifier, federated_blobs, fresh, quiet_trainer
 from torch import nn
 
 import fl_lightning as fl
-from fl_lightning.algorithms import SCAFFOLD, FedAvg, FedHEAL, FedLF, FedMDFG, FedProx, ServerRule, StepReport
+from fl_lightning.algorithms import (
+    AFL,
+    SCAFFOLD,
+    FedAvg,
+    FedFa,
+    FedHEAL,
+    FedLF,
+    FedMDFG,
+    FedProx,
+    ServerRule,
+    StepReport,
+)
 from fl_lightning.records import RoundRecord, round_metrics
 
 RULES = {
@@ -21,6 +32,8 @@ RULES = {
     "FedLF-tensor": lambda: FedLF(layers="tensor", equalise_layer_norm=False),
     "FedMDFG": FedMDFG,
     "FedHEAL": FedHEAL,
+    "AFL": lambda: AFL(lambda_lr=0.1),
+    "FedFa": FedFa,
 }
 
 
