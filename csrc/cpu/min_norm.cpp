@@ -12,13 +12,13 @@
 namespace fl_lightning::cpu {
 namespace {
 
-constexpr std::int64_t kLanes = 8;  // of the widest vectors
-constexpr double kWorthThreads = 1e6;
+constexpr std::int64_t kLanes = 8;     // of the widest vectors
+constexpr double kWorthThreads = 1e6;  // nanoseconds: starting threads costs as much as a hundred small problems
 
 // What one matrix takes, roughly, in nanoseconds.
 double cost(std::int64_t k) {
   const double rows = static_cast<double>(k);
-  return rows * rows * (4.0 + 0.04 * rows);
+  return rows * (90.0 + rows * (1.5 + 0.03 * rows));
 }
 
 struct Job {
@@ -42,7 +42,6 @@ struct Job {
 
 void min_norm(const double* gram, std::int64_t batch, std::int64_t k, double* lam, double* gap, ParallelFor parallel) {
   if (batch == 0 || k == 0) return;
-  // Starting threads costs as much as a hundred small problems.
   const bool alone = static_cast<double>(batch) * cost(k) < kWorthThreads;
   Job job{gram, batch, k, lam, gap, alone ? batch : 1};
   parallel(alone ? 1 : batch, &Job::run, &job);
