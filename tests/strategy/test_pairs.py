@@ -9,7 +9,24 @@ import torch
 from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
 
 import fl_lightning as fl
-from fl_lightning.algorithms import SCAFFOLD, ClientRule, FedAvg, FedHEAL, FedLF, FedMDFG, FedProx, Needs
+from fl_lightning.algorithms import (
+    AFL,
+    MOON,
+    SCAFFOLD,
+    ClientRule,
+    Ditto,
+    FedAvg,
+    FedCKA,
+    FedDyn,
+    FedHEAL,
+    FedLF,
+    FedMDFG,
+    FedProc,
+    FedProto,
+    FedProx,
+    Needs,
+    QFedAvg,
+)
 from fl_lightning.server import cohort_size
 
 GOOD = {
@@ -21,6 +38,16 @@ GOOD = {
     "FedMDFG+FedAvg": (FedMDFG, FedAvg),
     "FedHEAL+SCAFFOLD": (FedHEAL, SCAFFOLD),
     "FedHEAL+FedProx": (FedHEAL, lambda: FedProx(0.1)),
+    "FedHEAL+MOON": (FedHEAL, MOON),
+    "FedHEAL+FedDyn": (FedHEAL, FedDyn),
+    "FedHEAL+FedProc": (FedHEAL, FedProc),
+    "FedHEAL+FedProto": (FedHEAL, FedProto),
+    "FedHEAL+Ditto": (FedHEAL, Ditto),
+    "FedHEAL+FedCKA": (FedHEAL, FedCKA),
+    "AFL+FedDyn": (AFL, FedDyn),
+    "AFL+MOON": (AFL, MOON),
+    "QFedAvg+FedProto": (QFedAvg, FedProto),
+    "FedDyn+FedDyn": (FedDyn, FedDyn),
     "FedLF+ClientRule": (FedLF, ClientRule),
     "FedProx+FedProx": (FedProx, lambda: FedProx(0.1)),
     "FedLF+SCAFFOLD's rule": (FedLF, lambda: SCAFFOLD().client_rule()),
@@ -58,6 +85,10 @@ def test_a_borrowed_client_half_does_its_work():
         (SCAFFOLD, FedProx, ["client=FedProx", "cannot replace the client half of SCAFFOLD", "FedAvg or FedLF"]),
         (FedProx, SCAFFOLD, ["client=SCAFFOLD", "cannot replace the client half of FedProx"]),
         (SCAFFOLD, FedAvg, ["client=FedAvg", "cannot replace the client half of SCAFFOLD"]),
+        (SCAFFOLD, MOON, ["client=MOON", "cannot replace the client half of SCAFFOLD"]),
+        (MOON, FedProto, ["client=FedProto", "cannot replace the client half of MOON"]),
+        (QFedAvg, FedDyn, ["client=FedDyn", "adds h / alpha to a mean", "the step of QFedAvg is no mean"]),
+        (FedLF, FedDyn, ["client=FedDyn", "the step of FedLF is no mean: pair it with FedAvg or FedHEAL"]),
         (FedMDFG, FedProx, ["client=FedProx", "FedMDFG takes full gradients", "gradient_source='update'"]),
         (lambda: FedLF(gradient_source="full"), SCAFFOLD, ["client=SCAFFOLD", "FedLF takes full gradients"]),
     ],
