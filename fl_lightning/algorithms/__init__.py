@@ -17,6 +17,7 @@ from fl_lightning.algorithms.base import (
 )
 from fl_lightning.algorithms.ditto import Ditto
 from fl_lightning.algorithms.drfl import DRFL
+from fl_lightning.algorithms.fa import FA
 from fl_lightning.algorithms.fairreg import FairReg
 from fl_lightning.algorithms.fcfl import FCFL
 from fl_lightning.algorithms.fedavg import FedAvg
@@ -32,6 +33,7 @@ from fl_lightning.algorithms.fedmgda import FedMGDAPlus
 from fl_lightning.algorithms.fedproc import FedProc
 from fl_lightning.algorithms.fedproto import FedProto
 from fl_lightning.algorithms.fedprox import FedProx
+from fl_lightning.algorithms.mmpf import MMPF
 from fl_lightning.algorithms.moon import MOON
 from fl_lightning.algorithms.qfedavg import QFedAvg
 from fl_lightning.algorithms.scaffold import SCAFFOLD
@@ -40,7 +42,9 @@ from fl_lightning.algorithms.term import TERM
 __all__ = [
     "AFL",
     "DRFL",
+    "FA",
     "FCFL",
+    "MMPF",
     "MOON",
     "SCAFFOLD",
     "TERM",

@@ -172,6 +172,7 @@ class FCFL(ServerRule):
         if companions is not None:
             missing = float((~known).sum())
             scalars |= {"delta_disparity": delta_disparity, "feasible": float(feasible), "without_group": missing}
+            scalars |= {"excess": float(excess[known].max())} if bool(known.any()) else {}
         self.report = StepReport(weights=c[:m], flagged=flagged, scalars=scalars)
         step = cohort.updates.combine(c[:m])
         return step if companions is None else companions.combine(c[m:], out=step)

@@ -35,6 +35,8 @@ def make_cohort(
     if extras is None:
         extras = {"accuracy": torch.exp(-(torch.arange(m, dtype=torch.float64) if losses is None else losses))}
         extras["disparity"] = torch.full((m,), 0.05, dtype=torch.float64)
+        extras["kernel_sums"] = torch.rand(m, 4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(when))
+        extras["group_counts"] = torch.tensor([[2.0, 1.0]], dtype=torch.float64).expand(m, 2)
         if n >= 12:  # features of three classes, not all of which everybody has
             extras |= {"prototypes": rows[:, :9].reshape(m, 3, 3), "prototype_counts": (rows[:, 9:12] > 0).double()}
     layout = layout or ParamLayout.from_sizes(SIZES)

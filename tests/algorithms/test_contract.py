@@ -40,6 +40,8 @@ RULES = {
     "FCFL-free": lambda: fl.FCFL(budget=None, stage1_rounds=1),
     "FCFL-pareto": lambda: fl.FCFL(stage1_rounds=0, stage2_hull="clients"),
     "FairReg": fl.FairReg,
+    "MMPF": fl.MMPF,
+    "FA": lambda: fl.FA([[0.0], [1.0]]),
     "FedMDFG": fl.FedMDFG,
     "FedMDFG-fair": lambda: fl.FedMDFG(theta=0.01, gradient_source="update"),
     "FedLF": fl.FedLF,
@@ -81,6 +83,8 @@ MEANS = (
     "FCFL",
     "FCFL-free",
     "FairReg",
+    "MMPF",
+    "FA",
 )
 every_rule = pytest.mark.parametrize("name", RULES)
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

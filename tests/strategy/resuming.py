@@ -10,14 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers.logger import Logger
-from support import Classifier, federated_blobs, fresh, quiet_trainer
+from support import FEATURES, Classifier, federated_blobs, fresh, quiet_trainer
 from torch import Tensor
 
 import fl_lightning as fl
 
-_OPTIONS: dict[str, dict[str, Any]] = {"FedProx": {"mu": 0.1}, "FedMDFG": {"s": 2}}
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "FA": {"bases": 2 * torch.eye(FEATURES), "sigma": 4.0},
+    "FedMDFG": {"s": 2},
+    "FedProx": {"mu": 0.1},
+    "MMPF": {"inner_rounds": 1},
+}
 ALGORITHMS: dict[str, Callable[[], Any]] = {
     name: partial(rule, **_OPTIONS.get(name, {}))
     for name, rule in vars(fl.algorithms).items()

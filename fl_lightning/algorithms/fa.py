@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FA: Fairness-aware Agnostic Federated Learning (AgnosticFair; experimental).
+
+Wei Du, Depeng Xu, Xintao Wu, Hanghang Tong. SDM 2021. https://arxiv.org/abs/2010.05057
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from fl_lightning.algorithms.base import ClientReport, ClientRule, Federation, LocalWork, Needs, State
+from fl_lightning.algorithms.fedavg import FedAvg
+from fl_lightning.cohort import Cohort
+from fl_lightning.groups import group_scores
+from fl_lightning.snapshot import standing_in
+from fl_lightning.solvers import linear_program
+
+NO_KERNEL = 1e-12  # a basis that reaches less than this share of what the best one does has no samples
+
+
+def first_of_batch(batch: Any) -> Tensor:
+    """The inputs of a batch whose first part they are, ``[B, d]``."""
+    inputs: Tensor = batch[0]
+    return inputs.flatten(1)
+
+
+class FA(FedAvg):
+    """FedAvg on the losses of the worst reweighing of the samples, with a bound on the covariance of group and score.
+
+    A sample ``x`` weighs ``theta(x) = sum_j a_j k(x, b_j)``, with Gaussian kernels around bases ``b_j`` that all
+    clients share. Clients train on ``mean of theta(x) l + penalty * max(0, |C| - tau)``, where ``l`` is the binary
+    cross entropy of a score and ``C`` the mean of ``theta(x) (A - mean A) score``. They report sums per basis, and from
+    these the server finds the ``a`` that makes the mean loss largest, a linear program: ``a >= 0``, ``theta`` has mean
+    1 and is at most ``bound`` at every basis, ``|C| <= tau``. In the first round ``theta`` is 1.
+
+    Experimental: no code by its authors is public, and this follows descriptions of the method in later work. Decided
+    here: the sums come from the batches that clients train on; the upper bound on ``theta`` holds at the bases alone,
+    since the server sees no samples; the score is the logit; ``bases``, ``sigma``, ``bound``, ``tau`` and ``penalty``
+    have no published values. The module's own loss is not used: ``l`` follows from ``federated_groups``.
+
+    Degenerate cases. A basis without samples near it gets weight 0. If no ``a`` meets all constraints, ``|C| <= tau``
+    is left out for the round, and ``a`` stays as it is if that does not help; :attr:`AgnosticWeights.relaxed` counts
+    both.
+
+    Args:
+        bases: ``[J, d]`` the ``b_j``.
+        sigma: width of the kernels.
+        bound: largest weight of a sample, at least 1.
+        tau: largest covariance.
+        penalty: weight of the part of the covariance above ``tau``.
+        inputs: ``x`` ``[B, d]`` of a batch; default its first part, flattened.
+        weighting: how the server weighs clients, see :class:`FedAvg`.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        bases: Tensor | Sequence[Sequence[float]],
+        sigma: float = 1.0,
+        bound: float = 10.0,
+        tau: float = 0.05,
+        penalty: float = 1.0,
+        inputs: Callable[[Any], Tensor] = first_of_batch,
+        weighting: Literal["samples", "uniform"] = "samples",
+    ) -> None:
+        super().__init__(weighting)
+        self._client = AgnosticWeights(torch.as_tensor(bases), sigma, bound, tau, penalty, inputs)
+
+    def client_rule(self) -> ClientRule:
+        """The reweighed loss, and the search for the weights; the same object on every call."""
+        return self._client
+
+
+class AgnosticWeights(ClientRule):
+    """Both halves of :class:`FA` besides averaging.
+
+    Attributes:
+        a: ``[J]`` float64 coefficients of the kernels; ``None`` before the first round.
+        relaxed: rounds in which no ``a`` met all constraints.
+    """
+
+    needs = Needs(groups=True)
+
+    def __init__(
+        self,
+        bases: Tensor,
+        sigma: float,
+        bound: float,
+        tau: float,
+        penalty: float,
+        inputs: Callable[[Any], Tensor],
+    ) -> None:
+        if bases.dim() != 2 or bases.numel() == 0 or not bool(bases.isfinite().all()):
+            raise ValueError(f"bases of FA must be finite and have shape [J, d], found {list(bases.shape)}")
+        for name, value, least in (("bound", bound, 1), ("tau", tau, 0), ("penalty", penalty, 0)):
+            if not least <= value < math.inf:
+                raise ValueError(f"{name} of FA must be finite and at least {least}, found {value}")
+        if not 0 < sigma < math.inf:
+            raise ValueError(f"sigma of FA must be positive and finite, found {sigma}")
+        self.bases, self.sigma, self.bound, self.tau, self.penalty = bases.double(), sigma, bound, tau, penalty
+        self._inputs = inputs
+        self.a: Tensor | None = None
+        self.relaxed = 0
+        self._share: float | None = None  # of group 1 among all samples
+
+    def begin_client(self, work: LocalWork) -> None:
+        """Nothing has been summed up yet."""
+        self._sums = torch.zeros(4, len(self.bases), dtype=torch.float64)  # of k, k l, k score and k A score
+        self._counts = torch.zeros(2, dtype=torch.float64)  # samples, and those in group 1
+
+    def loss_weight(self, work: LocalWork) -> float:
+        """The module's own loss gives way to the reweighed one."""
+        return 0.0
+
+    def loss_term(self, work: LocalWork, batch: Any, batch_idx: int) -> Tensor | None:
+        """The reweighed loss of the batch with its penalty."""
+        with standing_in(work.module, work.parameters, work.layout), work.forward_context():
+            asked = group_scores(work.module, batch)
+        scores, member = asked.scores, asked.member.to(asked.scores)
+        losses = binary_cross_entropy_with_logits(scores, asked.positive.to(scores), reduction="none")
+        kernels = self._kernels(self._inputs(batch))  # [B, J]
+        rows = torch.stack([torch.ones_like(scores), losses, scores, member * scores]).detach().cpu().double()
+        self._sums += rows @ kernels.cpu()
+        self._counts += torch.tensor([len(scores), float(member.sum())], dtype=torch.float64)
+
+        theta = torch.ones_like(scores) if self.a is None else (kernels @ self.a.to(kernels)).to(scores)
+        share = member.mean() if self._share is None else self._share
+        covariance = (theta * (member - share) * scores).mean()
+        return (theta * losses).mean() + self.penalty * torch.relu(covariance.abs() - self.tau)
+
+    def _kernels(self, inputs: Tensor) -> Tensor:
+        """``k(x_i, b_j)``, ``[B, J]`` (float32 where there is no float64)."""
+        bases = self.bases.to(inputs.device, torch.float32 if inputs.device.type == "mps" else torch.float64)
+        if inputs.dim() != 2 or inputs.shape[1] != bases.shape[1]:
+            raise ValueError(
+                f"inputs of FA must have shape [B, {bases.shape[1]}] as its bases do, found {list(inputs.shape)}"
+            )
+        return torch.exp(-torch.cdist(inputs.detach().to(bases), bases).square() / (2 * self.sigma**2))
+
+    def end_client(self, work: LocalWork) -> ClientReport:
+        """Reports the sums per basis and the counts."""
+        return ClientReport(extras={"kernel_sums": self._sums, "group_counts": self._counts})
+
+    def commit(self, cohort: Cohort) -> None:
+        """Finds the worst weights for the next round.
+
+        Raises:
+            ValueError: the cohort carries no sums.
+        """
+        if not {"kernel_sums", "group_counts"} <= set(cohort.extras):
+            raise ValueError(f"extras must hold 'kernel_sums' and 'group_counts' for FA, found {sorted(cohort.extras)}")
+        total, members = cohort.extras["group_counts"].cpu().sum(0).tolist()
+        mass, losses, scores, member_scores = cohort.extras["kernel_sums"].cpu().sum(0) / total
+        self._share = members / total
+        near = mass > NO_KERNEL * mass.max()
+        covariances = (member_scores - self._share * scores)[None]
+        among = self._kernels(self.bases)
+        ceilings = torch.full((len(among),), self.bound, dtype=torch.float64)
+        limits = torch.full((2,), self.tau, dtype=torch.float64)
+        for rows, sides in (
+            (torch.cat([covariances, -covariances, among]), torch.cat([limits, ceilings])),
+            (among, ceilings),
+        ):
+            found = linear_program(losses[near], rows[:, near], sides, mass[near])
+            if found.status == "optimal":
+                self.a = torch.zeros_like(mass).masked_scatter(near, found.x)
+                self.relaxed += len(rows) == len(among)
+                return
+        self.relaxed += 1
+
+    def begin_fit(self, federation: Federation) -> None:
+        """Checks that a restored ``a`` belongs to these bases.
+
+        Raises:
+            ValueError: it has another length.
+        """
+        if self.a is not None and len(self.a) != len(self.bases):
+            raise ValueError(f"bases of FA must be the {len(self.a)} of the checkpoint, found {len(self.bases)}")
+
+    def reset(self) -> None:
+        """Back to equal weights."""
+        self.a, self._share, self.relaxed = None, None, 0
+
+    def state_dict(self) -> State:
+        """``a``, the share of group 1, and how often constraints were left out."""
+        state: State = {"relaxed": self.relaxed}
+        return state if self.a is None else state | {"a": self.a, "share": self._share}
+
+    def load_state_dict(self, state: State) -> None:
+        """Restores what :meth:`state_dict` returned."""
+        self.relaxed = state["relaxed"]
+        self.a = state["a"].clone() if "a" in state else None
+        self._share = state["share"] if "a" in state else None

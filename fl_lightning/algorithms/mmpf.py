@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MMPF: Minimax Pareto Fairness: A Multi Objective Perspective (experimental).
+
+Natalia Martinez, Martin Bertran, Guillermo Sapiro. ICML 2020. https://github.com/natalialmg/MMPF
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fl_lightning.algorithms._weighting import shares, stands_still
+from fl_lightning.algorithms.base import Federation, Needs, ServerRule, State, StepReport
+from fl_lightning.algorithms.fedavg import weighted_mean
+from fl_lightning.cohort import Cohort
+
+
+class MMPF(ServerRule):
+    """Searches for the weights of the clients' losses under which the worst one is smallest (APStar).
+
+    For some rounds the model trains on ``sum_k mu_k l_k``; then the losses are looked at. If the largest is the lowest
+    such so far, the model is kept and the search goes faster, else it goes slower and training starts again from the
+    model that was kept. Either way ``mu`` moves by ``alpha`` towards the clients whose loss is not below that of the
+    kept model. In the end, and in evaluation, the model is the one kept.
+
+    Experimental. The method was made for groups in one data set, with training to the optimum under each ``mu``. FCFL
+    compares with it without saying how it was federated, or how it was held to budgets of disparity, which it does not
+    know. Here clients take the place of groups, ``inner_rounds`` rounds that of training to the optimum, and the
+    clients' losses on their training data that of risks on validation data, which the authors round to three digits.
+
+    With partial participation ``mu`` is scaled to the participants and moves among them alone; clients not yet seen
+    weigh what they would in uniform weights. If all rows are zero, so is the step; it is flagged and nothing changes.
+
+    Args:
+        inner_rounds: rounds of training under one ``mu``.
+        iterations: how many ``mu`` to try; the kept model stays in place afterwards.
+        patience: stop after this many ``mu`` in a row without a better model.
+        alpha: step size of ``mu``, in (0, 1).
+        k_min: bound on the slow-down of steps when a better model is found.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    needs = Needs(losses=True)
+
+    def __init__(
+        self, inner_rounds: int = 20, iterations: int = 15, patience: int = 15, alpha: float = 0.5, k_min: int = 20
+    ) -> None:
+        for name, value in (
+            ("inner_rounds", inner_rounds),
+            ("iterations", iterations),
+            ("patience", patience),
+            ("k_min", k_min),
+        ):
+            if value < 1:
+                raise ValueError(f"{name} of MMPF must be at least 1, found {value}")
+        if not 0 < alpha < 1:
+            raise ValueError(f"alpha of MMPF must lie between 0 and 1, found {alpha}")
+        self.inner_rounds, self.iterations, self.patience = inner_rounds, iterations, patience
+        self.alpha, self.k_min = alpha, k_min
+        self._mu: dict[int, float] = {}  # up to a factor; 1 for clients not yet seen
+        self._k, self._inner, self._iteration, self._failures = 1, 0, 0, 0
+        self._best: float | None = None  # lowest of the largest losses
+        self._best_params: Tensor | None = None
+
+    def aggregate(self, cohort: Cohort) -> Tensor:
+        """Returns ``sum_k mu_k u_k``, or the way back to the model that was kept.
+
+        Raises:
+            ValueError: the cohort has no losses, or a row is not finite.
+        """
+        losses = cohort.known_losses.cpu()
+        step = weighted_mean(cohort, self._weights(cohort))  # also refuses rows that are not finite
+        if stands_still(cohort, step):
+            self.report = StepReport(weights=self._weights(cohort), flagged=True, scalars=self._scalars())
+            return step
+        back = None
+        if self._finished():
+            back = self._best_params
+        elif self._inner == self.inner_rounds:
+            better = self._judge(cohort, losses)
+            back = None if better and not self._finished() else self._best_params
+        if back is not None:
+            self.report = StepReport(weights=torch.zeros_like(losses), scalars=self._scalars())
+            return cohort.params - back.to(cohort.params)
+        self._inner += 1
+        weights = self._weights(cohort)
+        self.report = StepReport(weights=weights, scalars=self._scalars())
+        return weighted_mean(cohort, weights)
+
+    def _judge(self, cohort: Cohort, losses: Tensor) -> bool:
+        """Ends an iteration: keeps the model if it is the best so far, and moves ``mu``."""
+        worst = float(losses.max())
+        better = self._best is None or worst < self._best
+        if better:
+            self._best, self._best_params = worst, cohort.params.clone()
+            self._k, self._failures = min(self._k, self.k_min), 0
+        else:
+            self._k, self._failures = self._k + 1, self._failures + 1
+        self._inner, self._iteration = 0, self._iteration + 1
+        behind = (losses >= (self._best or 0.0)).double()
+        mu, mass = self._weights(cohort), sum(self._mu.get(client, 1.0) for client in cohort.client_ids)
+        mu = shares((1 - self.alpha) * mu + self.alpha / self._k * shares(behind))
+        self._mu |= dict(zip(cohort.client_ids, (mass * mu).tolist(), strict=True))
+        return better
+
+    def _weights(self, cohort: Cohort) -> Tensor:
+        """``mu`` of the participants, scaled to sum to 1."""
+        return shares(torch.tensor([self._mu.get(client, 1.0) for client in cohort.client_ids], dtype=torch.float64))
+
+    def _finished(self) -> bool:
+        return self._iteration >= self.iterations or self._failures >= self.patience
+
+    def _scalars(self) -> dict[str, float]:
+        known = {} if self._best is None else {"best_worst_loss": self._best}
+        return {"iteration": float(self._iteration), **known}
+
+    def evaluation_params(self, params: Tensor) -> Tensor:
+        """The model that was kept; ``params`` until there is one."""
+        return params if self._best_params is None else self._best_params.to(params)
+
+    def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
+        """Bytes of the model that was kept."""
+        return {"kept model": federation.layout.numel * federation.dtype.itemsize}
+
+    def reset(self) -> None:
+        """Starts from uniform weights."""
+        self._mu, self._best, self._best_params = {}, None, None
+        self._k, self._inner, self._iteration, self._failures = 1, 0, 0, 0
+        self.report = StepReport()
+
+    def state_dict(self) -> State:
+        """Weights by client id, counters, and the model that was kept."""
+        counters = [self._k, self._inner, self._iteration, self._failures]
+        state: State = {"mu": dict(self._mu), "counters": counters, "best": self._best}
+        return state if self._best_params is None else state | {"params": self._best_params}
+
+    def load_state_dict(self, state: State) -> None:
+        """Restores what :meth:`state_dict` returned."""
+        self._mu = {int(client): float(weight) for client, weight in state["mu"].items()}
+        self._k, self._inner, self._iteration, self._failures = state["counters"]
+        self._best = state["best"]
+        self._best_params = state["params"].clone() if "params" in state else None

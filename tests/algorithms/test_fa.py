@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from algorithm_cohorts import make_cohort, random_rows, train_locally
+from scipy.optimize import linprog
+from support import Blobs, fresh, quiet_trainer, weights
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+import fl_lightning as fl
+from fl_lightning.algorithms import FA, LocalWork
+from fl_lightning.updates import ParamLayout
+
+BASES = torch.tensor([[0.0, 0.0], [2.0, 0.0], [-1.0, 1.0]], dtype=torch.float64)
+
+
+class Judge(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(2, 1, dtype=torch.float64)
+
+    def federated_groups(self, batch):
+        x, y, a = batch
+        return self.net(x).squeeze(1), y, a
+
+
+def people(count, seed):
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 2, generator=draw, dtype=torch.float64)
+    return x, *(torch.randint(0, 2, (count,), generator=draw) for _ in range(2))
+
+
+def kernels(x, sigma=1.0):
+    return torch.tensor([[np.exp(-float((p - b) @ (p - b)) / (2 * sigma**2)) for b in BASES] for p in x])
+
+
+def run(rule, data, batch=1000):
+    """One client's pass; returns the terms of its batches and what it reports."""
+    torch.manual_seed(0)
+    module = Judge()
+    layout = ParamLayout.from_module(module)
+    parameters = layout.parameters(module)
+    params = layout.flatten(parameters)
+    work = LocalWork(0, 0, module, layout, parameters, params, params.clone(), len(data[0]), 0.1)
+    client = rule.client_rule()
+    client.begin_client(work)
+    assert client.loss_weight(work) == 0
+    parts = zip(*(column.split(batch) for column in data), strict=True)
+    terms = [client.loss_term(work, part, index) for index, part in enumerate(parts)]
+    return module, terms, client.end_client(work)
+
+
+def test_first_term_is_the_loss_with_a_penalty_on_covariance():
+    data = people(50, 1)
+    module, (term,), _ = run(FA(BASES, tau=0.01, penalty=3.0), data)
+    x, y, a = data
+    z = module.net(x).squeeze(1)
+    covariance = ((a - a.double().mean()) * z).mean()
+    expected = binary_cross_entropy_with_logits(z, y.double()) + 3 * (covariance.abs() - 0.01).clamp_min(0)
+    assert float(covariance.detach().abs()) > 0.01
+    torch.testing.assert_close(term, expected)
+    for one, two in zip(
+        torch.autograd.grad(term, module.parameters()), torch.autograd.grad(expected, module.parameters()), strict=True
+    ):
+        torch.testing.assert_close(one, two)
+
+
+@pytest.mark.parametrize("batch", [7, 1000])
+def test_reports_are_plain_sums_over_samples(batch):
+    data = people(40, 2)
+    module, _, report = run(FA(BASES, sigma=0.7), data, batch)
+    x, y, a = data
+    z = module.net(x).squeeze(1).detach()
+    losses, k = binary_cross_entropy_with_logits(z, y.double(), reduction="none"), kernels(x, 0.7)
+    expected = torch.stack([(k * v[:, None]).sum(0) for v in (torch.ones(40), losses, z, a * z)])
+    torch.testing.assert_close(report.extras["kernel_sums"], expected, rtol=1e-10, atol=1e-12)
+    assert report.extras["group_counts"].tolist() == [40, float(a.sum())]
+
+
+def committed(rule, clients):
+    reports = [run(rule, data)[2].extras for data in clients]
+    extras = {name: torch.stack([report[name] for report in reports]) for name in reports[0]}
+    rule.client_rule().commit(make_cohort(random_rows(len(clients), 1), extras=extras))
+    return extras
+
+
+@pytest.mark.parametrize(("tau", "bound"), [(0.02, 5.0), (10.0, 5.0), (10.0, 1.3), (0.0, 20.0)])
+def test_the_adversary_is_that_of_an_independent_solver(tau, bound):
+    clients = [people(60, 3), people(90, 4)]
+    rule = FA(BASES, tau=tau, bound=bound)
+    committed(rule, clients)
+    client = rule.client_rule()
+    module = Judge()
+    torch.manual_seed(0)
+    module = Judge()
+    x, y, a = (torch.cat(parts) for parts in zip(*clients, strict=True))
+    z = module.net(x).squeeze(1).detach()
+    losses, k = binary_cross_entropy_with_logits(z, y.double(), reduction="none"), kernels(x)
+    mass, gain = k.mean(0), (k * losses[:, None]).mean(0)
+    lean = (k * ((a - a.double().mean()) * z)[:, None]).mean(0)
+    among = kernels(BASES)
+    found = linprog(
+        -gain.numpy(),
+        A_ub=np.vstack([lean, -lean, among]),
+        b_ub=[tau, tau, *[bound] * 3],
+        A_eq=mass[None].numpy(),
+        b_eq=[1.0],
+    )
+    if found.status == 2:
+        assert client.relaxed == 1
+        return
+    assert client.relaxed == 0
+    assert float(gain @ client.a) == pytest.approx(-found.fun, abs=1e-7)
+    theta = k @ client.a
+    assert float(theta.mean()) == pytest.approx(1)
+    assert float((among @ client.a).max()) <= bound + 1e-9
+    assert abs(float(lean @ client.a)) <= tau + 1e-9
+    assert float((theta * losses).mean()) >= float(losses.mean()) * 0.5
+
+
+def test_the_next_round_trains_on_the_reweighed_loss():
+    clients = [people(60, 3), people(90, 4)]
+    rule = FA(BASES, tau=1.0, penalty=2.0)
+    extras = committed(rule, clients)
+    a_coefficients = rule.client_rule().a
+    module, (term,), _ = run(rule, clients[0])
+    x, y, a = clients[0]
+    z, theta = module.net(x).squeeze(1), kernels(x) @ a_coefficients
+    share = float(extras["group_counts"][:, 1].sum() / 150)
+    covariance = (theta * (a - share) * z).mean()
+    losses = binary_cross_entropy_with_logits(z, y.double(), reduction="none")
+    torch.testing.assert_close(term, (theta * losses).mean() + 2 * (covariance.abs() - 1.0).clamp_min(0))
+
+
+def test_bases_without_samples_get_nothing_and_impossible_bounds_are_counted():
+    far = torch.cat([BASES, torch.tensor([[1e3, 0.0]])])
+    rule = FA(far)
+    committed(rule, [people(30, 5)])
+    assert rule.client_rule().a[3] == 0
+    tight = FA(BASES, bound=1.0)  # theta would have to be 1 everywhere on average, yet at most 1 at the bases
+    x, y, a = people(30, 6)
+    committed(tight, [(x * 0.01 + 5.0, y, a)])
+    assert tight.client_rule().relaxed == 1
+    assert tight.client_rule().a is None
+
+
+def test_it_trains_as_a_plain_local_loop_would():
+    rule, data = FA(BASES), people(30, 7)
+    torch.manual_seed(0)
+    module = Judge()
+    layout = ParamLayout.from_module(module)
+    params = layout.flatten(layout.parameters(module))
+    client = rule.client_rule()
+
+    class Fed:
+        """``train_locally`` has no batches: hand the data to the rule."""
+
+        def __getattr__(self, name):
+            return getattr(client, name)
+
+        def loss_term(self, work, batch, index):
+            return client.loss_term(work, data, index)
+
+    row, report = train_locally(Fed(), module, layout, params, lambda net, step: net.net.bias.sum() * 0, 0, 0.5, 3)
+    torch.manual_seed(0)
+    plain = Judge()
+    optimizer = torch.optim.SGD(plain.parameters(), 0.5)
+    for _ in range(3):
+        x, y, a = data
+        z = plain.net(x).squeeze(1)
+        covariance = ((a - a.double().mean()) * z).mean()
+        loss = binary_cross_entropy_with_logits(z, y.double()) + (covariance.abs() - 0.05).clamp_min(0)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    torch.testing.assert_close(params - row, layout.flatten(layout.parameters(plain)))
+    assert report.extras["group_counts"][0] == 90, "three passes over thirty people"
+
+
+def test_it_fits_and_resumes(tmp_path):
+    def fit(rounds, seed=0, **more):
+        module = fresh(seed=seed)
+        data = fl.FederatedDataModule(Blobs(train=120), fl.data.Dirichlet(4, 1.0), seed=0)
+        strategy = fl.FederatedStrategy(FA(torch.eye(12)[:4] * 2, sigma=3.0), clients_per_round=3, seed=2)
+        trainer = quiet_trainer(strategy, rounds)
+        trainer.fit(module, data, **more)
+        return module, trainer
+
+    whole, trainer = fit(3)
+    assert trainer.strategy.client_rule.a is not None
+    _, early = fit(2)
+    early.save_checkpoint(tmp_path / "two.ckpt")
+    resumed, _ = fit(3, seed=5, ckpt_path=tmp_path / "two.ckpt")
+    assert torch.equal(weights(whole), weights(resumed))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"bases": [1.0]}, r"bases of FA must be finite and have shape \[J, d\], found \[1\]"),
+        ({"bases": [[float("nan")]]}, "bases of FA"),
+        ({"sigma": 0.0}, "sigma of FA must be positive"),
+        ({"bound": 0.5}, "bound of FA must be finite and at least 1, found 0.5"),
+        ({"tau": -0.1}, "tau of FA must be finite and at least 0"),
+        ({"penalty": -1.0}, "penalty of FA"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        FA(**{"bases": BASES, **arguments})
+
+
+def test_what_does_not_fit_is_named():
+    with pytest.raises(ValueError, match=r"inputs of FA must have shape \[B, 3\] as its bases do, found \[5, 2\]"):
+        run(FA(torch.ones(1, 3)), people(5, 1))
+    with pytest.raises(ValueError, match="extras must hold 'kernel_sums' and 'group_counts' for FA, found"):
+        FA(BASES).client_rule().commit(make_cohort(random_rows(2, 1), extras={}))
+    client = FA(BASES).client_rule()
+    client.load_state_dict({"relaxed": 0, "a": torch.ones(5), "share": 0.5})
+    with pytest.raises(ValueError, match="bases of FA must be the 5 of the checkpoint, found 3"):
+        client.begin_fit(fl.algorithms.Federation(1, ParamLayout.from_sizes([2]), torch.device("cpu"), torch.float32))

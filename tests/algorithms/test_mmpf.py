@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import torch
+from algorithm_cohorts import make_cohort, random_rows
+
+from fl_lightning.algorithms import MMPF
+from fl_lightning.updates import ParamLayout
+
+LAYOUT = ParamLayout.from_sizes([2])
+
+
+def paraboloids(points, rule, rounds, lr=0.2, ids=None, start=(0.0, 0.0)):
+    """Clients whose loss is the squared distance to their point; returns all parameters and all weights."""
+    points = torch.tensor(points, dtype=torch.float64)
+    theta = torch.tensor(start, dtype=torch.float64)
+    path, weights = [theta], []
+    for when in range(rounds):
+        who = list(range(len(points))) if ids is None else ids(when)
+        losses = (theta - points[who]).square().sum(1)
+        rows = lr * 2 * (theta - points[who])
+        step = rule.aggregate(make_cohort(rows, losses, who, when, LAYOUT, lr, params=theta))
+        theta = theta - step
+        path.append(theta)
+        weights.append(rule.report.weights)
+    return torch.stack(path), weights
+
+
+def test_weights_and_models_follow_the_published_search():
+    """The authors' loop over weights, written down from their code, with exact minimisers for training."""
+    points = torch.tensor([[0.0, 0.0], [1.0, 0.0], [6.0, 0.0]], dtype=torch.float64)
+    rule = MMPF(inner_rounds=40, iterations=6, alpha=0.5)
+    path, weights = paraboloids(points.tolist(), rule, 6 * 42 + 5)
+
+    mu, best, keep, k, expected = torch.ones(3).double() / 3, float("inf"), None, 1, []
+    for _ in range(6):
+        expected.append(mu)
+        theta = mu @ points
+        losses = (theta - points).square().sum(1)
+        if losses.max() < best:
+            best, keep, k = float(losses.max()), theta, min(k, 20)
+        else:
+            k += 1
+        behind = (losses >= best).double()
+        mu = (1 - 0.5) * mu + 0.5 / k * behind / behind.sum()
+        mu = mu / mu.sum()
+    seen = [w for w in weights if w.any()]
+    distinct = [w for i, w in enumerate(seen) if i == 0 or not torch.allclose(w, seen[i - 1])]
+    for one, two in zip(distinct, expected, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(path[-1], keep, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(rule.evaluation_params(path[3]), keep, rtol=1e-5, atol=1e-5)
+    assert torch.equal(path[-1], path[-2]), "the kept model stays"
+    assert best < float((points.mean(0) - points).square().sum(1).max())
+
+
+def test_a_worse_model_is_given_back():
+    rule = MMPF(inner_rounds=3, iterations=50, alpha=0.9)
+    points = torch.tensor([[0.0, 0.0], [4.0, 0.0]], dtype=torch.float64)
+    path, weights = paraboloids(points.tolist(), rule, 60, lr=0.4)
+    worst = [float((theta - points).square().sum(1).max()) for theta in path]
+    judged, best, returns = [], float("inf"), 0
+    for when, weight in enumerate(weights):
+        if weight.any():
+            continue
+        returns += 1
+        judged.append(worst[when])
+        assert worst[when + 1] < worst[when], "back to a better one"
+        assert any(torch.equal(path[when + 1], earlier) for earlier in path[:when])
+        best = min(best, worst[when + 1])
+        assert worst[when + 1] == best
+    assert returns > 3
+    assert rule.report.scalars["best_worst_loss"] == pytest.approx(best)
+
+
+def test_patience_ends_the_search():
+    rule = MMPF(inner_rounds=1, iterations=1000, patience=2, alpha=0.9)
+    path, _ = paraboloids([[0.0, 0.0], [4.0, 0.0]], rule, 100, lr=0.5)
+    assert rule.report.scalars["iteration"] < 60
+    assert torch.equal(path[-1], path[-2])
+
+
+def test_partial_participation_moves_weights_among_participants_only():
+    rule = MMPF(inner_rounds=1, iterations=100, alpha=0.5)
+    points = [[0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [5.0, 0.0]]
+    paraboloids(points, rule, 2, ids=lambda when: [0, 3])
+    assert set(rule._mu) == {0, 3}
+    assert rule._mu[3] > rule._mu[0]
+    assert rule._mu[0] + rule._mu[3] == pytest.approx(2), "two of the four uniform weights"
+
+
+def test_federated_search_beats_the_mean_on_the_worst_client():
+    points = [[0.0, 0.0], [0.5, 0.0], [0.0, 0.5], [5.0, 1.0]]
+    path, _ = paraboloids(points, MMPF(inner_rounds=10, iterations=15), 200)
+    targets = torch.tensor(points, dtype=torch.float64)
+    worst = (path[-1] - targets).square().sum(1).max()
+    assert worst < 0.55 * (targets.mean(0) - targets).square().sum(1).max()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"inner_rounds": 0}, "inner_rounds of MMPF must be at least 1, found 0"),
+        ({"iterations": 0}, "iterations of MMPF"),
+        ({"patience": 0}, "patience of MMPF"),
+        ({"k_min": 0}, "k_min of MMPF"),
+        ({"alpha": 1.0}, "alpha of MMPF must lie between 0 and 1, found 1.0"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        MMPF(**arguments)
+
+
+def test_first_rounds_are_uniform():
+    rows = random_rows(3, 1)
+    torch.testing.assert_close(MMPF().aggregate(make_cohort(rows)), rows.mean(0))
