@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random calls of the CPU kernels under AddressSanitizer and UndefinedBehaviorSanitizer; `make sanitize` makes more."""
 
+import re
 import subprocess
 
 import pytest
@@ -18,16 +19,23 @@ def program(tmp_path_factory):
     return sanitizers.build(folder, optimise="-O0")
 
 
+def declared():
+    """The kernels of csrc/ops.h."""
+    header = (sanitizers.KERNELS.parent / "ops.h").read_text(encoding="utf-8")
+    cpu = header.split("namespace cpu {")[1].split("}  // namespace cpu")[0]
+    return set(re.findall(r"^void (\w+)\(", cpu, re.MULTILINE))
+
+
 @pytest.mark.parametrize("instructions", sanitizers.SETS)
 def test_random_calls_agree_with_plain_loops(program, instructions):
     if instructions not in sanitizers.instruction_sets(program):
         pytest.skip(f"not on this machine: {instructions}")
     result = sanitizers.calls(program, instructions, CALLS, seed=1)
     assert result.returncode == 0, result.stdout + result.stderr
-    counted = [int(line.split()[1]) for line in result.stdout.splitlines()[1:]]
-    assert sum(counted) >= CALLS
-    assert len(counted) == 8  # ops
-    assert min(counted) > CALLS // 50
+    counted = {line.split()[0]: int(line.split()[1]) for line in result.stdout.splitlines()[1:]}
+    assert set(counted) == declared()
+    assert sum(counted.values()) >= CALLS
+    assert min(counted.values()) > CALLS // 50
 
 
 @pytest.mark.parametrize(
