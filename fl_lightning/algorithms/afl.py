@@ -57,15 +57,13 @@ class AFL(ServerRule):
         self._mean: Tensor | None = None  # of all of them but the newest
 
     def begin_fit(self, federation: Federation) -> None:
-        """Moves a restored mean to the federation's device.
+        """Checks the size of cohorts.
 
         Raises:
             ValueError: rounds are to have fewer clients than there are, against ``full_participation``.
         """
         if self.full_participation and federation.cohort_size is not None:
             self._require_all(federation.cohort_size, federation.num_clients)
-        if self._mean is not None:
-            self._mean = self._mean.to(federation.device)
 
     def aggregate(self, cohort: Cohort) -> Tensor:
         """Returns ``sum_i lambda_i u_i``, then moves ``lambda`` along the losses.
@@ -112,7 +110,8 @@ class AFL(ServerRule):
         """Counts a round; its parameters are the model that the round before led to, if there was one."""
         if self._rounds > 0:
             wide = params.to(torch.promote_types(params.dtype, torch.float32))
-            self._mean = wide.clone() if self._mean is None else self._mean + (wide - self._mean) / self._rounds
+            mean = torch.zeros_like(wide) if self._mean is None else self._mean.to(wide)
+            self._mean = mean + (wide - mean) / self._rounds
         self._rounds += 1
 
     def evaluation_params(self, params: Tensor) -> Tensor:

@@ -50,11 +50,6 @@ class FedFa(ServerRule):
         self._counts: dict[int, int] = {}  # f_i
         self._momentum: Tensor | None = None
 
-    def begin_fit(self, federation: Federation) -> None:
-        """Moves a restored momentum to the federation's device."""
-        if self._momentum is not None:
-            self._momentum = self._momentum.to(federation.device)
-
     def aggregate(self, cohort: Cohort) -> Tensor:
         """Returns the momentum ``v <- gamma v + sum_i p_i u_i``.
 
@@ -71,7 +66,8 @@ class FedFa(ServerRule):
             self.report = StepReport(weights=weights, flagged=True)
             return step
         update = step.to(torch.promote_types(step.dtype, torch.float32))
-        self._momentum = update.clone() if self._momentum is None else self.gamma * self._momentum + update
+        momentum = torch.zeros_like(update) if self._momentum is None else self._momentum.to(update)
+        self._momentum = self.gamma * momentum + update
         self._counts |= counts
         self.report = StepReport(weights=weights, flagged=not bool(accuracies.any()))
         return self._momentum.to(step.dtype, copy=True)

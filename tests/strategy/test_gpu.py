@@ -19,6 +19,9 @@ RULES = [
     fl.algorithms.FedHEAL,
     fl.algorithms.FedMDFG,
     fl.algorithms.FedLF,
+    fl.algorithms.QFedAvg,
+    fl.algorithms.AFL,
+    fl.algorithms.FedFa,
 ]
 
 
