@@ -93,7 +93,9 @@ class FedFV(ServerRule):
         """
         m, t, losses = len(cohort), cohort.round, cohort.known_losses.cpu()
         reference = self.external_window == "reference"
-        absent = self.history.select(exclude=set(cohort.client_ids), since=t - self.tau + reference)
+        outside = 0 < self.tau <= t
+        since = t - self.tau + reference
+        absent = self.history.select(exclude=set(cohort.client_ids), since=since) if outside else []
         gram = self.history.joint_gram(cohort.updates, absent)
         check_rows(gram, cohort, "FedFV")
         gram = gram.sum(0)  # K [m + h, m + h]
@@ -107,7 +109,7 @@ class FedFV(ServerRule):
         c = torch.zeros(len(gram), dtype=torch.float64)
         c[:m] = self._internal(gram[:m, :m], losses)
         found = 0
-        if 0 < self.tau <= t:
+        if outside:
             rounds = torch.tensor([t if reference else -1] * m + self.history.rounds(absent))
             found = self._external(gram, c, rounds, rounding_error(cohort))
         length = (c @ gram @ c).clamp_min(0).sqrt()  # ||g^t||

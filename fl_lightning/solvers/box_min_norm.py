@@ -61,13 +61,14 @@ def _search(gram: _Floats, lower: _Floats, upper: _Floats) -> _Floats:
     room = upper - lower
     x = np.clip(lower + room * ((1 - lower.sum()) / room.sum() if room.sum() > 0 else 0.0), lower, upper)
     free = room > 0
-    best, least, ridge = x, np.inf, _RIDGE
+    best, least, ridge, settled = x, np.inf, _RIDGE, False
     for _ in range(20 * len(x) + 100):
-        slope = gram @ x
+        slope = _slope(gram, x)
         gap = _gap(slope, x, lower, upper)
+        stuck = settled and gap > least / 2
         if gap < least:
             best, least = x, gap
-        if gap <= _ENOUGH:
+        if gap <= _ENOUGH or stuck:
             break
         move = _face_step(gram, slope, free, ridge)
         if move is None:  # only matrices with a negative eigenvalue come here
@@ -77,38 +78,58 @@ def _search(gram: _Floats, lower: _Floats, upper: _Floats) -> _Floats:
             reach = np.where(move < 0, (lower - x) / move, np.where(move > 0, (upper - x) / move, np.inf))
         first = int(reach.argmin())
         x = np.clip(x + min(reach[first], 1.0) * move, lower, upper)
+        settled = reach[first] >= 1 and not _release(_slope(gram, x), x, free, lower)
         if reach[first] < 1:
             x[first] = lower[first] if move[first] < 0 else upper[first]
             free[first] = False
-        else:
-            _release(gram @ x, x, free, lower)
     return best
 
 
-def _release(slope: _Floats, x: _Floats, free: _Bools, lower: _Floats) -> None:
+def _release(slope: _Floats, x: _Floats, free: _Bools, lower: _Floats) -> bool:
     """Frees the bound weight that the objective would most like to move inwards, if there is one."""
     level = slope[free].mean()  # the multiplier of the sum
     wish = np.where(x <= lower, level - slope, slope - level)
     wish[free] = 0.0
     chosen = wish.argmax()
     free[chosen] |= wish[chosen] > 0
+    return bool(wish[chosen] > 0)
 
 
 def _face_step(gram: _Floats, slope: _Floats, free: _Bools, ridge: float) -> _Floats | None:
-    """Newton step to the least objective where the bound weights stay and the sum stays 1; ``None`` if it climbs."""
+    """Newton step to the least objective with the sum and all bound weights kept; ``None`` if there is none."""
     members = np.flatnonzero(free)
-    n = len(members)
-    equations = np.ones((n + 1, n + 1))
-    equations[:n, :n] = gram[np.ix_(members, members)] + ridge * np.eye(n)
-    equations[n, n] = 0.0
-    try:
-        part = np.linalg.solve(equations, np.append(-slope[members], 0.0))[:n]
-    except np.linalg.LinAlgError:
+    first = members[gram.diagonal()[members].argmin()]  # differences to the shortest row lose the least accuracy
+    others = members[members != first]
+    towards = gram[first, others]
+    edges = gram[np.ix_(others, others)] - towards[:, None] - towards + gram[first, first]
+    edges += ridge * (np.eye(len(others)) + 1.0)
+    part = _solve(edges, slope[first] - slope[others])
+    if part is None:
         return None
-    part -= part.mean()
     move = np.zeros_like(slope)
-    move[members] = part
-    return move if slope @ move <= 0 else None
+    move[others], move[first] = part, -part.sum()
+    return move if (slope * move).sum() <= 0 else None
+
+
+def _solve(matrix: _Floats, right: _Floats) -> _Floats | None:
+    """Solves equations of a positive definite matrix, ``None`` for others.
+
+    Elimination without pivots, elementwise: the bits do not depend on the number of threads, as those of LAPACK do.
+    """
+    table = np.concatenate([matrix, right[:, None]], axis=1)
+    for j in range(len(right)):
+        if not table[j, j] > 0:
+            return None
+        table[j + 1 :, j:] -= (table[j + 1 :, j] / table[j, j])[:, None] * table[j, j:]
+    result = np.zeros_like(right)
+    for j in reversed(range(len(right))):
+        result[j] = (table[j, -1] - (table[j, j + 1 : -1] * result[j + 1 :]).sum()) / table[j, j]
+    return result
+
+
+def _slope(gram: _Floats, x: _Floats) -> _Floats:
+    product: _Floats = (gram * x).sum(1)
+    return product
 
 
 def _gap(slope: _Floats, x: _Floats, lower: _Floats, upper: _Floats) -> float:
@@ -117,4 +138,4 @@ def _gap(slope: _Floats, x: _Floats, lower: _Floats, upper: _Floats) -> float:
     room = (upper - lower)[order]
     vertex = lower.copy()
     vertex[order] += np.clip(1 - lower.sum() - (room.cumsum() - room), 0.0, room)
-    return float(slope @ (x - vertex))
+    return float((slope * (x - vertex)).sum())

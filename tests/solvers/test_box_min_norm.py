@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import qp_cases
@@ -40,7 +44,7 @@ def test_objective_is_the_least_of_all_faces(k, batch):
                 assert excess(gram, lam, lower, upper, best) <= 1e-9, name
 
 
-@pytest.mark.parametrize("k", [10, pytest.param(40, marks=pytest.mark.slow), pytest.param(120, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("k", [10, pytest.param(40, marks=pytest.mark.slow), pytest.param(80, marks=pytest.mark.slow)])
 def test_objective_is_that_of_an_interior_point_solver(k):
     rng = np.random.default_rng(k)
     for name, grams in qp_cases.families(rng, 1, k).items():
@@ -89,6 +93,22 @@ def test_matrices_that_rounding_made_indefinite():
             lam = solve(gram + (noise + noise.T) / 2 * np.outer(norms, norms), lower, upper)
             best = qp_cases.independent(gram, lower, upper)
             assert excess(gram, lam, lower, upper, best) <= 1e-6, name
+
+
+@pytest.mark.slow
+def test_bits_do_not_depend_on_the_number_of_threads():
+    program = (
+        "import torch; from fl_lightning.solvers import box_min_norm; g = torch.Generator().manual_seed(0);"
+        "rows = torch.randn(160, 300, generator=g, dtype=torch.float64); share = torch.full((160,), 1 / 160);"
+        "gram = (rows[:, None] * rows).sum(2); lam = box_min_norm(gram, 0.5 * share, 1.5 * share);"
+        "print(lam.numpy().tobytes().hex())"
+    )
+    found = []
+    for threads in ("1", "4"):
+        environment = {**os.environ, "OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
+        command = [sys.executable, "-c", program]
+        found.append(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(
