@@ -21,6 +21,12 @@ double cost(std::int64_t k) {
   return rows * (90.0 + rows * (1.5 + 0.03 * rows));
 }
 
+// Scratch of one search with any instruction set: two packed matrices, vectors, and kLanes sums per row.
+std::int64_t numbers(std::int64_t k) {
+  const std::int64_t n = (k + kLanes - 1) / kLanes * kLanes;
+  return n * (n + kLanes) + n * base::kVectors + n * kLanes;
+}
+
 struct Job {
   const double* gram;
   std::int64_t batch, k;
@@ -30,8 +36,8 @@ struct Job {
   static void run(std::int64_t task, void* context) {
     static thread_local Scratch scratch;
     const Job& job = *static_cast<const Job*>(context);
-    const std::int64_t k = job.k, n = (k + kLanes - 1) / kLanes * kLanes, numbers = n * (2 * n + 12 + kLanes);
-    double* space = static_cast<double*>(scratch.reserve(numbers * static_cast<std::int64_t>(sizeof(double))));
+    const std::int64_t k = job.k, bytes = numbers(k) * static_cast<std::int64_t>(sizeof(double));
+    double* space = static_cast<double*>(scratch.reserve(bytes));
     for (std::int64_t i = task * job.each; i < std::min((task + 1) * job.each, job.batch); ++i) {
       FL_DISPATCH(min_norm(job.gram + i * k * k, k, job.lam + i * k, job.gap + i, space));
     }
