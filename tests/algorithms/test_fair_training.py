@@ -7,7 +7,7 @@ import pytest
 import torch
 from algorithm_cohorts import make_cohort
 
-from fl_lightning.algorithms import FedAvg, FedFV, FedLF, FedMDFG, FedMGDAPlus
+from fl_lightning.algorithms import AFL, DRFL, TERM, FedAvg, FedFV, FedGini, FedLF, FedMDFG, FedMGDAPlus, QFedAvg
 from fl_lightning.updates import ParamLayout
 
 N, SIZES = 8, (10, 6, 4)
@@ -56,3 +56,36 @@ def test_fedmgda_goes_from_the_average_to_the_worst_client():
     """With all clients online; with a few it forgets those who are absent."""
     worst = [federate(FedMGDAPlus(epsilon), N)[-10:].max(1).values.mean() for epsilon in (0.0, 0.1, 1.0)]
     assert worst[0] > worst[1] > 1.5 * worst[2]
+
+
+WEIGHING = {
+    "QFedAvg": lambda: QFedAvg(1.0),
+    "AFL": lambda: AFL(0.05),
+    "TERM": lambda: TERM(5.0),
+    "TERM-ema": lambda: TERM(5.0, "ema_paper"),
+    "DRFL": DRFL,
+}
+
+
+@pytest.mark.parametrize("name", WEIGHING)
+@pytest.mark.parametrize("clients_per_round", [N, 4])
+def test_weights_by_loss_help_the_worst_client(name, clients_per_round):
+    average = federate(FedAvg("uniform"), clients_per_round)[-10:].max(1).values.mean()
+    fair = federate(WEIGHING[name](), clients_per_round)[-10:].max(1).values.mean()
+    assert fair < 0.91 * average
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        [QFedAvg(q) for q in (0.0, 0.1, 1.0, 5.0)],
+        [TERM(t) for t in (0.01, 1.0, 5.0)],
+        [AFL(gamma) for gamma in (0.0, 0.01, 0.05)],
+        [FedGini(epsilon) for epsilon in (1.0, 0.5, 0.0)],
+    ],
+    ids=["QFedAvg", "TERM", "AFL", "FedGini"],
+)
+def test_more_tilt_helps_more(rules):
+    worst = [float(federate(rule, N)[-10:].max(1).values.mean()) for rule in rules]
+    assert worst == sorted(worst, reverse=True)
+    assert worst[-1] < 0.99 * worst[0]
