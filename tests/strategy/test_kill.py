@@ -8,10 +8,12 @@ import sys
 import time
 from pathlib import Path
 
+import killed_files
 import killed_fit
 import pytest
 import torch
 from resuming import ALGORITHMS, assert_equal
+from support import weights
 
 import fl_lightning as fl
 
@@ -78,3 +80,25 @@ def test_killed(tmp_path, where):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_killed(tmp_path, algorithm, where):
     check(tmp_path, algorithm, where)
+
+
+def test_killed_while_a_personal_model_is_written(tmp_path):
+    """Files of a round that never counted are there already, one of them cut short."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent), *sys.path])}
+    process = subprocess.run([sys.executable, HERE / "killed_files.py", tmp_path], env=environment, capture_output=True)
+    assert process.returncode == -signal.SIGKILL, process.stderr.decode()
+    own = tmp_path / "own"
+    assert len(list(own.rglob(f"round-{killed_files.DEATH:06d}.pt"))) == 2
+    assert len(list(own.rglob("*.part"))) == 1
+    found = fl.newest_checkpoint(tmp_path / "checkpoints")
+    assert torch.load(found, weights_only=True)["epoch"] == killed_files.DEATH - 1
+    resumed, strategy = killed_files.fit(tmp_path, "own", found)
+    whole, other = killed_files.fit(tmp_path / "whole", "own")
+    assert torch.equal(weights(resumed), weights(whole))
+    for client in range(6):
+        one, two = (s.client_rule.personal_model(client) for s in (strategy, other))
+        assert torch.equal(one.params, two.params)
+        assert torch.equal(one.buffers, two.buffers)
+    values = [s.last_evaluation.values for s in (strategy, other)]
+    assert all(torch.equal(values[0][name], values[1][name]) for name in values[1])
+    assert not list(own.rglob("*.part"))
