@@ -5,6 +5,7 @@
 
 #include "dispatch.h"
 #include "pieces.h"
+#include "streams.h"
 
 #define FL_KERNEL "products_kernel.h"
 #include "every_isa.h"
@@ -43,8 +44,8 @@ struct Job {
 }  // namespace
 
 std::int64_t panel_columns(const Products& problem) {
-  constexpr std::int64_t elements = 160 * 1024;  // 640 KiB: most of a second-level cache
-  constexpr std::int64_t least = 768, most = 3072;
+  constexpr std::int64_t elements = 96 * 1024;  // 384 KiB: the lesser part of a second-level cache
+  constexpr std::int64_t least = 384, most = 3072;
   // With few others each row is read once, and need not stay in the cache.
   const std::int64_t staying = !problem.symmetric && problem.others.rows <= 3 ? problem.others.rows : all_rows(problem);
   return std::clamp(elements / staying / least * least, least, most);

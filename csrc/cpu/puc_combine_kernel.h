@@ -46,6 +46,7 @@ void means(const PucCombine& p, std::int64_t begin, std::int64_t end, double* su
       const std::int32_t* keep = p.keep + r0 * words + c / 32;
       for (std::int64_t r = r0; r < r1; ++r, x += stride, keep += words) {
         const Doubles weight = broadcast(p.weights[r]);
+        __builtin_prefetch(keep + 32);
         const std::uint32_t bits = static_cast<std::uint32_t>(*keep) >> (c % 32);
 #pragma GCC unroll 4
         for (int i = 0; i < kSums; ++i) {

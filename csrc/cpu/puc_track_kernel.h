@@ -51,6 +51,7 @@ void track_as(const PucTrack& p, std::int64_t begin, std::int64_t end, double* n
   for (int i = 0; i < streams; ++i) set_zero(total[i]);
   for (; begin + 32 <= end; begin += 32) {
     prefetch(x + begin);
+    prefetch(counts + begin);
     const std::uint32_t up = increases(x + begin);
     const Compared past = compare(counts + begin, low, high);
     const std::uint32_t kept = (up & past.at_least & some_low) | (~up & past.at_most & some_high);

@@ -20,8 +20,10 @@ FL_INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return _mm256_fmad
 FL_INLINE Doubles multiply_add(Doubles a, Doubles b, Doubles c) { return _mm256_fmadd_pd(a, b, c); }
 FL_INLINE double multiply_add(double a, double b, double c) { return __builtin_fma(a, b, c); }
 
-FL_INLINE Doubles folded(Floats x) {
-  return _mm256_add_pd(_mm256_cvtps_pd(_mm256_castps256_ps128(x)), _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)));
+FL_INLINE void add_sums(Floats a, Floats b, Floats c, Floats d, double* to) {
+  const __m256 parts = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+  const __m128 sums = _mm_add_ps(_mm256_castps256_ps128(parts), _mm256_extractf128_ps(parts, 1));
+  _mm256_storeu_pd(to, _mm256_add_pd(_mm256_loadu_pd(to), _mm256_cvtps_pd(sums)));
 }
 FL_INLINE double sum(Doubles x) {
   const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(x), _mm256_extractf128_pd(x, 1));

@@ -20,10 +20,17 @@ FL_INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return _mm512_fmad
 FL_INLINE Doubles multiply_add(Doubles a, Doubles b, Doubles c) { return _mm512_fmadd_pd(a, b, c); }
 FL_INLINE double multiply_add(double a, double b, double c) { return __builtin_fma(a, b, c); }
 
-// The two halves, each in float64, added.
-FL_INLINE Doubles folded(Floats x) {
-  const __m256 high = _mm512_extractf32x8_ps(x, 1);
-  return _mm512_add_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(x)), _mm512_cvtps_pd(high));
+// Adds the sum of the lanes of each of four vectors to one of four float64 numbers.
+FL_INLINE void add_sums(Floats a, Floats b, Floats c, Floats d, double* to) {
+  const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+  const __m512d low = _mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+  const __m512d high = _mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+  // Every 128 bits hold a part of a, b, c and d.
+  const __m512 parts = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+  const __m256 two = _mm256_add_ps(_mm512_castps512_ps256(parts), _mm512_extractf32x8_ps(parts, 1));
+  const __m128 sums = _mm_add_ps(_mm256_castps256_ps128(two), _mm256_extractf128_ps(two, 1));
+  _mm256_storeu_pd(to, _mm256_add_pd(_mm256_loadu_pd(to), _mm256_cvtps_pd(sums)));
 }
 FL_INLINE double sum(Doubles x) {
   const __m256d four = _mm256_add_pd(_mm512_castpd512_pd256(x), _mm512_extractf64x4_pd(x, 1));

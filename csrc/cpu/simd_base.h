@@ -37,9 +37,11 @@ FL_INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return a * b + c; 
 FL_INLINE Doubles multiply_add(Doubles a, Doubles b, Doubles c) { return a * b + c; }
 #endif
 
-FL_INLINE Doubles folded(Floats x) {
-  return Doubles{static_cast<double>(x[0]), static_cast<double>(x[1])} +
-         Doubles{static_cast<double>(x[2]), static_cast<double>(x[3])};
+FL_INLINE void add_sums(Floats a, Floats b, Floats c, Floats d, double* to) {
+  to[0] += static_cast<double>((a[0] + a[1]) + (a[2] + a[3]));
+  to[1] += static_cast<double>((b[0] + b[1]) + (b[2] + b[3]));
+  to[2] += static_cast<double>((c[0] + c[1]) + (c[2] + c[3]));
+  to[3] += static_cast<double>((d[0] + d[1]) + (d[2] + d[3]));
 }
 FL_INLINE double sum(Doubles x) { return x[0] + x[1]; }
 
