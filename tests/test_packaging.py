@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 IGNORED = re.compile(
     r"(^|/)(\.(?!ci/|gitignore)[^/]*|__pycache__|[^/]*\.egg-info|build|dist|demo|logs|lightning_logs)/"
 )
+CODE = re.compile("^```.*?^```", flags=re.DOTALL | re.MULTILINE)
 SOURCES = sorted(
     path for folder in ("fl_lightning", "tests", "examples", "benchmarks") for path in (ROOT / folder).rglob("*.py")
 )
@@ -134,7 +135,7 @@ def test_links_between_pages_lead_somewhere():
     links = [
         (page, target)
         for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md"))
-        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8"))
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", CODE.sub("", page.read_text(encoding="utf-8")))
         if "://" not in target
     ]
     assert links
