@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 IGNORED = re.compile(
     r"(^|/)(\.(?!ci/|gitignore)[^/]*|__pycache__|[^/]*\.egg-info|build|dist|demo|logs|lightning_logs)/"
 )
-CODE = re.compile("^```.*?^```", flags=re.DOTALL | re.MULTILINE)
+CODE = re.compile("^```.*?^```|`[^`\n]*`", flags=re.DOTALL | re.MULTILINE)
 SOURCES = sorted(
     path for folder in ("fl_lightning", "tests", "examples", "benchmarks") for path in (ROOT / folder).rglob("*.py")
 )
