@@ -2,6 +2,7 @@
 """Training on a GPU ends where training on the CPU does. FL_LIGHTNING_TEST_DEVICE=cpu tries the tests themselves."""
 
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -22,6 +23,9 @@ RULES = [
     fl.algorithms.QFedAvg,
     fl.algorithms.AFL,
     fl.algorithms.FedFa,
+    partial(fl.algorithms.FCFL, stage1_rounds=2),
+    fl.algorithms.FairReg,
+    partial(fl.algorithms.FA, 2 * torch.eye(12), 4.0),
 ]
 
 
@@ -34,7 +38,7 @@ def fit(rule, device, **options):
     return trainer, strategy, module
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: getattr(rule, "func", rule).__name__)
 def test_a_fit_agrees_with_that_on_the_cpu(rule):
     _, there_strategy, there = fit(rule, DEVICE)
     _, here_strategy, here = fit(rule, "cpu")
