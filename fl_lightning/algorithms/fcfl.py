@@ -166,7 +166,7 @@ class FCFL(ServerRule):
             tight = bool((excess[known] >= 0).any())
             c, flagged = self._pareto(gram, unit[:m], unit[m:][known], c_disparity[None], tight)
         norms = [math.sqrt(max(float(v @ gram @ v), 0.0)) / eta for v in (c_loss, c_disparity, c)]
-        self._advance(*norms)
+        self._advance(norms[0], norms[1] if bool(known.any()) else math.inf, norms[2])
 
         scalars = {"stage": float(stage), "direction_norm": norms[2], "delta_loss": delta_loss}
         if companions is not None:

@@ -57,7 +57,7 @@ class VectorFCFL:
             return self._pareto(excess, u, v, down_gap)
         d = self._min_max(excess, down_loss, down_gap)
         flat_loss = 0.1 * np.linalg.norm(down_loss) / lr <= self.delta_loss
-        flat_gap = 0.1 * np.linalg.norm(down_gap) / lr <= self.delta_gap
+        flat_gap = len(v) > 0 and 0.1 * np.linalg.norm(down_gap) / lr <= self.delta_gap
         if self.sharpen == "joint":
             flat_loss = flat_gap = d @ d / lr**2 <= self.joint_threshold
         self.delta_loss *= self.beta if flat_loss and self.delta_loss > 1e-4 else 1
