@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning._lightning import Callback, LightningModule, Trainer, lightning_module
-from fl_lightning.algorithms.base import ClientRule, LocalWork, Needs
+from fl_lightning.algorithms.base import ClientRule, LocalWork, Needs, changes_loss
 from fl_lightning.data.loaders import ClientLoaders
 from fl_lightning.features import FeatureTap
 from fl_lightning.loop import FederatedEpochLoop
@@ -113,7 +113,7 @@ class LocalTrainer:
         helpers = lightning_module("utilities.model_helpers")
         takes_index = lightning_module("utilities.signature_utils").is_param_in_hook_signature
         self._takes_index = takes_index(self._module.training_step, "batch_idx", min_args=2)
-        self._has_term = type(rule).loss_term is not ClientRule.loss_term
+        self._has_term = changes_loss(rule)
         self._begins = type(rule).begin_batch is not ClientRule.begin_batch
         self._corrects = type(rule).correct_gradients is not ClientRule.correct_gradients
         self._tap = FeatureTap(self._module) if rule.needs.features else None

@@ -13,7 +13,7 @@ from torch import nn
 
 from fl_lightning import groups
 from fl_lightning._lightning import LightningModule, Trainer, lightning_module, rank_zero_warn
-from fl_lightning.algorithms.base import ClientRule, Needs, ServerRule
+from fl_lightning.algorithms.base import ClientRule, Needs, ServerRule, changes_loss
 from fl_lightning.attacks import Attack
 from fl_lightning.data.samplers import CohortSampler
 from fl_lightning.features import METHOD
@@ -184,7 +184,7 @@ def refuse_module(
     rule.check_module(module)
     if needs.full_gradients and manual:
         raise ValueError(f"{method} needs full gradients, which a module with manual optimization does not give")
-    if type(rule).loss_term is not ClientRule.loss_term and manual:
+    if changes_loss(rule) and manual:
         raise ValueError(f"{type(rule).__name__} adds a term to the loss, which manual optimization keeps to itself")
     if type(rule).correct_gradients is not ClientRule.correct_gradients and optimizers > 1:
         raise ValueError(f"{type(rule).__name__} corrects gradients and needs one optimizer, found {optimizers}")

@@ -219,6 +219,12 @@ class ClientRule:
         """Restores what :meth:`state_dict` returned."""
 
 
+def changes_loss(rule: ClientRule) -> bool:
+    """Whether a client rule weighs the module's loss or adds to it."""
+    own, plain = type(rule), ClientRule
+    return own.loss_term is not plain.loss_term or own.loss_weight is not plain.loss_weight
+
+
 class ServerRule(ABC):
     """The server's half of a method: a cohort goes in, a step comes out.
 

@@ -78,9 +78,6 @@ class Half(ClientRule):
     def loss_weight(self, work):
         return 0.5
 
-    def loss_term(self, work, batch, batch_idx):
-        return None
-
 
 @both_paths
 def test_loss_weight_scales_the_modules_own_loss(path):
