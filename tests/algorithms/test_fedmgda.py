@@ -43,6 +43,13 @@ def test_hand_worked():
         torch.testing.assert_close(rule.report.weights @ rows, step)
 
 
+def test_a_small_client_weighs_at_most_epsilon_more_than_its_share():
+    """Orthogonal updates: free weights would be a third each, lower bounds alone would leave 0.3 for the small one."""
+    rows = torch.eye(3, 92, dtype=torch.float64)
+    step = FedMGDAPlus(epsilon=0.1).aggregate(make_cohort(rows, sizes=[10, 45, 45], lr=1.0))
+    torch.testing.assert_close(step[:3], torch.tensor([0.2, 0.4, 0.4], dtype=torch.float64))
+
+
 def test_step_size_is_the_learning_rate_of_the_round_or_a_number():
     rows = random_rows(3, 62)
     one, ten = (FedMGDAPlus().aggregate(make_cohort(rows, lr=lr)) for lr in (0.1, 1.0))
