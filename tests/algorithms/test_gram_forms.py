@@ -8,18 +8,13 @@ weights are judged apart: by their objective on that hull, against enumeration a
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import vector_forms
 from cohort_families import FAMILIES, LAYOUT, rounds_of
+from solvers import qp_cases
 
 from fl_lightning.algorithms import FedFV, FedLF, FedMDFG, FedMGDAPlus, _common_descent
-
-sys.path.append(str(Path(__file__).parent.parent / "solvers"))
-import qp_cases
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
 SCALES = (1e-12, 1.0, 1e12)
