@@ -11,7 +11,7 @@ Such methods ask the module for one method, ``federated_groups(batch)``. It retu
         inputs, labels, groups = batch
         return self.net(inputs).squeeze(1), labels, groups
 
-It is called in eval mode and on full batches, and nothing that it logs is kept.
+FCFL and FairReg call it at the global model, in eval mode, and drop what it logs; FA calls it on every training batch.
 """
 
 from __future__ import annotations
