@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dispatch.h"
+#include "large_pages.h"
 #include "streams.h"
 
 #define FL_KERNEL "combine_kernel.h"
@@ -30,7 +31,9 @@ struct Job {
 }  // namespace
 
 void layer_combine(Matrix rows, Layers layers, const double* coeff, void* out, bool add, ParallelFor parallel) {
-  Job job{{rows, coeff, out, add, !add && beyond_cache(rows)}, layers, task_columns(rows.rows)};
+  const bool large = !add && beyond_cache(rows);
+  if (large) ask_for_large_pages(out, rows.columns * size_of(rows.dtype));
+  Job job{{rows, coeff, out, add, large}, layers, task_columns(rows.rows)};
   parallel((rows.columns + job.width - 1) / job.width, &Job::run, &job);
 }
 

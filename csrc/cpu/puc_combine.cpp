@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dispatch.h"
+#include "large_pages.h"
 #include "streams.h"
 
 #define FL_KERNEL "puc_combine_kernel.h"
@@ -19,7 +20,9 @@ void run(std::int64_t task, void* context) {
 }  // namespace
 
 void puc_combine(Matrix rows, const std::int32_t* keep, const double* weights, void* out, ParallelFor parallel) {
-  PucCombine problem{rows, keep, weights, out, beyond_cache(rows)};
+  const bool large = beyond_cache(rows);
+  if (large) ask_for_large_pages(out, rows.columns * size_of(rows.dtype));
+  PucCombine problem{rows, keep, weights, out, large};
   parallel((rows.columns + kBlockColumns - 1) / kBlockColumns, &run, &problem);
 }
 
