@@ -39,7 +39,7 @@ FAMILIES = {
     "duplicated": _duplicated,
     "nearly duplicated": lambda g, m, n: _duplicated(g, m, n) + 0.03 * _normal(g, m, n),
     "rank-deficient": lambda g, m, n: _normal(g, m, 2) @ _normal(g, 2, n) + _normal(g, n),
-    "norms spread": lambda g, m, n: _normal(g, m, n) * 10.0 ** (4 * torch.rand(m, 1, generator=g) - 2),
+    "norms spread": lambda g, m, n: _normal(g, m, n) * 10.0 ** (2 * torch.rand(m, 1, generator=g) - 1),
     "zero row": _zero_row,
 }
 
