@@ -70,9 +70,23 @@ def check(folder, algorithm, where):
     assert not list(files.glob("*.part"))  # written anew and renamed
 
 
-@pytest.mark.parametrize("where", ["in a round", "while saving"])
-def test_killed(tmp_path, where):
-    check(tmp_path, "FedLF", where)
+STATES = {
+    "FedLF": "remembered rows",
+    "SCAFFOLD": "vectors of clients and of the server",
+    "FedHEAL": "counts",
+    "AFL": "weights by client and a mean of models",
+    "MOON": "models of clients",
+    "FedMDFG": "losses by client",
+}
+
+
+@pytest.mark.parametrize("algorithm", STATES)
+def test_killed_in_a_round(tmp_path, algorithm):
+    check(tmp_path, algorithm, "in a round")
+
+
+def test_killed_while_saving(tmp_path):
+    check(tmp_path, "FedLF", "while saving")
 
 
 @pytest.mark.slow
