@@ -113,7 +113,7 @@ def test_arguments_out_of_range(options, words):
 
 
 class Drawing(Classifier):
-    """Uses random numbers, a metric and BatchNorm in training."""
+    """Uses random numbers, in training also a metric and BatchNorm."""
 
     def __init__(self, **options):
         super().__init__(dropout=0.3, norm=True, log=True, **options)
@@ -124,6 +124,10 @@ class Drawing(Classifier):
         self.seen.update(self(x), y)
         self.log("train_seen", self.seen)
         return super().training_step((x + 0.1 * torch.randn_like(x), y), batch_idx)
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        super().validation_step((x + 0.1 * torch.randn_like(x), y), batch_idx)
 
 
 @pytest.mark.parametrize("options", [{}, {"gradient_clip_val": 1e9}], ids=["lean", "full"])

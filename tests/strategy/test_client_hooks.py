@@ -59,18 +59,20 @@ def test_begin_batch_and_loss_term_see_every_batch_with_its_place(path, module):
     rule = Watching()
     trained, _ = fit(rule, fresh(module), **path)
     assert torch.equal(weights(trained), weights(fit(ClientRule(), fresh(module), **path)[0]))
-    step = place = 0
-    calls = iter(rule.calls)
-    for kind, *rest in calls:
+    visits: list[list] = []
+    for kind, *rest in rule.calls:
         if kind == "client":
-            step = place = 0
-            continue
-        assert kind == "batch"
-        index, size, steps = rest
-        place = 0 if index == 0 else place
-        assert (index, steps) == (place, step)
-        assert next(calls) == ("term", index, size, steps)
-        step, place = step + 1, place + 1
+            visits.append([])
+        else:
+            visits[-1].append((kind, *rest))
+    for visit in visits:
+        batches, terms = visit[::2], visit[1::2]
+        assert [call[1:] for call in batches] == [call[1:] for call in terms]
+        assert {call[0] for call in batches} == {"batch"}
+        assert {call[0] for call in terms} == {"term"}
+        assert [index for _, index, *_ in batches] == 2 * list(range(len(batches) // 2))  # two passes
+        assert [steps for *_, steps in batches] == list(range(len(batches)))
+    assert max(len(visit) for visit in visits) > 4
     assert sum(kind == "batch" for kind, *_ in rule.calls) == trained.trainer.global_step
 
 
