@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shapes, and for each op its arguments, its reference, and the bytes and operations that it cannot do without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import cycle
+
+import torch
+from torch import Tensor
+from torchvision.models import resnet18
+
+from fl_lightning import ops
+from fl_lightning.models import MLP, CifarCNN
+from fl_lightning.ops import _min_norm, _reference
+
+OPS = tuple(ops.backend())
+ON_GRAM = ("project_conflicts", "min_norm")  # float64 whatever the rows' dtype
+REMEMBERED = 10  # rows of the other matrix of layer_cross_gram
+_TRACKED = 10  # clients whose counts puc_track passes over in turn
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A network's parameters, one layer per tensor."""
+
+    name: str
+    offsets: Tensor
+
+    @property
+    def columns(self) -> int:
+        """Number of parameters."""
+        return int(self.offsets[-1])
+
+    @property
+    def layers(self) -> int:
+        """Number of tensors."""
+        return len(self.offsets) - 1
+
+
+def shapes(quick: bool) -> list[Shape]:
+    """MLP, CNN and ResNet-18; with ``quick`` one small shape with an empty layer."""
+    if quick:
+        return [Shape("tiny", torch.tensor([0, 3_000, 3_000, 3_017, 9_000]))]
+    with torch.device("meta"):
+        networks = {"MLP": MLP(), "CNN": CifarCNN(), "ResNet-18": resnet18()}
+    return [
+        Shape(name, torch.tensor([0, *(p.numel() for p in network.parameters())]).cumsum(0))
+        for name, network in networks.items()
+    ]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One op on one problem.
+
+    Attributes:
+        op: its name.
+        run: calls the public function.
+        reference: calls the pure-torch implementation.
+        bytes: each input read once and each output written once.
+        flops: multiplications and additions; of a symmetric result one half counts; 0 where they depend on the data.
+    """
+
+    op: str
+    run: Callable[[], object]
+    reference: Callable[[], object]
+    bytes: int
+    flops: int
+
+
+class Problem:
+    """Random arguments for one shape, number of clients and dtype."""
+
+    def __init__(self, shape: Shape, m: int, dtype: torch.dtype, device: torch.device, seed: int) -> None:
+        self.shape, self.m, self.device = shape, m, device
+        generator = torch.Generator().manual_seed(seed)
+        n, layers = shape.columns, shape.layers
+        noise = torch.randn(n + 64 * (m + REMEMBERED), generator=generator)
+        self.rows, self.others = (torch.empty(count, n, dtype=dtype, device=device) for count in (m, REMEMBERED))
+        for i, row in enumerate((*self.rows, *self.others)):
+            row.copy_(noise[64 * i : 64 * i + n])
+        words = torch.randint(-(2**31), 2**31, (m, -(-n // 32)), dtype=torch.int32, generator=generator)
+        self.keep = words.to(device)
+        self.counts = torch.zeros(min(m, _TRACKED), n, dtype=torch.uint8, device=device)
+        self.coeff = torch.randn(layers, m, dtype=torch.float64, generator=generator).to(device)
+        self.weights = (torch.rand(m, generator=generator) + 0.1).to(device)
+        # Clients that agree in part: as many directions as clients, and one that all share.
+        vectors = torch.randn(layers, m, m + 1, dtype=torch.float64, generator=generator)
+        vectors[:, :, 0] = 1
+        self.gram = (vectors @ vectors.mT).to(device)
+        self.order = torch.randperm(m, generator=generator)
+        self.fixed = torch.zeros(m, dtype=torch.bool)
+
+    def cases(self, chosen: tuple[str, ...]) -> Iterator[Case]:
+        """The chosen ops."""
+        n, m, layers, offsets = self.shape.columns, self.m, self.shape.layers, self.shape.offsets
+        rows, others, coeff = self.rows, self.others, self.coeff
+        size = rows.element_size()
+        read, bits = n * m * size, n * m // 8
+        clients = cycle(range(len(self.counts)))
+
+        def track(call: Callable[..., object]) -> Callable[[], object]:
+            """On another client each time, so that its update comes from memory."""
+
+            def run() -> object:
+                client = next(clients)
+                return call(rows[client], self.counts[client], 3, 8, offsets)
+
+            return run
+
+        def both(name: str, *arguments: object) -> tuple[Callable[[], object], Callable[[], object]]:
+            public, reference = getattr(ops, name), getattr(_min_norm if name == "min_norm" else _reference, name)
+            return lambda: public(*arguments), lambda: reference(*arguments)
+
+        square = 8 * layers * m * m
+        every = {
+            "layer_gram": (*both("layer_gram", rows, offsets), read + square, n * m * (m + 1)),
+            "layer_cross_gram": (
+                *both("layer_cross_gram", rows, others, offsets),
+                read + n * REMEMBERED * size + 8 * layers * m * REMEMBERED,
+                2 * n * m * REMEMBERED,
+            ),
+            "layer_dots": (*both("layer_dots", rows, others[0], offsets), read + n * size + 8 * layers * m, 2 * n * m),
+            "layer_combine": (
+                *both("layer_combine", rows, offsets, coeff),
+                read + n * size + 8 * layers * m,
+                2 * n * m,
+            ),
+            "project_conflicts": (
+                *both("project_conflicts", self.gram, self.order, self.fixed),
+                2 * square,
+                0,
+            ),
+            "min_norm": (*both("min_norm", self.gram), square + 8 * layers * (m + 1), 0),
+            "puc_track": (
+                track(ops.puc_track),
+                track(_reference.puc_track),
+                n * (size + 2) + n // 8 + 8 * layers,
+                2 * n,
+            ),
+            "puc_combine": (
+                *both("puc_combine", rows, self.keep, self.weights),
+                read + bits + n * size,
+                3 * n * m,
+            ),
+        }
+        for op in chosen:
+            yield Case(op, *every[op])
