@@ -18,7 +18,7 @@ from fl_lightning.ops import _min_norm, _reference
 OPS = tuple(ops.backend())
 ON_GRAM = ("project_conflicts", "min_norm")  # float64 whatever the rows' dtype
 REMEMBERED = 10  # rows of the other matrix of layer_cross_gram
-_TRACKED = 10  # clients whose counts puc_track passes over in turn
+TRACKED = 10  # clients that puc_track passes over in turn
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Problem:
             row.copy_(noise[64 * i : 64 * i + n])
         words = torch.randint(-(2**31), 2**31, (m, -(-n // 32)), dtype=torch.int32, generator=generator)
         self.keep = words.to(device)
-        self.counts = torch.zeros(min(m, _TRACKED), n, dtype=torch.uint8, device=device)
+        self.counts = torch.zeros(min(m, TRACKED), n, dtype=torch.uint8, device=device)
         self.coeff = torch.randn(layers, m, dtype=torch.float64, generator=generator).to(device)
         self.weights = (torch.rand(m, generator=generator) + 0.1).to(device)
         # Clients that agree in part: as many directions as clients, and one that all share.
