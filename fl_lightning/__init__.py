@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fair federated learning for PyTorch Lightning."""
 
-from fl_lightning import algorithms, attacks, callbacks, data, metrics, models, ops, optim, solvers
+from fl_lightning import algorithms, attacks, callbacks, data, executors, metrics, models, ops, optim, solvers
 from fl_lightning.checkpoint import newest_checkpoint
 from fl_lightning.client import ClientModule
 from fl_lightning.cohort import Cohort
@@ -27,6 +27,7 @@ __all__ = [
     "attacks",
     "callbacks",
     "data",
+    "executors",
     "metrics",
     "models",
     "newest_checkpoint",

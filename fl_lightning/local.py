@@ -7,12 +7,12 @@ hooks; it is taken when nothing overrides them. Both give identical weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from inspect import signature
 from itertools import islice
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,9 @@ from fl_lightning.quick_sgd import QuickSGD
 from fl_lightning.results import QuickLog
 from fl_lightning.seeding import derive_seed
 from fl_lightning.silence import silenced
+
+if TYPE_CHECKING:
+    from fl_lightning.bench import LogCall
 
 _LOSS_BATCH = 1024
 """Samples per forward pass when only losses are wanted; halved as often as memory demands."""
@@ -244,6 +247,17 @@ class LocalTrainer:
         if self._stays:
             return batch
         return self._trainer.strategy.batch_to_device(self._module._on_before_batch_transfer(batch))
+
+    def log(self, calls: Iterable[LogCall]) -> None:
+        """Logs what local training elsewhere has logged."""
+        module = self._module
+        try:
+            for call in calls:
+                self._loop.expect(None, call.size)
+                module._current_fx_name = call.fx
+                self._log(call.name, call.value, *call.args, **call.kwargs)
+        finally:
+            module._current_fx_name = None
 
     # ---- full-gradient upload
 

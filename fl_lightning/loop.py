@@ -152,7 +152,7 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         return (loss.detach() if isinstance(loss, Tensor) else None), False
 
-    def expect(self, batch: Any, num_samples: int) -> None:
+    def expect(self, batch: Any, num_samples: int | None) -> None:
         """Tells ``self.log`` how much the next values weigh."""
         connector = self.trainer._logger_connector
         if connector._current_fx is not None and connector._first_loop_iter:

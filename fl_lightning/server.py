@@ -35,6 +35,7 @@ class Server:
         num_clients: registered clients.
         optimizer: factory of a server optimizer; ``None`` subtracts the step.
         on_client_error: what to do about clients whose report is missing or not finite.
+        allocate: gives memory for the update matrix, from the number of rows and the global parameters.
 
     Raises:
         MemoryError: the update matrix does not fit on the device.
@@ -51,6 +52,7 @@ class Server:
         num_clients: int,
         optimizer: OptimizerFactory | None,
         on_client_error: ErrorPolicy,
+        allocate: Callable[[int, Tensor], Tensor] | None = None,
     ) -> None:
         self._algorithm, self._rule = algorithm, client_rule
         self._binding, self.bank = binding, bank
@@ -58,7 +60,7 @@ class Server:
         self._policy = on_client_error
         theta = binding.theta
         try:
-            self.rows = torch.empty(capacity, theta.numel(), dtype=theta.dtype, device=theta.device)
+            self.rows = (allocate or _rows)(capacity, theta)
         except RuntimeError as error:  # torch.OutOfMemoryError on accelerators
             size = capacity * theta.numel() * theta.element_size()
             raise MemoryError(
@@ -202,6 +204,10 @@ class Server:
             scalars=dict(report.scalars),
             seconds=seconds(),
         )
+
+
+def _rows(number: int, like: Tensor) -> Tensor:
+    return torch.empty(number, like.numel(), dtype=like.dtype, device=like.device)
 
 
 def _made(factory: OptimizerFactory, parameters: list[nn.Parameter]) -> Optimizer:

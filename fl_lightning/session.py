@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,19 +13,22 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning._lightning import LightningModule, Trainer, rank_zero_info, rank_zero_warn
-from fl_lightning.algorithms.base import ClientRule, Federation, LocalWork, Needs, ServerRule
+from fl_lightning.algorithms.base import ClientRule, Federation, Needs, ServerRule
 from fl_lightning.attacks import Attack
+from fl_lightning.bench import Bench
 from fl_lightning.binding import Binding
 from fl_lightning.buffers import BufferBank, BufferPolicy
 from fl_lightning.clients import ClientOptimizers, client_learning_rate
 from fl_lightning.data.loaders import ClientLoaders
 from fl_lightning.data.samplers import CohortSampler
+from fl_lightning.executors.base import Crew, Executor
+from fl_lightning.executors.sequential import Sequential
 from fl_lightning.local import LocalPlan, LocalTrainer, full_path_reason
 from fl_lightning.loop import ClientTask, FederatedEpochLoop
 from fl_lightning.records import RoundRecord
 from fl_lightning.refusals import refuse_checkpoint, refuse_module, refuse_schedulers, refuse_selection
-from fl_lightning.reports import Arrival, ClientError, ErrorPolicy, Round, with_accuracy
-from fl_lightning.seeding import derive_seed, isolated
+from fl_lightning.reports import ClientError, ErrorPolicy, Round
+from fl_lightning.seeding import derive_seed
 from fl_lightning.server import OptimizerFactory, Server, cohort_size
 
 
@@ -42,6 +44,7 @@ class FitOptions:
     buffers: BufferPolicy
     on_client_error: ErrorPolicy
     seed: int
+    executor: Executor = field(default_factory=Sequential)
     full_gradients: bool = False
     attack: Attack | None = None
     lean: bool | None = None
@@ -76,26 +79,38 @@ class FitSession:
         self._module: LightningModule = trainer.lightning_module
         self.algorithm, self.rule, self.binding, self.loaders = algorithm, rule, binding, loaders
         self._needs: Needs = algorithm.needs | rule.needs | Needs(full_gradients=options.full_gradients)
-        self._lr, self._momentum = client_learning_rate(trainer.optimizers)
+        client_lr, _ = client_learning_rate(trainer.optimizers)
         refuse_schedulers(trainer.lr_scheduler_configs)
         refuse_module(
-            self._module, self._needs, rule, len(trainer.optimizers), self._lr, type(algorithm).__name__
+            self._module, self._needs, rule, len(trainer.optimizers), client_lr, type(algorithm).__name__
         )  # fmt: skip
         if options.attack is not None:
             options.attack.check(len(loaders))
         capacity = cohort_size(options.clients_per_round, len(loaders))
         bank = BufferBank(self._module, options.buffers)
         self._server = Server(
-            algorithm, rule, binding, bank, capacity, len(loaders), options.server_optimizer, options.on_client_error
-        )
+            algorithm, rule, binding, bank, capacity, len(loaders), options.server_optimizer, options.on_client_error,
+            options.executor.rows,
+        )  # fmt: skip
         self._optimizers = ClientOptimizers(trainer.optimizers, options.keep_client_optimizers)
         reason = full_path_reason(trainer, self._module)
         lean = reason is None if options.lean is None else options.lean
         self.path = "lean" if lean else f"full ({reason or 'asked for'})"
         self.local = LocalTrainer(loop, loaders, options.plan, rule, lean)
+        self.bench = Bench(
+            trainer, loop, rule, binding, options, self._needs, self._server, self._optimizers, self.local, lean
+        )
+        self._crew: Crew = self._choose(options.executor)
         self.round: Round | None = None
         self._drop_outs: frozenset[int] = frozenset()
         self._began = 0.0
+
+    def _choose(self, executor: Executor) -> Crew:
+        obstacle = executor.obstacle(self.bench)
+        if obstacle is not None:
+            rank_zero_info(f"{type(executor).__name__} trains this fit's clients one after the other: {obstacle}")
+            executor = Sequential()
+        return executor.crew(self.bench)
 
     # ---- the fit
 
@@ -197,16 +212,16 @@ class FitSession:
         self._drop_outs = frozenset(selection.drop_outs)
         self.round = Round(index)
         self._server.bank.remember()
-        self._lr, self._momentum = client_learning_rate(self._trainer.optimizers)
+        self.bench.lr, self.bench.momentum = client_learning_rate(self._trainer.optimizers)
         self._optimizers.begin_round()
-        for place in range(size):
-            if place < len(selection.client_ids):
-                client = int(selection.client_ids[place])
-                yield ClientTask(
-                    client, place, index, int(self.loaders.sizes[client]), self.loaders.num_batches(client)
-                )
-            else:
-                yield ClientTask(None, place, index)
+        tasks = [
+            ClientTask(int(client), place, index, int(self.loaders.sizes[client]), self.loaders.num_batches(client))
+            for place, client in enumerate(selection.client_ids)
+        ]
+        self._crew.begin_round([t for t in tasks if t.num_samples > 0 and t.client_id not in self._drop_outs])
+        yield from tasks
+        for place in range(len(tasks), size):
+            yield ClientTask(None, place, index)
 
     def train_client(self, task: ClientTask) -> Tensor | None:
         """Trains one client; returns its mean loss, or ``None`` if it was left out."""
@@ -220,7 +235,7 @@ class FitSession:
             self._server.drop(current, client, "it has no training data")
             return None
         try:
-            arrival = self._visit(task, client)
+            arrival = self._crew.train(task)
         except Exception as error:
             if self._options.on_client_error == "raise":
                 reason = f"{type(error).__name__}: {error}"
@@ -229,64 +244,16 @@ class FitSession:
             self.binding.thaw()
             return None
         finally:
-            self.local.work = None
-            self.binding.bind_global()
-            self._server.bank.restore()
-            self._optimizers.restore()
+            self.bench.tidy()
         current.arrivals.append(arrival)
         return arrival.train_loss
 
-    def _visit(self, task: ClientTask, client: int) -> Arrival:
-        theta, seed = self.binding.theta, self._options.seed
-        measured = self._measure(client) if self._needs.losses or self._needs.accuracies else {}
-        with isolated(derive_seed(seed, "client", task.round, client), theta.device):
-            row = self._server.open_row(task.index)
-            work = LocalWork(
-                client, task.round, self._module, self.binding.layout, self.binding.parameters, theta, row,
-                task.num_samples, self._lr, self._momentum, batches=partial(self.local.data, client),
-            )  # fmt: skip
-            if self._needs.full_gradients:
-                self.local.at_global(work)
-                loss = self._upload_gradient(work)
-                report = self.rule.end_client(work)
-            else:
-                self._optimizers.begin_client(client)
-                loss = self.local.train(work)
-                self._optimizers.end_client(client)
-                self._server.settle_row(task.index)
-                report = self.rule.end_client(work)
-                self._server.close_row(task.index)
-        attack = self._options.attack
-        if attack is not None and client in attack.clients:
-            attack.replace(row, derive_seed(seed, "attack", task.round, client))
-        if self._needs.accuracies:
-            report = with_accuracy(report, measured["accuracy"], self._module)
-        return Arrival(
-            task.index, client, task.num_samples, loss, measured.get("loss") if self._needs.losses else None,
-            report, self._server.bank.report(task.num_samples),
-        )  # fmt: skip
-
-    def _upload_gradient(self, work: LocalWork) -> Tensor | None:
-        """One full-batch step: the row is the learning rate times the full gradient."""
-        assert self._lr is not None
-        loss = self.local.full_gradient(work)
-        for parameter, view in zip(work.parameters, work.layout.views(work.row), strict=True):
-            gradient = parameter.grad
-            view.zero_() if gradient is None else torch.mul(gradient, self._lr, out=view)
-        return loss
-
-    def _measure(self, client: int, needs: Needs | None = None) -> dict[str, float]:
-        assert self.round is not None
-        with isolated(derive_seed(self._options.seed, "loss", self.round.index, client), self.binding.theta.device):
-            try:
-                return self.local.measure(client, needs or self._needs)
-            finally:
-                self._server.bank.restore()
-
     def _losses_at(self, params: Tensor, clients: Sequence[int]) -> Tensor:
+        assert self.round is not None
+        index, needs = self.round.index, Needs(losses=True)
         self.binding.bind_flat(params.detach().to(self.binding.theta.dtype).contiguous())
         try:
-            losses = [self._measure(client, Needs(losses=True))["loss"] for client in clients]
+            losses = [self.bench.measure(client, index, needs)["loss"] for client in clients]
             return torch.tensor(losses, dtype=torch.float64)
         finally:
             self.binding.bind_global()
@@ -295,14 +262,22 @@ class FitSession:
         """Aggregates the reports that arrived and applies the step."""
         current = self.round
         assert current is not None
+        self._crew.end_round()
         self._optimizers.restore()
         self.binding.check_frozen()
         began = self._began
         record = self._server.close(
-            current, self._lr, self._losses_at if self._needs.requery else None, lambda: time.perf_counter() - began
+            current,
+            self.bench.lr,
+            self._losses_at if self._needs.requery else None,
+            lambda: time.perf_counter() - began,
         )
         self._optimizers.commit(record.client_ids)
         self.round = None
         if not record.client_ids:
             rank_zero_warn(f"round {record.round} had no usable report: the global model is unchanged")
         return record
+
+    def close(self) -> None:
+        """The fit is over, however it ended."""
+        self._crew.close()

@@ -30,6 +30,8 @@ from fl_lightning.data.loaders import ClientLoaders
 from fl_lightning.data.samplers import CohortSampler, UniformSampler
 from fl_lightning.device import OneDevice
 from fl_lightning.evaluation import FairnessWatch
+from fl_lightning.executors.base import Executor
+from fl_lightning.executors.sequential import Sequential
 from fl_lightning.local import LocalPlan
 from fl_lightning.loop import ClientTask, FederatedEpochLoop, install
 from fl_lightning.personal import PersonalEvaluation
@@ -85,6 +87,7 @@ class FederatedStrategy(OneDevice):
             logged and warned of.
         attack: what dishonest clients send instead of their updates (:mod:`fl_lightning.attacks`), for robustness runs.
         seed: root of sampling, shuffling and all local randomness, which depend on (seed, round, client) only.
+        executor: how the clients of a round are trained (:mod:`fl_lightning.executors`); default one after the other.
 
     Raises:
         TypeError: an argument is of another kind.
@@ -110,9 +113,12 @@ class FederatedStrategy(OneDevice):
         on_client_error: Literal["raise", "drop"] = "raise",
         attack: Attack | None = None,
         seed: int = 0,
+        executor: Executor | None = None,
     ) -> None:
         super().__init__()
         refuse_arguments(local_epochs, local_steps, full_gradients, server_optimizer, sampler, attack, seed)
+        if executor is not None and not isinstance(executor, Executor):
+            raise TypeError(f"executor must be an Executor such as fl.executors.Sequential(), found {executor!r}")
         for name, choice, allowed in (
             ("client_optimizer_state", client_optimizer_state, ("reset", "keep")),
             ("buffers", buffers, ("mean", "global", "largest")),
@@ -136,6 +142,7 @@ class FederatedStrategy(OneDevice):
             buffers=buffers,
             on_client_error=on_client_error,
             seed=seed,
+            executor=Sequential() if executor is None else executor,
             full_gradients=full_gradients,
             attack=attack,
         )
@@ -242,6 +249,8 @@ class FederatedStrategy(OneDevice):
     def on_exception(self, exception: BaseException) -> None:
         """Leaves the global weights in the module, in training mode, whatever happened."""
         self._put_back()
+        if self._session is not None:
+            self._session.close()
         if self._binding is not None:
             self.epoch_loop.leave_validation()
         super().on_exception(exception)
@@ -262,6 +271,7 @@ class FederatedStrategy(OneDevice):
             # Lightning calls no hooks when nothing is left to do for a resumed fit.
             if not self._finished and not self.trainer.interrupted:
                 self.finish_fit()
+            self._session.close()
             self._carried = dict(self.rule_states())
         if self._binding is not None:
             self._binding.release()

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The place where clients are trained: the bound module with all that one client's visit needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning._lightning import LightningModule, Trainer
+from fl_lightning.algorithms.base import ClientRule, LocalWork, Needs
+from fl_lightning.binding import Binding
+from fl_lightning.clients import ClientOptimizers, client_learning_rate
+from fl_lightning.data.loaders import ClientLoaders
+from fl_lightning.local import LocalTrainer
+from fl_lightning.loop import ClientTask, FederatedEpochLoop
+from fl_lightning.reports import Arrival, with_accuracy
+from fl_lightning.seeding import derive_seed, isolated
+from fl_lightning.server import Server
+
+if TYPE_CHECKING:
+    from fl_lightning.session import FitOptions
+
+
+@dataclass(frozen=True)
+class LogCall:
+    """One call of ``self.log`` in local training.
+
+    Attributes:
+        fx: name of the hook that it came from, ``"training_step"`` for instance.
+        size: samples of the batch in training.
+        name: what was logged.
+        value: its value, without a graph.
+        args: further positional arguments of the call.
+        kwargs: keyword arguments of the call.
+    """
+
+    fx: str
+    size: int | None
+    name: str
+    value: Any
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+class Bench:
+    """Trains clients on the bound module, and lets the fit know what training left behind.
+
+    Args:
+        trainer: the trainer.
+        loop: the federated epoch loop.
+        rule: the client rule.
+        binding: the bound module.
+        options: the strategy's arguments.
+        needs: what both rules ask for.
+        server: owns the update matrix and the buffers.
+        optimizers: the clients' optimizers.
+        local: local training of one client.
+        lean: local training takes the lean path, without Lightning's hooks.
+
+    Attributes:
+        lr: the clients' learning rate in this round, if the optimizer defines one.
+        momentum: momentum of the clients' SGD in this round.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        loop: FederatedEpochLoop,
+        rule: ClientRule,
+        binding: Binding,
+        options: FitOptions,
+        needs: Needs,
+        server: Server,
+        optimizers: ClientOptimizers,
+        local: LocalTrainer,
+        lean: bool,
+    ) -> None:
+        self.trainer, self.loop, self.rule, self.binding = trainer, loop, rule, binding
+        self.options, self.needs, self.server, self.optimizers = options, needs, server, optimizers
+        self.local, self.lean = local, lean
+        self.lr, self.momentum = client_learning_rate(trainer.optimizers)
+
+    @property
+    def module(self) -> LightningModule:
+        """The module, bound to the global parameters between clients."""
+        return self.trainer.lightning_module
+
+    @property
+    def loaders(self) -> ClientLoaders:
+        """The clients' training data."""
+        return self.local.loaders
+
+    # ---- one client
+
+    def visit(self, task: ClientTask) -> Arrival:
+        """Trains one client; :meth:`tidy` has to follow, whether it succeeds or not.
+
+        Returns:
+            What it sends; row ``task.index`` of the update matrix holds its update.
+        """
+        client, theta, seed = task.client_id, self.binding.theta, self.options.seed
+        assert client is not None
+        asks = self.needs.losses or self.needs.accuracies
+        measured = self.measure(client, task.round) if asks else {}
+        with isolated(derive_seed(seed, "client", task.round, client), theta.device):
+            row = self.server.open_row(task.index)
+            work = LocalWork(
+                client, task.round, self.module, self.binding.layout, self.binding.parameters, theta, row,
+                task.num_samples, self.lr, self.momentum, batches=partial(self.local.data, client),
+            )  # fmt: skip
+            if self.needs.full_gradients:
+                self.local.at_global(work)
+                loss = self._upload_gradient(work)
+                report = self.rule.end_client(work)
+            else:
+                self.optimizers.begin_client(client)
+                loss = self.local.train(work)
+                self.optimizers.end_client(client)
+                self.server.settle_row(task.index)
+                report = self.rule.end_client(work)
+                self.server.close_row(task.index)
+        attack = self.options.attack
+        if attack is not None and client in attack.clients:
+            attack.replace(row, derive_seed(seed, "attack", task.round, client))
+        if self.needs.accuracies:
+            report = with_accuracy(report, measured["accuracy"], self.module)
+        return Arrival(
+            task.index, client, task.num_samples, loss, measured.get("loss") if self.needs.losses else None,
+            report, self.server.bank.report(task.num_samples),
+        )  # fmt: skip
+
+    def _upload_gradient(self, work: LocalWork) -> Tensor | None:
+        """One full-batch step: the row is the learning rate times the full gradient."""
+        assert self.lr is not None
+        loss = self.local.full_gradient(work)
+        for parameter, view in zip(work.parameters, work.layout.views(work.row), strict=True):
+            gradient = parameter.grad
+            view.zero_() if gradient is None else torch.mul(gradient, self.lr, out=view)
+        return loss
+
+    def measure(self, client: int, index: int, needs: Needs | None = None) -> dict[str, float]:
+        """Loss and accuracy of a client at the bound parameters in round ``index``, as far as they are needed."""
+        with isolated(derive_seed(self.options.seed, "loss", index, client), self.binding.theta.device):
+            try:
+                return self.local.measure(client, needs or self.needs)
+            finally:
+                self.server.bank.restore()
+
+    def tidy(self) -> None:
+        """Puts parameters, buffers and optimizers back to what they were before a client."""
+        self.local.work = None
+        self.binding.bind_global()
+        self.server.bank.restore()
+        self.optimizers.restore()
+
+    # ---- clients that were trained elsewhere or all at once
+
+    def count(self, steps: int) -> None:
+        """Counts a client's optimizer steps, where :meth:`visit` did not."""
+        for _ in range(steps):
+            self.loop.count_step()
+
+    def log(self, calls: Iterable[LogCall]) -> None:
+        """Logs what a client logged, in its order, where :meth:`visit` did not."""
+        self.local.log(calls)
