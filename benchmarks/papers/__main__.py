@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Repeats tables of the papers.
+
+    python -m benchmarks.papers list
+    python -m benchmarks.papers run NAME --data-root DIR [--seeds 0 1] [--rounds 100] [--only TEXT] [--jobs 2]
+    python -m benchmarks.papers report [NAME ...]
+
+Every run is a process of one thread. A run that is complete is skipped; one that was killed goes on from its last
+evaluation when the same command is given again, also with more ``--rounds``. Results are JSON lines in ``--out``, one
+per evaluation.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from benchmarks.papers.catalog import EXPERIMENTS, experiment
+from benchmarks.papers.report import write
+from benchmarks.papers.runner import Pool, clock, plan
+from benchmarks.papers.sources import MissingDataError
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.papers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="the experiments")
+    running = commands.add_parser("run", help="run what is not complete yet")
+    running.add_argument("name", choices=[each.name for each in EXPERIMENTS])
+    running.add_argument("--data-root", type=Path, required=True, help="folder of the data sets")
+    running.add_argument("--seeds", type=int, nargs="+", help="default: those of the experiment")
+    running.add_argument("--rounds", type=int, help="fewer than published")
+    running.add_argument("--only", default="", help="cases whose name contains this")
+    running.add_argument("--jobs", type=int, default=1, help="processes at a time")
+    running.add_argument("--accelerator", default="cpu", help="cpu, gpu or mps")
+    running.add_argument("--dry-run", action="store_true", help="only say what it would cost")
+    reporting = commands.add_parser("report", help="tables and curves of the results")
+    reporting.add_argument("names", nargs="*", choices=[*(each.name for each in EXPERIMENTS), []], metavar="name")
+    for command in (running, reporting):
+        command.add_argument("--out", type=Path, default=RESULTS, help=f"folder of the results ({RESULTS})")
+    arguments = parser.parse_args()
+    if arguments.command == "list":
+        for each in EXPERIMENTS:
+            print(f"{each.name:<18}{len(each.cases):>3} cases  {each.title}")
+    elif arguments.command == "report":
+        for name in arguments.names or [each.name for each in EXPERIMENTS]:
+            write(experiment(name), arguments.out)
+    else:
+        for name in ("jobs", "rounds"):
+            if (value := getattr(arguments, name)) is not None and value < 1:
+                parser.error(f"--{name} must be positive, found {value}")
+        run(arguments)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Says what it will cost, and does it."""
+    chosen = experiment(arguments.name)
+    try:
+        runs = plan(
+            chosen,
+            arguments.data_root,
+            arguments.out,
+            arguments.seeds,
+            arguments.rounds,
+            arguments.only,
+            arguments.accelerator,
+        )
+    except MissingDataError as error:
+        raise SystemExit(str(error)) from None
+    cost = sum(each.cost for each in runs)
+    print(
+        f"{chosen.name}: {len(runs)} runs to do, about {clock(cost)} of one idle core, "
+        f"{clock(cost / min(arguments.jobs, max(len(runs), 1)))} with --jobs {arguments.jobs}",
+        flush=True,
+    )
+    for each in runs if arguments.dry_run else []:
+        print(f"  {each.job.name}: rounds {each.first} to {each.job.rounds}, {clock(each.cost)}")
+    failed = [] if arguments.dry_run else Pool(runs, arguments.jobs).work()
+    if failed:
+        raise SystemExit(f"{len(failed)} runs failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All experiments."""
+
+from __future__ import annotations
+
+from benchmarks.papers.experiment import Experiment
+from benchmarks.papers.tables import fedfv
+
+EXPERIMENTS: tuple[Experiment, ...] = (fedfv.TABLE3,)
+
+
+def experiment(name: str) -> Experiment:
+    """The experiment of this name."""
+    return next(each for each in EXPERIMENTS if each.name == name)

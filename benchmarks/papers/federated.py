@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases that are federated fits: made of the library's public parts and a Lightning Trainer."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+
+import fl_lightning as fl
+from benchmarks.papers.experiment import Case, Job, Log
+from fl_lightning.algorithms import ClientRule, ServerRule
+from fl_lightning.metrics.functional import fairness_summary
+
+KEPT = ("mean", "angle", "std", "worst_5", "worst_10", "best_5", "min", "max")
+FEW = 20  # clients whose own accuracies are written down
+
+
+class Pixels(nn.Module):
+    """A network on images of bytes.
+
+    Args:
+        net: the network.
+        mean: to subtract per channel, from pixels in [0, 1].
+        std: to divide by per channel.
+        flip: mirror every image with probability one half in training.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        mean: tuple[float, ...] = (0.0,),
+        std: tuple[float, ...] = (1.0,),
+        flip: bool = False,
+    ) -> None:
+        super().__init__()
+        self.net, self.mean, self.std, self.flip = net, mean, std, flip
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits."""
+        pixels = images.float().div_(255)
+        if self.mean != (0.0,):
+            mean, std = (torch.tensor(value, device=images.device).view(-1, 1, 1) for value in (self.mean, self.std))
+            pixels = pixels.sub_(mean).div_(std)
+        if self.flip and self.training:
+            chosen = torch.rand(len(pixels), 1, 1, 1, device=pixels.device) < 0.5
+            pixels = torch.where(chosen, pixels.flip(-1), pixels)
+        logits: Tensor = self.net(pixels)
+        return logits
+
+
+class Task(ABC):
+    """Data of a federation.
+
+    Attributes:
+        shape: of one image.
+        train: training samples, about.
+        test: samples of an evaluation, about.
+    """
+
+    shape: tuple[int, ...]
+    train: int
+    test: int
+
+    @abstractmethod
+    def check(self, root: Path) -> None:
+        """Raises MissingDataError unless the data is there."""
+
+    @abstractmethod
+    def federate(self, root: Path, seed: int, batch_size: int) -> fl.FederatedDataModule:
+        """Reads and divides the data; what is tested is its validation data.
+
+        Raises:
+            MissingDataError: it is not there.
+        """
+
+
+@dataclass(frozen=True)
+class Training:
+    """How clients train.
+
+    Attributes:
+        online: clients per round, a count or a share.
+        batch_size: samples per batch.
+        lr: learning rate of the first round.
+        decay: factor of the learning rate from round to round.
+        epochs: passes over a client's data per round.
+        momentum: of SGD.
+        weight_decay: of SGD.
+        full_gradients: one full-batch gradient instead of local training.
+    """
+
+    online: int | float
+    batch_size: int
+    lr: float = 0.1
+    decay: float = 0.999
+    epochs: int = 1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    full_gradients: bool = False
+
+
+Attacks = Callable[[int], fl.attacks.Attack]
+"""Makes an attack from the seed of the run."""
+
+
+@dataclass(frozen=True)
+class FederatedCase(Case):
+    """A federated fit.
+
+    Attributes:
+        task: the data and its division.
+        network: makes the network.
+        rule: makes the method.
+        training: how clients train.
+        every: rounds from one evaluation to the next.
+        client: makes the client half of another method.
+        attack: what dishonest clients do.
+    """
+
+    name: str
+    task: Task
+    network: Callable[[], nn.Module]
+    rule: Callable[[], ServerRule]
+    training: Training
+    rounds: int
+    every: int
+    seeds: tuple[int, ...] = (0,)
+    published: Mapping[str, float] = field(default_factory=dict)
+    client: Callable[[], ClientRule | ServerRule] | None = None
+    attack: Attacks | None = None
+
+    def check(self, root: Path) -> None:
+        """See the base class."""
+        self.task.check(root)
+
+    def cost(self, rounds: int) -> float:
+        """Timed on a few batches of random pixels."""
+        step, forward = seconds_per_sample(self.network, self.task.shape, min(self.training.batch_size, 500))
+        rule, online = self.rule(), self.training.online
+        share = online if isinstance(online, float) else online / 100
+        full = self.training.full_gradients or rule.needs.full_gradients
+        passes = step * (1 if full else self.training.epochs)
+        passes += forward * (rule.needs.losses + 5 * rule.needs.requery)
+        evaluations = rounds / min(self.every, rounds)
+        return rounds * share * self.task.train * passes + evaluations * self.task.test * forward
+
+    def execute(self, job: Job, log: Log) -> None:
+        """See the base class."""
+        warnings.filterwarnings("ignore")
+        logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+        training = self.training
+        data = self.task.federate(job.root, job.seed, training.batch_size)
+        L.seed_everything(job.seed, verbose=False)
+        module = fl.ClientModule(
+            self.network(),
+            optimizer=partial(
+                torch.optim.SGD, lr=training.lr, momentum=training.momentum, weight_decay=training.weight_decay
+            ),
+            lr_scheduler=partial(torch.optim.lr_scheduler.ExponentialLR, gamma=training.decay),
+            num_classes=10,
+        )
+        strategy = fl.FederatedStrategy(
+            self.rule(),
+            client=None if self.client is None else self.client(),
+            clients_per_round=training.online,
+            local_epochs=training.epochs,
+            full_gradients=training.full_gradients,
+            attack=None if self.attack is None else self.attack(job.seed),
+            on_client_error="raise" if self.attack is None else "drop",
+            seed=job.seed,
+        )
+        every = min(self.every, job.rounds)
+        trainer = L.Trainer(
+            max_epochs=job.rounds,
+            strategy=strategy,
+            accelerator=job.accelerator,
+            devices=1,
+            logger=False,
+            callbacks=[Recorder(log, every)],
+            check_val_every_n_epoch=every,
+            num_sanity_val_steps=0,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(module, data, ckpt_path=str(job.checkpoint) if job.checkpoint.is_file() else None)
+        if job.rounds % every:
+            trainer.validate(module, data, verbose=False)
+        if job.rounds >= self.rounds:
+            job.checkpoint.unlink(missing_ok=True)
+
+
+class Recorder(L.Callback):
+    """Writes a line per evaluation, and a checkpoint after it; sums and time go on when the run is resumed."""
+
+    def __init__(self, log: Log, every: int) -> None:
+        self._log, self._every = log, every
+        self._parent = os.getppid()
+        self._seconds, self._began, self._rounds = 0.0, 0.0, 0
+        self._sums: dict[str, float] = {}
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Starts the clock; the state of a checkpoint has been loaded by now."""
+        self._log.cut(self._rounds)
+        self._began = time.perf_counter() - self._seconds
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Counts the round."""
+        assert isinstance(trainer.strategy, fl.FederatedStrategy)
+        record = trainer.strategy.last_round
+        assert record is not None
+        if record.round >= self._rounds:
+            self._add(record)
+        self._seconds = time.perf_counter() - self._began
+        self._log.tick(self._rounds)
+        if os.getppid() != self._parent:
+            raise SystemExit("whoever started this run is gone")
+        if self._rounds % self._every == 0 or self._rounds == trainer.max_epochs:
+            trainer.save_checkpoint(self._log.job.checkpoint, weights_only=False)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Writes the line."""
+        assert isinstance(trainer.strategy, fl.FederatedStrategy)
+        evaluation, record = trainer.strategy.last_evaluation, trainer.strategy.last_round
+        assert evaluation is not None
+        if record is not None and record.round >= self._rounds:  # validation comes before the end of the epoch
+            self._add(record)
+        metrics: dict[str, float | list[float]] = {}
+        for name, values in evaluation.values.items():
+            prefix = {"val_acc": "", "personal/val_acc": "personal_"}.get(name)
+            if prefix is not None:
+                summary = fairness_summary(values, evaluation.sizes, True)
+                metrics |= {f"{prefix}{key}": _short(summary[key]) for key in KEPT}
+                if len(values) <= FEW:
+                    metrics[f"{prefix}clients"] = [_short(value) for value in values]
+        metrics |= {f"per_round_{key}": _short(value / self._rounds) for key, value in self._sums.items()}
+        self._log.write(evaluation.round, metrics, time.perf_counter() - self._began)
+
+    def _add(self, record: fl.RoundRecord) -> None:
+        self._rounds = record.round + 1
+        numbers: dict[str, float] = {
+            "conflicts": record.conflicts,
+            "block_conflicts": sum(record.block_conflicts),
+            "merged": record.merged_layers > 0,
+            "flagged": record.flagged,
+            "dropped": len(record.dropped),
+            "step_norm": record.step_norm,
+        }
+        if len(record.layer_conflicts) <= 6:
+            numbers |= {f"layer{i + 1}": count for i, count in enumerate(record.layer_conflicts.values())}
+        for key, value in (numbers | dict(record.scalars)).items():
+            self._sums[key] = self._sums.get(key, 0.0) + value
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rounds, sums and time."""
+        return {"rounds": self._rounds, "seconds": self._seconds, "sums": self._sums}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from them."""
+        self._rounds, self._seconds = state_dict["rounds"], state_dict["seconds"]
+        self._sums = dict(state_dict["sums"])
+
+
+def _short(value: float | Tensor) -> float:
+    return float(f"{float(value):.5g}")
+
+
+@cache
+def seconds_per_sample(
+    network: Callable[[], nn.Module], shape: tuple[int, ...], batch_size: int
+) -> tuple[float, float]:
+    """Of a training step and of a forward pass, with one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.random.fork_rng(devices=[]):
+        net, images = network(), torch.randint(0, 256, (batch_size, *shape), dtype=torch.uint8)
+    times = []
+    for backward in (True, False):
+        runs: list[float] = []
+        while sum(runs) < 0.1 or len(runs) < 2:
+            began = time.perf_counter()
+            with torch.set_grad_enabled(backward):
+                total = net(images).square().mean()
+            if backward:
+                total.backward()
+            runs.append(time.perf_counter() - began)
+        times.append(min(runs) / batch_size)
+    torch.set_num_threads(threads)
+    return times[0], times[1]

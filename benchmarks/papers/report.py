@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables with the published figures beside ours, and curves over the rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isnan, nan
+from pathlib import Path
+from statistics import fmean, stdev
+
+from benchmarks.papers.experiment import Case, Experiment, Line, read, slug
+
+Results = Mapping[str, Mapping[int, list[Line]]]
+"""Lines by case and seed."""
+
+
+def gather(experiment: Experiment, out: Path) -> dict[str, dict[int, list[Line]]]:
+    """What has been run of an experiment."""
+    found: dict[str, dict[int, list[Line]]] = {}
+    for case in experiment.cases:
+        paths = (out / experiment.name).glob(f"{slug(case.name)}-seed*.jsonl")
+        runs = {int(path.stem.rpartition("seed")[2]): read(path) for path in paths}
+        if any(runs.values()):
+            found[case.name] = {seed: lines for seed, lines in sorted(runs.items()) if lines}
+    return found
+
+
+def final(lines: Sequence[Line], metric: str, last: int) -> float:
+    """Mean of a metric over the last evaluations."""
+    values = [line[metric] for line in lines[-last:] if metric in line]
+    return fmean(values) if values else nan
+
+
+def tables(experiment: Experiment, out: Path) -> str:
+    """Markdown: one table per group of cases."""
+    results = gather(experiment, out)
+    parts = [f"# {experiment.title}", f"`python -m benchmarks.papers run {experiment.name} --data-root DIR`"]
+    parts += ["\n".join(f"- {text}" for text in experiment.deviations)] if experiment.deviations else []
+    for group in dict.fromkeys(case.group for case in experiment.cases):
+        cases = [case for case in experiment.cases if case.group == group]
+        done = [case for case in cases if case.name in results]
+        if done:
+            parts += [f"## {group}"] if group else []
+            parts.append(_table(experiment, done, results))
+        left = [case.label for case in cases if case not in done]
+        if left:
+            parts.append(f"Not run{f' ({group})' if group else ''}: {', '.join(left)}.")
+    origins = sorted({_origin(lines[-1]) for runs in results.values() for lines in runs.values()})
+    parts += [f"Run with {'; '.join(origins)}."] if origins else []
+    return "\n\n".join(parts) + "\n"
+
+
+def _origin(line: Line) -> str:
+    return (
+        f"fl_lightning {line['fl_lightning']} at {line['commit']}, torch {line['torch']}, "
+        f"lightning {line['lightning']}, Python {line['python']}"
+    )
+
+
+def _table(experiment: Experiment, cases: Sequence[Case], results: Results) -> str:
+    metrics = list(experiment.metrics)
+    heads = ["method"]
+    for metric in metrics:
+        known = any(metric in case.published for case in cases)
+        heads += [metric, "published", "difference"] if known else [metric]
+    rows = [[*heads, "rounds", "seeds", "minutes"]]
+    for case in cases:
+        runs = results[case.name]
+        row = [case.label]
+        for metric in metrics:
+            values = [final(lines, metric, experiment.last) for lines in runs.values()]
+            mean = fmean(values)
+            spread = f" ± {stdev(values):.3f}" if len(values) > 1 else ""
+            row.append("" if isnan(mean) else f"{mean:.3f}{spread}")
+            if any(metric in other.published for other in cases):
+                target = case.published.get(metric)
+                row += ["", ""] if target is None else [f"{target:.3f}", _signed(mean - target)]
+        reached = {int(lines[-1]["round"]) for lines in runs.values()}
+        rounds = " to ".join(str(number) for number in sorted({min(reached), max(reached)}))
+        row.append(rounds if reached == {case.rounds} else f"{rounds} of {case.rounds}")
+        row.append(", ".join(str(seed) for seed in runs))
+        row.append(f"{fmean(lines[-1]['seconds'] for lines in runs.values()) / 60:.1f}")
+        rows.append(row)
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+
+
+def _signed(value: float) -> str:
+    return "" if isnan(value) else f"{value:+.3f}"
+
+
+def draw_curves(results: Results, path: Path) -> None:
+    """Mean accuracy and fairness angle over the rounds, a column per group, the mean of the seeds."""
+    from matplotlib.figure import Figure
+
+    groups = list(dict.fromkeys(name.rpartition(": ")[0] for name in results))
+    figure = Figure(figsize=(5.4 * len(groups), 6.4), layout="constrained")
+    axes = figure.subplots(2, len(groups), squeeze=False, sharex="col")
+    for column, group in enumerate(groups):
+        for name, runs in results.items():
+            if name.rpartition(": ")[0] != group:
+                continue
+            rounds = sorted(set.intersection(*({line["round"] for line in lines} for lines in runs.values())))
+            for row, metric in enumerate(("mean", "angle")):
+                curve = [
+                    fmean(line.get(metric, nan) for lines in runs.values() for line in lines if line["round"] == number)
+                    for number in rounds
+                ]
+                axes[row][column].plot(rounds, curve, label=name.rpartition(": ")[2], linewidth=1.2)
+        axes[0][column].set_title(group)
+        axes[1][column].set_xlabel("round")
+    axes[0][0].set_ylabel("mean accuracy")
+    axes[1][0].set_ylabel("fairness angle (rad)")
+    axes[0][-1].legend(fontsize="x-small")
+    figure.savefig(path, dpi=110)
+
+
+def write(experiment: Experiment, out: Path) -> None:
+    """Prints the tables, and writes them and the curves into the folder of the results, if there are any."""
+    text = tables(experiment, out)
+    print(text)
+    results = gather(experiment, out)
+    if not results:
+        return
+    (out / f"{experiment.name}.md").write_text(text)
+    try:
+        (experiment.draw or draw_curves)(results, out / f"{experiment.name}.png")
+    except ModuleNotFoundError:
+        print("No curves: they need matplotlib (pip install fl-lightning[plots]).")

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs jobs side by side, one process and one thread each, and says how long the rest will take."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.papers.experiment import Case, Experiment, Job, Log
+from fl_lightning.versions import versions
+
+SAY_EVERY = 30.0  # seconds between two lines about a run
+
+
+def origin() -> dict[str, str]:
+    """Versions and commit."""
+    found = versions()
+    try:
+        commit = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        commit = "unknown"
+    return {
+        "commit": commit,
+        "fl_lightning": found.fl_lightning,
+        "torch": found.torch,
+        "lightning": found.lightning,
+        "python": found.python,
+    }
+
+
+@dataclass
+class Progress:
+    """A job, what it is thought to cost, and how far it is."""
+
+    job: Job
+    case: Case
+    cost: float
+    first: int = 0
+    done: int = 0
+    started: float = 0.0
+    began: float = 0.0
+    spoke: float = 0.0
+    process: Any = None
+    over: bool = False
+
+    def left(self, pace: float) -> float:
+        """Seconds that it will still take; ``pace`` is how much slower than estimated the other runs are."""
+        if self.over:
+            return 0.0
+        if self.done > self.first:
+            return (time.monotonic() - self.began) / (self.done - self.first) * (self.job.rounds - self.done)
+        return self.cost * pace
+
+
+def plan(
+    experiment: Experiment,
+    root: Path,
+    out: Path,
+    seeds: Sequence[int] | None,
+    rounds: int | None,
+    only: str,
+    accelerator: str,
+) -> list[Progress]:
+    """The runs that are asked for and not complete yet, with their costs.
+
+    Raises:
+        MissingDataError: their data is not there.
+    """
+    found, known = [], origin()
+    cases = [case for case in experiment.cases if only in case.name]
+    chosen = {case.name: case.seeds if seeds is None else tuple(seeds) for case in cases}
+    for place in range(max(map(len, chosen.values()), default=0)):  # every case once before a second seed
+        for case in cases:
+            if place >= len(chosen[case.name]):
+                continue
+            target = case.rounds if rounds is None else min(rounds, case.rounds)
+            seed = chosen[case.name][place]
+            job = Job(experiment.name, case.name, seed, target, root, out, accelerator, known)
+            if job.done() >= target:
+                continue
+            case.check(root)
+            started = job.done() if job.checkpoint.is_file() else 0
+            found.append(Progress(job, case, case.cost(target) * (1 - started / target), started, started))
+    return found
+
+
+def clock(seconds: float) -> str:
+    """Hours and minutes, or minutes and seconds."""
+    whole = round(seconds)
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min" if whole >= 3600 else f"{whole // 60}:{whole % 60:02} min"
+
+
+def work(case: Case, job: Job, messages: Any) -> None:
+    """The life of a process."""
+    torch.set_num_threads(1)
+    try:
+        case.execute(job, Log(job, lambda done: messages.put((job.name, done, ""))))
+        messages.put((job.name, job.rounds, "over"))
+    except BaseException:
+        messages.put((job.name, -1, traceback.format_exc()))
+        raise
+
+
+@dataclass
+class Pool:
+    """Keeps ``jobs`` processes at work.
+
+    Attributes:
+        runs: what to do, in this order.
+        jobs: processes at a time.
+    """
+
+    runs: list[Progress]
+    jobs: int
+    failed: list[str] = field(default_factory=list)
+
+    def work(self) -> list[str]:
+        """Runs everything; names of the runs that failed."""
+        os.environ["OMP_NUM_THREADS"] = "1"
+        context = multiprocessing.get_context("spawn")
+        messages: Any = context.Queue()
+        by_name = {run.job.name: run for run in self.runs}
+        waiting = list(self.runs)
+        active: list[Progress] = []
+        while waiting or active:
+            while waiting and len(active) < self.jobs:
+                run = waiting.pop(0)
+                run.process = context.Process(target=work, args=(run.case, run.job, messages), daemon=True)
+                run.started = run.spoke = time.monotonic()
+                run.process.start()
+                active.append(run)
+            try:
+                name, done, said = messages.get(timeout=1.0)
+                self._hear(by_name[name], done, said)
+            except queue.Empty:
+                for run in active:
+                    if not run.process.is_alive() and not run.over and messages.empty():
+                        self._hear(run, -1, f"the process ended with status {run.process.exitcode}")
+            for run in [run for run in active if run.over]:
+                run.process.join()
+                active.remove(run)
+        return self.failed
+
+    def _hear(self, run: Progress, done: int, said: str) -> None:
+        if said == "over":
+            run.over = True
+            self._say(f"{run.job.name}: {run.job.rounds} rounds in {clock(time.monotonic() - run.started)}")
+        elif done < 0:
+            run.over = True
+            self.failed.append(run.job.name)
+            sys.stderr.write(f"{run.job.name} failed: {said}\n")
+        else:
+            if not run.began:
+                run.began, run.first = time.monotonic(), done  # without the time to start
+            run.done = done
+            if time.monotonic() - run.spoke > SAY_EVERY:
+                run.spoke = time.monotonic()
+                self._say(f"{run.job.name}: round {done} of {run.job.rounds}, {clock(run.left(1.0))} left")
+
+    def _say(self, text: str) -> None:
+        over = sum(run.over for run in self.runs)
+        known = [run for run in self.runs if not run.over and run.done > run.first]
+        pace = self._pace(known)
+        rest = sum(run.left(pace) for run in self.runs) / self.jobs
+        print(f"[{over}/{len(self.runs)} runs, about {clock(rest)} left] {text}", flush=True)
+
+    @staticmethod
+    def _pace(known: Iterable[Progress]) -> float:
+        pairs = [((time.monotonic() - run.began) / (run.done - run.first), run.cost / run.job.rounds) for run in known]
+        expected = sum(cost for _, cost in pairs)
+        return sum(seen for seen, _ in pairs) / expected if expected > 0 else 1.0

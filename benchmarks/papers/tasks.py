@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Divided data: images of one source, a few classes of it, and domains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+import fl_lightning as fl
+from benchmarks.papers.federated import Task
+from benchmarks.papers.sources import MNIST, OFFICE, USPS, Pair, Source, office, resized
+from fl_lightning.data import Partition
+
+EVAL_BATCH = 1000
+
+
+@cache
+def _present(source: Source, root: Path) -> None:
+    source.load(root)
+
+
+@dataclass(frozen=True)
+class Images(Task):
+    """A source among clients.
+
+    Attributes:
+        source: the data set.
+        partition: how its classes go to clients.
+        merged: training and test images are put together, divided, and each client keeps a part of its own for its
+            test, as the code of FedLF does; otherwise the published test images go to clients by their classes.
+        share: the part that is kept for the test, if merged.
+    """
+
+    source: Source
+    partition: Partition
+    merged: bool = False
+    share: float = 1 / 7
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Of one image."""
+        return self.source.shape
+
+    @property
+    def train(self) -> int:  # type: ignore[override]
+        """Training samples."""
+        return self.source.train
+
+    @property
+    def test(self) -> int:  # type: ignore[override]
+        """Test samples."""
+        return self.source.test
+
+    def check(self, root: Path) -> None:
+        """See the base class."""
+        _present(self.source, root)
+
+    def federate(self, root: Path, seed: int, batch_size: int) -> fl.FederatedDataModule:
+        """See the base class."""
+        pair = self.source.load(root)
+        if not self.merged:
+            return fl.FederatedDataModule(
+                pair.train,
+                self.partition,
+                val=pair.test,
+                batch_size=batch_size,
+                eval_batch_size=EVAL_BATCH,
+                seed=seed,
+            )
+        joined = TensorDataset(*(torch.cat(halves) for halves in zip(*(half.tensors for half in pair), strict=True)))
+        return fl.FederatedDataModule(
+            joined,
+            self.partition,
+            holdout=self.share,
+            batch_size=batch_size,
+            eval_batch_size=EVAL_BATCH,
+            seed=seed,
+        )
+
+
+@dataclass(frozen=True)
+class Classes(Task):
+    """One client per chosen class of a source, in this order; every client tests on its own class.
+
+    Attributes:
+        source: the data set.
+        classes: by number.
+    """
+
+    source: Source
+    classes: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Of one image."""
+        return self.source.shape
+
+    @property
+    def train(self) -> int:  # type: ignore[override]
+        """Training samples, if all ten classes have equally many."""
+        return self.source.train * len(self.classes) // 10
+
+    @property
+    def test(self) -> int:  # type: ignore[override]
+        """Test samples, likewise."""
+        return self.source.test * len(self.classes) // 10
+
+    def check(self, root: Path) -> None:
+        """See the base class."""
+        _present(self.source, root)
+
+    def federate(self, root: Path, seed: int, batch_size: int) -> fl.FederatedDataModule:
+        """See the base class."""
+        train, test = (self._chosen(half) for half in self.source.load(root))
+        keys = {"train": train.tensors[1].tolist(), "val": test.tensors[1].tolist()}
+        return fl.FederatedDataModule(
+            train, fl.data.ByKey(keys), val=test, batch_size=batch_size, eval_batch_size=EVAL_BATCH, seed=seed
+        )
+
+    def _chosen(self, half: TensorDataset) -> TensorDataset:
+        images, labels = half.tensors
+        places = [torch.nonzero(labels == number).flatten() for number in self.classes]
+        return TensorDataset(
+            images[torch.cat(places)],
+            torch.cat([torch.full((len(place),), client) for client, place in enumerate(places)]),
+        )
+
+
+@dataclass(frozen=True)
+class Domains(Task):
+    """Clients of several domains. The first client of a domain tests on all of the domain's test images.
+
+    Attributes:
+        names: domains of Office-Caltech-10, or ``("mnist", "usps")``.
+        each: clients per domain.
+        share: part of a domain's training images that one client has; clients share none.
+        side: width and height of the images.
+        train: training samples, about.
+        test: test samples.
+    """
+
+    names: tuple[str, ...]
+    each: int
+    share: float
+    side: int
+    train: int
+    test: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Of one image."""
+        return (3, self.side, self.side)
+
+    def check(self, root: Path) -> None:
+        """See the base class."""
+        for name in self.names:
+            if name not in OFFICE:
+                _present({"mnist": MNIST, "usps": USPS}[name], root)
+            elif not (root / "OfficeCaltech10" / name).is_dir():
+                office(root, name, self.side)
+
+    def federate(self, root: Path, seed: int, batch_size: int) -> fl.FederatedDataModule:
+        """See the base class."""
+        train: list[tuple[Tensor, Tensor]] = []
+        test: list[tuple[Tensor, Tensor]] = []
+        keys: dict[str, list[int]] = {"train": [], "val": []}
+        for number, name in enumerate(self.names):
+            pair = domain(root, name, self.side)
+            images, labels = pair.train.tensors
+            order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1000 * seed + number))
+            size = int(self.share * len(labels))
+            for client in range(self.each):
+                mine = order[client * size : (client + 1) * size]
+                train.append((images[mine], labels[mine]))
+                keys["train"] += [number * self.each + client] * size
+            test.append((pair.test.tensors[0], pair.test.tensors[1]))
+            keys["val"] += [number * self.each] * len(pair.test)
+        halves = [TensorDataset(*(torch.cat(parts) for parts in zip(*half, strict=True))) for half in (train, test)]
+        return fl.FederatedDataModule(
+            halves[0],
+            fl.data.ByKey(keys),
+            val=halves[1],
+            batch_size=batch_size,
+            eval_batch_size=EVAL_BATCH // 4,
+            seed=seed,
+        )
+
+
+def domain(root: Path, name: str, side: int) -> Pair:
+    """One domain with square colour images.
+
+    Raises:
+        MissingDataError: it is not there.
+    """
+    if name in OFFICE:
+        return office(root, name, side)
+    pair = {"mnist": MNIST, "usps": USPS}[name].load(root)
+    return Pair(*(TensorDataset(resized(half.tensors[0], side), half.tensors[1]) for half in pair))
