@@ -80,6 +80,34 @@ def test_isolated_does_not_depend_on_what_ran_before():
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("used", [0, 1, 2, 3])
+def test_half_a_pair_of_normal_numbers_outside_survives(used):
+    expected = np.random.RandomState(5).randn(8)
+    np.random.seed(5)
+    found = list(np.random.randn(used))
+    while len(found) < 8:
+        with isolated(3, CPU):
+            np.random.randn(1)
+            with isolated(4, CPU):
+                np.random.randn(1)
+        found.append(np.random.randn())
+    assert found == list(expected)
+
+
+def test_another_generator_outside_comes_back():
+    before = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(7))
+    try:
+        expected = np.random.RandomState(np.random.PCG64(7)).randn(4)
+        found = [np.random.randn()]
+        with isolated(9, CPU):
+            inside = np.random.rand(3)
+        assert found + list(np.random.randn(3)) == list(expected)
+    finally:
+        np.random.set_bit_generator(before)
+    assert list(inside) == list(np.random.RandomState(9).rand(3))
+
+
 def test_every_generator_takes_seeds_of_63_bits():
     found = []
     for seed in (0, 2**32 - 1, 2**63 - 1 - 5):
