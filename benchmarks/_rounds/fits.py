@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One case: a federated fit whose rounds take turns with the hand-written loop."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import lightning as L
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor
+
+import fl_lightning as fl
+from benchmarks._rounds.timing import Median, Moment, Turns
+from benchmarks._rounds.workloads import SEED, Classifier, HandWritten, Workload
+
+
+@dataclass(frozen=True)
+class Case:
+    """What our side does.
+
+    Attributes:
+        name: as the table has it.
+        algorithm: makes the server rule.
+        logs: ``self.log`` once per step.
+        csv: with Lightning's CSVLogger.
+    """
+
+    name: str
+    algorithm: Callable[[], fl.algorithms.ServerRule]
+    logs: bool = False
+    csv: bool = False
+
+
+NO_LOG = Case("FedAvg, no self.log", fl.algorithms.FedAvg)
+ONE_LOG = Case("FedAvg, one self.log per step", fl.algorithms.FedAvg, logs=True)
+CSV = Case("FedAvg, one self.log per step, CSVLogger", fl.algorithms.FedAvg, logs=True, csv=True)
+FEDLF = Case("FedLF, no self.log", fl.algorithms.FedLF)
+CASES = (NO_LOG, ONE_LOG, CSV, FEDLF)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Rounds of a case beside those of the hand-written loop.
+
+    Attributes:
+        ratio: ours by theirs, of pairs next to each other, in processor time.
+        ours: seconds of processor time per round.
+        theirs: the same, of the hand-written loop.
+        ours_wall: seconds on the wall per round.
+        theirs_wall: the same, of the hand-written loop.
+        server: seconds on the wall per round that the server side takes: aggregation, step, record.
+        losses: loss pass over the cohort by a bare forward pass over the same data; ``None`` if the rule asks for none.
+        steps: local steps of ours per round; the hand-written loop's are checked to be as many.
+        step_norms: norm of the last change of the global parameters, ours and theirs.
+    """
+
+    workload: str
+    case: str
+    ratio: Median
+    ours: Median
+    theirs: Median
+    ours_wall: Median
+    theirs_wall: Median
+    server: Median
+    losses: Median | None
+    steps: int
+    step_norms: tuple[float, float]
+
+    @cached_property
+    def server_share(self) -> float:
+        """The server side's part of a round."""
+        return self.server.value / self.ours_wall.value
+
+
+class Timed(fl.FederatedStrategy):
+    """Notes how long the server side of each round takes, and the loss pass beside a bare forward pass."""
+
+    def __init__(self, algorithm: fl.algorithms.ServerRule, workload: Workload, x: Tensor, y: Tensor) -> None:
+        super().__init__(algorithm, clients_per_round=workload.per_round, seed=SEED)
+        self._workload, self._x, self._y = workload, x, y
+        self.closing: list[float] = []
+
+    def close_round(self) -> None:
+        """As ever, timed."""
+        began = time.perf_counter()
+        super().close_round()
+        self.closing.append(time.perf_counter() - began)
+
+    def loss_pass(self, repeats: int) -> Median:
+        """Our pass over some clients' training losses by a bare forward pass, in turns, in processor time."""
+        session, needs = self.session, fl.algorithms.base.Needs(losses=True)
+        local, module = session.local, self.lightning_module
+        assert isinstance(module, Classifier)
+        clients = range(self._workload.per_round)
+        blocks = [session.loaders.indices(client) for client in clients]
+        ratios = []
+        for _ in range(repeats):
+            start = Moment.now()
+            for client in clients:
+                local.measure(client, needs)
+            ours = Moment.now() - start
+            module.eval()
+            with torch.no_grad():
+                for block in blocks:
+                    for chosen in block.split(1024):
+                        F.cross_entropy(module.net(self._x[chosen]), self._y[chosen])
+            module.train()
+            ratios.append(ours.cpu / (Moment.now() - start - ours).cpu)
+        return Median.of(ratios[1:])
+
+
+class LossPass(L.Callback):
+    """Measures the loss pass when the fit is about to end and everything is still in place."""
+
+    def __init__(self, repeats: int) -> None:
+        self._repeats = repeats
+        self.ratio: Median | None = None
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """All rounds are over."""
+        assert isinstance(trainer.strategy, Timed)
+        self.ratio = trainer.strategy.loss_pass(self._repeats)
+
+
+def measure(workload: Workload, case: Case, pairs: int, warm_up: int, folder: Path) -> Result:
+    """Runs a case.
+
+    Raises:
+        RuntimeError: one side did not take the local steps that the workload has.
+    """
+    torch.manual_seed(SEED)
+    x, y = workload.data()
+    hand_written = HandWritten(workload, x, y)
+    turns = Turns(hand_written, warm_up)
+    strategy = Timed(case.algorithm(), workload, x, y)
+    losses = LossPass(max(pairs, 3)) if strategy.algorithm.needs.losses else None
+    rounds = pairs + warm_up
+    trainer = L.Trainer(
+        max_epochs=rounds,
+        strategy=strategy,
+        accelerator="cpu",
+        callbacks=[turns] if losses is None else [turns, losses],
+        logger=CSVLogger(folder) if case.csv else False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Classifier(workload, case.logs), workload.federated(x, y))
+    expected = rounds * workload.steps
+    if (trainer.global_step, hand_written.steps) != (expected, expected):
+        raise RuntimeError(f"both must take {expected} steps, found {trainer.global_step} and {hand_written.steps}")
+    ours, theirs = turns.ours, turns.theirs
+    assert strategy.last_round is not None
+    return Result(
+        workload=workload.name,
+        case=case.name,
+        ratio=Median.of([a.cpu / b.cpu for a, b in zip(ours, theirs, strict=True)]),
+        ours=Median.of([moment.cpu for moment in ours]),
+        theirs=Median.of([moment.cpu for moment in theirs]),
+        ours_wall=Median.of([moment.wall for moment in ours]),
+        theirs_wall=Median.of([moment.wall for moment in theirs]),
+        server=Median.of(strategy.closing[warm_up:]),
+        losses=None if losses is None else losses.ratio,
+        steps=workload.steps,
+        step_norms=(strategy.last_round.step_norm, hand_written.step_norm),
+    )
+
+
+def total_seconds(result: Result) -> float:
+    """Seconds of the timed rounds of both sides."""
+    return result.ratio.count * statistics.fmean((result.ours_wall.value, result.theirs_wall.value)) * 2
