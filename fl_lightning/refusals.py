@@ -210,6 +210,7 @@ def refuse_data(loader: object) -> None:
     raise TypeError(
         "FederatedStrategy trains on clients: wrap the data, "
         "data = fl.FederatedDataModule(my_datamodule, fl.data.Dirichlet(num_clients=100, alpha=0.1)), "
+        "where my_datamodule may also be a DataLoader or the module that has train_dataloader, "
         f"and call trainer.fit(model, data); found a {type(loader).__name__}"
     )
 

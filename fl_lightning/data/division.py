@@ -14,7 +14,7 @@ from fl_lightning.data.labels import Labels, Samples, num_samples
 from fl_lightning.data.loaders import ClientLoaders
 from fl_lightning.data.matching import matched_split
 from fl_lightning.data.settings import LoaderSettings
-from fl_lightning.data.sources import only_loader
+from fl_lightning.data.sources import loader_name, only_loader
 from fl_lightning.data.specs import Partition
 from fl_lightning.data.views import ClientIndices
 from fl_lightning.seeding import derive_seed
@@ -132,7 +132,7 @@ class Division:
         return ClientLoaders(loader.dataset, self._parts["train"], "train", settings)
 
     def _settings(self, loader: Any, stage: str) -> LoaderSettings:
-        settings = LoaderSettings.from_dataloader(loader, f"{type(self._data).__name__}.{stage}_dataloader()")
+        settings = LoaderSettings.from_dataloader(loader, loader_name(self._data, stage))
         size = self._batch_sizes[stage]
         return settings if size is None else replace(settings, batch_size=size)
 

@@ -9,18 +9,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fl_lightning._lightning import LightningDataModule, Trainer
+from fl_lightning._lightning import LightningDataModule, LightningModule, Trainer
 from fl_lightning.data.division import Division
 from fl_lightning.data.loaders import ClientLoaders
 from fl_lightning.data.matching import label_counts
-from fl_lightning.data.sources import AnyDataset, DatasetModule, check_dataset, defines, hide
+from fl_lightning.data.sources import AnyDataset, DatasetModule, ModuleLoaders, check_dataset, defines, hide
 from fl_lightning.data.specs import Partition
 
 _TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
 class FederatedDataModule(LightningDataModule):
-    """Divides the data of an unchanged LightningDataModule, or of datasets, among clients.
+    """Divides the data of an unchanged LightningDataModule, of loaders or of datasets among clients.
 
     The wrapped module's loaders are asked for as ever; their datasets are divided and their settings (batch size,
     collate function, workers, ``drop_last``, whether they shuffle) apply within each client. All hooks are forwarded,
@@ -30,11 +30,12 @@ class FederatedDataModule(LightningDataModule):
     fit, the wrapped module is set up for fitting as well, because clients are defined by their training data.
 
     Args:
-        data: a LightningDataModule with one training loader, or the training dataset.
+        data: a LightningDataModule with one training loader; or a LightningModule that has its loaders with it; or the
+            training loader or dataset.
         partition: how to divide, or ready vectors of training sample indices, one per client.
-        val: validation dataset; only next to a training dataset, as ``test`` and ``predict``.
-        test: test dataset.
-        predict: dataset for ``trainer.predict``, which is not divided.
+        val: validation loader or dataset; only next to a training loader or dataset, as ``test`` and ``predict``.
+        test: test loader or dataset.
+        predict: loader or dataset for ``trainer.predict``, which is not divided.
         labels: one integer per training sample, or a function from a sample of any stage to its label, or the name of
             an attribute of every stage's dataset. Looked for by :func:`labels_of` if left out.
         batch_size: samples per training batch; default the loader's own, 32 for datasets.
@@ -54,7 +55,7 @@ class FederatedDataModule(LightningDataModule):
 
     def __init__(
         self,
-        data: LightningDataModule | AnyDataset,
+        data: LightningDataModule | LightningModule | AnyDataset,
         partition: Partition | Sequence[Tensor] | Sequence[Sequence[int]],
         *,
         val: AnyDataset | None = None,
@@ -73,10 +74,10 @@ class FederatedDataModule(LightningDataModule):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be positive, found {value}")
         given = {name: s for name, s in (("val", val), ("test", test), ("predict", predict)) if s is not None}
-        if isinstance(data, LightningDataModule):
+        if isinstance(data, (LightningDataModule, LightningModule)):
             if given:
-                raise ValueError(f"{', '.join(given)} must come from the data module {type(data).__name__} itself")
-            self.data: LightningDataModule = data
+                raise ValueError(f"{', '.join(given)} must come from the module {type(data).__name__} itself")
+            self.data: LightningDataModule = data if isinstance(data, LightningDataModule) else ModuleLoaders(data)
         else:
             for name, dataset in (("data", data), *given.items()):
                 check_dataset(name, dataset)

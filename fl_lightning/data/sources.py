@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the data to be federated comes from: a user's LightningDataModule, or plain datasets made to look like one."""
+"""Where the data to be federated comes from: a LightningDataModule, or what is made to look like one.
+
+That is loaders, datasets, or a LightningModule that has its loaders with it.
+"""
 
 from __future__ import annotations
 
@@ -9,50 +12,104 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from fl_lightning._lightning import LightningDataModule, lightning_module
+from fl_lightning._lightning import LightningDataModule, LightningModule, lightning_module
 from fl_lightning.data.labels import num_samples
 
+_LOADERS = tuple(f"{stage}_dataloader" for stage in ("train", "val", "test", "predict"))
+
 if TYPE_CHECKING:
-    AnyDataset = Dataset[Any]
+    AnyDataset = Dataset[Any] | DataLoader[Any]
 else:
-    AnyDataset = Dataset  # jsonargparse accepts no arguments of a subclass of `Dataset[Any]`
+    AnyDataset = Dataset | DataLoader  # jsonargparse accepts no arguments of a subclass of `Dataset[Any]`
 
 
 class DatasetModule(LightningDataModule):
-    """Plain datasets as a LightningDataModule; the training set is shuffled.
+    """Datasets and DataLoaders as a LightningDataModule. A training set is shuffled; loaders are taken as they are.
 
     Args:
-        datasets: dataset of each stage: ``"train"`` and any of ``"val"``, ``"test"``, ``"predict"``.
-        batch_size: samples per training batch.
-        eval_batch_size: samples per batch of the other stages.
+        datasets: dataset or loader of each stage: ``"train"`` and any of ``"val"``, ``"test"``, ``"predict"``.
+        batch_size: samples per training batch of a dataset.
+        eval_batch_size: samples per batch of the other stages' datasets.
     """
 
-    def __init__(self, datasets: dict[str, Dataset[Any]], batch_size: int, eval_batch_size: int) -> None:
+    def __init__(self, datasets: dict[str, AnyDataset], batch_size: int, eval_batch_size: int) -> None:
         super().__init__()
         self.datasets = datasets
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         hide(self, [f"{stage}_dataloader" for stage in ("val", "test", "predict") if stage not in datasets])
 
+    def _loader(self, stage: str) -> DataLoader[Any]:
+        data = self.datasets[stage]
+        if isinstance(data, DataLoader):
+            return data
+        if stage == "train":
+            return DataLoader(data, self.batch_size, shuffle=True)
+        return DataLoader(data, self.eval_batch_size)
+
     def train_dataloader(self) -> DataLoader[Any]:
-        """The training set, shuffled."""
-        return DataLoader(self.datasets["train"], self.batch_size, shuffle=True)
+        """The training data."""
+        return self._loader("train")
 
     def val_dataloader(self) -> DataLoader[Any]:
-        """The validation set."""
-        return DataLoader(self.datasets["val"], self.eval_batch_size)
+        """The validation data."""
+        return self._loader("val")
 
     def test_dataloader(self) -> DataLoader[Any]:
-        """The test set."""
-        return DataLoader(self.datasets["test"], self.eval_batch_size)
+        """The test data."""
+        return self._loader("test")
 
     def predict_dataloader(self) -> DataLoader[Any]:
         """The data to predict."""
-        return DataLoader(self.datasets["predict"], self.eval_batch_size)
+        return self._loader("predict")
 
 
-def defines(module: LightningDataModule, method: str) -> bool:
-    """Whether a data module has its own version of one of Lightning's methods, as Lightning sees it."""
+class ModuleLoaders(LightningDataModule):
+    """The loaders that a LightningModule has with it, as a LightningDataModule.
+
+    Where the module is the one that the trainer runs, Lightning prepares it and sets it up, and nothing is done twice.
+
+    Args:
+        module: a LightningModule with ``train_dataloader`` and perhaps other loaders.
+    """
+
+    def __init__(self, module: LightningModule) -> None:
+        super().__init__()
+        self.module = module
+        hide(self, [name for name in _LOADERS if not defines(module, name)])
+
+    def _runs(self) -> bool:
+        return self.trainer is not None and self.trainer.lightning_module is self.module
+
+    def prepare_data(self) -> None:
+        """Prepares the module's data, unless Lightning does."""
+        if not self._runs():
+            self.module.prepare_data()
+
+    def setup(self, stage: str) -> None:
+        """Sets the module up, unless Lightning does."""
+        if not (self._runs() and self.trainer is not None and self.trainer.state.fn == stage):
+            self.module.setup(stage)
+
+    def train_dataloader(self) -> Any:
+        """The module's training loader."""
+        return self.module.train_dataloader()
+
+    def val_dataloader(self) -> Any:
+        """The module's validation loader."""
+        return self.module.val_dataloader()
+
+    def test_dataloader(self) -> Any:
+        """The module's test loader."""
+        return self.module.test_dataloader()
+
+    def predict_dataloader(self) -> Any:
+        """The module's loader of what to predict."""
+        return self.module.predict_dataloader()
+
+
+def defines(module: LightningDataModule | LightningModule, method: str) -> bool:
+    """Whether a module has its own version of one of Lightning's methods, as Lightning sees it."""
     return bool(lightning_module("utilities.model_helpers").is_overridden(method, module))
 
 
@@ -70,25 +127,41 @@ def check_dataset(name: str, dataset: object) -> None:
     """Refuses what cannot be divided among clients.
 
     Raises:
-        TypeError: not a map-style dataset; the message says what was found.
+        TypeError: neither a loader nor a map-style dataset; the message says what was found.
     """
+    if isinstance(dataset, DataLoader):
+        return  # LoaderSettings looks at it
     if isinstance(dataset, IterableDataset):
         raise TypeError(
             f"{name} must be a map-style dataset, found the IterableDataset {type(dataset).__name__}: clients need "
             "samples that can be picked by index"
         )
-    if any(base.__name__ == "LightningDataModule" for base in type(dataset).__mro__):
-        found = next(base for base in type(dataset).__mro__ if base.__name__ == "LightningDataModule")
+    for base in type(dataset).__mro__:
+        if base.__name__ in ("LightningDataModule", "LightningModule"):
+            raise TypeError(
+                f"{name} must be a {LightningDataModule.__module__.split('.')[0]} {base.__name__}, found one of "
+                f"{base.__module__.split('.')[0]}: set FL_LIGHTNING_TREE=pytorch_lightning or lightning.pytorch to "
+                "match"
+            )
+    if isinstance(dataset, (list, tuple)) and any(isinstance(item, DataLoader) for item in dataset):
         raise TypeError(
-            f"{name} must be a {LightningDataModule.__module__.split('.')[0]} LightningDataModule, found one of "
-            f"{found.__module__.split('.')[0]}: set FL_LIGHTNING_TREE=pytorch_lightning or lightning.pytorch to match"
+            f"{name} must be one DataLoader, found {len(dataset)} of them: clients can be formed from a single "
+            "dataset, so join several with ConcatDataset"
         )
-    if isinstance(dataset, DataLoader) or not hasattr(dataset, "__getitem__"):
+    if not hasattr(dataset, "__getitem__"):
         raise TypeError(
-            f"{name} must be a LightningDataModule or a dataset with a length and integer indices, "
-            f"found {type(dataset).__name__}"
+            f"{name} must be a LightningDataModule, a LightningModule that has loaders, a DataLoader, or a dataset "
+            f"with a length and integer indices, found {type(dataset).__name__}"
         )
     num_samples(dataset)
+
+
+def loader_name(module: LightningDataModule, stage: str) -> str:
+    """What errors call a stage's loader: the words of whoever gave it."""
+    if isinstance(module, DatasetModule):
+        return "data" if stage == "train" else stage
+    owner = module.module if isinstance(module, ModuleLoaders) else module
+    return f"{type(owner).__name__}.{stage}_dataloader()"
 
 
 def only_loader(loaders: Any) -> Any:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
+import fl_lightning as fl
 from fl_lightning import data as fd
 from fl_lightning._lightning import LightningDataModule, LightningModule, SingleDeviceStrategy, Trainer
 from fl_lightning.data import ClientLoaders, FederatedDataModule, label_counts
@@ -422,6 +423,91 @@ class Stream(IterableDataset):
         return iter(())
 
 
+def test_loaders_keep_their_settings():
+    joined = []
+
+    def collate(samples):
+        joined.append(len(samples))
+        return torch.utils.data.default_collate(samples)
+
+    train = DataLoader(make(40, 0), batch_size=4, shuffle=True, drop_last=True, collate_fn=collate)
+    module = FederatedDataModule(train, fd.IID(2), val=DataLoader(make(20, 1), batch_size=5), test=make(8, 2))
+    loaders = [module.train_dataloader(), module.val_dataloader(), module.test_dataloader()]
+    assert [loader.batch_size for loader in loaders] == [4, 5, 32]
+    assert loaders[0].settings.drop_last
+    assert sum(size for _, size in loaders[0].batches(0, seed=0)) == 20
+    assert joined == [4] * 5
+    assert FederatedDataModule(train, fd.IID(2), batch_size=10).train_dataloader().batch_size == 10
+
+
+def test_loaders_are_refused_by_the_argument_that_gave_them():
+    odd = DataLoader(make(8, 0), batch_sampler=[[0, 1], [2, 3]])
+    with pytest.raises(ValueError, match=r"^data must use batch_size=, found the custom batch sampler list"):
+        FederatedDataModule(odd, fd.IID(2)).train_dataloader()
+    with pytest.raises(ValueError, match=r"^val must use batch_size="):
+        FederatedDataModule(make(8, 0), fd.IID(2), val=odd).val_dataloader()
+
+
+class WithLoaders(Net):
+    """A module that has its loaders with it."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def prepare_data(self):
+        self.calls.append("prepare")
+
+    def setup(self, stage):
+        self.calls.append(stage)
+        self.set = make(40, 0)
+
+    def train_dataloader(self):
+        return DataLoader(self.set, batch_size=4)
+
+    def test_dataloader(self):
+        return DataLoader(make(20, 1), batch_size=4)
+
+
+def federated_trainer():
+    return Trainer(
+        max_epochs=1, strategy=fl.FederatedStrategy(), accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+
+
+def test_a_modules_own_loaders():
+    module = WithLoaders()
+    data = FederatedDataModule(module, fd.IID(2))
+    trainer = federated_trainer()
+    trainer.fit(module, data)
+    assert module.calls == ["prepare", "fit"]  # by Lightning, once
+    assert trainer.strategy.last_round.client_ids == (0, 1)
+    trainer.test(module, data)
+    assert module.calls[2:] == ["prepare", "test"]
+    assert trainer.strategy.last_evaluation.client_ids == (0, 1)
+
+
+def test_own_loaders_are_set_up_where_lightning_does_not():
+    module = WithLoaders()
+    assert FederatedDataModule(module, fd.IID(4)).num_clients == 4
+    assert module.calls == ["fit"]
+    other = WithLoaders()  # trained on the first one's data
+    federated_trainer().fit(other, FederatedDataModule(module, fd.IID(4)))
+    assert module.calls == ["fit", "prepare", "fit"]
+    assert other.calls == ["prepare", "fit"]
+
+
+def test_errors_name_the_module_that_has_the_loader():
+    with pytest.raises(ValueError, match="must define train_dataloader, found Net without it"):
+        FederatedDataModule(Net(), fd.IID(2))
+    module = WithLoaders()
+    module.train_dataloader = lambda: [1]
+    data = FederatedDataModule(module, fd.IID(2))
+    with pytest.raises(TypeError, match=r"WithLoaders.train_dataloader\(\) must be one torch DataLoader, found list"):
+        data.train_dataloader()
+
+
 class NoTrain(LightningDataModule):
     def val_dataloader(self):
         return DataLoader(make(3, 0))
@@ -432,8 +518,8 @@ class NoTrain(LightningDataModule):
     [
         (lambda: FederatedDataModule(Stream(), fd.IID(2)), TypeError, "data must be a map-style dataset.*Stream"),
         (lambda: FederatedDataModule(make(9, 0), fd.IID(2), val=Stream()), TypeError, "val must be a map-style"),
-        (lambda: FederatedDataModule(DataLoader(make(9, 0)), fd.IID(2)), TypeError, "found DataLoader"),
-        (lambda: FederatedDataModule(3, fd.IID(2)), TypeError, "data must be a LightningDataModule or.*found int"),
+        (lambda: FederatedDataModule([DataLoader(make(9, 0))] * 2, fd.IID(2)), TypeError, "one DataLoader, found 2"),
+        (lambda: FederatedDataModule(3, fd.IID(2)), TypeError, "data must be a LightningDataModule, .*found int"),
         (lambda: FederatedDataModule(make(9, 0), 5), TypeError, "partition must be a Partition or index vectors"),
         (lambda: FederatedDataModule(make(9, 0), fd.IID(2), batch_size=0), ValueError, "batch_size must be positive"),
         (lambda: FederatedDataModule(make(9, 0), fd.IID(2), holdout=1.0), ValueError, "holdout must be at least 0"),
@@ -443,7 +529,7 @@ class NoTrain(LightningDataModule):
         (
             lambda: FederatedDataModule(Module(), fd.IID(2), val=make(3, 0), test=make(3, 0)),
             ValueError,
-            "val, test must come from the data module Module itself",
+            "val, test must come from the module Module itself",
         ),
     ],
 )
