@@ -105,6 +105,11 @@ class LocalTrainer:
         plan: how long clients train.
         rule: the client half of the method.
         lean: take the lean path.
+
+    Attributes:
+        loaders: the clients' training data.
+        merge_single: a last batch of one sample joins the one before.
+        hooked: hooks of the module or the data module see batches on their way to the device.
     """
 
     def __init__(
@@ -120,10 +125,10 @@ class LocalTrainer:
         self._begins = type(rule).begin_batch is not ClientRule.begin_batch
         self._corrects = type(rule).correct_gradients is not ClientRule.correct_gradients
         self._tap = FeatureTap(self._module) if rule.needs.features else None
-        self._merge_single = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self._module.modules())
+        self.merge_single = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self._module.modules())
         owners = [owner for owner in (self._module, self._trainer.datamodule) if owner is not None]
-        hooked = any(helpers.is_overridden(name, owner) for owner in owners for name in _TRANSFER_HOOKS)
-        self._stays = not hooked and self._trainer.strategy.root_device.type == "cpu"
+        self.hooked = any(helpers.is_overridden(name, owner) for owner in owners for name in _TRANSFER_HOOKS)
+        self._stays = not self.hooked and self._trainer.strategy.root_device.type == "cpu"
         self._optimizer = QuickSGD(self._trainer.optimizers[0])
         self._loss_batch = _LOSS_BATCH
         self._log = QuickLog(self._module, loop._results)
@@ -165,26 +170,36 @@ class LocalTrainer:
         return _weighted_mean(losses, sizes) if losses else None
 
     def _schedule(self, work: LocalWork) -> Iterator[tuple[Any, int, int, bool]]:
-        plan, client = self._plan, work.client_id
-        available = self.loaders.num_batches(client, merge_single=self._merge_single)
-        per_pass = plan.batches(available)
-        wanted, window = plan.steps, self._trainer.accumulate_grad_batches
-        passes = 0
-        while per_pass > 0 and (passes < plan.epochs if wanted is None else wanted > 0):
-            seed = derive_seed(plan.seed, "shuffle", work.round, client, passes)
-            batches = self.loaders.batches(client, seed=seed, merge_single=self._merge_single)
-            take = per_pass if wanted is None else min(per_pass, wanted * window)
+        for seed, take in self.passes(work.client_id, work.round):
+            batches = self.loaders.batches(work.client_id, seed=seed, merge_single=self.merge_single)
             for index, (batch, size) in enumerate(islice(batches, take)):
                 yield batch, size, index, index + 1 == take
+
+    def passes(self, client: int, round: int) -> Iterator[tuple[int, int]]:  # noqa: A002
+        """Passes over a client's data in local training: the seed of each one's order, and its number of batches."""
+        plan, window = self._plan, self._trainer.accumulate_grad_batches
+        per_pass = plan.batches(self.loaders.num_batches(client, merge_single=self.merge_single))
+        wanted, number = plan.steps, 0
+        while per_pass > 0 and (number < plan.epochs if wanted is None else wanted > 0):
+            take = per_pass if wanted is None else min(per_pass, wanted * window)
+            yield derive_seed(plan.seed, "shuffle", round, client, number), take
             if wanted is not None:
                 wanted -= ceil(take / window)  # a pass ends with a step
-            passes += 1
+            number += 1
+
+    def planned_steps(self, client: int) -> int:
+        """Optimizer steps that a client is going to take, if the module optimizes automatically and to the end."""
+        available = self.loaders.num_batches(client, merge_single=self._merge_single)
+        per_pass, window = self._plan.batches(available), self._trainer.accumulate_grad_batches
+        if self._plan.steps is not None:
+            return self._plan.steps if per_pass > 0 else 0
+        return self._plan.epochs * ceil(per_pass / window)
 
     def _step(self, batch: Any, index: int, size: int, is_last: bool) -> tuple[Tensor | None, bool]:
         self._index = index
         if not self._lean:
             return self._loop.local_step(batch, index, size, is_last)
-        batch = self._to_device(batch)
+        batch = self.to_device(batch)
         self._loop.expect(batch, size)
         self.begin_batch(batch)
         loss = self._forward(batch, index)
@@ -200,7 +215,7 @@ class LocalTrainer:
         module = self._module
         module._current_fx_name = "training_step"
         try:
-            output = self._training_output(batch, index)
+            output = self.training_output(batch, index)
         finally:
             module._current_fx_name = None
         loss = output.get("loss") if isinstance(output, Mapping) else output
@@ -229,7 +244,7 @@ class LocalTrainer:
     def own_loss(self, batch: Any, index: int) -> Tensor:
         """The module's loss of a batch as it is at the moment; nothing is logged and metrics stay as they are."""
         with silenced(self._module, evaluate=False), self._trainer.precision_plugin.train_step_context():
-            output = self._training_output(batch, index)
+            output = self.training_output(batch, index)
         loss: Tensor | None = output.get("loss") if isinstance(output, Mapping) else output
         if loss is None:
             raise ValueError("training_step must return a loss for every batch for this method, found None")
@@ -243,7 +258,8 @@ class LocalTrainer:
             self._rule.correct_gradients(self.work)
         self.work.steps += 1
 
-    def _to_device(self, batch: Any) -> Any:
+    def to_device(self, batch: Any) -> Any:
+        """The batch as the module takes it: after the transfer hooks, on the device."""
         if self._stays:
             return batch
         return self._trainer.strategy.batch_to_device(self._module._on_before_batch_transfer(batch))
@@ -265,8 +281,8 @@ class LocalTrainer:
         """One pass over the client's training data, on the device and in the dataset's order."""
         # A batch size of one's own choosing: drop_last does not apply to it.
         size = self.loaders.batch_size
-        for batch, number in self.loaders.batches(client, seed=None, batch_size=size, merge_single=self._merge_single):
-            yield self._to_device(self._trainer.precision_plugin.convert_input(batch)), number
+        for batch, number in self.loaders.batches(client, seed=None, batch_size=size, merge_single=self.merge_single):
+            yield self.to_device(self._trainer.precision_plugin.convert_input(batch)), number
 
     def at_global(self, work: LocalWork) -> None:
         """Lets the client rule look at the client's data at the global parameters, in eval mode."""
@@ -314,7 +330,7 @@ class LocalTrainer:
         """
         wanted: dict[str, Callable[[Any, int], Any]] = {}
         if needs.losses or needs.requery:
-            wanted["loss"] = getattr(self._module, "federated_loss", None) or self._training_output
+            wanted["loss"] = getattr(self._module, "federated_loss", None) or self.training_output
         if needs.accuracies:
             wanted["accuracy"] = getattr(self._module, "federated_accuracy")  # noqa: B009 (nn.Module's type)
         with silenced(self._module):
@@ -331,7 +347,7 @@ class LocalTrainer:
         counts = dict.fromkeys(wanted, 0)
         size = max(self._loss_batch, self.loaders.batch_size)
         for index, (batch, number) in enumerate(self.loaders.batches(client, seed=None, batch_size=size)):
-            moved = self._to_device(self._trainer.precision_plugin.convert_input(batch))
+            moved = self.to_device(self._trainer.precision_plugin.convert_input(batch))
             for name, function in wanted.items():
                 with self._trainer.precision_plugin.val_step_context():
                     output = function(moved, index)
@@ -341,7 +357,8 @@ class LocalTrainer:
                     counts[name] += number
         return {name: float(totals[name] / count) if count else float("nan") for name, count in counts.items()}
 
-    def _training_output(self, batch: Any, index: int) -> Any:
+    def training_output(self, batch: Any, index: int) -> Any:
+        """What the module's ``training_step`` returns."""
         module = self._module
         return module.training_step(batch, index) if self._takes_index else module.training_step(batch)
 

@@ -8,7 +8,7 @@ private loops. :func:`check_contract` fails loudly if a Lightning release moves 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -73,6 +73,7 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         self.val_loop = replaced.val_loop
         self.conductor = conductor
         self.position = Position(trainer)
+        self.asked_for_steps = False
         self._accumulating = False
 
     # ---- the round
@@ -161,11 +162,59 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         self._results.batch = batch
         self._results.batch_size = num_samples
 
-    def count_step(self) -> None:
-        """Counts one optimizer step that was taken outside Lightning's optimization loop."""
+    def count_step(self, steps: int = 1) -> None:
+        """Counts optimizer steps that were taken outside Lightning's optimization loop."""
         progress = self.automatic_optimization.optim_progress.optimizer
-        progress.step.increment_by(1)
-        progress.zero_grad.increment_by(1)
+        progress.step.increment_by(steps)
+        progress.zero_grad.increment_by(steps)
+
+    # ---- clients in other processes
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps so far; notes that somebody asked, because clients in other processes cannot be sure."""
+        self.asked_for_steps = True
+        return super().global_step
+
+    def counters(self) -> list[dict[str, int]]:
+        """How often local training has stepped, as Lightning counts it."""
+        return [dict(vars(tracker)) for tracker in self._trackers()]
+
+    def add_counters(self, counters: Sequence[Mapping[str, int]]) -> None:
+        """Adds differences of :meth:`counters`."""
+        for tracker, added in zip(self._trackers(), counters, strict=True):
+            for name, number in added.items():
+                setattr(tracker, name, getattr(tracker, name) + number)
+
+    def _trackers(self) -> list[Any]:
+        automatic = self.automatic_optimization.optim_progress.optimizer
+        progresses = (automatic.step, automatic.zero_grad, self.manual_optimization.optim_step_progress)
+        return [tracker for progress in progresses for tracker in (progress.total, progress.current)]
+
+    def standing(self) -> dict[str, Any]:
+        """Everything that tells how far the fit is, for a copy of the loop in another process."""
+        return {
+            "epochs": self.trainer.fit_loop.epoch_progress.state_dict(),
+            "batches": self.batch_progress.state_dict(),
+            "steps": self.counters(),
+        }
+
+    def stand_at(self, standing: Mapping[str, Any], place: int, steps: int, is_last: bool) -> None:
+        """Brings the counters to where they are when a client of the round trains.
+
+        Args:
+            standing: of another copy of the loop, when the round's first client was about to train.
+            place: the client's place among those that are asked to train or not.
+            steps: optimizer steps since then.
+            is_last: nobody comes after it.
+        """
+        self.trainer.fit_loop.epoch_progress.load_state_dict(standing["epochs"])
+        self.batch_progress.load_state_dict(standing["batches"])
+        self.batch_progress.increment_by(place)
+        self.batch_progress.is_last_batch = is_last
+        for tracker, counts in zip(self._trackers(), standing["steps"], strict=True):
+            vars(tracker).update(counts)
+            tracker.completed += steps
 
     def leave_validation(self) -> None:
         """Ends a validation that was interrupted: the submodules are in training mode again where they were before."""

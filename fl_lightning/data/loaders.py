@@ -134,13 +134,39 @@ class ClientLoaders:
             IndexError: there is no such client.
             ValueError: ``batch_size`` is not positive.
         """
-        order = self._parts[client_id]
+        order = self._order(client_id, seed)
         cuts = self._cuts(len(order), batch_size, merge_single)
-        if seed is not None and self.settings.shuffle:
-            order = order[torch.randperm(len(order), generator=torch.Generator().manual_seed(seed))]
         if self._source is not None:
             return _gather(*self._source, order, cuts, self.settings.pin_memory)
         return self._load(order, cuts, derive_seed(0 if seed is None else seed, "workers"))
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether :meth:`places` and :meth:`take` can be used."""
+        return self._source is not None
+
+    def places(self, client_id: int, *, seed: int | None, merge_single: bool = False) -> tuple[Tensor, list[int]]:
+        """Where the samples of one call of :meth:`batches` lie in memory.
+
+        Returns:
+            ``[n]`` int64 places for :meth:`take`, and where in them batches begin, with the end of the last one.
+        """
+        assert self._source is not None
+        rows, order = self._source[1], self._order(client_id, seed)
+        cuts = self._cuts(len(order), None, merge_single)
+        return (order if rows is None else rows[order]), cuts
+
+    def take(self, places: Tensor) -> list[Tensor]:
+        """The samples at these places, as one batch: clients' batches may be gathered together."""
+        assert self._source is not None
+        columns = [tensor.index_select(0, places.to(tensor.device)) for tensor in self._source[0]]
+        return _pinned(columns) if self.settings.pin_memory else columns
+
+    def _order(self, client_id: int, seed: int | None) -> Tensor:
+        order = self._parts[client_id]
+        if seed is None or not self.settings.shuffle:
+            return order
+        return order[torch.randperm(len(order), generator=torch.Generator().manual_seed(seed))]
 
     def _cuts(self, size: int, batch_size: int | None, merge_single: bool) -> list[int]:
         """Where batches begin, and the end of the last one."""
@@ -207,13 +233,18 @@ def _gather(
         return
     sample_bytes = sum(tensor.nbytes // max(len(tensor), 1) for tensor in tensors)
     group = max(1, _CHUNK_BYTES // max(sample_bytes * max(sizes), 1))
-    pin = pin and torch.cuda.is_available()
     for first in range(0, len(sizes), group):
         some = sizes[first : first + group]
         chosen = order[cuts[first] : cuts[first] + sum(some)]
         columns = [tensor.index_select(0, chosen.to(tensor.device)) for tensor in tensors]
         if pin:
-            columns = [column if column.is_cuda else column.pin_memory() for column in columns]
+            columns = _pinned(columns)
         # Not views of one another for autograd: changing a batch in place leaves the other batches alone.
         pieces = [torch.unsafe_split_with_sizes(column, some) for column in columns]
         yield from zip(map(list, zip(*pieces, strict=True)), some, strict=True)
+
+
+def _pinned(columns: list[Tensor]) -> list[Tensor]:
+    if not torch.cuda.is_available():
+        return columns
+    return [column if column.is_cuda else column.pin_memory() for column in columns]
