@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from benchmarks.papers.experiment import Experiment
-from benchmarks.papers.tables import fedfv
+from benchmarks.papers.tables import fcfl, fedfv
 
-EXPERIMENTS: tuple[Experiment, ...] = (fedfv.TABLE3,)
+EXPERIMENTS: tuple[Experiment, ...] = (fedfv.TABLE3, fcfl.ADULT, fcfl.SYNTHETIC_PROBLEM)
 
 
 def experiment(name: str) -> Experiment:

@@ -198,8 +198,13 @@ def execute(run: Run, train: Adult, test: Adult, forms: str) -> Result:
     )
 
 
-def end_point(budget: float, start: Tensor) -> tuple[float, float]:
-    """Minimises ``l1`` under ``l2 <= budget`` (section 5.2) with stage 1 and the step lengths of the published code."""
+def trajectory(budget: float, start: Tensor) -> list[tuple[float, float]]:
+    """Minimises ``l1`` under ``l2 <= budget`` (section 5.2) with stage 1 and the step lengths of the published code.
+
+    Returns:
+        ``(l1, l2)`` at the start of each iteration.
+    """
+    points: list[tuple[float, float]] = []
     theta = start.clone().double()
     n = len(theta)
     layout = fl.ParamLayout.from_sizes([n])
@@ -209,6 +214,7 @@ def end_point(budget: float, start: Tensor) -> tuple[float, float]:
         values = [1 - torch.exp(-(theta + sign / n**0.5).square().sum()) for sign in (-1, 1)]
         rows = [torch.autograd.grad(value, theta)[0][None] for value in values]
         theta = theta.detach()
+        points.append((float(values[0]), float(values[1])))
         cohort = fl.Cohort(
             params=theta,
             updates=fl.UpdateMatrix(rows[0], layout),
@@ -224,7 +230,7 @@ def end_point(budget: float, start: Tensor) -> tuple[float, float]:
         if float(direction.abs().max()) < 1e-4:
             break
         theta = theta - 10 * max(float(values[1]), 0.1) * 0.005 * direction
-    return float(values[0]), float(values[1])
+    return points
 
 
 SYNTHETIC = {
@@ -282,7 +288,7 @@ def main() -> None:
     print("|---|---|---|")
     for name, start in starts().items():
         for budget, published in SYNTHETIC[name].items():
-            print(f"| {name}, l2 <= {budget} | {four(end_point(budget, start))} | {four(published)} |", flush=True)
+            print(f"| {name}, l2 <= {budget} | {four(trajectory(budget, start)[-1])} | {four(published)} |", flush=True)
 
 
 if __name__ == "__main__":
