@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A module whose steps leave no trace in logs and metrics."""
+"""A module whose steps leave no trace in logs, metrics and attributes of its own."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from typing import Any
 from torchmetrics import Metric
 
 from fl_lightning._lightning import LightningModule
+from fl_lightning.attributes import OwnAttributes
 from fl_lightning.results import read_state, write_state
 
 
 @contextmanager
 def silenced(module: LightningModule, evaluate: bool = True) -> Iterator[None]:
-    """Eval mode without side effects: ``self.log`` does nothing and metric states come back as they were.
+    """Eval mode without side effects: ``self.log`` does nothing, metric states and plain attributes come back.
 
     Args:
         module: the module.
         evaluate: False leaves the training modes alone.
     """
-    modes = [(m, m.training) for m in module.modules()]
+    modes, attributes = [(m, m.training) for m in module.modules()], OwnAttributes(module)
     states = []
     for metric in (m for m in module.modules() if isinstance(m, Metric)):
         states.append((metric, read_state(metric), metric._update_count))
@@ -38,6 +39,7 @@ def silenced(module: LightningModule, evaluate: bool = True) -> Iterator[None]:
             del module.__dict__[name]
             if shadow is not None:
                 module.__dict__[name] = shadow
+        attributes.restore()
         for metric, state, updates in states:
             write_state(metric, state, updates)
         for submodule, mode in modes:

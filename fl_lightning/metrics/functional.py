@@ -18,7 +18,12 @@ from fl_lightning.metrics._gaps import demographic_parity_gap as demographic_par
 from fl_lightning.metrics._gaps import equal_opportunity_gap as equal_opportunity_gap
 
 _SMALLER_PARTS = ("loss", "error", "perplexity", "entropy", "disparity")
-_SMALLER_WORDS = frozenset({"err", "mse", "mae", "rmse", "msle", "mape", "nll", "ppl", "wer", "cer"})
+_SMALLER_WORDS = frozenset(
+    {
+        "err", "mse", "mae", "rmse", "nrmse", "msle", "rmsle", "mape", "smape", "wape", "mase", "crps", "nll", "ppl",
+        "wer", "cer", "brier", "ece", "fpr", "aurc",
+    }
+)  # fmt: skip
 
 
 class ConflictCounts(NamedTuple):
@@ -205,9 +210,10 @@ def is_larger_better(metric_name: str) -> bool:
     """Guesses a metric's orientation from its name.
 
     False for names that contain ``loss``, ``error``, ``perplexity``, ``entropy`` or ``disparity`` anywhere, or one of
-    the short forms ``err``, ``mse``, ``mae``, ``rmse``, ``msle``, ``mape``, ``nll``, ``ppl``, ``wer``, ``cer`` as a
-    whole word (``val_err``, ``valMSE``, but not ``preferred_acc``). True for all others. Where the guess is wrong, say
-    so through the argument of the function or callback in question.
+    the short forms ``err``, ``mse``, ``mae``, ``rmse``, ``nrmse``, ``msle``, ``rmsle``, ``mape``, ``smape``, ``wape``,
+    ``mase``, ``crps``, ``nll``, ``ppl``, ``wer``, ``cer``, ``brier``, ``ece``, ``fpr``, ``aurc`` as a whole word
+    (``val_err``, ``valMSE``, but not ``preferred_acc``). True for all others. Where the guess is wrong, say so through
+    the argument of the function or callback in question.
 
     Example:
         >>> is_larger_better("val_acc"), is_larger_better("val/loss"), is_larger_better("valRMSE")

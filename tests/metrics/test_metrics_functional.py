@@ -161,6 +161,10 @@ def test_conflicts_refuse_bad_input():
         "test_err",
         "valRMSE",
         "word_error",
+        "val_SMAPE",
+        "test/cal/ECE",
+        "cls/Brier",
+        "FPR95",
     ],
 )
 def test_smaller_is_better_names(name):
