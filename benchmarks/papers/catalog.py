@@ -4,9 +4,19 @@
 from __future__ import annotations
 
 from benchmarks.papers.experiment import Experiment
-from benchmarks.papers.tables import fcfl, fedfv
+from benchmarks.papers.tables import fcfl, fedfv, fedheal, fedlf, fedmdfg
 
-EXPERIMENTS: tuple[Experiment, ...] = (fedfv.TABLE3, fcfl.ADULT, fcfl.SYNTHETIC_PROBLEM)
+EXPERIMENTS: tuple[Experiment, ...] = (
+    fedlf.TABLE1,
+    fedlf.TABLE2,
+    fedlf.ABLATION,
+    fedlf.RATES,
+    fedmdfg.ATTACKED,
+    fedfv.TABLE3,
+    fcfl.ADULT,
+    fcfl.SYNTHETIC_PROBLEM,
+    fedheal.TABLE2,
+)
 
 
 def experiment(name: str) -> Experiment:

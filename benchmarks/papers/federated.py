@@ -10,7 +10,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,44 +20,12 @@ from torch import Tensor, nn
 
 import fl_lightning as fl
 from benchmarks.papers.experiment import Case, Job, Log
+from benchmarks.papers.networks import seconds_per_sample
 from fl_lightning.algorithms import ClientRule, ServerRule
 from fl_lightning.metrics.functional import fairness_summary
 
 KEPT = ("mean", "angle", "std", "worst_5", "worst_10", "best_5", "min", "max")
 FEW = 20  # clients whose own accuracies are written down
-
-
-class Pixels(nn.Module):
-    """A network on images of bytes.
-
-    Args:
-        net: the network.
-        mean: to subtract per channel, from pixels in [0, 1].
-        std: to divide by per channel.
-        flip: mirror every image with probability one half in training.
-    """
-
-    def __init__(
-        self,
-        net: nn.Module,
-        mean: tuple[float, ...] = (0.0,),
-        std: tuple[float, ...] = (1.0,),
-        flip: bool = False,
-    ) -> None:
-        super().__init__()
-        self.net, self.mean, self.std, self.flip = net, mean, std, flip
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits."""
-        pixels = images.float().div_(255)
-        if self.mean != (0.0,):
-            mean, std = (torch.tensor(value, device=images.device).view(-1, 1, 1) for value in (self.mean, self.std))
-            pixels = pixels.sub_(mean).div_(std)
-        if self.flip and self.training:
-            chosen = torch.rand(len(pixels), 1, 1, 1, device=pixels.device) < 0.5
-            pixels = torch.where(chosen, pixels.flip(-1), pixels)
-        logits: Tensor = self.net(pixels)
-        return logits
 
 
 class Task(ABC):
@@ -243,6 +211,7 @@ class Recorder(L.Callback):
             if prefix is not None:
                 summary = fairness_summary(values, evaluation.sizes, True)
                 metrics |= {f"{prefix}{key}": _short(summary[key]) for key in KEPT}
+                metrics[f"{prefix}sample_std"] = _short(values.std()) if len(values) > 1 else 0.0
                 if len(values) <= FEW:
                     metrics[f"{prefix}clients"] = [_short(value) for value in values]
         metrics |= {f"per_round_{key}": _short(value / self._rounds) for key, value in self._sums.items()}
@@ -275,27 +244,3 @@ class Recorder(L.Callback):
 
 def _short(value: float | Tensor) -> float:
     return float(f"{float(value):.5g}")
-
-
-@cache
-def seconds_per_sample(
-    network: Callable[[], nn.Module], shape: tuple[int, ...], batch_size: int
-) -> tuple[float, float]:
-    """Of a training step and of a forward pass, with one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with torch.random.fork_rng(devices=[]):
-        net, images = network(), torch.randint(0, 256, (batch_size, *shape), dtype=torch.uint8)
-    times = []
-    for backward in (True, False):
-        runs: list[float] = []
-        while sum(runs) < 0.1 or len(runs) < 2:
-            began = time.perf_counter()
-            with torch.set_grad_enabled(backward):
-                total = net(images).square().mean()
-            if backward:
-                total.backward()
-            runs.append(time.perf_counter() - began)
-        times.append(min(runs) / batch_size)
-    torch.set_num_threads(threads)
-    return times[0], times[1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FCFL (NeurIPS 2021): Adult with its two clients, and the synthetic problem, as :mod:`benchmarks.papers.fcfl` has them."""
+"""FCFL (NeurIPS 2021): Adult with its two clients, and the synthetic problem; see :mod:`benchmarks.papers.fcfl`."""
 
 from __future__ import annotations
 

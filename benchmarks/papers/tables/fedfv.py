@@ -7,7 +7,8 @@ from functools import partial
 
 import fl_lightning as fl
 from benchmarks.papers.experiment import Experiment
-from benchmarks.papers.federated import FederatedCase, Pixels, Training
+from benchmarks.papers.federated import FederatedCase, Training
+from benchmarks.papers.networks import mlp
 from benchmarks.papers.sources import FASHION
 from benchmarks.papers.tasks import Classes
 from fl_lightning.algorithms import ServerRule
@@ -15,16 +16,11 @@ from fl_lightning.algorithms import ServerRule
 SHIRT, PULLOVER, T_SHIRT = 6, 2, 0
 
 
-def network() -> Pixels:
-    """The MLP; outputs of absent classes are learned away."""
-    return Pixels(fl.models.MLP())
-
-
 def _case(label: str, rule: partial[ServerRule], mean: float, std: float, lowest: float) -> FederatedCase:
     return FederatedCase(
         label,
         Classes(FASHION, (SHIRT, PULLOVER, T_SHIRT)),
-        network,
+        mlp,
         rule,
         Training(online=1.0, batch_size=60000, lr=0.1, decay=1.0),
         rounds=200,

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The networks on images of bytes, and what they cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.models import MLP, CifarCNN, ResNet10
+
+
+class Pixels(nn.Module):
+    """A network on images of bytes.
+
+    Args:
+        net: the network.
+        mean: to subtract per channel, from pixels in [0, 1].
+        std: to divide by per channel.
+        flip: mirror every image with probability one half in training.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        mean: tuple[float, ...] = (0.0,),
+        std: tuple[float, ...] = (1.0,),
+        flip: bool = False,
+    ) -> None:
+        super().__init__()
+        self.net, self.mean, self.std, self.flip = net, mean, std, flip
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits."""
+        pixels = images.float().div_(255)
+        if self.mean != (0.0,):
+            mean, std = (torch.tensor(value, device=images.device).view(-1, 1, 1) for value in (self.mean, self.std))
+            pixels = pixels.sub_(mean).div_(std)
+        if self.flip and self.training:
+            chosen = torch.rand(len(pixels), 1, 1, 1, device=pixels.device) < 0.5
+            pixels = torch.where(chosen, pixels.flip(-1), pixels)
+        logits: Tensor = self.net(pixels)
+        return logits
+
+
+def mlp() -> Pixels:
+    """The MLP for Fashion-MNIST."""
+    return Pixels(MLP())
+
+
+def cifar_cnn() -> Pixels:
+    """The CNN for CIFAR-10, with the papers' normalisation."""
+    return Pixels(CifarCNN(), (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+
+
+def narrow_resnet() -> Pixels:
+    """ResNet-10 of width 16, with ImageNet's normalisation."""
+    return Pixels(ResNet10(width=16), IMAGENET_MEAN, IMAGENET_STD)
+
+
+def flipping_resnet() -> Pixels:
+    """The same with random mirroring in training."""
+    return Pixels(ResNet10(width=16), IMAGENET_MEAN, IMAGENET_STD, flip=True)
+
+
+def wide_resnet() -> Pixels:
+    """ResNet-10 of the published width, with random mirroring in training."""
+    return Pixels(ResNet10(), IMAGENET_MEAN, IMAGENET_STD, flip=True)
+
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@cache
+def seconds_per_sample(
+    network: Callable[[], nn.Module], shape: tuple[int, ...], batch_size: int
+) -> tuple[float, float]:
+    """Of a training step and of a forward pass, with one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.random.fork_rng(devices=[]):
+        net, images = network(), torch.randint(0, 256, (batch_size, *shape), dtype=torch.uint8)
+    times = []
+    for backward in (True, False):
+        runs: list[float] = []
+        while sum(runs) < 0.1 or len(runs) < 2:
+            began = time.perf_counter()
+            with torch.set_grad_enabled(backward):
+                total = net(images).square().mean()
+            if backward:
+                total.backward()
+            runs.append(time.perf_counter() - began)
+        times.append(min(runs) / batch_size)
+    torch.set_num_threads(threads)
+    return times[0], times[1]
