@@ -65,6 +65,7 @@ class Bench:
     Attributes:
         lr: the clients' learning rate in this round, if the optimizer defines one.
         momentum: momentum of the clients' SGD in this round.
+        detour: why clients are trained one after the other although another executor was asked for, or ``None``.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Bench:
         self.options, self.needs, self.server, self.optimizers = options, needs, server, optimizers
         self.local, self.lean = local, lean
         self.lr, self.momentum = client_learning_rate(trainer.optimizers)
+        self.detour: str | None = None
 
     @property
     def module(self) -> LightningModule:
@@ -94,6 +96,11 @@ class Bench:
     def loaders(self) -> ClientLoaders:
         """The clients' training data."""
         return self.local.loaders
+
+    @property
+    def data(self) -> object:
+        """The trainer's data module, if any."""
+        return self.trainer.datamodule  # type: ignore[attr-defined]
 
     # ---- one client
 

@@ -79,6 +79,11 @@ class Binding:
                 f"{_some(moved)}: no update holds them, so one client would hand them to the next; make them buffers"
             )
 
+    @property
+    def frozen_marks(self) -> dict[str, Tensor]:
+        """Sums of the parameters without gradients when the round began, by name."""
+        return self._marks
+
     def _frozen_marks(self) -> dict[str, Tensor]:
         frozen = {n: p.detach() for n, p in self.module.named_parameters() if not p.requires_grad}
         return {n: p.to(accumulation_device(p)).sum(dtype=torch.float64) for n, p in frozen.items() if _has_sum(p)}

@@ -66,6 +66,15 @@ class BufferBank:
         self._global = _joined(self._buffers)
         self._caches = [buffer.value.detach().clone() for buffer in self._cached]
 
+    def state(self) -> tuple[dict[_Kind, Tensor], list[Tensor]]:
+        """The global buffers and the caches, not copied."""
+        return self._global, self._caches
+
+    def load_state(self, state: tuple[dict[_Kind, Tensor], list[Tensor]]) -> None:
+        """Takes what :meth:`state` returned for another copy of the module, and puts it into this one."""
+        self._global, self._caches = state
+        self.restore()
+
     @torch.no_grad()
     def restore(self) -> None:
         """Puts the global buffers back into the module."""

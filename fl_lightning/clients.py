@@ -64,6 +64,29 @@ class ClientOptimizers:
             slate.take_options()
         self._pending = {}
 
+    def options(self) -> list[list[dict[str, Any]]]:
+        """Every client's starting point: options per optimizer and parameter group."""
+        return [slate.options for slate in self._slates]
+
+    def load_options(self, options: Sequence[list[dict[str, Any]]]) -> None:
+        """Takes what :meth:`options` returned for another copy of the optimizers."""
+        for slate, own in zip(self._slates, options, strict=True):
+            slate.options = own
+        self.restore()
+
+    def take_aside(self, client_id: int) -> list[dict[str, Any]] | None:
+        """The state that :meth:`end_client` set aside, to be carried to another process."""
+        return self._pending.get(client_id)
+
+    def forget_aside(self) -> None:
+        """Empties what is set aside, once it was carried away."""
+        self._pending = {}
+
+    def put_aside(self, client_id: int, state: list[dict[str, Any]] | None) -> None:
+        """Takes what :meth:`take_aside` returned in another process."""
+        if state is not None:
+            self._pending[client_id] = state
+
     def restore(self) -> None:
         """Empties the state and puts the options of the round's start back."""
         for slate in self._slates:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from inspect import signature
 from itertools import islice
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -96,6 +96,19 @@ def full_path_reason(trainer: Trainer, module: LightningModule) -> str | None:
     return None
 
 
+class TrainingLog(Protocol):
+    """Takes the place of the module's ``log`` while it is installed."""
+
+    def install(self) -> None:
+        """Shadows the module's ``log``."""
+
+    def remove(self) -> None:
+        """Gives the module its own ``log`` back."""
+
+    def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """See :meth:`lightning.pytorch.LightningModule.log`."""
+
+
 class LocalTrainer:
     """Trains clients one after the other on the bound module.
 
@@ -131,7 +144,7 @@ class LocalTrainer:
         self._stays = not self.hooked and self._trainer.strategy.root_device.type == "cpu"
         self._optimizer = QuickSGD(self._trainer.optimizers[0])
         self._loss_batch = _LOSS_BATCH
-        self._log = QuickLog(self._module, loop._results)
+        self._log: TrainingLog = QuickLog(self._module, loop._results)
         self.work: LocalWork | None = None
         self._index = 0  # place of the present batch; Lightning hides it from a training_step that does not ask
 
@@ -189,11 +202,8 @@ class LocalTrainer:
 
     def planned_steps(self, client: int) -> int:
         """Optimizer steps that a client is going to take, if the module optimizes automatically and to the end."""
-        available = self.loaders.num_batches(client, merge_single=self._merge_single)
-        per_pass, window = self._plan.batches(available), self._trainer.accumulate_grad_batches
-        if self._plan.steps is not None:
-            return self._plan.steps if per_pass > 0 else 0
-        return self._plan.epochs * ceil(per_pass / window)
+        window = self._trainer.accumulate_grad_batches
+        return sum(ceil(take / window) for _, take in self.passes(client, 0))
 
     def _step(self, batch: Any, index: int, size: int, is_last: bool) -> tuple[Tensor | None, bool]:
         self._index = index
@@ -263,6 +273,10 @@ class LocalTrainer:
         if self._stays:
             return batch
         return self._trainer.strategy.batch_to_device(self._module._on_before_batch_transfer(batch))
+
+    def take_log(self, log: TrainingLog) -> None:
+        """Lets ``self.log`` in local training go elsewhere."""
+        self._log = log
 
     def log(self, calls: Iterable[LogCall]) -> None:
         """Logs what local training elsewhere has logged."""

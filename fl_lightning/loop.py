@@ -8,9 +8,9 @@ private loops. :func:`check_contract` fails loudly if a Lightning release moves 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 else:
     _TrainingEpochLoop = lightning_module("loops.training_epoch_loop")._TrainingEpochLoop
     call = lightning_module("trainer.call")
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -215,6 +217,19 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         for tracker, counts in zip(self._trackers(), standing["steps"], strict=True):
             vars(tracker).update(counts)
             tracker.completed += steps
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples of the batch in training."""
+        return self._results.batch_size
+
+    def replace_metrics(self, wrap: Callable[[dict[str, Any]], _T]) -> list[_T]:
+        """Puts others in the places of the trainer's dicts of metrics; returns them."""
+        connector, wrapped = self.trainer._logger_connector, []
+        for name in ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics"):
+            wrapped.append(wrap(getattr(connector, name)))
+            setattr(connector, name, wrapped[-1])
+        return wrapped
 
     def leave_validation(self) -> None:
         """Ends a validation that was interrupted: the submodules are in training mode again where they were before."""

@@ -53,6 +53,14 @@ class PreviousModels(ClientRule):
         self._buffers[work.client_id] = packed_buffers(work.module, work.row.device)
         return ClientReport()
 
+    def take_aside(self, client_id: int) -> State:
+        """The client's buffers."""
+        return {"buffers": self._buffers[client_id]}
+
+    def put_aside(self, client_id: int, state: State) -> None:
+        """Takes what :meth:`take_aside` returned in another process."""
+        self._buffers[client_id] = state["buffers"]
+
     def commit(self, cohort: Cohort) -> None:
         """Replaces the last models of the clients whose reports arrived."""
         nothing = torch.empty(0, dtype=torch.uint8)

@@ -98,6 +98,10 @@ class ClassPrototypes(ClientRule):
             raise ValueError(f"features must be finite, found NaN or infinity at client {work.client_id}")
         return ClientReport(extras={"prototypes": prototypes, "prototype_counts": counts})
 
+    def take_aside(self, client_id: int) -> State:
+        """Nothing: prototypes travel as extras."""
+        return {}
+
     def commit(self, cohort: Cohort) -> None:
         """The server's prototype of a class becomes the mean of those of the clients that hold it.
 

@@ -190,6 +190,18 @@ class ClientRule:
         """
         return ClientReport()
 
+    def take_aside(self, client_id: int) -> State | None:
+        """What the client's training left in the rule for :meth:`commit`, to be carried to another process.
+
+        For executors that train clients in processes of their own; called after :meth:`end_client`. ``None`` says that
+        the rule cannot tell: then all clients train in one process. Without a :meth:`commit` there is nothing to carry;
+        a rule with one returns what :meth:`put_aside` takes, or ``{}`` if everything travels in reports.
+        """
+        return {} if type(self).commit is ClientRule.commit else None
+
+    def put_aside(self, client_id: int, state: State) -> None:
+        """Takes what :meth:`take_aside` returned in another process."""
+
     def adjust_step(self, cohort: Cohort, step: Tensor) -> Tensor:
         """The server's step ``[n]`` with what the method adds to a mean of updates; changes nothing else.
 

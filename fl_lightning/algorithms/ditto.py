@@ -141,6 +141,15 @@ class PersonalModels(ClientRule):
         self._model = None
         return ClientReport()
 
+    def take_aside(self, client_id: int) -> State:
+        """The client's personal model."""
+        model = self._arrived[client_id]
+        return {"params": model.params, "buffers": model.buffers}
+
+    def put_aside(self, client_id: int, state: State) -> None:
+        """Takes what :meth:`take_aside` returned in another process."""
+        self._arrived[client_id] = Snapshot(state["params"], state["buffers"])
+
     def commit(self, cohort: Cohort) -> None:
         """Replaces the models of the clients whose reports arrived."""
         for client in cohort.client_ids:

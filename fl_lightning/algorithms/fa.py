@@ -149,6 +149,10 @@ class AgnosticWeights(ClientRule):
         """Reports the sums per basis and the counts."""
         return ClientReport(extras={"kernel_sums": self._sums, "group_counts": self._counts})
 
+    def take_aside(self, client_id: int) -> State:
+        """Nothing: the sums travel as extras."""
+        return {}
+
     def commit(self, cohort: Cohort) -> None:
         """Finds the worst weights for the next round.
 

@@ -96,6 +96,10 @@ class DynamicRegularizer(ClientRule):
             gradients, parameters, anchors = (list(column) for column in zip(*trained, strict=True))
             torch._foreach_add_(gradients, torch._foreach_sub(parameters, anchors), alpha=self.alpha)
 
+    def take_aside(self, client_id: int) -> State:
+        """Nothing: the updates say it all."""
+        return {}
+
     def adjust_step(self, cohort: Cohort, step: Tensor) -> Tensor:
         """Turns ``W - mean_i w_i`` into ``W - (mean_i w_i - h / alpha)`` with this round's ``h``."""
         return step + self._advanced(cohort).to(step)

@@ -130,6 +130,10 @@ class ControlVariates(ClientRule):
         change = (work.params - work.row).div_(total).sub_(self._control(work.params))
         return ClientReport(companions={"control": change})
 
+    def take_aside(self, client_id: int) -> State:
+        """Nothing: the change travels as a companion row."""
+        return {}
+
     def commit(self, cohort: Cohort) -> None:
         """Adds the changes: ``c_i += dc_i`` and ``c += 1/N sum_i dc_i`` (Algorithm 1, lines 14 and 18).
 

@@ -2,6 +2,8 @@
 """How the clients of a round are trained, for ``FederatedStrategy(executor=...)``."""
 
 from fl_lightning.executors.base import Crew, Executor
+from fl_lightning.executors.parallel import Parallel
 from fl_lightning.executors.sequential import Sequential
+from fl_lightning.executors.vectorized import Vectorized
 
-__all__ = ["Crew", "Executor", "Sequential"]
+__all__ = ["Crew", "Executor", "Parallel", "Sequential", "Vectorized"]

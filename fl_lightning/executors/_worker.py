@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens in a worker process: rounds arrive, clients are trained, what they left behind is sent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import sys
+import traceback
+import warnings
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.algorithms.base import State
+from fl_lightning.bench import Bench, LogCall
+from fl_lightning.executors import _traces, _wire
+from fl_lightning.executors._witnesses import Recorder, SilentLogger, Tripwire
+from fl_lightning.loop import ClientTask
+
+if TYPE_CHECKING:
+    from fl_lightning.reports import Arrival
+
+STOP = -1
+
+
+@dataclass(frozen=True)
+class Order:
+    """A round, as far as a worker's copies of everything cannot know it; the global parameters lie in shared memory.
+
+    Attributes:
+        tasks: the clients.
+        first: place of the client whose turn it is.
+        steps: optimizer steps that are going to be taken between that client and those after it.
+        standing: where the fit is, see :meth:`FederatedEpochLoop.standing`.
+        last: index of the round's last place.
+        buffers: the module's global buffers.
+        options: of the optimizers.
+        schedulers: states of the learning-rate schedulers.
+        lr: the clients' learning rate.
+        momentum: of the clients' SGD.
+    """
+
+    tasks: list[ClientTask]
+    first: int
+    steps: list[int]
+    standing: dict[str, Any]
+    last: int
+    buffers: Any
+    options: list[list[dict[str, Any]]]
+    schedulers: list[dict[str, Any]]
+    lr: float | None
+    momentum: float
+
+
+@dataclass
+class Outcome:
+    """What a client left behind in a worker.
+
+    Attributes:
+        place: of its task among the round's tasks.
+        arrival: what it sends; its row lies in shared memory.
+        error: what its training raised.
+        trace: where, in words.
+        counters: by how much the loop's counters moved.
+        asked: somebody asked for the number of optimizer steps so far.
+        logged: its calls of ``self.log``.
+        batch_size: samples of its last batch.
+        aside: what the rule needs for its commit.
+        optimizers: optimizer states to keep.
+        warned: warnings as text, category, file and line.
+        changed: why it may not be trained here: objects in the parent would miss a change.
+    """
+
+    place: int
+    arrival: Arrival | None = None
+    error: BaseException | None = None
+    trace: str = ""
+    counters: list[dict[str, int]] = field(default_factory=list)
+    asked: bool = False
+    logged: list[LogCall] = field(default_factory=list)
+    batch_size: int | None = None
+    aside: State | None = None
+    optimizers: list[dict[str, Any]] | None = None
+    warned: list[tuple[str, type[Warning], str, int]] = field(default_factory=list)
+    changed: str = ""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A worker is there; ``obstacle`` says why it cannot train."""
+
+    obstacle: str = ""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A worker's share of a round is over; ``frozen`` says if parameters without gradients have changed."""
+
+    frozen: str = ""
+
+
+class Apprentice:
+    """Trains clients on a copy of the parent's bench.
+
+    Args:
+        bench: the copy.
+        theta: shared memory with the global parameters of a round.
+        current: shared memory, one number: the place that is in training.
+        channel: to the parent.
+        tokens: file descriptor from which places are read, shared by all workers.
+    """
+
+    def __init__(self, bench: Bench, theta: Tensor, current: Tensor, channel: Connection, tokens: int) -> None:
+        self._bench, self._theta, self._current = bench, theta, current
+        self._channel, self._tokens = channel, tokens
+        self._recorder = Recorder(bench.module, bench.loop)
+        bench.local.take_log(self._recorder)
+        self._loggers = [SilentLogger() for _ in bench.trainer.loggers]
+        bench.trainer.loggers = self._loggers  # type: ignore[assignment]
+        self._wires: list[Tripwire] = bench.loop.replace_metrics(Tripwire)
+        self._warned: list[tuple[str, type[Warning], str, int]] = []
+        warnings.showwarning = self._warn  # type: ignore[assignment]
+        self._broken = False
+
+    def serve(self) -> None:
+        """Trains clients until the parent is gone."""
+        _wire.send(self._channel, Ready(can_train()))
+        while True:
+            order: Order = _wire.receive(self._channel)
+            self._adopt(order)
+            while (place := self._next()) != STOP:
+                self._current.fill_(place)
+                # Once something has changed here, clients would not be what they are in the parent.
+                if not self._broken:
+                    self._send(self._train(order, place))
+                self._current.fill_(STOP)
+            _wire.send(self._channel, Done(self._frozen()))
+
+    def _adopt(self, order: Order) -> None:
+        bench = self._bench
+        bench.binding.theta.copy_(self._theta)
+        bench.server.bank.load_state(order.buffers)
+        bench.optimizers.load_options(order.options)
+        for config, state in zip(bench.trainer.lr_scheduler_configs, order.schedulers, strict=True):
+            config.scheduler.load_state_dict(state)
+        bench.lr, bench.momentum = order.lr, order.momentum
+
+    def _next(self) -> int:
+        token = os.read(self._tokens, 4)
+        if len(token) < 4:
+            raise EOFError
+        return int.from_bytes(token, "little", signed=True)
+
+    def _marks(self) -> tuple[_traces.Marks, Any]:
+        trainer = self._bench.trainer
+        schedulers = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
+        return _traces.module_marks(self._bench.module), _traces.mark([trainer.should_stop, schedulers])
+
+    def _train(self, order: Order, place: int) -> Outcome:
+        bench, loop, task = self._bench, self._bench.loop, order.tasks[place]
+        outcome, recorder = Outcome(place), self._recorder
+        later, steps = task.index - order.tasks[order.first].index, order.steps[place - order.first]
+        loop.stand_at(order.standing, later, steps, task.index == order.last)
+        before, marks = loop.counters(), self._marks()
+        loop.asked_for_steps, recorder.calls, recorder.metric, self._warned = False, [], "", []
+        try:
+            outcome.arrival = bench.visit(task)
+            assert task.client_id is not None
+            outcome.aside = bench.rule.take_aside(task.client_id)
+            outcome.optimizers = bench.optimizers.take_aside(task.client_id)
+        except BaseException as error:
+            outcome.error, outcome.trace = _portable(error), traceback.format_exc()
+            bench.binding.thaw()
+        finally:
+            outcome.asked, outcome.batch_size = loop.asked_for_steps, loop.batch_size
+            bench.tidy()
+            bench.optimizers.forget_aside()
+        after = loop.counters()
+        outcome.counters = [{n: b[n] - a[n] for n in a} for a, b in zip(before, after, strict=True)]
+        outcome.logged, outcome.warned = recorder.calls, self._warned
+        outcome.changed = recorder.metric or self._changes(marks)
+        return outcome
+
+    def _changes(self, before: tuple[_traces.Marks, Any]) -> str:
+        module, (attributes, trainer) = self._bench.module, self._marks()
+        if any(logger.touched for logger in self._loggers):
+            return "uses a logger directly"
+        if any(wire.touched for wire in self._wires):
+            return "looks at the trainer's metrics"
+        names = _traces.changed(before[0], attributes)
+        if names:
+            kind = "the metric" if _traces.is_metric(module, names[0]) else "the attribute"
+            return f"changes {kind} {names[0]!r}"
+        return "" if trainer == before[1] else "stops the trainer or steps a learning-rate scheduler"
+
+    def _send(self, outcome: Outcome) -> None:
+        self._broken = bool(outcome.changed)
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+        try:
+            _wire.send(self._channel, outcome)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            self._broken = True
+            reason = f"leaves something behind that cannot be sent to another process ({error})"
+            _wire.send(self._channel, Outcome(outcome.place, changed=reason))
+
+    def _frozen(self) -> str:
+        try:
+            self._bench.binding.check_frozen()
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def _warn(self, message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
+        self._warned.append((str(message), category, filename, lineno))
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error itself if it survives being sent, else one of the same name and message."""
+    with contextlib.suppress(Exception):
+        pickle.loads(pickle.dumps(error))
+        return error
+    return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def can_train() -> str:
+    """Why backward passes fail in a copy of this process, if they do."""
+    try:
+        torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        return str(error)
+    return ""
