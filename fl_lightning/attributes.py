@@ -50,6 +50,10 @@ class OwnAttributes:
         for item in value.values() if isinstance(value, dict) else value:
             self._remember(item)
 
+    def sequences(self) -> list[Any]:
+        """The lists and deques among what is remembered: the objects themselves."""
+        return [container for container, _ in self._contents.values() if isinstance(container, (list, deque))]
+
     def restore(self) -> None:
         """Puts all attributes back, and removes those that are new."""
         for current, own in self._owners:

@@ -16,6 +16,7 @@ from torch import Tensor
 from fl_lightning._lightning import Callback, Trainer
 from fl_lightning.callbacks.client_table import ClientTable, format_client_table
 from fl_lightning.data.loaders import ClientLoaders
+from fl_lightning.epoch_end import EpochEnd
 from fl_lightning.local import LocalPlan
 from fl_lightning.metrics.functional import fairness_summary, is_larger_better
 from fl_lightning.personal import PersonalEvaluation
@@ -75,6 +76,7 @@ class ClientEvaluation:
         stage: ``"val"`` or ``"test"``.
         round: rounds finished.
         personal: evaluates clients' own models as well, where the method has them.
+        ending: runs the module's epoch-end hook for each client, where it has one.
     """
 
     def __init__(
@@ -84,8 +86,10 @@ class ClientEvaluation:
         stage: str,
         round: int,  # noqa: A002
         personal: PersonalEvaluation | None = None,
+        ending: EpochEnd | None = None,
     ) -> None:
         self._loader, self._stage, self._round, self._personal = loader, stage, round, personal
+        self._ending = ending
         self._values = ClientValues(results)
         self._clients: list[int] = []
         self._sizes: list[int] = []
@@ -97,6 +101,8 @@ class ClientEvaluation:
         cursor = self._loader.cursor
         if cursor is not None and cursor.is_first:
             self._values.begin()
+            if self._ending is not None:
+                self._ending.begin()
             self._samples = 0
 
     def after_step(self) -> None:
@@ -108,7 +114,10 @@ class ClientEvaluation:
         if cursor.is_last:
             self._clients.append(cursor.client_id)
             self._sizes.append(self._samples)
-            row, client = self._values.end(), cursor.client_id
+            late = {} if self._ending is None else self._ending.values()
+            row, client = {**late, **self._values.end()}, cursor.client_id
+            if self._ending is not None:
+                self._ending.end()
             if self._personal is not None:
                 row |= self._personal.values(client, self._loader.of_client(client))
             self._rows.append(row)
@@ -198,7 +207,8 @@ class FairnessWatch:
         loader = self._loaders.get(stage)
         if loader is not None:
             own = None if personal is None or trainer.sanity_checking else personal()
-            self._running = ClientEvaluation(loader, active_results(trainer), stage, rounds, own)
+            ending = EpochEnd.of(trainer, stage)
+            self._running = ClientEvaluation(loader, active_results(trainer), stage, rounds, own, ending)
         elif not trainer.sanity_checking:
             self.record = None  # nobody may take an earlier one for this one's
 

@@ -54,7 +54,7 @@ class PersonalEvaluation:
             return {}
         module, strategy, precision = self._module, self._trainer.strategy, self._trainer.precision_plugin
         device = strategy.root_device
-        notes = _Notes()
+        notes = Notes()
         parameters = self._layout.parameters(module)
         seed = derive_seed(torch.initial_seed(), "personal", client_id)
         # Lightning evaluates in inference mode, whose tensors must not become parameters.
@@ -68,8 +68,12 @@ class PersonalEvaluation:
             return {PREFIX + name: value for name, value in notes.values().items()}
 
 
-class _Notes:
-    """``self.log`` that adds up a client's values: means by samples, sums, largest, smallest, and metrics."""
+class Notes:
+    """``self.log`` that adds up a client's values: means by samples, sums, largest, smallest, and metrics.
+
+    Attributes:
+        size: how much the next values weigh, where the module does not say it.
+    """
 
     def __init__(self) -> None:
         self.size = 0

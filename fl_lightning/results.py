@@ -111,6 +111,10 @@ class MetricState:
         """Empties the metric; what it had accumulated is kept here."""
         self._metric.reset()
 
+    def put_back(self) -> None:
+        """Gives the metric the saved state instead of what it has accumulated since."""
+        write_state(self._metric, self._state, self._updates)
+
     def merge_back(self) -> None:
         """Adds the saved state to what the metric has accumulated since."""
         metric = self._metric
