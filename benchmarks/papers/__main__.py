@@ -2,7 +2,7 @@
 """Repeats tables of the papers.
 
     python -m benchmarks.papers list
-    python -m benchmarks.papers run NAME --data-root DIR [--seeds 0 1] [--rounds 100] [--only TEXT] [--jobs 2]
+    python -m benchmarks.papers run NAME --data-root DIR [--seeds 0 1] [--rounds 100] [--only TEXT ...] [--jobs 2]
     python -m benchmarks.papers report [NAME ...]
 
 Every run is a process of one thread. A run that is complete is skipped; one that was killed goes on from its last
@@ -35,7 +35,9 @@ def main() -> None:
     running.add_argument("--data-root", type=Path, required=True, help="folder of the data sets")
     running.add_argument("--seeds", type=int, nargs="+", help="default: those of the experiment")
     running.add_argument("--rounds", type=int, help="fewer than published")
-    running.add_argument("--only", default="", help="cases whose name contains this")
+    running.add_argument(
+        "--only", nargs="+", default=[""], metavar="TEXT", help="cases whose name contains one of these"
+    )
     running.add_argument("--jobs", type=int, default=1, help="processes at a time")
     running.add_argument("--accelerator", default="cpu", help="cpu, gpu or mps")
     running.add_argument("--dry-run", action="store_true", help="only say what it would cost")

@@ -74,7 +74,7 @@ def plan(
     out: Path,
     seeds: Sequence[int] | None,
     rounds: int | None,
-    only: str,
+    only: Sequence[str],
     accelerator: str,
 ) -> list[Progress]:
     """The runs that are asked for and not complete yet, with their costs.
@@ -83,7 +83,7 @@ def plan(
         MissingDataError: their data is not there.
     """
     found, known = [], origin()
-    cases = [case for case in experiment.cases if only in case.name]
+    cases = [case for case in experiment.cases if any(text in case.name for text in only)]
     chosen = {case.name: case.seeds if seeds is None else tuple(seeds) for case in cases}
     for place in range(max(map(len, chosen.values()), default=0)):  # every case once before a second seed
         for case in cases:
