@@ -17,8 +17,9 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
 import fl_lightning as fl
+from benchmarks._rounds.shape import SEED, HandWritten, Shape
 from benchmarks._rounds.timing import Median, Moment, Turns
-from benchmarks._rounds.workloads import SEED, Classifier, HandWritten, Workload
+from benchmarks._rounds.workloads import Classifier, federated
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Result:
         step_norms: norm of the last change of the global parameters, ours and theirs.
     """
 
-    workload: str
+    shape: str
     case: str
     ratio: Median
     ours: Median
@@ -82,9 +83,9 @@ class Result:
 class Timed(fl.FederatedStrategy):
     """Notes how long the server side of each round takes, and the loss pass beside a bare forward pass."""
 
-    def __init__(self, algorithm: fl.algorithms.ServerRule, workload: Workload, x: Tensor, y: Tensor) -> None:
-        super().__init__(algorithm, clients_per_round=workload.per_round, seed=SEED)
-        self._workload, self._x, self._y = workload, x, y
+    def __init__(self, algorithm: fl.algorithms.ServerRule, shape: Shape, x: Tensor, y: Tensor) -> None:
+        super().__init__(algorithm, clients_per_round=shape.per_round, seed=SEED)
+        self._shape, self._x, self._y = shape, x, y
         self.closing: list[float] = []
 
     def close_round(self) -> None:
@@ -98,7 +99,7 @@ class Timed(fl.FederatedStrategy):
         session, needs = self.session, fl.algorithms.base.Needs(losses=True)
         local, module = session.local, self.lightning_module
         assert isinstance(module, Classifier)
-        clients = range(self._workload.per_round)
+        clients = range(self._shape.per_round)
         blocks = [session.loaders.indices(client) for client in clients]
         ratios = []
         for _ in range(repeats):
@@ -129,17 +130,17 @@ class LossPass(L.Callback):
         self.ratio = trainer.strategy.loss_pass(self._repeats)
 
 
-def measure(workload: Workload, case: Case, pairs: int, warm_up: int, folder: Path) -> Result:
+def measure(shape: Shape, case: Case, pairs: int, warm_up: int, folder: Path) -> Result:
     """Runs a case.
 
     Raises:
-        RuntimeError: one side did not take the local steps that the workload has.
+        RuntimeError: one side did not take the local steps that the shape has.
     """
     torch.manual_seed(SEED)
-    x, y = workload.data()
-    hand_written = HandWritten(workload, x, y)
+    x, y = shape.data()
+    hand_written = HandWritten(shape, x, y)
     turns = Turns(hand_written, warm_up)
-    strategy = Timed(case.algorithm(), workload, x, y)
+    strategy = Timed(case.algorithm(), shape, x, y)
     losses = LossPass(max(pairs, 3)) if strategy.algorithm.needs.losses else None
     rounds = pairs + warm_up
     trainer = L.Trainer(
@@ -152,14 +153,14 @@ def measure(workload: Workload, case: Case, pairs: int, warm_up: int, folder: Pa
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(Classifier(workload, case.logs), workload.federated(x, y))
-    expected = rounds * workload.steps
+    trainer.fit(Classifier(shape, case.logs), federated(shape, x, y))
+    expected = rounds * shape.steps
     if (trainer.global_step, hand_written.steps) != (expected, expected):
         raise RuntimeError(f"both must take {expected} steps, found {trainer.global_step} and {hand_written.steps}")
     ours, theirs = turns.ours, turns.theirs
     assert strategy.last_round is not None
     return Result(
-        workload=workload.name,
+        shape=shape.name,
         case=case.name,
         ratio=Median.of([a.cpu / b.cpu for a, b in zip(ours, theirs, strict=True)]),
         ours=Median.of([moment.cpu for moment in ours]),
@@ -168,7 +169,7 @@ def measure(workload: Workload, case: Case, pairs: int, warm_up: int, folder: Pa
         theirs_wall=Median.of([moment.wall for moment in theirs]),
         server=Median.of(strategy.closing[warm_up:]),
         losses=None if losses is None else losses.ratio,
-        steps=workload.steps,
+        steps=shape.steps,
         step_norms=(strategy.last_round.step_norm, hand_written.step_norm),
     )
 

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The papers' two shapes, and the hand-written loop that trains them. Needs torch alone: peers run it elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+SEED = 0
+CLASSES = 10
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Clients of equal size that train one network by plain SGD for one epoch per round.
+
+    Attributes:
+        name: short name.
+        what: the shape in words.
+        network: makes the network.
+        inputs: shape of one sample.
+        clients: registered clients.
+        samples: of each client.
+        per_round: clients sampled per round.
+        batch: samples per local step.
+        lr: of the clients.
+    """
+
+    name: str
+    what: str
+    network: Callable[[], nn.Module]
+    inputs: tuple[int, ...]
+    clients: int
+    samples: int
+    per_round: int
+    batch: int
+    lr: float
+
+    @property
+    def steps(self) -> int:
+        """Local steps of one round."""
+        return self.per_round * -(-self.samples // self.batch)
+
+    def data(self) -> tuple[Tensor, Tensor]:
+        """Gaussian inputs ``[N, ...]`` with the labels ``[N]`` of a linear teacher; the same on every call."""
+        generator = torch.Generator().manual_seed(SEED)
+        x = torch.randn(self.clients * self.samples, *self.inputs, generator=generator)
+        flat = x.flatten(1)
+        return x, (flat @ torch.randn(flat.shape[1], CLASSES, generator=generator)).argmax(1)
+
+    def initial(self) -> nn.Module:
+        """The network that everybody starts from; the global generator is as before."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(SEED)
+            return self.network()
+
+
+def mlp(inputs: int, hidden: int) -> nn.Module:
+    """Two hidden layers with ReLU, for flat inputs."""
+    return nn.Sequential(
+        nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES)
+    )
+
+
+def _w1() -> nn.Module:
+    return mlp(784, 200)
+
+
+def _w2() -> nn.Module:
+    from fl_lightning.models import CifarCNN
+
+    return CifarCNN()
+
+
+def _tiny() -> nn.Module:
+    return mlp(8, 4)
+
+
+W1 = Shape("W1", "MLP 784-200-200-10, Fashion-MNIST's shape", _w1, (784,), 100, 600, 10, 50, 0.05)
+W2 = Shape("W2", "CNN 64-64-384-192-10, CIFAR-10's shape", _w2, (3, 32, 32), 100, 500, 10, 50, 0.05)
+TINY = Shape("tiny", "MLP 8-4-4-10, tries the program only", _tiny, (8,), 6, 20, 3, 10, 0.05)
+SHAPES = {shape.name: shape for shape in (W1, W2, TINY)}
+
+
+class HandWritten:
+    """Federated averaging as one writes it for a single experiment on tensors in memory.
+
+    Attributes:
+        model: the network; between rounds it holds what the last client left.
+        weights: the global parameters.
+        steps: local steps so far.
+        step_norm: Euclidean norm of the last change of the global parameters.
+    """
+
+    def __init__(self, shape: Shape, x: Tensor, y: Tensor) -> None:
+        self.shape, self.x, self.y = shape, x, y
+        self.model = shape.initial()
+        self.parameters = list(self.model.parameters())
+        self.weights = [p.detach().clone() for p in self.parameters]
+        self.steps, self.step_norm = 0, 0.0
+
+    def __call__(self) -> None:
+        """One round."""
+        size, parameters, weights = self.shape.samples, self.parameters, self.weights
+        chosen = torch.randperm(self.shape.clients)[: self.shape.per_round].tolist()
+        update = [torch.zeros_like(w) for w in weights]
+        for client in chosen:
+            with torch.no_grad():
+                for p, w in zip(parameters, weights, strict=True):
+                    p.copy_(w)
+            self.steps += train(self.model, self.shape, self.x, self.y, client * size + torch.randperm(size))
+            with torch.no_grad():
+                for u, p, w in zip(update, parameters, weights, strict=True):
+                    u.add_(p - w, alpha=1 / len(chosen))
+        for w, u in zip(weights, update, strict=True):
+            w.add_(u)
+        self.step_norm = float(torch.cat([u.flatten() for u in update]).norm())
+
+
+def train(model: nn.Module, shape: Shape, x: Tensor, y: Tensor, order: Tensor) -> int:
+    """One client's epoch over the samples ``order``, batch by batch; returns the number of steps."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=shape.lr)
+    batches = order.split(shape.batch)
+    for batch in batches:
+        loss = F.cross_entropy(model(x[batch]), y[batch])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return len(batches)
