@@ -119,6 +119,8 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         if self._num_ready_batches_reached():
             self.conductor.close_round()
             self.position.place = "aggregated"
+            for optimizer in trainer.optimizers:
+                optimizer._opt_called = True  # or schedulers warn where clients took no step of this very optimizer
             self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
             self.conductor.publish_round()
         if task.client_id is not None:

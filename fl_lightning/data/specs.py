@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ from torch import Tensor
 from fl_lightning.data import partitions
 from fl_lightning.data.labels import Samples, attribute_of
 from fl_lightning.data.matching import matched_split
+
+_Keys = TypeVar("_Keys")
 
 
 class Partition(ABC):
@@ -147,22 +149,27 @@ class ByKey(Partition):
     """One client per distinct key: owners, sites, domains.
 
     Args:
-        keys: the name of an attribute of the training and evaluation datasets with one key per sample; or the keys of
-            the training samples, and then evaluation data follows the clients' labels; or such keys per stage in a
-            mapping with ``"train"`` and, as far as known, ``"val"`` and ``"test"``.
+        keys: the name of an attribute of the training and evaluation datasets with one key per sample; or a function
+            that takes such a dataset and returns them; or the keys of the training samples, and then evaluation data
+            follows the clients' labels; or such keys per stage in a mapping with ``"train"`` and, as far as known,
+            ``"val"`` and ``"test"``.
     """
 
-    keys: str | Sequence[int | str] | Mapping[str, Sequence[int | str]] = field(repr=False)
+    keys: str | Callable[[Any], Sequence[int | str]] | Sequence[int | str] | Mapping[str, Sequence[int | str]] = field(
+        repr=False
+    )
 
     def __post_init__(self) -> None:
+        if callable(self.keys):
+            return
         if len(self.keys) == 0:
             raise ValueError("keys must not be empty, found nothing")
         if isinstance(self.keys, Mapping) and ("train" not in self.keys or set(self.keys) - {"train", "val", "test"}):
             raise ValueError(f"keys must have the entry 'train' and may have 'val', 'test', found {list(self.keys)}")
 
     def split(self, labels: Tensor, seed: int) -> list[Tensor]:
-        """Divides by the keys; where ``keys`` is an attribute's name, ``labels`` are taken for its values."""
-        if isinstance(self.keys, str):
+        """Divides by the keys; where ``keys`` asks a dataset for them, ``labels`` are taken for its answer."""
+        if isinstance(self.keys, str) or callable(self.keys):
             return partitions.by_key(labels)
         return partitions.by_key(_of_length(_given(self.keys, "train") or (), len(labels)))
 
@@ -176,7 +183,8 @@ class ByKey(Partition):
         Raises:
             ValueError: an evaluation key does not occur in training.
         """
-        if not isinstance(self.keys, str) and _given(self.keys, samples.stage) is None:
+        asks = isinstance(self.keys, str) or callable(self.keys)
+        if not asks and _given(self.keys, samples.stage) is None:
             return super().match(train, parts, samples, seed)
         order = partitions.distinct_keys(self._keys_of(train))
         client_of = {key: client for client, key in enumerate(order)}
@@ -189,6 +197,8 @@ class ByKey(Partition):
         return list(torch.split(flat, np.bincount(owner, minlength=len(order)).tolist()))
 
     def _keys_of(self, samples: Samples) -> Sequence[Hashable]:
+        if callable(self.keys):
+            return _of_length(_plain(self.keys(samples.dataset)), len(samples))
         if isinstance(self.keys, str):
             found: list[Any] = attribute_of(samples.dataset, self.keys).tolist()
             return [tuple(key) if isinstance(key, list) else key for key in found]
@@ -198,11 +208,16 @@ class ByKey(Partition):
         return _of_length(given, len(samples))
 
 
-def _given(keys: Sequence[Any] | Mapping[str, Sequence[Any]], stage: str) -> Sequence[Hashable] | None:
+def _given(keys: Any, stage: str) -> Sequence[Hashable] | None:
     """The keys given for a stage, as plain Python values."""
-    found = keys.get(stage) if isinstance(keys, Mapping) else keys if stage == "train" else None
-    as_list = getattr(found, "tolist", None)
-    return found if as_list is None else as_list()
+    per_stage = keys if isinstance(keys, Mapping) else {"train": keys}
+    found: Sequence[Hashable] | None = per_stage.get(stage)
+    return _plain(found)
+
+
+def _plain(keys: _Keys) -> _Keys:
+    as_list: Callable[[], _Keys] | None = getattr(keys, "tolist", None)
+    return keys if as_list is None else as_list()
 
 
 def _of_length(keys: Sequence[Hashable], n: int) -> Sequence[Hashable]:

@@ -2,6 +2,7 @@
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Subset, TensorDataset
@@ -90,6 +91,17 @@ def test_by_key_attribute_matches_owners():
     assert [part.tolist() for part in matched] == [[0, 2], [], [1]]
     with pytest.raises(ValueError, match=r"keys of the val samples must occur in training, found also \['q'\]"):
         spec.match(Samples(train, "train"), parts, Samples(Owned(["q"]), "val"), 0)
+
+
+def test_by_key_asks_a_function_of_each_stages_dataset():
+    train, held = Owned(["c", "a", "b", "a"]), Owned(["a", "c", "a"])
+    spec = fd.ByKey(lambda dataset: np.array(dataset.owner))
+    parts = spec.divide(Samples(train, "train"), 0)
+    assert [part.tolist() for part in parts] == [[1, 3], [2], [0]]
+    matched = spec.match(Samples(train, "train"), parts, Samples(held, "val"), 0)
+    assert [part.tolist() for part in matched] == [[0, 2], [], [1]]
+    with pytest.raises(ValueError, match="one entry for each of the 3 samples, found 1"):
+        fd.ByKey(lambda dataset: ["a"]).divide(Samples(held, "train"), 0)
 
 
 def test_by_key_given_keys_follow_labels_in_evaluation():
