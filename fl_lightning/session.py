@@ -109,6 +109,7 @@ class FitSession:
         obstacle = executor.obstacle(self.bench)
         if obstacle is not None:
             rank_zero_info(f"{type(executor).__name__} trains this fit's clients one after the other: {obstacle}")
+            self.bench.detour = obstacle
             executor = Sequential()
         return executor.crew(self.bench)
 

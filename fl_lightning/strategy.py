@@ -149,6 +149,7 @@ class FederatedStrategy(OneDevice):
         self.last_round: RoundRecord | None = None
         self._state = FederatedState(self)
         self._session: FitSession | None = None
+        self._detour: str | None = None
         self._binding: Binding | None = None
         self._carried: dict[str, Any] | None = None
         self._trained: Tensor | None = None
@@ -240,6 +241,11 @@ class FederatedStrategy(OneDevice):
         return self._session
 
     @property
+    def detour(self) -> str | None:
+        """Why the running or last fit trains clients one after the other although ``executor`` would not; or None."""
+        return self._detour if self._session is None else self._session.bench.detour
+
+    @property
     def epoch_loop(self) -> FederatedEpochLoop:
         """The loop that was installed into the trainer."""
         loop = self.trainer.fit_loop.epoch_loop
@@ -272,6 +278,7 @@ class FederatedStrategy(OneDevice):
             if not self._finished and not self.trainer.interrupted:
                 self.finish_fit()
             self._session.close()
+            self._detour = self._session.bench.detour
             self._carried = dict(self.rule_states())
         if self._binding is not None:
             self._binding.release()
