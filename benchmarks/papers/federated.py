@@ -95,6 +95,7 @@ class FederatedCase(Case):
         every: rounds from one evaluation to the next.
         client: makes the client half of another method.
         attack: what dishonest clients do.
+        classes: outputs of the network.
     """
 
     name: str
@@ -108,6 +109,7 @@ class FederatedCase(Case):
     published: Mapping[str, float] = field(default_factory=dict)
     client: Callable[[], ClientRule | ServerRule] | None = None
     attack: Attacks | None = None
+    classes: int = 10
 
     def check(self, root: Path) -> None:
         """See the base class."""
@@ -137,7 +139,7 @@ class FederatedCase(Case):
                 torch.optim.SGD, lr=training.lr, momentum=training.momentum, weight_decay=training.weight_decay
             ),
             lr_scheduler=partial(torch.optim.lr_scheduler.ExponentialLR, gamma=training.decay),
-            num_classes=10,
+            num_classes=self.classes,
         )
         strategy = fl.FederatedStrategy(
             self.rule(),
@@ -194,7 +196,7 @@ class Recorder(L.Callback):
         self._seconds = time.perf_counter() - self._began
         self._log.tick(self._rounds)
         if os.getppid() != self._parent:
-            raise SystemExit("whoever started this run is gone")
+            os._exit(1)  # whoever started this run is gone, and nobody hears
         if self._rounds % self._every == 0 or self._rounds == trainer.max_epochs:
             trainer.save_checkpoint(self._log.job.checkpoint, weights_only=False)
 

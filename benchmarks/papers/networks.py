@@ -46,9 +46,30 @@ class Pixels(nn.Module):
         return logits
 
 
+class SoftmaxRegression(nn.Module):
+    """Logistic regression that returns probabilities, as the authors of FedFV trained it.
+
+    Their loss takes the outputs for logits and applies the softmax a second time.
+    """
+
+    def __init__(self, classes: int = 3) -> None:
+        super().__init__()
+        self.layer = nn.Linear(784, classes)
+        nn.init.zeros_(self.layer.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Probabilities."""
+        return torch.softmax(self.layer(images.float().flatten(1)), 1)
+
+
 def mlp() -> Pixels:
     """The MLP for Fashion-MNIST."""
     return Pixels(MLP())
+
+
+def three_mlp() -> Pixels:
+    """The MLP with three outputs."""
+    return Pixels(MLP(num_classes=3))
 
 
 def cifar_cnn() -> Pixels:

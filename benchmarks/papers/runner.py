@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,6 @@ class Progress:
     started: float = 0.0
     began: float = 0.0
     spoke: float = 0.0
-    process: Any = None
     over: bool = False
 
     def left(self, pace: float) -> float:
@@ -106,15 +105,37 @@ def clock(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02} min" if whole >= 3600 else f"{whole // 60}:{whole % 60:02} min"
 
 
-def work(case: Case, job: Job, messages: Any) -> None:
-    """The life of a process."""
+def serve(inbox: Any, messages: Any) -> None:
+    """The life of a process: one run after the other, until there is none."""
     torch.set_num_threads(1)
+    for case, job in iter(inbox.get, None):
+        work(case, job, messages)
+
+
+def work(case: Case, job: Job, messages: Any) -> None:
+    """One run."""
     try:
         case.execute(job, Log(job, lambda done: messages.put((job.name, done, ""))))
         messages.put((job.name, job.rounds, "over"))
-    except BaseException:
+    except Exception:
         messages.put((job.name, -1, traceback.format_exc()))
-        raise
+
+
+class Worker:
+    """A process, and the run that it is at."""
+
+    def __init__(self, messages: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.inbox: Any = context.Queue()
+        self.process = context.Process(target=serve, args=(self.inbox, messages), daemon=True)
+        self.process.start()
+        self.run: Progress | None = None
+
+    def take(self, run: Progress) -> None:
+        """Begins a run."""
+        self.run = run
+        run.started = run.spoke = time.monotonic()
+        self.inbox.put((run.case, run.job))
 
 
 @dataclass
@@ -133,31 +154,32 @@ class Pool:
     def work(self) -> list[str]:
         """Runs everything; names of the runs that failed."""
         os.environ["OMP_NUM_THREADS"] = "1"
-        context = multiprocessing.get_context("spawn")
-        messages: Any = context.Queue()
+        messages: Any = multiprocessing.get_context("spawn").Queue()
         by_name = {run.job.name: run for run in self.runs}
         waiting = list(self.runs)
-        active: list[Progress] = []
-        while waiting or active:
-            while waiting and len(active) < self.jobs:
-                run = waiting.pop(0)
-                run.process = context.Process(target=work, args=(run.case, run.job, messages), daemon=True)
-                run.started = run.spoke = time.monotonic()
-                run.process.start()
-                active.append(run)
+        workers: list[Worker] = [Worker(messages) for _ in range(min(self.jobs, len(waiting)))]
+        while waiting or any(worker.run for worker in workers):
+            for worker in workers:
+                if worker.run is not None and worker.run.over:
+                    worker.run = None
+                if worker.run is None and waiting:
+                    worker.take(waiting.pop(0))
             try:
-                name, done, said = messages.get(timeout=1.0)
-                self._hear(by_name[name], done, said)
+                self._hear(by_name, *messages.get(timeout=1.0))
             except queue.Empty:
-                for run in active:
-                    if not run.process.is_alive() and not run.over and messages.empty():
-                        self._hear(run, -1, f"the process ended with status {run.process.exitcode}")
-            for run in [run for run in active if run.over]:
-                run.process.join()
-                active.remove(run)
+                for place, worker in enumerate(workers):
+                    if not worker.process.is_alive() and messages.empty():
+                        if worker.run is not None and not worker.run.over:
+                            said = f"its process ended with status {worker.process.exitcode}"
+                            self._hear(by_name, worker.run.job.name, -1, said)
+                        workers[place] = Worker(messages)
+        for worker in workers:
+            worker.inbox.put(None)
+            worker.process.join()
         return self.failed
 
-    def _hear(self, run: Progress, done: int, said: str) -> None:
+    def _hear(self, by_name: Mapping[str, Progress], name: str, done: int, said: str) -> None:
+        run = by_name[name]
         if said == "over":
             run.over = True
             self._say(f"{run.job.name}: {run.job.rounds} rounds in {clock(time.monotonic() - run.started)}")

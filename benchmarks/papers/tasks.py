@@ -90,10 +90,13 @@ class Classes(Task):
     Attributes:
         source: the data set.
         classes: by number.
+        recorded: as the authors of FedFV did: training and test images are put together, of which every client trains
+            on 80 % and tests on 10 %, drawn by the seed; every pixel is standardised over all training images.
     """
 
     source: Source
     classes: tuple[int, ...]
+    recorded: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -116,7 +119,8 @@ class Classes(Task):
 
     def federate(self, root: Path, seed: int, batch_size: int) -> fl.FederatedDataModule:
         """See the base class."""
-        train, test = (self._chosen(half) for half in self.source.load(root))
+        pair = self.source.load(root)
+        train, test = self._recorded(pair, seed) if self.recorded else (self._chosen(half) for half in pair)
         keys = {"train": train.tensors[1].tolist(), "val": test.tensors[1].tolist()}
         return fl.FederatedDataModule(
             train, fl.data.ByKey(keys), val=test, batch_size=batch_size, eval_batch_size=EVAL_BATCH, seed=seed
@@ -129,6 +133,25 @@ class Classes(Task):
             images[torch.cat(places)],
             torch.cat([torch.full((len(place),), client) for client, place in enumerate(places)]),
         )
+
+    def _recorded(self, pair: Pair, seed: int) -> tuple[TensorDataset, TensorDataset]:
+        std, mean = torch.std_mean(pair.train.tensors[0].float(), dim=0, correction=0)
+        images, labels = (
+            torch.cat(parts) for parts in zip(*(self._chosen(half).tensors for half in pair), strict=True)
+        )
+        generator = torch.Generator().manual_seed(seed)
+        parts: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for client in range(len(self.classes)):
+            mine = torch.nonzero(labels == client).flatten()
+            mine = mine[torch.randperm(len(mine), generator=generator)]
+            cuts = (len(mine) * 8 // 10, len(mine) * 9 // 10)
+            parts[0].append(mine[: cuts[0]])
+            parts[1].append(mine[cuts[0] : cuts[1]])
+        train, test = (
+            TensorDataset((images[torch.cat(half)].float() - mean) / (std + 0.001), labels[torch.cat(half)])
+            for half in parts
+        )
+        return train, test
 
 
 @dataclass(frozen=True)
