@@ -170,7 +170,7 @@ class LocalTrainer:
                 loss, stop = self._step(batch, index, size, is_last)
                 done += 1
                 if loss is not None:
-                    losses.append(loss.reshape(()))
+                    losses.append(loss.reshape(()) if loss.dim() else loss)
                     sizes.append(size)
                 if stop:
                     break
@@ -222,12 +222,12 @@ class LocalTrainer:
         return (None if loss is None else loss.detach()), False
 
     def _forward(self, batch: Any, index: int) -> Tensor | None:
-        module = self._module
-        module._current_fx_name = "training_step"
+        attributes = vars(self._module)  # nn.Module's own way of setting one takes as long as a small operation
+        attributes["_current_fx_name"] = "training_step"
         try:
             output = self.training_output(batch, index)
         finally:
-            module._current_fx_name = None
+            attributes["_current_fx_name"] = None
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if loss is None:
             return None
@@ -315,15 +315,21 @@ class LocalTrainer:
         samples = int(self.loaders.sizes[client])
         for parameter in work.parameters:
             parameter.grad = None
-        for index, (batch, size) in enumerate(self.data(client)):
-            self._loop.expect(batch, size)
-            with self._trainer.precision_plugin.train_step_context():
-                loss = self._forward(batch, index)
-            if loss is None:
-                raise ValueError(f"training_step must return a loss for full gradients, found None at client {client}")
-            share = loss * (size / samples)
-            torch.autograd.backward(share)
-            total = share.detach() if total is None else total + share.detach()
+        self._log.install()
+        try:
+            for index, (batch, size) in enumerate(self.data(client)):
+                self._loop.expect(batch, size)
+                with self._trainer.precision_plugin.train_step_context():
+                    loss = self._forward(batch, index)
+                if loss is None:
+                    raise ValueError(
+                        f"training_step must return a loss for full gradients, found None at client {client}"
+                    )
+                share = loss * (size / samples)
+                torch.autograd.backward(share)
+                total = share.detach() if total is None else total + share.detach()
+        finally:
+            self._log.remove()
         if total is None:
             raise ValueError(f"client {client} has no batch to train on ({work.num_samples} samples)")
         self._loop.count_step()
@@ -379,7 +385,10 @@ class LocalTrainer:
 
 def _weighted_mean(losses: list[Tensor], sizes: list[int]) -> Tensor:
     # Once per client: adding up after every step would cost two more operations in each.
-    stacked = torch.stack(losses)
+    wide = torch.stack(losses)
     # Half precision has no room for a sum over a client's samples.
-    wide = stacked if stacked.dtype.itemsize > 2 else stacked.float()
+    wide = wide if wide.dtype.itemsize > 2 else wide.float()
+    if wide.device.type == "cpu":
+        total = sum(loss * size for loss, size in zip(wide.tolist(), sizes, strict=True))
+        return torch.tensor(total / sum(sizes), dtype=wide.dtype)
     return (wide * torch.tensor(sizes, dtype=wide.dtype, device=wide.device)).sum() / sum(sizes)
