@@ -11,7 +11,8 @@ from torch import Tensor
 from fl_lightning.bench import Bench, LogCall
 from fl_lightning.executors._cohort_batches import ClientSteps, Stacker
 from fl_lightning.executors._elementwise import StackedOptimizer
-from fl_lightning.executors._stacked_step import StackedStep, StepResult, UnfitError
+from fl_lightning.executors._levels import UnfitError
+from fl_lightning.executors._stacked_step import StackedStep, StepResult
 
 FEW = 3
 """Fewer clients than this take a step one by one: a pass over several costs as much as four or five single ones."""
@@ -58,9 +59,15 @@ class Chunk:
     # ---- a step
 
     def _gradients(self, index: int, active: int) -> list[Tensor | None]:
+        parties = [
+            some
+            for chosen in self._stacker.groups(index, active)
+            for some in ([chosen] if len(chosen) >= FEW else [[k] for k in chosen])
+        ]
         found: list[tuple[Sequence[int], StepResult]] = []
-        for chosen in self._stacker.groups(index, active):
-            for some in [chosen] if len(chosen) >= FEW else [[k] for k in chosen]:
+        with self._optimizer.same_options(len(parties)) as again:
+            for some in parties:
+                again()
                 result = self._take(some, index)
                 self._keep(some, index, result)
                 found.append((some, result))
@@ -130,24 +137,21 @@ class Chunk:
         Raises:
             UnfitError: they differ by more than rounding.
         """
-        binding, own = self._bench.binding, self._step.buffers
-        kept = [buffer.clone() for buffer in own]
+        binding = self._bench.binding
+        batch, position = self._stacker.single(k, index), self._clients[k].indices[index]
         binding.bind([leaf[k].contiguous() for leaf in self._leaves])
         try:
-            _copy(own, self._of(k))
-            loss = self._step.plain(self._stacker.single(k, index), self._clients[k].indices[index])
+            loss, buffers = self._step.plain(batch, self._of(k), position)
             expected = torch.autograd.grad(loss, binding.parameters, allow_unused=True)
-            found = [None if gradient is None else gradient[place] for gradient in result.gradients]
-            pairs = [(loss.detach(), result.losses[place])]
-            for parameter, a, b in zip(binding.parameters, expected, found, strict=True):
-                zero = torch.zeros_like(parameter)
-                pairs.append((zero if a is None else a, zero if b is None else b))
-            pairs += [(a.detach(), b[place]) for a, b in zip(own, result.buffers, strict=True)]
-            if not close(pairs):
-                raise UnfitError("a pass over several clients gave other gradients than the clients alone")
         finally:
-            _copy(own, kept)
             binding.bind_global()
+        pairs = [(loss.detach(), result.losses[place])]
+        for parameter, a, found in zip(binding.parameters, expected, result.gradients, strict=True):
+            zero = torch.zeros_like(parameter)
+            pairs.append((zero if a is None else a, zero if found is None else found[place]))
+        pairs += [(a, b[place]) for a, b in zip(buffers, result.buffers, strict=True)]
+        if not close(pairs):
+            raise UnfitError("a pass over several clients gave other gradients than the clients alone")
 
 
 def close(pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
@@ -175,12 +179,6 @@ def close(pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
 def _norm(tensor: Tensor) -> Tensor:
     norm: Tensor = torch.linalg.vector_norm(torch.nan_to_num(tensor, 0.0, 0.0, 0.0))
     return norm
-
-
-@torch.no_grad()
-def _copy(buffers: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    for buffer, value in zip(buffers, values, strict=True):
-        buffer.copy_(value)
 
 
 def _joined(leaf: Tensor, parts: Sequence[tuple[Sequence[int], Tensor | None]], zeros: bool) -> Tensor | None:

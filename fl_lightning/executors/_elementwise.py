@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from fl_lightning.executors._levels import UnfitError
 from fl_lightning.quick_sgd import QuickSGD
 
 ELEMENTWISE = (
@@ -88,6 +90,33 @@ class StackedOptimizer:
             for group in self._groups
         )
 
+    @contextmanager
+    def same_options(self, parties: int) -> Iterator[Callable[[], None]]:
+        """Around the training steps of several parties, which may change options such as the learning rate.
+
+        Args:
+            parties: their number; a single one may do what it likes.
+
+        Yields:
+            A function to be called before each of them.
+
+        Raises:
+            UnfitError: they do not leave the same options behind.
+        """
+        groups = self._groups
+        before, after = [dict(group) for group in groups], list[list[dict[str, Any]]]()
+
+        def again() -> None:
+            if parties > 1:
+                after.append([dict(group) for group in groups])
+                for group, options in zip(groups, before, strict=True):
+                    group.update(options)
+
+        yield again
+        # The first entry is from before the first party.
+        if parties > 1 and not all(_equal(options, groups) for options in after[1:]):
+            raise UnfitError("training_step changes the optimizer's options, and not all clients are at the same batch")
+
     def keep(self, number: int) -> list[Tensor]:
         """Goes on with the first clients alone.
 
@@ -113,6 +142,13 @@ class StackedOptimizer:
             group.update({name: value for name, value in template.items() if name != "params"})
         self._quick.step()
         self._template._opt_called = True  # type: ignore[attr-defined]  # schedulers warn if no step came before theirs
+
+
+def _equal(some: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> bool:
+    return all(
+        one.keys() == other.keys() and all(one[n] is other[n] or bool(one[n] == other[n]) for n in one if n != "params")
+        for one, other in zip(some, others, strict=True)
+    )
 
 
 def _is_stacked(value: Any, leaf: Tensor) -> bool:

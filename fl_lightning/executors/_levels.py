@@ -18,6 +18,11 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+
+class UnfitError(Exception):
+    """Clients cannot be trained together; the message says why."""
+
+
 Loss = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, list[Tensor]]]
 """From parameters and other tensors to a loss and further results without a graph."""
 

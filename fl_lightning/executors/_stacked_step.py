@@ -15,13 +15,9 @@ from torchmetrics import Metric
 from fl_lightning._lightning import LightningModule
 from fl_lightning.algorithms.base import ClientRule, LocalWork
 from fl_lightning.algorithms.fedprox import ProximalTerm
-from fl_lightning.executors._levels import gradients
+from fl_lightning.executors._levels import UnfitError, gradients
 from fl_lightning.local import LocalTrainer
 from fl_lightning.updates import ParamLayout
-
-
-class UnfitError(Exception):
-    """Clients cannot be trained together; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +91,6 @@ class StackedStep:
                     buffers.setdefault(id(value), value)
                     self._buffer_slots.append((part._buffers, key, value, list(buffers).index(id(value))))
         self.buffers = list(buffers.values())
-        self._children = [m for m in module.modules() if isinstance(m, LightningModule) and m is not module]
         self._calls: list[tuple[str, Any, bool, tuple[Any, ...], dict[str, Any]]] = []
         self._values: list[Tensor] = []
         self._tree: TreeSpec | None = None
@@ -134,11 +129,21 @@ class StackedStep:
         logged = [Logged(n, values[v] if stacked else v, stacked, a, k) for n, v, stacked, a, k in self._calls]
         return StepResult(found, results[0], changed, logged)
 
-    def plain(self, batch: Any, index: int) -> Tensor:
-        """The loss of one batch at the module's own parameters and buffers; nothing is logged."""
-        self._index = index
-        loss = self._local.own_loss(batch, index).reshape(())
-        return self._with_term(loss, self._parameters, batch)
+    def plain(self, batch: Any, buffers: Sequence[Tensor], index: int) -> tuple[Tensor, list[Tensor]]:
+        """The module's own loss at its present parameters, and the buffers that this leaves; nothing is logged."""
+        self._index, own = index, [buffer.clone() for buffer in buffers]
+        try:
+            for owner, key, _, place in self._buffer_slots:
+                owner[key] = own[place]
+            loss = self._with_term(self._local.own_loss(batch, index).reshape(()), self._parameters, batch)
+            return loss, self._present_buffers()
+        finally:
+            for owner, key, value, _ in self._buffer_slots:
+                owner[key] = value
+
+    def _present_buffers(self) -> list[Tensor]:
+        found = {place: owner[key].detach() for owner, key, _, place in self._buffer_slots}
+        return [found[place] for place in range(len(self.buffers))]
 
     def _loss(self, parameters: Sequence[Tensor], others: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Loss, and without a graph: the loss again, the buffers afterwards, logged values."""
@@ -152,8 +157,6 @@ class StackedStep:
         shadow = module.__dict__.get("log")
         module.__dict__["log"] = self._log
         vars(module)["_current_fx_name"] = "training_step"
-        for child in self._children:
-            child.__dict__["log"] = _refuse_log
         try:
             batch = self._put_together(others[number:])
             output = self._local.training_output(batch, self._index)
@@ -162,15 +165,12 @@ class StackedStep:
                 raise UnfitError("training_step must return one number with a gradient for every batch")
             loss = loss.reshape(())
             loss = self._with_term(loss, parameters, batch)
-            after = {place: owner[key].detach() for owner, key, _, place in self._buffer_slots}
-            return loss, [loss.detach(), *(after[k] for k in range(number)), *self._values]
+            return loss, [loss.detach(), *self._present_buffers(), *self._values]
         finally:
             vars(module)["_current_fx_name"] = None
             module.__dict__.pop("log")
             if shadow is not None:
                 module.__dict__["log"] = shadow
-            for child in self._children:
-                child.__dict__.pop("log")
             for owner, key, value, _ in (*self._parameter_slots, *self._buffer_slots):
                 owner[key] = value
 
@@ -211,10 +211,6 @@ class StackedStep:
         self._calls.append((name, len(self._values) if is_tensor else value, is_tensor, args, kwargs))
         if is_tensor:
             self._values.append(value.detach())
-
-
-def _refuse_log(*args: Any, **kwargs: Any) -> None:
-    raise UnfitError("a LightningModule inside the module logs on its own")
 
 
 def rule_obstacle(rule: ClientRule) -> str | None:

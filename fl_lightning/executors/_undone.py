@@ -69,8 +69,8 @@ def undone(module: LightningModule, device: torch.device) -> Iterator[Callable[[
             for name, (value, inside) in before.get(prefix, {}).items():
                 if not _same(vars(part).get(name), value, inside):
                     return f"training_step changes the attribute {prefix}{'.' if prefix else ''}{name}"
-            if prefix in before and any(n not in before[prefix] and n not in _SKIPPED for n in vars(part)):
-                return f"training_step adds attributes to {prefix or 'the module'}"
+            for name in vars(part).keys() - before.get(prefix, vars(part)).keys() - _SKIPPED:
+                return f"training_step changes the attribute {prefix}{'.' if prefix else ''}{name}"
         if any(metric._update_count != updates for metric, _, updates in metrics):
             return "training_step updates a metric"
         return None

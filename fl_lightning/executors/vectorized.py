@@ -14,7 +14,8 @@ from fl_lightning.algorithms.base import ClientReport
 from fl_lightning.executors._chunk import FEW, Chunk
 from fl_lightning.executors._cohort_batches import ClientSteps, steps_of
 from fl_lightning.executors._elementwise import optimizer_obstacle
-from fl_lightning.executors._stacked_step import StackedStep, UnfitError, rule_obstacle
+from fl_lightning.executors._levels import UnfitError
+from fl_lightning.executors._stacked_step import StackedStep, rule_obstacle
 from fl_lightning.executors._undone import RANDOM, undone
 from fl_lightning.executors.base import Crew, Executor
 from fl_lightning.reports import Arrival, with_accuracy
@@ -111,10 +112,7 @@ class Together(Crew):
                 with isolated(0, bench.binding.theta.device):
                     return self._in_chunks()
             except UnfitError as error:
-                reason = str(error)
-            except Exception as error:
-                # Single clients will raise it again if it is theirs.
-                reason = _reason(error)
+                reason = str(error)  # if it is a client's own error, it will raise it again alone
             finally:
                 bench.tidy()
         bench.detour = reason
@@ -122,29 +120,35 @@ class Together(Crew):
         return {}
 
     def _in_chunks(self) -> dict[int, ClientSteps]:
-        bench, done = self._bench, dict[int, ClientSteps]()
+        bench = self._bench
         with undone(bench.module, bench.binding.theta.device) as traces:
-            step = StackedStep(
-                bench.module, bench.local, bench.rule, bench.binding.parameters, bench.binding.layout,
-                bench.binding.theta,
-            )  # fmt: skip
-            # Alike clients side by side: those that end first are then the last of their chunk.
-            clients = sorted(self._plans(), key=lambda client: (len(client), client.sizes), reverse=True)
-            while clients:
-                number = self._limit or _fitting(bench, clients[0])
-                chunk = Chunk(bench, step, clients[:number], not done)
-                try:
-                    chunk.train()
-                except torch.OutOfMemoryError:
-                    if number == 1:
-                        raise
-                    self._limit = min(number, len(clients)) // 2
-                    continue
-                done |= {client.task.index: client for client in clients[:number]}
-                clients = clients[number:]
+            try:
+                done = self._trained_chunks()
+            except Exception as error:
+                # A trace says more than what became of it.
+                raise UnfitError(traces() or _reason(error)) from error
             found = traces()
             if found is not None:
                 raise UnfitError(found)
+            return done
+
+    def _trained_chunks(self) -> dict[int, ClientSteps]:
+        bench, done = self._bench, dict[int, ClientSteps]()
+        binding = bench.binding
+        step = StackedStep(bench.module, bench.local, bench.rule, binding.parameters, binding.layout, binding.theta)
+        # Alike clients side by side: those that end first are then the last of their chunk.
+        clients = sorted(self._plans(), key=lambda client: (len(client), client.sizes), reverse=True)
+        while clients:
+            number = min(self._limit or _fitting(bench, clients[0]), len(clients))
+            try:
+                Chunk(bench, step, clients[:number], not done).train()
+            except torch.OutOfMemoryError:
+                if number == 1:
+                    raise
+                self._limit = number // 2
+                continue
+            done |= {client.task.index: client for client in clients[:number]}
+            clients = clients[number:]
         return done
 
     def _plans(self) -> list[ClientSteps]:
@@ -180,6 +184,8 @@ class Together(Crew):
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, UnfitError):
+        return str(error)
     message = (str(error).strip().splitlines() or [""])[0][:300]
     if "randomness error mode" in message:
         return RANDOM
