@@ -6,6 +6,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Sequence
+from itertools import accumulate
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,9 @@ import torch
 
 from fl_lightning._lightning import Callback, rank_zero_info
 from fl_lightning.algorithms.base import ClientRule
-from fl_lightning.executors import _traces, _wire
+from fl_lightning.executors import _wire
 from fl_lightning.executors._team import Team, training_order
+from fl_lightning.executors._traces import Marks
 from fl_lightning.executors._worker import STOP, Apprentice, Done, Order, Outcome, Ready
 from fl_lightning.executors.base import Crew
 from fl_lightning.loop import ClientTask
@@ -47,7 +49,7 @@ class Gang(Crew):
         weakref.finalize(self, self._team.stop)
         self._theta = _wire.shared((bench.binding.theta.numel(),), bench.binding.theta.dtype)
         self._places = _wire.shared((self._workers,), torch.int64)  # what each worker is at
-        self._image: Any = None  # of what is in the workers' copies
+        self._image: Marks | None = None  # of what is in the workers' copies
         self._warned: dict[str, dict[Any, Any]] = {}
         callbacks: list[Callback] = bench.trainer.callbacks  # type: ignore[attr-defined]
         self._meddled = any(_acts_between_clients(callback) for callback in callbacks)
@@ -111,14 +113,14 @@ class Gang(Crew):
         bench, first = self._bench, self._turn
         image = self._present()
         carries = type(bench.rule).commit is not ClientRule.commit or bench.options.keep_client_optimizers
-        if carries or image != self._image:
+        if carries or self._image is None or self._image.changes(image):
             self._team.stop()
         self._image = image
         self._theta.copy_(bench.binding.theta)
         planned = [bench.local.planned_steps(task.client_id or 0) for task in self._tasks]
         full = bench.needs.full_gradients
         self._costs = [task.num_samples for task in self._tasks] if full else planned
-        self._steps = [sum([1] * place if full else planned[first : first + place]) for place in range(len(planned))]
+        self._steps = list(accumulate([1] * len(planned[first:]) if full else planned[first:], initial=0))
         begin = bench.loop.global_step
         order = Order(
             self._tasks, first, self._steps, bench.loop.standing(), len(bench.server.rows) - 1,
@@ -146,18 +148,21 @@ class Gang(Crew):
     def _run(self, index: int, channel: Connection, queue: int) -> None:
         Apprentice(self._bench, self._theta, self._places[index : index + 1], channel, queue).serve()
 
-    def _present(self) -> Any:
+    def _present(self) -> Marks:
         """What workers have copies of and do not hear about."""
-        bench = self._bench
-        return (
-            _traces.mark([bench.loaders, bench.data, bench.rule, bench.options.attack]),
-            _traces.module_marks(bench.module, metrics=False),
-            _traces.structure(bench.module),
-            {name: mark.tolist() for name, mark in bench.binding.frozen_marks.items()},
-        )
+        bench, marks = self._bench, Marks()
+        marks.add_module(bench.module, metrics=False)
+        marks.add_structure(bench.module)
+        marks.add("loaders", [id(bench.loaders), bench.loaders.dataset, bench.loaders.settings])
+        if bench.local.hooked:
+            marks.add("data module", bench.data)
+        marks.add("rule", [bench.rule, bench.options.attack])
+        marks.add("frozen parameters", {name: mark.tolist() for name, mark in bench.binding.frozen_marks.items()})
+        return marks
 
     def _is_stale(self) -> bool:
-        return not torch.equal(self._theta, self._bench.binding.theta) or self._present() != self._image
+        moved = not torch.equal(self._theta, self._bench.binding.theta)
+        return moved or self._image is None or bool(self._image.changes(self._present()))
 
     # ---- work in
 
@@ -194,7 +199,7 @@ class Gang(Crew):
     def _go_on_alone(self, reason: str) -> None:
         """Trains this client and all that follow in this process; those handed over have left no such trace."""
         self._discard()
-        self._alone = True
+        self._alone, self._bench.detour = True, reason
         rank_zero_info(f"Parallel trains this fit's clients one after the other from now on: {reason}")
 
     def _accept(self, task: ClientTask, outcome: Outcome) -> Arrival:
@@ -209,7 +214,8 @@ class Gang(Crew):
             return bench.visit(task)
         for text, category, filename, line in outcome.warned:
             warnings.warn_explicit(text, category, filename, line, registry=self._warned.setdefault(filename, {}))
-        bench.loop.add_counters(outcome.counters)
+        if outcome.counters:  # a worker that died has told nothing
+            bench.loop.add_counters(outcome.counters)
         bench.log(outcome.logged)
         if outcome.batch_size is not None:
             bench.loop.expect(None, outcome.batch_size)

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from fl_lightning.algorithms.base import State
 from fl_lightning.bench import Bench, LogCall
-from fl_lightning.executors import _traces, _wire
+from fl_lightning.executors import _wire
+from fl_lightning.executors._traces import Marks, is_metric
 from fl_lightning.executors._witnesses import Recorder, SilentLogger, Tripwire
 from fl_lightning.loop import ClientTask
 
@@ -126,6 +127,7 @@ class Apprentice:
         self._warned: list[tuple[str, type[Warning], str, int]] = []
         warnings.showwarning = self._warn  # type: ignore[assignment]
         self._broken = False
+        self._before = Marks()
 
     def serve(self) -> None:
         """Trains clients until the parent is gone."""
@@ -149,6 +151,7 @@ class Apprentice:
         for config, state in zip(bench.trainer.lr_scheduler_configs, order.schedulers, strict=True):
             config.scheduler.load_state_dict(state)
         bench.lr, bench.momentum = order.lr, order.momentum
+        self._before = self._marks()
 
     def _next(self) -> int:
         token = os.read(self._tokens, 4)
@@ -156,17 +159,20 @@ class Apprentice:
             raise EOFError
         return int.from_bytes(token, "little", signed=True)
 
-    def _marks(self) -> tuple[_traces.Marks, Any]:
-        trainer = self._bench.trainer
-        schedulers = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
-        return _traces.module_marks(self._bench.module), _traces.mark([trainer.should_stop, schedulers])
+    def _marks(self) -> Marks:
+        trainer, marks = self._bench.trainer, Marks()
+        marks.add_module(self._bench.module, metrics=True)
+        marks.add("trainer.should_stop", trainer.should_stop)
+        for index, config in enumerate(trainer.lr_scheduler_configs):
+            marks.add(f"lr_scheduler_configs[{index}]", config.scheduler.state_dict())
+        return marks
 
     def _train(self, order: Order, place: int) -> Outcome:
         bench, loop, task = self._bench, self._bench.loop, order.tasks[place]
         outcome, recorder = Outcome(place), self._recorder
         later, steps = task.index - order.tasks[order.first].index, order.steps[place - order.first]
         loop.stand_at(order.standing, later, steps, task.index == order.last)
-        before, marks = loop.counters(), self._marks()
+        before = loop.counters()
         loop.asked_for_steps, recorder.calls, recorder.metric, self._warned = False, [], "", []
         try:
             outcome.arrival = bench.visit(task)
@@ -183,20 +189,19 @@ class Apprentice:
         after = loop.counters()
         outcome.counters = [{n: b[n] - a[n] for n in a} for a, b in zip(before, after, strict=True)]
         outcome.logged, outcome.warned = recorder.calls, self._warned
-        outcome.changed = recorder.metric or self._changes(marks)
+        outcome.changed = recorder.metric or self._changes()
         return outcome
 
-    def _changes(self, before: tuple[_traces.Marks, Any]) -> str:
-        module, (attributes, trainer) = self._bench.module, self._marks()
+    def _changes(self) -> str:
         if any(logger.touched for logger in self._loggers):
             return "uses a logger directly"
         if any(wire.touched for wire in self._wires):
             return "looks at the trainer's metrics"
-        names = _traces.changed(before[0], attributes)
-        if names:
-            kind = "the metric" if _traces.is_metric(module, names[0]) else "the attribute"
-            return f"changes {kind} {names[0]!r}"
-        return "" if trainer == before[1] else "stops the trainer or steps a learning-rate scheduler"
+        before, self._before = self._before, self._marks()
+        names = before.changes(self._before)
+        if not names:
+            return ""
+        return f"changes {'metric' if is_metric(self._bench.module, names[0]) else 'attribute'} {names[0]!r}"
 
     def _send(self, outcome: Outcome) -> None:
         self._broken = bool(outcome.changed)

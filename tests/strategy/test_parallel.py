@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients in worker processes: the same bits as one after the other."""
+
+import sys
+from functools import partial
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from resuming import ALGORITHMS, Project, SaveAt, assert_equal
+from support import Blobs, Classifier, federated_blobs, fresh, quiet_trainer, weights
+from torch.utils.data import DataLoader, Dataset
+from worker_processes import children
+
+import fl_lightning as fl
+from fl_lightning.executors._team import training_order
+
+TWO = fl.executors.Parallel(workers=2)
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are made by fork")
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left():
+    before = children()
+    yield
+    assert children() == before
+
+
+class Counted(Callback):
+    """Counts the worker processes that there were."""
+
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+
+    def on_train_epoch_end(self, trainer, module) -> None:
+        self.seen |= set(children())
+
+
+def compare(folder, make_strategy=dict, workers=2, **options):
+    """Fits with clients one after the other and in workers, and the number of workers that there were."""
+    outcomes, counted = [], Counted()
+    options = {"rounds": 3, **options}
+    for executor in (None, TWO):
+        project = Project(strategy={**make_strategy(), "executor": executor}, **options)
+        outcomes.append(project.fit(folder, extra=(counted,) if executor else ()))
+    assert_equal(outcomes[1], outcomes[0], 0)
+    assert outcomes[1].strategy.detour is None
+    assert len(counted.seen) == workers
+    return outcomes
+
+
+# ---- the same bits
+
+QUICK = {"FedAvg": 2, "FedLF": 2, "QFedAvg": 2, "FCFL": 2, "SCAFFOLD": 4, "FedDyn": 4, "MOON": 4, "Ditto": 4, "FA": 4}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in sorted(ALGORITHMS)]
+)
+def test_every_method_gives_the_same_bits(tmp_path, name):
+    rule = ALGORITHMS[name]().client_rule()
+    # Workers with a rule that keeps state are made anew in every round.
+    workers = 2 * (1 if type(rule).commit is fl.algorithms.ClientRule.commit else 2)
+    assert workers == QUICK.get(name, workers)
+    options = {"norm": True, "log": True, "dropout": 0.3}
+    compare(tmp_path, algorithm=ALGORITHMS[name], rounds=2, options=options, workers=workers)
+
+
+@pytest.mark.parametrize(
+    ("server", "client"),
+    [
+        ("FedLF", "SCAFFOLD"),
+        pytest.param("FedHEAL", "MOON", marks=pytest.mark.slow),
+        ("FedHEAL", "Ditto"),
+        pytest.param("AFL", "FedProto", marks=pytest.mark.slow),
+    ],
+)
+def test_pairs_give_the_same_bits(tmp_path, server, client):
+    halves = lambda: {"client": ALGORITHMS[client]()}  # noqa: E731
+    compare(tmp_path, halves, algorithm=ALGORITHMS[server], options={"norm": True}, rounds=2, workers=4)
+
+
+STRATEGIES = {
+    "kept optimizers": ({"client_optimizer_state": "keep"}, 6),
+    "local steps": ({"local_steps": 7}, 2),
+    "full gradients": ({"full_gradients": True}, 2),
+    "largest buffers": ({"buffers": "largest"}, 2),
+    "attack": ({"attack": fl.attacks.RandomUpdates(clients=(0, 1, 4))}, 2),
+    "drop-outs": ({"sampler": fl.data.AvailabilitySampler(0.9, drop_out=0.3), "clients_per_round": 5}, 2),
+    "server optimizer": ({"server_optimizer": partial(fl.optim.FedAdam, lr=0.1)}, 2),
+    "one client": ({"clients_per_round": 1}, 0),
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_options_of_the_strategy_make_no_difference(tmp_path, name):
+    strategy, workers = STRATEGIES[name]
+    compare(tmp_path, lambda: strategy, options={"norm": True, "momentum": 0.9}, workers=workers)
+
+
+TRAINERS = {
+    "full path": {"gradient_clip_val": 0.1, "accumulate_grad_batches": 2},
+    "bf16": {"precision": "bf16-mixed"},
+    "max steps": {"max_steps": 20},
+    "limits": {"limit_train_batches": 2},
+}
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_options_of_the_trainer_make_no_difference(tmp_path, name):
+    one, _ = compare(tmp_path, trainer=TRAINERS[name], options={"log": True})
+    assert one.trainer.global_step > 0
+
+
+class Talkative(Classifier):
+    """Logs in every way, uses hooks, a scheduler, the counters and global random numbers."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.register_buffer("cache", torch.zeros(2), persistent=False)
+        self.scale = 1.0
+
+    def on_train_epoch_start(self):
+        self.scale = 1.0 + 0.1 * (self.current_epoch // 2)  # workers need a new copy then
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.log("size", float(len(batch[1])), on_step=True, on_epoch=True, prog_bar=True)
+
+    def training_step(self, batch, batch_idx):
+        self.cache += 1
+        loss = self.scale * super().training_step(batch, batch_idx) * (1 + 0.01 * (self.global_step % 7))
+        self.log_dict({"largest": loss, "noise": torch.rand(())}, reduce_fx="max")
+        self.log("sum", 1.0 + self.trainer.fit_loop.epoch_loop.batch_progress.current.ready, reduce_fx=torch.sum)
+        self.log("epoch", torch.tensor(float(self.current_epoch)), batch_size=3)
+        return loss
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+
+def test_logs_counters_hooks_and_schedulers(tmp_path):
+    one, other = compare(tmp_path, module=Talkative, options={"log": True}, rounds=4, workers=4)
+    assert {"size_epoch", "largest", "noise", "sum", "epoch"} <= set(one.trainer.callback_metrics)
+    assert other.trainer.global_step == one.trainer.global_step > 0
+
+
+class Asking(L.Callback):
+    """Logs between clients, as callbacks may."""
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        self.log("client", float(batch.client_id))
+        self.log("loss", outputs["loss"], on_step=True, on_epoch=True)
+
+
+def test_callbacks_between_clients_see_the_same(tmp_path):
+    compare(tmp_path, callbacks=lambda folder: [Asking()])
+
+
+class Meddling(L.Callback):
+    """Changes what clients train on, in the middle of a round."""
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        module.scale = 1.0 + batch_idx // 2
+
+
+class Scaled(Classifier):
+    scale = 1.0
+
+    def training_step(self, batch, batch_idx):
+        return self.scale * super().training_step(batch, batch_idx)
+
+
+def test_what_callbacks_change_between_clients_counts(tmp_path):
+    compare(tmp_path, module=Scaled, callbacks=lambda folder: [Meddling()], rounds=2, workers=4)
+    module = fresh(Scaled)
+    quiet_trainer(fl.FederatedStrategy(clients_per_round=3, seed=5), 2).fit(module, federated_blobs())
+    meddled = fresh(Scaled)
+    quiet_trainer(fl.FederatedStrategy(clients_per_round=3, seed=5), 2, callbacks=[Meddling()]).fit(
+        meddled, federated_blobs()
+    )
+    assert not torch.equal(weights(module), weights(meddled))
+
+
+class Counting(Dataset):
+    """No tensors behind it, and a setting that may change."""
+
+    def __init__(self):
+        self.x, self.y = torch.randn(60, 12, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 4
+        self.strength = 1.0
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, index):
+        return self.strength * self.x[index] + 0.1 * torch.randn(12), self.y[index]
+
+
+class Curriculum(Blobs):
+    def __init__(self, workers):
+        super().__init__()
+        self.dataset, self.workers = Counting(), workers
+
+    def train_dataloader(self):
+        return DataLoader(self.dataset, batch_size=5, shuffle=True, num_workers=self.workers)
+
+
+class Strengthen(L.Callback):
+    def __init__(self, data):
+        self.data = data
+
+    def on_train_epoch_start(self, trainer, module):
+        self.data.dataset.strength = 1.0 + trainer.current_epoch // 2
+
+
+@pytest.mark.parametrize("loaders", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_datasets_without_tensors_that_change(loaders):
+    found = []
+    for executor in (None, TWO):
+        module, data = fresh(), Curriculum(loaders)
+        strategy = fl.FederatedStrategy(clients_per_round=3, seed=5, executor=executor)
+        trainer = quiet_trainer(strategy, 3, callbacks=[Strengthen(data)], limit_val_batches=0)
+        trainer.fit(module, fl.FederatedDataModule(data, fl.data.Dirichlet(4, 1.0), seed=0))
+        found.append(weights(module))
+    assert torch.equal(*found)
+
+
+# ---- resuming
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD"])
+def test_resume_across_executors_in_the_middle_of_a_round(tmp_path, name):
+    project = {"algorithm": ALGORITHMS[name], "options": {"norm": True, "log": True}, "rounds": 3}
+    whole = Project(strategy={"executor": None}, **project).fit(tmp_path)
+    for first, then in ((TWO, None), (None, TWO)):
+        save = SaveAt(tmp_path, 1, ("on_train_batch_end", "on_train_epoch_end"))
+        Project(strategy={"executor": first}, **project).fit(tmp_path, extra=(save,))
+        for hook in ("on_train_batch_end-1", "on_train_epoch_end"):
+            resumed = Project(strategy={"executor": then}, **project).fit(tmp_path, ckpt_path=tmp_path / f"{hook}.ckpt")
+            assert_equal(resumed, whole, save.logged[hook], (hook, first, then))
+
+
+def test_one_executor_serves_several_fits():
+    executor, found = fl.executors.Parallel(workers=2), []
+    for _ in range(2):
+        module = fresh(norm=True)
+        quiet_trainer(fl.FederatedStrategy(clients_per_round=3, executor=executor), 2).fit(module, federated_blobs())
+        found.append(weights(module))
+    assert torch.equal(*found)
+
+
+# ---- arguments and order
+
+
+@pytest.mark.parametrize("workers", [0, -1, 1.5, True, "two"])
+def test_numbers_of_workers_that_make_no_sense(workers):
+    with pytest.raises(ValueError, match=r"workers of Parallel must be a positive integer, found"):
+        fl.executors.Parallel(workers=workers)
+
+
+def test_executors_are_objects():
+    with pytest.raises(TypeError, match=r"executor must be an Executor such as .*, found 'parallel'"):
+        fl.FederatedStrategy(executor="parallel")
+
+
+def test_clients_are_trained_as_they_come_unless_that_takes_longer():
+    assert training_order([5, 5, 5, 5, 5], 2) == [0, 1, 2, 3, 4]
+    assert training_order([1, 1, 1, 9], 2) == [3, 0, 1, 2]
+    assert training_order([9, 1, 1, 1], 2) == [0, 1, 2, 3]
+    assert training_order([], 2) == []

@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What worker processes must not do unnoticed: fail, die, stay, or keep what belongs to the fit."""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+import torchmetrics
+from resuming import Project, differences
+from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
+from torch import nn
+from worker_processes import children
+
+import fl_lightning as fl
+from fl_lightning.algorithms import ClientRule
+
+TWO = fl.executors.Parallel(workers=2)
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are made by fork")
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left():
+    before = children()
+    yield
+    assert children() == before
+
+
+def fit(module, rounds=2, trainer=None, **strategy):
+    strategy = fl.FederatedStrategy(**{"clients_per_round": 5, "seed": 5, "executor": TWO, **strategy})
+    quiet = quiet_trainer(strategy, rounds, **(trainer or {}))
+    quiet.fit(module, federated_blobs())
+    return strategy, quiet
+
+
+# ---- traces in objects of the parent: one client after the other, with a reason
+
+
+class Listing(Classifier):
+    """As many people write it: losses are collected in a list, and averaged in a hook."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.losses = []
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.losses.append(loss.detach())
+        return loss
+
+    def on_train_epoch_end(self):
+        self.log("mean", torch.stack(self.losses).mean())
+        self.losses.clear()
+
+
+class Measuring(Classifier):
+    """A metric object is updated and logged."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.seen = torchmetrics.MeanMetric()
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.seen(loss.detach())
+        self.log("seen", self.seen)
+        return loss
+
+
+class OnlyEvaluating(Measuring):
+    """A metric object that only validation uses is no obstacle."""
+
+    training_step = Classifier.training_step
+
+    def validation_step(self, batch, batch_idx):
+        self.seen(batch[0].mean())
+        self.log("val_seen", self.seen)
+
+
+class Drawing(Classifier):
+    """A generator of its own runs on from client to client."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.generator = torch.Generator().manual_seed(3)
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * (1 + torch.rand((), generator=self.generator))
+
+
+class LogsItself(Classifier):
+    def training_step(self, batch, batch_idx):
+        self.logger.log_metrics({"direct": float(batch_idx)}, step=batch_idx)
+        return super().training_step(batch, batch_idx)
+
+
+class Looking(Classifier):
+    def training_step(self, batch, batch_idx):
+        factor = 1.5 if "val_loss" in self.trainer.callback_metrics else 1.0
+        return factor * super().training_step(batch, batch_idx)
+
+
+class Stopping(Classifier):
+    def training_step(self, batch, batch_idx):
+        if self.current_epoch == 1:
+            self.trainer.should_stop = True
+        return super().training_step(batch, batch_idx)
+
+
+class TwoSteps(Classifier):
+    """Steps twice per batch and looks at the number of steps, which nobody can know in advance."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        for _ in range(2):
+            loss = super().training_step(batch, batch_idx) * (1 + 0.01 * (self.global_step % 5))
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+        return loss
+
+
+TRACES = {
+    Listing: "changes attribute 'losses'",
+    Measuring: "changes metric 'seen'|logs the metric object 'seen'",
+    OnlyEvaluating: None,
+    Drawing: "changes attribute 'generator'",
+    LogsItself: "uses a logger directly",
+    Looking: "looks at the trainer's metrics",
+    Stopping: "changes attribute 'trainer.should_stop'",
+    TwoSteps: "training looks at global_step",
+}
+
+
+@pytest.mark.parametrize("module", TRACES, ids=lambda module: module.__name__)
+def test_traces_are_noticed_and_nothing_is_lost(tmp_path, caplog, module):
+    outcomes = []
+    with caplog.at_level(logging.INFO):
+        for executor in (None, TWO):
+            strategy = {"executor": executor, "clients_per_round": 5}
+            outcomes.append(Project(module=module, strategy=strategy, rounds=3).fit(tmp_path))
+    found = differences(*(outcome.state for outcome in outcomes)) + differences(*(outcome.rows for outcome in outcomes))
+    assert not found, found[:5]
+    said = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Parallel trains")]
+    reason = outcomes[1].strategy.detour
+    assert len(said) == (0 if TRACES[module] is None else 1)
+    assert (reason is None) == (TRACES[module] is None)
+    if reason is not None:
+        assert any(part in reason for part in TRACES[module].split("|"))
+        assert said[0].endswith(reason)
+
+
+class Counting(ClientRule):
+    """Keeps something for commit and does not say so."""
+
+    def commit(self, cohort):
+        pass
+
+
+class Watching(L.Callback):
+    def on_before_backward(self, trainer, module, loss):
+        pass
+
+
+OBSTACLES = {
+    "rule": ({"client": Counting()}, {}, "Counting has a commit but no take_aside"),
+    "callback": ({}, {"callbacks": [Watching()]}, "Watching.on_before_backward would run in worker processes"),
+    "profiler": ({}, {"profiler": "simple"}, "a profiler would not see"),
+}
+
+
+@pytest.mark.parametrize("name", OBSTACLES)
+def test_obstacles_are_said_before_the_first_round(caplog, name):
+    options, trainer, reason = OBSTACLES[name]
+    with caplog.at_level(logging.INFO):
+        strategy, _ = fit(fresh(), 1, trainer, **options)
+    assert reason in strategy.detour
+    assert sum(reason in record.getMessage() for record in caplog.records) == 1
+
+
+def test_rules_that_say_what_they_keep_are_no_obstacle():
+    class Keeping(fl.algorithms.SCAFFOLD().client_rule().__class__):
+        def commit(self, cohort):
+            super().commit(cohort)
+
+    class Telling(Keeping):
+        def take_aside(self, client_id):
+            return {}
+
+    assert "take_aside" in fit(fresh(), 1, client=Keeping())[0].detour
+    assert fit(fresh(), 1, client=Telling())[0].detour is None
+
+
+def test_frozen_parameters_that_change_in_a_worker_are_named():
+    class Moving(Classifier):
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.frozen = nn.Parameter(torch.zeros(3), requires_grad=False)
+
+        def training_step(self, batch, batch_idx):
+            self.frozen.data.add_(1)
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(ValueError, match=r"do not require gradients must not change .* 'frozen'"):
+        fit(fresh(Moving))
+
+
+# ---- failures
+
+
+class Failing(Classifier):
+    """Fails at some samples, in the way it is told to."""
+
+    def __init__(self, how="raise", **options):
+        super().__init__(**options)
+        self.how = how
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 1 and len(batch[1]) == 10 and 2 in batch[1][:2] and self.current_epoch == 1:
+            if self.how == "raise":
+                raise ArithmeticError("no such batch")
+            if self.how == "exit":
+                os._exit(3)
+            if self.how == "unpicklable":
+                raise type("LocalError", (Exception,), {})("cannot travel")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().training_step(batch, batch_idx)
+
+
+REASONS = {
+    "raise": r"client \d+ in round 1: ArithmeticError: no such batch",
+    "unpicklable": r"client \d+ in round 1: .*LocalError: cannot travel",
+    "exit": r"client \d+ in round 1: .*its worker process ended with exit code 3",
+    "kill": r"client \d+ in round 1: .*its worker process was killed by SIGKILL",
+}
+
+
+@pytest.mark.parametrize("how", REASONS)
+def test_a_failure_names_the_client_and_leaves_the_global_model(how):
+    whole = fresh()
+    fit(whole, 1, executor=None)
+    module = fresh(Failing, how=how)
+    with pytest.raises(fl.ClientError, match=REASONS[how]) as caught:
+        fit(module)
+    assert torch.equal(weights(module), weights(whole))  # as after round 0
+    if how == "raise":
+        assert isinstance(caught.value.__cause__, ArithmeticError)
+        assert "in training_step" in str(caught.value.__cause__.__cause__)
+
+
+def test_clients_that_raise_are_dropped_as_in_sequence(tmp_path):
+    outcomes = []
+    for executor in (None, TWO):
+        strategy = {"executor": executor, "clients_per_round": 5, "on_client_error": "drop"}
+        with pytest.warns(UserWarning, match="is left out of round 1: ArithmeticError: no such batch"):
+            outcomes.append(Project(module=Failing, options={"log": True}, strategy=strategy, rounds=3).fit(tmp_path))
+    assert not differences(*(outcome.state for outcome in outcomes))
+    assert not differences(*(outcome.rows for outcome in outcomes))
+
+
+@pytest.mark.parametrize("how", ["exit", "kill"])
+def test_clients_whose_worker_dies_are_dropped_and_the_others_are_trained(how):
+    with pytest.warns(UserWarning, match=r"client \d+ is left out of round 1: .*its worker process"):
+        strategy, trainer = fit(fresh(Failing, how=how), 3, on_client_error="drop")
+    assert trainer.current_epoch == 3
+    assert len(strategy.last_round.client_ids) == 5
+    assert strategy.detour is None
+
+
+def test_a_worker_that_dies_between_rounds_is_replaced():
+    class Killing(L.Callback):
+        def on_train_epoch_end(self, trainer, module):
+            for pid in children()[: 1 + trainer.current_epoch]:
+                os.kill(pid, signal.SIGKILL)
+
+    found = []
+    for executor, callbacks in ((None, []), (TWO, [Killing()])):
+        module = fresh(norm=True)
+        fit(module, 4, {"callbacks": callbacks}, executor=executor)
+        found.append(weights(module))
+    assert torch.equal(*found)
+
+
+def test_warnings_of_workers_arrive_once():
+    class Warnings(Classifier):
+        def training_step(self, batch, batch_idx):
+            warnings.warn("a batch is odd", RuntimeWarning, stacklevel=1)
+            return super().training_step(batch, batch_idx)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        fit(fresh(Warnings), 3)
+    assert [str(w.message) for w in caught].count("a batch is odd") == 1
+
+
+# ---- the end of the parent
+
+
+class Slow(Classifier):
+    def training_step(self, batch, batch_idx):
+        Path(f"started-{os.getpid()}").touch()
+        time.sleep(100)
+
+
+def started(number: int) -> list[int]:
+    """Waits until that many workers train."""
+    for _ in range(1000):
+        workers = [int(path.name.partition("-")[2]) for path in Path.cwd().glob("started-*")]
+        if len(workers) == number:
+            return workers
+        time.sleep(0.02)
+    pytest.fail("workers do not start")
+
+
+def gone(pid: int) -> bool:
+    for _ in range(500):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_an_interrupted_fit_leaves_no_worker():
+    def interrupt():
+        found.extend(started(2))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    found: list[int] = []
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        fit(fresh(Slow))
+    thread.join()
+    assert os.getpid() not in found
+    assert all(map(gone, found))
+
+
+def test_workers_do_not_outlive_a_killed_fit():
+    pid = os.fork()
+    if pid == 0:
+        try:
+            fit(fresh(Slow))
+        finally:
+            os._exit(1)
+    workers = started(2)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert all(map(gone, workers))
