@@ -58,6 +58,7 @@ class Result:
         theirs_wall: the same, of the hand-written loop.
         server: seconds on the wall per round that the server side takes: aggregation, step, record.
         losses: loss pass over the cohort by a bare forward pass over the same data; ``None`` if the rule asks for none.
+        faults: median page faults per round, ours and theirs.
         steps: local steps of ours per round; the hand-written loop's are checked to be as many.
         step_norms: norm of the last change of the global parameters, ours and theirs.
     """
@@ -71,6 +72,7 @@ class Result:
     theirs_wall: Median
     server: Median
     losses: Median | None
+    faults: tuple[float, float]
     steps: int
     step_norms: tuple[float, float]
 
@@ -169,11 +171,7 @@ def measure(shape: Shape, case: Case, pairs: int, warm_up: int, folder: Path) ->
         theirs_wall=Median.of([moment.wall for moment in theirs]),
         server=Median.of(strategy.closing[warm_up:]),
         losses=None if losses is None else losses.ratio,
+        faults=(statistics.median(m.faults for m in ours), statistics.median(m.faults for m in theirs)),
         steps=shape.steps,
         step_norms=(strategy.last_round.step_norm, hand_written.step_norm),
     )
-
-
-def total_seconds(result: Result) -> float:
-    """Seconds of the timed rounds of both sides."""
-    return result.ratio.count * statistics.fmean((result.ours_wall.value, result.theirs_wall.value)) * 2
