@@ -64,7 +64,8 @@ class Gang(Crew):
         self._turn = -1  # place of the client that is being handed over
         self._outcomes: dict[int, Outcome] = {}
         self._steps: list[int] = []  # at which clients are expected to begin
-        self._under_way, self._failed, self._frozen, self._attempts = False, False, "", 0
+        self._under_way, self._failed, self._frozen = False, False, ""
+        self._attempts, self._left = 0, len(tasks)  # to train clients whose workers have died
 
     def train(self, task: ClientTask) -> Arrival:
         """Hands over the next client as soon as it is trained."""
@@ -182,11 +183,14 @@ class Gang(Crew):
                 self._outcomes[message.place] = message
             if not self._under_way:
                 return
+        if self._team.busy:
+            return
         left = [place for place in range(max(self._turn, 0), len(self._tasks)) if place not in self._outcomes]
-        if left and not self._team.busy:
-            self._attempts += 1
+        if left:  # with somebody who has died
+            self._attempts = self._attempts + 1 if len(left) == self._left else 0
+            self._left = len(left)
             if self._attempts > _ATTEMPTS:
-                raise WorkerDiedError(f"worker processes end before they train a client, {_ATTEMPTS} times in a round")
+                raise WorkerDiedError(f"worker processes end before they train a client, {_ATTEMPTS} times in a row")
             self._team.stop()
             self._hand_out(left)
 

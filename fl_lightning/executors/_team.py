@@ -6,8 +6,9 @@ from __future__ import annotations
 import contextlib
 import heapq
 import os
+import selectors
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any
 
 from fl_lightning.executors import _processes, _wire
@@ -32,6 +33,7 @@ class Team:
         self._size = size
         self._workers: dict[int, Worker] = {}
         self._queue: tuple[int, int] | None = None
+        self._selector = selectors.DefaultSelector()
         self._waiting = b""
         self.busy: set[int] = set()
 
@@ -50,10 +52,11 @@ class Team:
             target(index, channel, reading)
 
         for index in range(self._size):
-            self._workers[index] = _processes.start(
+            self._workers[index] = worker = _processes.start(
                 lambda channel, index=index: run(index, channel),  # type: ignore[misc]
                 self._workers.values(),
             )
+            self._selector.register(worker.channel, selectors.EVENT_READ, index)
 
     def begin(self, order: object, places: Sequence[int]) -> None:
         """Sends everybody the order and queues the places.
@@ -78,15 +81,14 @@ class Team:
 
     def messages(self) -> Iterator[tuple[int, Any]]:
         """Waits for workers; yields their indices and messages, or as text how one ended that is gone."""
-        channels = {worker.channel: index for index, worker in self._workers.items() if index in self.busy}
-        for channel in wait(list(channels)):
-            assert isinstance(channel, Connection)
-            index = channels[channel]
+        for key, _ in self._selector.select():
+            index = key.data
             try:
-                message = _wire.receive(channel)
+                message = _wire.receive(self._workers[index].channel)
             except (EOFError, OSError):
                 worker = self._workers.pop(index)
-                channel.close()
+                self._selector.unregister(worker.channel)
+                worker.channel.close()
                 self.busy.discard(index)
                 message = _processes.death(worker)
             if isinstance(message, Done):
@@ -97,6 +99,8 @@ class Team:
 
     def stop(self) -> None:
         """Ends all workers at once."""
+        for worker in self._workers.values():
+            self._selector.unregister(worker.channel)
         _processes.stop(self._workers.values())
         self._workers, self.busy, self._waiting = {}, set(), b""
         if self._queue is not None:

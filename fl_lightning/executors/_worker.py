@@ -187,7 +187,8 @@ class Apprentice:
             bench.tidy()
             bench.optimizers.forget_aside()
         after = loop.counters()
-        outcome.counters = [{n: b[n] - a[n] for n in a} for a, b in zip(before, after, strict=True)]
+        # Most of them stay at zero.
+        outcome.counters = [{n: b[n] - a[n] for n in a if b[n] != a[n]} for a, b in zip(before, after, strict=True)]
         outcome.logged, outcome.warned = recorder.calls, self._warned
         outcome.changed = recorder.metric or self._changes()
         return outcome
