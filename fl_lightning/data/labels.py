@@ -46,7 +46,7 @@ def labels_of(dataset: Dataset[Any], labels: Labels | None = None) -> Tensor:
         labels: a vector, a function from a sample to its label, or an attribute's name.
 
     Returns:
-        ``[n]`` int64 on the CPU.
+        ``[n]`` int64 on the CPU; a column ``[n, 1]`` of labels counts as a vector.
 
     Raises:
         ValueError: no label was found, the labels are not integers, or their number differs from the samples'.
@@ -184,6 +184,8 @@ def _array(values: Any) -> np.ndarray[Any, Any]:
 
 
 def _integers(values: np.ndarray[Any, Any], n: int, what: str) -> Tensor:
+    if n > 0 and values.shape[:1] == (n,) and values.size == n:
+        values = values.reshape(n)  # tables often keep their target as a column
     if values.shape != (n,) or (n > 0 and values.dtype.kind not in "biu"):
         raise ValueError(
             f"{what} must be a vector of {n} integers, found {values.dtype} of shape {list(values.shape)}: {_HINT}"

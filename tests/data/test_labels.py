@@ -138,3 +138,9 @@ def test_samples_look_once_and_keep_labels_small(value, dtype):
     assert samples.labels.dtype == torch.int64
     assert samples._found.dtype == dtype
     assert pairs.reads == 2
+
+
+def test_a_column_of_labels_is_a_vector():
+    column = [{"x": torch.zeros(2), "target": np.array([label])} for label in (2, 0, 1)]
+    assert labels_of(column).tolist() == [2, 0, 1]
+    assert labels_of(column, torch.tensor([[4], [5], [6]])).tolist() == [4, 5, 6]
