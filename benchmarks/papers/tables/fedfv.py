@@ -7,13 +7,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+import torch
+from torch import Tensor
+
 import fl_lightning as fl
 from benchmarks.papers.experiment import Experiment
 from benchmarks.papers.federated import FederatedCase, Training
 from benchmarks.papers.networks import SoftmaxRegression, three_mlp
 from benchmarks.papers.sources import FASHION
 from benchmarks.papers.tasks import Classes
-from fl_lightning.algorithms import ServerRule
+from fl_lightning.algorithms import Needs, ServerRule
 
 SHIRT, PULLOVER, T_SHIRT = 6, 2, 0
 
@@ -40,6 +43,29 @@ CLASSES = (SHIRT, PULLOVER, T_SHIRT)
 TRAINING = Training(online=1.0, batch_size=60000, lr=0.1, decay=1.0)
 
 
+class LossesAfter(A.QFedAvg):
+    """q-FedAvg with the clients' losses after local training, where the first public code measured them."""
+
+    def __init__(self, q: float) -> None:
+        super().__init__(q)
+        self.needs = self.needs | Needs(requery=True)
+
+    def aggregate(self, cohort: fl.Cohort) -> Tensor:
+        """With other losses."""
+        assert cohort.losses_at is not None
+        own = [cohort.losses_at(cohort.params - row)[i] for i, row in enumerate(cohort.updates.rows)]
+        return super().aggregate(replace(cohort, losses=torch.stack(own)))
+
+
+FURTHER: dict[str, tuple[Callable[[], ServerRule], str]] = {
+    "q-FedAvg 5, losses after local training": (partial(LossesAfter, 5.0), "q-FedAvg 5"),
+    "q-FedAvg 15, losses after local training": (partial(LossesAfter, 15.0), "q-FedAvg 15"),
+    "FedFa, equal accuracies": (partial(A.FedFa, 1.0), "FedFa"),
+}
+"""What the first public code did otherwise. It measured FedFa's accuracies after local training, too, where a client with
+a single class has 100 %; ``beta = 1`` leaves accuracies out, and participation is equal here."""
+
+
 def _cases() -> list[FederatedCase]:
     recorded, written = [], []
     for label, (rule, mean, std, lowest) in RULES.items():
@@ -58,7 +84,12 @@ def _cases() -> list[FederatedCase]:
         )
         recorded.append(case)
         written.append(replace(case, name=f"as written: {label}", task=Classes(FASHION, CLASSES), network=three_mlp))
-    return recorded + written
+    by_name = {case.label: case for case in recorded}
+    further = [
+        replace(by_name[base], name=f"as recorded, other forms: {label}", rule=rule)
+        for label, (rule, base) in FURTHER.items()
+    ]
+    return recorded + further + written
 
 
 TABLE3 = Experiment(
