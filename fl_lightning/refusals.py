@@ -201,7 +201,8 @@ def refuse_schedulers(configs: Sequence[Any]) -> None:
         if config.interval != "epoch":
             raise ValueError(
                 f"lr scheduler {type(config.scheduler).__name__} has interval={config.interval!r}: local steps of "
-                "different clients have no common count; use interval='epoch', which steps once per round"
+                "different clients have no common count; use interval='epoch', which steps once per round (in a module "
+                "that is not yours: in a subclass that changes what its configure_optimizers returns)"
             )
 
 

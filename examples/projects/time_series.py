@@ -51,6 +51,7 @@ def main(folder: str | Path = "runs/time_series", epochs: int = 2, resume: str |
         # - val_dataloaders=val,
         fl.FederatedDataModule(train, fl.data.ByKey(lambda data: data.decoded_index["series"]), val=val),  # +
         ckpt_path=resume,
+        weights_only=False,  # the module's hyperparameters are objects
     )
     trainer.validate(model, val)
     trainer.test(model, val)
