@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fl_lightning.bench import Bench, LogCall
+from fl_lightning.bench import Bench
 from fl_lightning.executors._cohort_batches import ClientSteps, Stacker
 from fl_lightning.executors._elementwise import StackedOptimizer
 from fl_lightning.executors._levels import UnfitError
+from fl_lightning.executors._stacked_logs import StackedLogs
 from fl_lightning.executors._stacked_step import StackedStep, StepResult
 
 FEW = 3
@@ -41,12 +42,11 @@ class Chunk:
         self._optimizer = StackedOptimizer(bench.trainer.optimizers[0], binding.parameters, self._all)
         self._stacker = Stacker(bench, clients)
         self._losses: Tensor | None = None
+        self._logs = StackedLogs([client.sizes for client in clients])
 
     def train(self) -> None:
         """Trains the clients; their updates are in the update matrix afterwards, everything else in ``clients``."""
         clients, active = self._clients, len(self._clients)
-        for client in clients:
-            client.calls.clear()
         for index in range(len(clients[0])):
             still = active
             while len(clients[still - 1]) <= index:
@@ -105,13 +105,7 @@ class Chunk:
         self._losses[where, index] = result.losses
         for buffer, value in zip(self._buffers, result.buffers, strict=True):
             buffer[where] = value
-        for logged in result.logged:
-            values = logged.value.unbind(0) if logged.stacked else [logged.value] * len(chosen)
-            for k, value in zip(chosen, values, strict=True):
-                client = self._clients[k]
-                client.calls.append(
-                    LogCall("training_step", client.sizes[index], logged.name, value, logged.args, logged.kwargs)
-                )
+        self._logs.add(index, chosen, result.logged)
 
     def _finish(self) -> None:
         clients = self._clients
@@ -126,8 +120,9 @@ class Chunk:
             stop = start + view.numel()
             rows[where, start:stop] = (view - trained).reshape(len(clients), -1)
             start = stop
-        for k, client in enumerate(clients):
-            client.loss, client.buffers = means[k], list(zip(self._step.buffers, self._of(k), strict=True))
+        for k, (client, calls) in enumerate(zip(clients, self._logs.calls(), strict=True)):
+            client.loss, client.calls = means[k], calls
+            client.buffers = list(zip(self._step.buffers, self._of(k), strict=True))
 
     # ---- the comparison
 

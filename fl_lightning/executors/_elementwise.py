@@ -64,19 +64,18 @@ class StackedOptimizer:
     def __init__(self, template: Optimizer, parameters: Sequence[nn.Parameter], stacked: Sequence[Tensor]) -> None:
         self._template = template
         self._stacked = {id(p): tensor for p, tensor in zip(parameters, stacked, strict=True)}
-        self._make()
+        self._optimizer = type(template)([{"params": some} for some in self._grouped()])  # type: ignore[call-arg]
+        self._optimizer.state.clear()
+        self._quick = QuickSGD(self._optimizer)
         for group in template.param_groups:
             for parameter in group["params"]:
                 leaf, state = self._stacked.get(id(parameter)), template.state.get(parameter)
                 if leaf is not None and state:
                     self._optimizer.state[leaf] = {k: _spread(v, parameter, leaf) for k, v in state.items()}
 
-    def _make(self) -> None:
+    def _grouped(self) -> list[list[Tensor]]:
         # A parameter without gradients may be in the optimizer, and one with gradients may not.
-        groups = [[self._stacked[id(p)] for p in g["params"] if id(p) in self._stacked] for g in self._groups]
-        self._optimizer = type(self._template)([{"params": leaves} for leaves in groups])  # type: ignore[call-arg]
-        self._optimizer.state.clear()
-        self._quick = QuickSGD(self._optimizer)
+        return [[self._stacked[id(p)] for p in g["params"] if id(p) in self._stacked] for g in self._groups]
 
     @property
     def _groups(self) -> list[dict[str, Any]]:
@@ -125,12 +124,12 @@ class StackedOptimizer:
         """
         before, state = self._stacked, self._optimizer.state
         self._stacked = {key: leaf[:number] for key, leaf in before.items()}
-        self._make()
+        for group, some in zip(self._optimizer.param_groups, self._grouped(), strict=True):
+            group["params"] = some
         for key, leaf in self._stacked.items():
             old = before[key]
             if old in state:
-                kept = {k: v[:number] if _is_stacked(v, old) else v for k, v in state[old].items()}
-                self._optimizer.state[leaf] = kept
+                state[leaf] = {k: v[:number] if _is_stacked(v, old) else v for k, v in state.pop(old).items()}
         return list(self._stacked.values())
 
     @torch.no_grad()

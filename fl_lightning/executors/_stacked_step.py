@@ -16,23 +16,9 @@ from fl_lightning._lightning import LightningModule
 from fl_lightning.algorithms.base import ClientRule, LocalWork
 from fl_lightning.algorithms.fedprox import ProximalTerm
 from fl_lightning.executors._levels import UnfitError, gradients
+from fl_lightning.executors._stacked_logs import Logged
 from fl_lightning.local import LocalTrainer
 from fl_lightning.updates import ParamLayout
-
-
-@dataclass(frozen=True)
-class Logged:
-    """One call of ``self.log``: the values ``[g]`` of the clients, or one value that is everybody's."""
-
-    name: str
-    value: Any
-    stacked: bool
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    def of(self, place: int) -> Any:
-        """The value of one client."""
-        return self.value[place] if self.stacked else self.value
 
 
 @dataclass(frozen=True)
