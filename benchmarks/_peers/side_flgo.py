@@ -63,7 +63,9 @@ def main() -> None:
         sys.path.insert(0, folder)
         Path("config.py").write_text(_CONFIG.format(name=shape.name))
         name = flgo.utils.fflow.gen_benchmark_from_file("peer", "config.py")
-        flgo.gen_task_by_(__import__(name), IIDPartitioner(num_clients=shape.clients), "task")
+        benchmark = __import__(name)
+        benchmark.visualize = lambda *_: None  # a picture of every sample's label, minutes of work before the start
+        flgo.gen_task_by_(benchmark, IIDPartitioner(num_clients=shape.clients), "task")
         chosen = {
             "num_rounds": given.rounds, "proportion": shape.per_round / shape.clients, "num_epochs": 1,
             "learning_rate": shape.lr, "batch_size": float(shape.batch), "train_holdout": 0.0, "eval_interval": -1,
