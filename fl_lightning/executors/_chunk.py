@@ -26,11 +26,12 @@ class Chunk:
         bench: module, optimizers and the update matrix.
         step: the module's training step.
         clients: the clients, those with more steps first.
-        check: compare a step with those of single clients.
+        unchecked: ways of taking a step, together (True) and alone (False), that are yet to be compared with what the
+            module itself computes; what is compared is taken out.
     """
 
-    def __init__(self, bench: Bench, step: StackedStep, clients: Sequence[ClientSteps], check: bool) -> None:
-        self._bench, self._step, self._clients, self._check = bench, step, clients, check
+    def __init__(self, bench: Bench, step: StackedStep, clients: Sequence[ClientSteps], unchecked: set[bool]) -> None:
+        self._bench, self._step, self._clients, self._unchecked = bench, step, clients, unchecked
         bench.optimizers.restore()
         number, binding = len(clients), bench.binding
         theta = binding.layout.views(binding.theta)
@@ -79,18 +80,18 @@ class Chunk:
 
     def _take(self, chosen: Sequence[int], index: int) -> StepResult:
         client = self._clients[chosen[0]]
-        where, position = _index(chosen), client.indices[index]
-        if len(chosen) < FEW:
+        where, position, together = _index(chosen), client.indices[index], len(chosen) >= FEW
+        if together:
+            leaves, buffers = [p[where] for p in self._leaves], [b[where] for b in self._buffers]
+            result = self._step.together(leaves, buffers, self._stacker.stacked(chosen, index), position)
+        else:
             k = chosen[0]
-            batch, leaves, buffers = self._stacker.single(k, index), [p[k] for p in self._leaves], self._of(k)
-            return self._step.alone(leaves, buffers, batch, position)
-        batch = self._stacker.stacked(chosen, index)
-        leaves, buffers = [p[where] for p in self._leaves], [b[where] for b in self._buffers]
-        result = self._step.together(leaves, buffers, batch, position)
+            leaves, buffers = [p[k] for p in self._leaves], self._of(k)
+            result = self._step.alone(leaves, buffers, self._stacker.single(k, index), position)
         # After one step the clients' parameters differ, so that mixing them up would show.
-        if self._check and (index > 0 or len(client) == 1):
-            self._check = False
-            for place in (0, len(chosen) - 1):
+        if together in self._unchecked and (index > 0 or len(client) == 1):
+            self._unchecked.remove(together)
+            for place in {0, len(chosen) - 1}:
                 self._compare(chosen[place], place, index, result)
         return result
 

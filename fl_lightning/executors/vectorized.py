@@ -35,8 +35,8 @@ class Vectorized(Executor):
 
     Taken only where every client gets the weights that it would get alone, up to rounding: known optimizers that treat
     every number for itself, plain clients or FedProx's term, no hooks, no random numbers in training. Everything else
-    is trained one by one; the reason is logged once and kept in ``FederatedStrategy.detour``. The first steps
-    of every round are compared with single ones.
+    is trained one by one; the reason is logged once and kept in ``FederatedStrategy.detour``. In every round, a step of
+    two clients is compared with what the module itself computes.
 
     Args:
         clients_at_once: clients per pass; ``None``: as many as a moderate amount of memory holds.
@@ -133,7 +133,7 @@ class Together(Crew):
             return done
 
     def _trained_chunks(self) -> dict[int, ClientSteps]:
-        bench, done = self._bench, dict[int, ClientSteps]()
+        bench, done, unchecked = self._bench, dict[int, ClientSteps](), {True, False}
         binding = bench.binding
         step = StackedStep(bench.module, bench.local, bench.rule, binding.parameters, binding.layout, binding.theta)
         # Alike clients side by side: those that end first are then the last of their chunk.
@@ -141,7 +141,7 @@ class Together(Crew):
         while clients:
             number = min(self._limit or _fitting(bench, clients[0]), len(clients))
             try:
-                Chunk(bench, step, clients[:number], not done).train()
+                Chunk(bench, step, clients[:number], unchecked).train()
             except torch.OutOfMemoryError:
                 if number == 1:
                     raise

@@ -312,6 +312,11 @@ def test_modules_that_go_one_by_one(name):
         assert one.metric._update_count == two.metric._update_count
 
 
+def test_clients_one_at_a_time_are_compared_as_well():
+    strategy = run(Vectorized(clients_at_once=1), TRAPS["cached"][0])[1]
+    assert strategy.detour == "a pass over several clients gave other gradients than the clients alone"
+
+
 def test_reason_is_logged_once(caplog):
     with caplog.at_level("INFO"):
         run(Vectorized(), TRAPS["item"][0], epochs=3)
