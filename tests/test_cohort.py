@@ -98,15 +98,21 @@ def test_losses_that_nobody_gave_are_asked_for_by_name():
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_aggregate_works_without_a_trainer(rule):
     module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
-    algorithm = rule()
+    algorithm = rule([[0.0], [1.0]]) if rule is fl.algorithms.FA else rule()
     layout = ParamLayout.from_module(module, algorithm.layers)
     params = layout.flatten(layout.parameters(module))
     rows = 0.1 * torch.randn(3, layout.numel, generator=torch.Generator().manual_seed(3)) + 0.05
     losses = torch.tensor([0.5, 0.7, 0.9])
+    # What the clients of FedFa, FCFL, FairReg and FA report beside their updates.
+    extras = {
+        "accuracy": torch.tensor([0.6, 0.5, 0.4]), "disparity": torch.full((3,), 0.01),
+        "kernel_sums": torch.full((3, 4, 2), 0.5), "group_counts": torch.ones(3, 2),
+    }  # fmt: skip
+    companions = {"disparity": UpdateMatrix(torch.zeros_like(rows), layout)}
     for when in range(3):
         made = fl.Cohort(
             params, UpdateMatrix(rows, layout), losses, torch.tensor([5, 6, 7]), (0, 1, 2), when, client_lr=0.1,
-            losses_at=lambda params: 0.9 * losses,
+            losses_at=lambda params: 0.9 * losses, extras=extras, companions=companions,
         )  # fmt: skip
         step = algorithm.aggregate(made)
         assert step.shape == params.shape
