@@ -197,6 +197,23 @@ struct Kernels {
     return step;
   }
 
+  static Tensor layer_cross_combine(const Tensor& rows_in, const Tensor& others_in, const Tensor& offsets_in,
+                                    const Tensor& coeff_in) {
+    const Device device(rows_in);
+    require(rows_in.scalar_type() == others_in.scalar_type(), "others must have the rows' dtype");
+    const Tensor rows = with_columns_contiguous(rows_in), others = with_columns_contiguous(others_in);
+    const Tensor offsets = torch::stable::contiguous(offsets_in);
+    const Tensor coeff = usable(coeff_in, ScalarType::Double, rows);
+    const Matrix matrix = matrix_of(rows), other = matrix_of(others);
+    require(other.columns == matrix.columns, "others must have shape [any, ", matrix.columns, "]");
+    const Layers layers = layers_of(offsets, matrix.columns);
+    const int64_t terms = matrix.rows + other.rows;
+    require(coeff.numel() == layers.count * terms, "coeff must have shape [", layers.count, ", ", terms, "]");
+    Tensor step = empty(rows, {matrix.columns}, rows.scalar_type());
+    device.layer_cross_combine(matrix, other, layers, read<double>(coeff), step.mutable_data_ptr());
+    return step;
+  }
+
   static void layer_combine_add(Tensor out, const Tensor& rows, const Tensor& offsets, const Tensor& coeff) {
     require(out.dim() == 1 && out.size(0) == rows.size(1), "out must have shape [", rows.size(1), "]");
     if (out.scalar_type() != rows.scalar_type()) return combine_add_mixed(out, rows, offsets, coeff);
@@ -301,14 +318,15 @@ struct Kernels {
   void op(A... a) const {                     \
     space::op(a..., last);                    \
   }
-#define FL_LIGHTNING_FORWARD_ALL(space, last)          \
-  FL_LIGHTNING_FORWARD(space, layer_gram, last)        \
-  FL_LIGHTNING_FORWARD(space, layer_cross_gram, last)  \
-  FL_LIGHTNING_FORWARD(space, layer_dots, last)        \
-  FL_LIGHTNING_FORWARD(space, layer_combine, last)     \
-  FL_LIGHTNING_FORWARD(space, project_conflicts, last) \
-  FL_LIGHTNING_FORWARD(space, min_norm, last)          \
-  FL_LIGHTNING_FORWARD(space, puc_track, last)         \
+#define FL_LIGHTNING_FORWARD_ALL(space, last)            \
+  FL_LIGHTNING_FORWARD(space, layer_gram, last)          \
+  FL_LIGHTNING_FORWARD(space, layer_cross_gram, last)    \
+  FL_LIGHTNING_FORWARD(space, layer_dots, last)          \
+  FL_LIGHTNING_FORWARD(space, layer_combine, last)       \
+  FL_LIGHTNING_FORWARD(space, layer_cross_combine, last) \
+  FL_LIGHTNING_FORWARD(space, project_conflicts, last)   \
+  FL_LIGHTNING_FORWARD(space, min_norm, last)            \
+  FL_LIGHTNING_FORWARD(space, puc_track, last)           \
   FL_LIGHTNING_FORWARD(space, puc_combine, last)
 
 struct OnCpu {
@@ -352,6 +370,7 @@ void register_kernels(Library& library) {
   library.impl("layer_cross_gram", TORCH_BOX(&K::layer_cross_gram));
   library.impl("layer_dots", TORCH_BOX(&K::layer_dots));
   library.impl("layer_combine", TORCH_BOX(&K::layer_combine));
+  library.impl("layer_cross_combine", TORCH_BOX(&K::layer_cross_combine));
   library.impl("layer_combine_add", TORCH_BOX(&K::layer_combine_add));
   library.impl("project_conflicts", TORCH_BOX(&K::project_conflicts));
   library.impl("min_norm", TORCH_BOX(&K::min_norm));

@@ -43,6 +43,10 @@ void layer_cross_gram(Matrix rows, Matrix others, Layers layers, double* gram, P
 void layer_dots(Matrix rows, const void* step, Layers layers, double* dots, ParallelFor parallel);
 // out[c] (+)= sum_i coeff[l][i] * rows[i][c] for the columns c of layer l; out has the rows' dtype.
 void layer_combine(Matrix rows, Layers layers, const double* coeff, void* out, bool add, ParallelFor parallel);
+// out[c] = sum_i coeff[l][i] * rows[i][c] + sum_j coeff[l][m + j] * others[j][c]; of the rows' dtype, which others
+// have, too. Rows whose coefficient is 0 are not read.
+void layer_cross_combine(Matrix rows, Matrix others, Layers layers, const double* coeff, void* out,
+                         ParallelFor parallel);
 // FedFV's sequential projection in coefficient space; gram and coeff are [batch, m, m].
 void project_conflicts(const double* gram, std::int64_t batch, std::int64_t m, const std::int64_t* order,
                        const bool* keep, double* coeff, ParallelFor parallel);
@@ -72,6 +76,7 @@ void layer_gram(Matrix rows, Layers layers, double* gram, Context context);
 void layer_cross_gram(Matrix rows, Matrix others, Layers layers, double* gram, Context context);
 void layer_dots(Matrix rows, const void* step, Layers layers, double* dots, Context context);
 void layer_combine(Matrix rows, Layers layers, const double* coeff, void* out, bool add, Context context);
+void layer_cross_combine(Matrix rows, Matrix others, Layers layers, const double* coeff, void* out, Context context);
 void project_conflicts(const double* gram, std::int64_t batch, std::int64_t m, const std::int64_t* order,
                        const bool* keep, double* coeff, Context context);
 void min_norm(const double* gram, std::int64_t batch, std::int64_t k, double* lam, double* gap, Context context);

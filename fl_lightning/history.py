@@ -141,6 +141,9 @@ class RowHistory:
         slots, scales = self._slots(clients)
         weights = coeff.new_zeros(coeff.shape[0], self._top())
         weights[:, slots] = coeff[:, m:] * scales
+        if rows.device == self._rows.device and rows.dtype == self._rows.dtype:
+            both = torch.cat([coeff[:, :m], weights], 1)
+            return ops.layer_cross_combine(rows, self._rows[: self._top()], updates.layout.offsets, both)
         # New and remembered parts may cancel, so they are summed before the result is rounded to the rows' dtype.
         wide = torch.float32 if rows.device.type == "mps" else torch.float64
         step = updates.combine(coeff[:, :m], out=torch.zeros(rows.shape[1], dtype=wide, device=rows.device))

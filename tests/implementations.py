@@ -96,6 +96,7 @@ def samples(m: int = 3, n: int = 50) -> dict[str, tuple[Any, ...]]:
         "layer_cross_gram": (rows, rows[:2].bfloat16(), offsets),
         "layer_dots": (rows, rows[0].clone(), offsets),
         "layer_combine": (rows.half(), offsets, coeff),
+        "layer_cross_combine": (rows, rows[:2].clone(), offsets, gaussian(3, m + 2, torch.float64, seed=1)),
         "layer_combine_add": (torch.zeros(n), rows, offsets, coeff),
         "project_conflicts": (gram, torch.arange(m).flip(0), torch.arange(m) % 3 == 1),
         "min_norm": (gram,),

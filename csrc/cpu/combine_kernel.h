@@ -10,16 +10,18 @@ inline constexpr std::int64_t kStep = kSums * kDoubles;
 
 // One column.
 template <class T>
-FL_INLINE void combine_one(const T* x, std::int64_t stride, std::int64_t rows, const double* coeff, T* out, bool add) {
+FL_INLINE void combine_one(const Terms& terms, std::int64_t column, T* out, bool add) {
   double total = 0;
-  for (std::int64_t r = 0; r < rows; ++r) total = multiply_add(widened(x[r * stride]), coeff[r], total);
-  narrow(add ? total + widened(*out) : total, out);
+  for (std::int64_t r = 0; r < terms.count; ++r) {
+    total = multiply_add(widened(static_cast<const T*>(terms.rows[r])[column]), terms.coeff[r], total);
+  }
+  narrow(add ? total + widened(out[column]) : total, out + column);
 }
 
 // `columns`, a multiple of kStep, for some rows; between sweeps the sums wait in memory.
 template <class T>
-void sweep(const T* x, std::int64_t stride, std::int64_t rows, const double* coeff, double* sums, bool first, bool last,
-           T* out, bool add_out, bool stream, std::int64_t columns) {
+void sweep(const Terms& terms, std::int64_t begin, double* sums, bool first, bool last, T* out, bool add_out,
+           bool stream, std::int64_t columns) {
   for (std::int64_t c = 0; c < columns; c += kStep) {
     Doubles total[kSums];
 #pragma GCC unroll 8
@@ -30,9 +32,9 @@ void sweep(const T* x, std::int64_t stride, std::int64_t rows, const double* coe
         total[i] = load(sums + c + i * kDoubles);
       }
     }
-    const T* row = x + c;
-    for (std::int64_t r = 0; r < rows; ++r, row += stride) {
-      const Doubles factor = broadcast(coeff[r]);
+    for (std::int64_t r = 0; r < terms.count; ++r) {
+      const T* row = static_cast<const T*>(terms.rows[r]) + begin + c;
+      const Doubles factor = broadcast(terms.coeff[r]);
 #pragma GCC unroll 8
       for (int i = 0; i < kSums; ++i) {
         if (i * kDoubles * sizeof(T) % 64 == 0) prefetch(row + i * kDoubles);
@@ -46,35 +48,33 @@ void sweep(const T* x, std::int64_t stride, std::int64_t rows, const double* coe
     }
 #pragma GCC unroll 8
     for (int i = 0; i < kSums; ++i) {
-      T* to = out + c + i * kDoubles;
+      T* to = out + begin + c + i * kDoubles;
       write(to, add_out ? add(total[i], widen(to)) : total[i], stream);
     }
   }
 }
 
 template <class T>
-void combine_as(const Combine& p, const double* coeff, std::int64_t begin, std::int64_t end, double* sums) {
-  const T* x = static_cast<const T*>(p.rows.data);
+void combine_as(const Combine& p, const Terms& terms, std::int64_t begin, std::int64_t end, double* sums) {
   T* out = static_cast<T*>(p.out);
-  const std::int64_t m = p.rows.rows, stride = p.rows.stride;
   // Lines of the output are written whole.
   for (; begin < end && reinterpret_cast<std::uintptr_t>(out + begin) % 64 != 0; ++begin) {
-    combine_one(x + begin, stride, m, coeff, out + begin, p.add);
+    combine_one(terms, begin, out, p.add);
   }
-  const std::int64_t whole = begin + (end - begin) / kStep * kStep;
+  const std::int64_t whole = terms.count == 0 ? begin : begin + (end - begin) / kStep * kStep;
   for (std::int64_t columns; begin < whole; begin += columns) {
     columns = whole - begin < kBlockColumns ? whole - begin : kBlockColumns;
-    for (std::int64_t r = 0; r < m; r += kSweepRows) {
-      const std::int64_t rows = m - r < kSweepRows ? m - r : kSweepRows;
-      sweep(x + r * stride + begin, stride, rows, coeff + r, sums, r == 0, r + rows == m, out + begin, p.add, p.stream,
+    for (std::int64_t r = 0; r < terms.count; r += kSweepRows) {
+      const std::int64_t rows = terms.count - r < kSweepRows ? terms.count - r : kSweepRows;
+      sweep({terms.rows + r, terms.coeff + r, rows}, begin, sums, r == 0, r + rows == terms.count, out, p.add, p.stream,
             columns);
     }
   }
-  for (; begin < end; ++begin) combine_one(x + begin, stride, m, coeff, out + begin, p.add);
+  for (; begin < end; ++begin) combine_one(terms, begin, out, p.add);
 }
 
-inline void combine(const Combine& p, const double* coeff, std::int64_t begin, std::int64_t end, double* sums) {
-  FL_BY_DTYPE(p.rows.dtype, combine_as, (p, coeff, begin, end, sums));
+inline void combine(const Combine& p, const Terms& terms, std::int64_t begin, std::int64_t end, double* sums) {
+  FL_BY_DTYPE(p.dtype, combine_as, (p, terms, begin, end, sums));
   if (p.stream) fence();
 }
 

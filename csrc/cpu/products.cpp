@@ -46,6 +46,11 @@ struct Job {
 std::int64_t panel_columns(const Products& problem) {
   constexpr std::int64_t elements = 96 * 1024;  // 384 KiB: the lesser part of a second-level cache
   constexpr std::int64_t least = 384, most = 3072;
+  if (problem.passing()) {
+    constexpr std::int64_t strips = 30 * 1024 / 4;  // most of a first-level cache, in float32 numbers
+    return std::clamp(strips / std::min(problem.rows.rows, problem.others.rows) / least * least, least, 4 * least);
+  }
+  if (problem.many()) return 2 * least;
   // With few others each row is read once, and need not stay in the cache.
   const std::int64_t staying = !problem.symmetric && problem.others.rows <= 3 ? problem.others.rows : all_rows(problem);
   return std::clamp(elements / staying / least * least, least, most);

@@ -14,6 +14,13 @@ struct Products {
   bool symmetric;  // others are the rows, and only one half is computed
 
   std::int64_t pairs() const { return rows.rows * others.rows; }
+  // The lesser number of rows stays in the first-level cache while the others pass by: products_passing.h.
+  bool passing() const {
+    const std::int64_t least = rows.rows < others.rows ? rows.rows : others.rows;
+    return !symmetric && least > 3 && least <= 20;
+  }
+  // So many products per number that it pays to ask for the next panel while this one is worked on.
+  bool many() const { return symmetric && rows.rows >= 24; }
 };
 
 struct ProductsScratch {

@@ -13,9 +13,9 @@ inline constexpr std::int64_t kUnit = 4 * kFloats;
 // Pieces up to this long run in float64: too short for rounding errors to average out, and cheap.
 inline constexpr std::int64_t kShort = 2048;
 
-// Cuts rows into groups of at most kTile, as equal as they can be.
+// Cuts rows into groups of at most `most`, as equal as they can be.
 struct Groups {
-  explicit Groups(std::int64_t rows) : rows(rows), count((rows + kTile - 1) / kTile) {}
+  explicit Groups(std::int64_t rows, std::int64_t most = kTile) : rows(rows), count((rows + most - 1) / most) {}
   std::int64_t start(std::int64_t group) const {
     const std::int64_t large = rows % count;
     return group * (rows / count) + (group < large ? group : large);
@@ -80,18 +80,29 @@ Panel<T> panel_of(const Matrix& rows, std::int64_t begin, std::int64_t width, Sc
 template <class A, class T>
 void add_tiles(const Products& problem, Panel<A> a, Panel<T> b, std::int64_t columns, double* sums) {
   const Groups left(problem.rows.rows), right(problem.others.rows);
+  // The rows of the next panel are shared out among the tiles of this one.
+  const std::int64_t tiles = left.count * (left.count + 1) / 2;
+  std::int64_t tile = 0;
+  const auto next = [&](bool first) {
+    const std::int64_t begin = tile * problem.rows.rows / tiles, end = ++tile * problem.rows.rows / tiles;
+    if (!problem.many() || !a.in_place) return Asked{first, false};
+    const std::int64_t bytes = static_cast<std::int64_t>(sizeof(A)), skipped = (begin * a.stride + columns) * bytes;
+    return Asked{false, false, static_cast<int>(end - begin),
+                 reinterpret_cast<std::uintptr_t>(a.data) + static_cast<std::uintptr_t>(skipped), a.stride * bytes};
+  };
   for (std::int64_t i = 0; i < left.count; ++i) {
     const A* rows = a.data + left.start(i) * a.stride;
     const int r = left.size(i);
     for (std::int64_t j = 0; j < (problem.symmetric ? i : right.count); ++j) {
       const int c = right.size(j);
-      find_tile<A, T>(r, c)(rows, a.stride, b.data + right.start(j) * b.stride, b.stride, columns, sums,
-                            {a.in_place && j == 0, b.in_place && i == 0 && !problem.symmetric});
+      find_tile<A, T>(r, c)(
+          rows, a.stride, b.data + right.start(j) * b.stride, b.stride, columns, sums,
+          problem.symmetric ? next(a.in_place && j == 0) : Asked{a.in_place && j == 0, b.in_place && i == 0});
       sums += kPlaces;
     }
     if constexpr (Lanes<A>::in_place) {
       if (!problem.symmetric) continue;
-      find_triangle<T>(r)(rows, a.stride, rows, a.stride, columns, sums, {a.in_place && i == 0, false});
+      find_triangle<T>(r)(rows, a.stride, rows, a.stride, columns, sums, next(a.in_place && i == 0));
       sums += kPlaces;
     }
   }
@@ -150,6 +161,19 @@ void sum_products(const Products& problem, std::int64_t begin, std::int64_t end,
   collect(problem, sums, out);
 }
 
+}  // namespace fl_lightning::cpu::FL_ISA
+
+#include "products_passing.h"
+
+namespace fl_lightning::cpu::FL_ISA {
+
+template <class T>
+void all_products(const Products& problem, std::int64_t begin, std::int64_t end, double* out,
+                  ProductsScratch& scratch) {
+  problem.passing() ? sum_passing<T>(problem, begin, end, out, scratch)
+                    : sum_products<T>(problem, begin, end, out, scratch);
+}
+
 inline double square_norm(const Matrix& rows, std::int64_t row, std::int64_t begin, std::int64_t end,
                           ProductsScratch& scratch) {
   const std::int64_t size = rows.dtype == DType::f64 ? 8 : rows.dtype == DType::f32 ? 4 : 2;
@@ -184,10 +208,10 @@ inline bool within_range(const Products& problem, std::int64_t begin, std::int64
 inline void products(const Products& problem, std::int64_t begin, std::int64_t end, double* out,
                      ProductsScratch& scratch) {
   if (problem.rows.dtype != DType::f64 && problem.others.dtype != DType::f64 && end - begin > kShort) {
-    sum_products<float>(problem, begin, end, out, scratch);
+    all_products<float>(problem, begin, end, out, scratch);
     if (within_range(problem, begin, end, out, scratch)) return;
   }
-  sum_products<double>(problem, begin, end, out, scratch);
+  all_products<double>(problem, begin, end, out, scratch);
 }
 
 }  // namespace fl_lightning::cpu::FL_ISA

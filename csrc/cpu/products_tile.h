@@ -46,16 +46,20 @@ FL_INLINE void flush(const Doubles (&total)[kPairs], double* sums) {
   for (int i = 0; i < kPairs; ++i) sums[i] += sum(total[i]);
 }
 
-// Rows that a tile is the first to read: they are asked for some way ahead.
-struct First {
+// What a tile asks for while it works: rows that it is the first to read, some way ahead; or some rows of the next
+// panel, whose addresses may lie beyond the matrix.
+struct Asked {
   bool left, right;
+  int next_rows = 0;
+  std::uintptr_t next = 0;
+  std::int64_t next_stride = 0;  // bytes
 };
 
 // Adds the products of R rows with C rows to one float64 sum for each pair. kTriangle: b is a, and only the
 // pairs (r, c <= r) count. All operands of the inner loop are in registers, so each load serves R or C products.
 template <class A, class T, int R, int C, bool kTriangle>
 void tile(const A* a, std::int64_t a_stride, const T* b, std::int64_t b_stride, std::int64_t columns, double* sums,
-          First first) {
+          Asked asked) {
   using Vector = typename Lanes<T>::Vector;
   constexpr int lanes = Lanes<T>::count;
   constexpr int pairs = kTriangle ? R * (R + 1) / 2 : R * C;
@@ -71,13 +75,17 @@ void tile(const A* a, std::int64_t a_stride, const T* b, std::int64_t b_stride, 
 #pragma GCC unroll 4
       for (int s = 0; s < streams; ++s) {
         const std::int64_t at = start + s * lanes;
-        if (first.left) {
+        if (asked.left) {
 #pragma GCC unroll 5
           for (int r = 0; r < R; ++r) prefetch(a + r * a_stride + at);
         }
-        if (first.right) {
+        if (asked.right) {
 #pragma GCC unroll 5
           for (int c = 0; c < C; ++c) prefetch(b + c * b_stride + at);
+        }
+        for (int r = 0; r < asked.next_rows; ++r) {
+          const std::int64_t bytes = r * asked.next_stride + at * static_cast<std::int64_t>(sizeof(A));
+          __builtin_prefetch(reinterpret_cast<const void*>(asked.next + static_cast<std::uintptr_t>(bytes)));
         }
         Vector right[C];
 #pragma GCC unroll 5
@@ -104,7 +112,7 @@ void tile(const A* a, std::int64_t a_stride, const T* b, std::int64_t b_stride, 
 }
 
 template <class A, class T>
-using Tile = void (*)(const A*, std::int64_t, const T*, std::int64_t, std::int64_t, double*, First);
+using Tile = void (*)(const A*, std::int64_t, const T*, std::int64_t, std::int64_t, double*, Asked);
 
 // The tile of this size, at most kTile each way.
 template <class A, class T, int R = 1, int C = 1>

@@ -7,6 +7,7 @@ using Doubles = __m256d;
 using Mask = __m256d;
 inline constexpr int kFloats = 8, kDoubles = 4;
 inline constexpr int kTile = 3;  // of 16 registers
+inline constexpr int kTall = 6;
 
 FL_INLINE Floats load(const float* p) { return _mm256_loadu_ps(p); }
 FL_INLINE Doubles load(const double* p) { return _mm256_loadu_pd(p); }
@@ -14,6 +15,8 @@ FL_INLINE void store(float* p, Floats x) { _mm256_storeu_ps(p, x); }
 FL_INLINE void store(double* p, Doubles x) { _mm256_storeu_pd(p, x); }
 FL_INLINE void set_zero(Floats& x) { x = _mm256_setzero_ps(); }
 FL_INLINE void set_zero(Doubles& x) { x = _mm256_setzero_pd(); }
+FL_INLINE void keep_in_register(Floats& x) { __asm__("" : "+x"(x)); }
+FL_INLINE void keep_in_register(Doubles& x) { __asm__("" : "+x"(x)); }
 FL_INLINE Doubles broadcast(double x) { return _mm256_set1_pd(x); }
 FL_INLINE Doubles add(Doubles a, Doubles b) { return _mm256_add_pd(a, b); }
 FL_INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }

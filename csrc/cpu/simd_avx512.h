@@ -6,7 +6,8 @@ using Floats = __m512;
 using Doubles = __m512d;
 using Mask = __mmask8;
 inline constexpr int kFloats = 16, kDoubles = 8;
-inline constexpr int kTile = 5;  // 25 sums and 6 operands fill the 32 registers
+inline constexpr int kTile = 5;   // 25 sums and 6 operands fill the 32 registers
+inline constexpr int kTall = 10;  // 20 sums, 3 operands
 
 FL_INLINE Floats load(const float* p) { return _mm512_loadu_ps(p); }
 FL_INLINE Doubles load(const double* p) { return _mm512_loadu_pd(p); }
@@ -14,6 +15,8 @@ FL_INLINE void store(float* p, Floats x) { _mm512_storeu_ps(p, x); }
 FL_INLINE void store(double* p, Doubles x) { _mm512_storeu_pd(p, x); }
 FL_INLINE void set_zero(Floats& x) { x = _mm512_setzero_ps(); }
 FL_INLINE void set_zero(Doubles& x) { x = _mm512_setzero_pd(); }
+FL_INLINE void keep_in_register(Floats& x) { __asm__("" : "+v"(x)); }
+FL_INLINE void keep_in_register(Doubles& x) { __asm__("" : "+v"(x)); }
 FL_INLINE Doubles broadcast(double x) { return _mm512_set1_pd(x); }
 FL_INLINE Doubles add(Doubles a, Doubles b) { return _mm512_add_pd(a, b); }
 FL_INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }

@@ -7,9 +7,9 @@ typedef double Doubles __attribute__((vector_size(16)));
 typedef std::int64_t Mask __attribute__((vector_size(16)));
 inline constexpr int kFloats = 4, kDoubles = 2;
 #if defined(__aarch64__)
-inline constexpr int kTile = 5;
+inline constexpr int kTile = 5, kTall = 10;
 #else
-inline constexpr int kTile = 3;
+inline constexpr int kTile = 3, kTall = 4;
 #endif
 
 template <class Vector, class T>
@@ -25,6 +25,8 @@ FL_INLINE void store(float* p, Floats x) { std::memcpy(p, &x, sizeof x); }
 FL_INLINE void store(double* p, Doubles x) { std::memcpy(p, &x, sizeof x); }
 FL_INLINE void set_zero(Floats& x) { x = Floats{}; }
 FL_INLINE void set_zero(Doubles& x) { x = Doubles{}; }
+FL_INLINE void keep_in_register(Floats&) {}
+FL_INLINE void keep_in_register(Doubles&) {}
 FL_INLINE Doubles broadcast(double x) { return Doubles{x, x}; }
 FL_INLINE Doubles add(Doubles a, Doubles b) { return a + b; }
 #if defined(__aarch64__)

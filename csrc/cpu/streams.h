@@ -56,10 +56,16 @@ inline void prefetch_at(const void* p, std::int64_t bytes) {
 inline void prefetch(const void* p) { prefetch_at(p, kAhead); }
 
 struct Combine {
-  Matrix rows;
-  const double* coeff;
+  DType dtype;
   void* out;
   bool add, stream;
+};
+
+// Rows of one combination, with their coefficients.
+struct Terms {
+  const void* const* rows;
+  const double* coeff;
+  std::int64_t count;
 };
 
 struct PucTrack {

@@ -8,28 +8,44 @@ namespace {
 constexpr const char* kOp = "layer_combine";
 constexpr int kThreads = 256, kTogether = 8;  // rows loaded together
 
-template <class T, bool kAdd>
+// Adds the rows' part of one run of columns. With kSkip rows whose coefficient is 0 do not count, whatever they hold,
+// and are not read where all of a group are such.
+template <bool kSkip, class T>
+__device__ __forceinline__ void add_rows(const T* rows, std::int64_t stride, std::int64_t m, const double* own,
+                                         std::int64_t column, const Item& item, int width, double (&sum)[kRun<T>]) {
+  for (std::int64_t i = 0; i < m; i += kTogether) {
+    if (kSkip) {
+      bool any = false;
+      for (int r = 0; r < kTogether && r < m - i; ++r) any |= own[i + r] != 0.0;
+      if (!any) continue;
+    }
+    Run<T> x[kTogether];
+    load_runs(rows + i * stride, stride, m - i, column, item.start, item.stop, width, x);
+#pragma unroll
+    for (int r = 0; r < kTogether; ++r) {
+      if (r >= m - i) break;
+      const double weight = own[i + r];
+      if (kSkip && weight == 0.0) continue;
+#pragma unroll
+      for (int v = 0; v < kRun<T>; ++v) sum[v] += weight * x[r].template get<double>(v);
+    }
+  }
+}
+
+template <class T, bool kAdd, bool kCross>
 __global__ void __launch_bounds__(kThreads)
-    combine(const T* rows, std::int64_t stride, std::int64_t m, const __grid_constant__ LayerTable table,
-            const double* coeff, T* out) {
+    combine(const T* rows, std::int64_t stride, std::int64_t m, const T* others, std::int64_t other_stride,
+            std::int64_t h, const __grid_constant__ LayerTable table, const double* coeff, T* out) {
   const Item item = find_item(table, blockIdx.x);
   if (item.start >= item.stop) return;
-  const double* own = coeff + item.layer * m;
+  const double* own = coeff + item.layer * (kCross ? m + h : m);
   const std::int64_t first = aligned_start(rows, item.start);
   const int width = piece_width(rows, stride, first), out_width = piece_width<T>(out, 0, first);
+  const int other_width = kCross ? piece_width(others, other_stride, first) : 0;
   for (std::int64_t column = first + threadIdx.x * kRun<T>; column < item.stop; column += kThreads * kRun<T>) {
     double sum[kRun<T>] = {};
-    for (std::int64_t i = 0; i < m; i += kTogether) {
-      Run<T> x[kTogether];
-      load_runs(rows + i * stride, stride, m - i, column, item.start, item.stop, width, x);
-#pragma unroll
-      for (int r = 0; r < kTogether; ++r) {
-        if (r >= m - i) break;
-        const double weight = own[i + r];
-#pragma unroll
-        for (int v = 0; v < kRun<T>; ++v) sum[v] += weight * x[r].template get<double>(v);
-      }
-    }
+    add_rows<kCross>(rows, stride, m, own, column, item, width, sum);
+    if (kCross) add_rows<kCross>(others, other_stride, h, own + m, column, item, other_width, sum);
     T result[kRun<T>];
     if (kAdd) load_run(static_cast<const T*>(out), column, item.start, item.stop, out_width, result);
 #pragma unroll
@@ -44,8 +60,19 @@ void layer_combine(Matrix rows, Layers layers, const double* coeff, void* out, b
   const LayerTable table = make_table(kOp, layers, chunk_shift(rows.columns), context);
   with_type(rows.dtype, [&](auto zero) {
     using T = decltype(zero);
-    launch(kOp, add ? combine<T, true> : combine<T, false>, item_count(table, rows.columns), kThreads, context,
-           static_cast<const T*>(rows.data), rows.stride, rows.rows, table, coeff, static_cast<T*>(out));
+    launch(kOp, add ? combine<T, true, false> : combine<T, false, false>, item_count(table, rows.columns), kThreads,
+           context, static_cast<const T*>(rows.data), rows.stride, rows.rows, static_cast<const T*>(nullptr),
+           std::int64_t{0}, std::int64_t{0}, table, coeff, static_cast<T*>(out));
+  });
+}
+
+void layer_cross_combine(Matrix rows, Matrix others, Layers layers, const double* coeff, void* out, Context context) {
+  const LayerTable table = make_table("layer_cross_combine", layers, chunk_shift(rows.columns), context);
+  with_type(rows.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    launch("layer_cross_combine", combine<T, false, true>, item_count(table, rows.columns), kThreads, context,
+           static_cast<const T*>(rows.data), rows.stride, rows.rows, static_cast<const T*>(others.data), others.stride,
+           others.rows, table, coeff, static_cast<T*>(out));
   });
 }
 

@@ -112,3 +112,33 @@ def layer_combine(rows: Tensor, offsets: Tensor, coeff: Tensor, out: Tensor | No
     _check.floating("out", out, (rows.shape[1],), beside=rows)
     torch.ops.fl_lightning.layer_combine_add(out, rows, offsets, coeff)
     return out
+
+
+@torch.no_grad()
+def layer_cross_combine(rows: Tensor, others: Tensor, offsets: Tensor, coeff: Tensor) -> Tensor:
+    """Linear combination of rows and other rows (remembered updates), in one pass.
+
+    As :func:`layer_combine`, but rows with a coefficient of 0 in a layer do not count there, whatever they hold: what a
+    layer does not use need not be read.
+
+    Args:
+        rows: ``[m, n]``, at least one row.
+        others: ``[h, n]`` on the rows' device and in their dtype; ``h`` may be 0.
+        offsets: ``[L + 1]`` layer offsets.
+        coeff: ``[L, m + h]`` of any floating-point dtype, on the CPU or the rows' device; those of ``rows`` come first.
+
+    Returns:
+        ``[n]`` in the rows' dtype, each element rounded once.
+
+    Raises:
+        TypeError: a dtype is not allowed, or ``others`` has another one than ``rows``.
+        ValueError: a shape, a device or the offsets' values break the rules above.
+    """
+    _check.matrix("rows", rows)
+    _check.floating("others", others, (None, rows.shape[1]), beside=rows)
+    _check.check_dtype("others", others, rows.dtype)
+    _check.layer_offsets(offsets, rows.shape[1])
+    _check.floating("coeff", coeff, (offsets.shape[0] - 1, rows.shape[0] + others.shape[0]))
+    _check.reachable("coeff", coeff, rows)
+    step: Tensor = torch.ops.fl_lightning.layer_cross_combine(rows, others, offsets, coeff)
+    return step

@@ -38,6 +38,10 @@ def _layer_combine(rows: Tensor, offsets: Tensor, coeff: Tensor) -> Tensor:
     return rows.new_empty(rows.shape[1])
 
 
+def _layer_cross_combine(rows: Tensor, others: Tensor, offsets: Tensor, coeff: Tensor) -> Tensor:
+    return rows.new_empty(rows.shape[1])
+
+
 def _layer_combine_add(out: Tensor, rows: Tensor, offsets: Tensor, coeff: Tensor) -> None:
     return None
 
@@ -73,6 +77,11 @@ _OPS = {
     "layer_dots": _Op("(Tensor rows, Tensor step, Tensor offsets) -> Tensor", _reference.layer_dots, _layer_dots),
     "layer_combine": _Op(
         "(Tensor rows, Tensor offsets, Tensor coeff) -> Tensor", _reference.layer_combine, _layer_combine
+    ),
+    "layer_cross_combine": _Op(
+        "(Tensor rows, Tensor others, Tensor offsets, Tensor coeff) -> Tensor",
+        _reference.layer_cross_combine,
+        _layer_cross_combine,
     ),
     "layer_combine_add": _Op(
         "(Tensor(a!) out, Tensor rows, Tensor offsets, Tensor coeff) -> ()",

@@ -67,6 +67,20 @@ def layer_combine(rows: Tensor, offsets: Tensor, coeff: Tensor) -> Tensor:
     return step
 
 
+def layer_cross_combine(rows: Tensor, others: Tensor, offsets: Tensor, coeff: Tensor) -> Tensor:
+    """See :func:`fl_lightning.ops.layer_cross_combine`."""
+    m = rows.shape[0]
+    step = torch.empty(rows.shape[1], dtype=rows.dtype, device=rows.device)
+    wide, wide_others = _Wide(rows), _Wide(others)
+    coeff = coeff.to(wide.device).double()
+    unused = (coeff == 0)[:, :, None]
+    for layer, start, stop in _blocks(offsets, rows, others):
+        own = wide(rows[:, start:stop]).masked_fill_(unused[layer, :m], 0.0)
+        other = wide_others(others[:, start:stop]).masked_fill_(unused[layer, m:], 0.0)
+        step[start:stop] = torch.mv(own.T, coeff[layer, :m]).addmv_(other.T, coeff[layer, m:])
+    return step
+
+
 def layer_combine_add(out: Tensor, rows: Tensor, offsets: Tensor, coeff: Tensor) -> None:
     """See :func:`fl_lightning.ops.layer_combine`, with ``out``."""
     for start, stop, block in _combined(rows, offsets, coeff):

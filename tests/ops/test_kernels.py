@@ -62,6 +62,38 @@ def test_products_and_combinations(call, m, dtype):
 
 
 @every
+@pytest.mark.parametrize(("m", "h"), [(10, 59), (40, 10), (4, 21), (21, 20), (40, 24)])
+def test_products_of_few_rows_with_many(call, m, h):
+    """Long enough for several panels, one with a remainder; columns that are not aligned."""
+    offsets = offsets_of((2_500, 0, 4_000))
+    rows, others = gaussian(m, 6_501)[:, 1:], gaussian(h, 6_500, seed=1)
+    check_products(call, rows, others, offsets)
+    check_products(call, rows, others.bfloat16(), offsets)
+
+
+@every
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("m", "h"), [(1, 0), (3, 2), (10, 7)])
+def test_combinations_of_two_matrices(call, m, h, dtype):
+    offsets = offsets_of(SIZES)
+    n = int(offsets[-1])
+    rows, others = gaussian(m, n, dtype), gaussian(h, n, dtype, seed=1)
+    coeff = gaussian(len(offsets) - 1, m + h, torch.float64, seed=9)
+    both = torch.cat([rows, others])
+    assert torch.equal(
+        call("layer_cross_combine", rows, others, offsets, coeff), call("layer_combine", both, offsets, coeff)
+    )
+    coeff[:, 0] = 0  # what has no part does not count, even where it is no number
+    coeff[-1] = 0
+    step = call("layer_cross_combine", rows, others, offsets, coeff)
+    rows[0] = torch.nan
+    assert torch.equal(call("layer_cross_combine", rows, others, offsets, coeff), step)
+    assert not step[int(offsets[-2]) :].any()
+    rows[0] = 0
+    torch.testing.assert_close(step, call("layer_combine", torch.cat([rows, others]), offsets, coeff), rtol=0, atol=0)
+
+
+@every
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_every_number_of_rows(call, dtype):
     """Whole numbers, for which float32 sums are exact too: a single wrong or missing product shows."""

@@ -16,6 +16,7 @@ OFFSETS_AT = {
     "layer_cross_gram": 2,
     "layer_dots": 2,
     "layer_combine": 1,
+    "layer_cross_combine": 2,
     "layer_combine_add": 2,
     "puc_track": 4,
 }
@@ -67,6 +68,9 @@ def changed(op, index, change):
         (changed("layer_cross_gram", 1, lambda others: others[:, :49]), r"others must have shape \[any, 50\]"),
         (changed("layer_dots", 1, lambda step: step[:49]), r"step must have shape \[50\]"),
         (changed("layer_combine", 2, lambda coeff: coeff[:2]), r"coeff must have shape \[3, 3\]"),
+        (changed("layer_cross_combine", 1, lambda others: others[:, :49]), r"others must have shape \[any, 50\]"),
+        (changed("layer_cross_combine", 1, lambda others: others.double()), "others must have the rows' dtype"),
+        (changed("layer_cross_combine", 3, lambda coeff: coeff[:2]), r"coeff must have shape \[3, 5\]"),
         (changed("layer_combine_add", 0, lambda out: out[:49]), r"out must have shape \[50\]"),
         (changed("project_conflicts", 0, lambda gram: gram[0]), r"gram must have shape \[B, m, m\]"),
         (changed("project_conflicts", 0, lambda gram: gram.float()), "gram has the wrong dtype"),

@@ -97,6 +97,7 @@ int64_t layer_gram();
 int64_t layer_cross_gram();
 int64_t layer_dots();
 int64_t layer_combine();
+int64_t layer_cross_combine();
 int64_t puc_track();
 int64_t puc_combine();
 int64_t project_conflicts();

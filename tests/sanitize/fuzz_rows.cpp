@@ -117,6 +117,30 @@ int64_t layer_combine() {
   return 1;
 }
 
+int64_t layer_cross_combine() {
+  const DType dtype = any_dtype();
+  const int64_t m = any_rows(), n = any_columns_of_output(m, dtype), h = between(0, 8), terms = m + h;
+  describe("layer_cross_combine", m, n);
+  const Rows rows(m, n, dtype, Values::whole), others(h, n, dtype, Values::whole);
+  const Offsets offsets(n);
+  Buffer coeff(offsets.layers.count * terms, 8), out(n, size_of(dtype));
+  for (int64_t i = 0; i < offsets.layers.count * terms; ++i) {
+    coeff.as<double>()[i] = static_cast<double>(between(-1, 1));
+  }
+  cpu::layer_cross_combine(rows.matrix, others.matrix, offsets.layers, coeff.as<double>(), out.as<void>(),
+                           any_parallel());
+  for (int64_t l = 0; l < offsets.layers.count; ++l) {
+    for (int64_t c = offsets[l]; c < offsets[l + 1]; ++c) {
+      double total = 0;
+      for (int64_t i = 0; i < terms; ++i) {
+        total += coeff.as<double>()[l * terms + i] * (i < m ? rows.at(i, c) : others.at(i - m, c));
+      }
+      check("step", c, get(out.as<void>(), c, dtype), rounded(total, dtype));
+    }
+  }
+  return 1;
+}
+
 int64_t puc_combine() {
   const DType dtype = any_dtype();
   const int64_t m = any_rows(), n = any_columns_of_output(m, dtype), words = (n + 31) / 32;

@@ -29,6 +29,7 @@ Op ops[] = {
     {"layer_cross_gram", fuzz::layer_cross_gram, 3},
     {"layer_dots", fuzz::layer_dots, 2},
     {"layer_combine", fuzz::layer_combine, 3},
+    {"layer_cross_combine", fuzz::layer_cross_combine, 2},
     {"puc_track", fuzz::puc_track, 3},
     {"puc_combine", fuzz::puc_combine, 3},
     {"project_conflicts", fuzz::project_conflicts, 2},

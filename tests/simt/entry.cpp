@@ -65,6 +65,9 @@ const char* layer_dots(Matrix rows, const void* step, Layers layers, double* dot
 const char* layer_combine(Matrix rows, Layers layers, const double* coeff, void* out, bool add) {
   return guarded([&](Context context) { cuda::layer_combine(rows, layers, coeff, out, add, context); });
 }
+const char* layer_cross_combine(Matrix rows, Matrix others, Layers layers, const double* coeff, void* out) {
+  return guarded([&](Context context) { cuda::layer_cross_combine(rows, others, layers, coeff, out, context); });
+}
 const char* project_conflicts(const double* gram, I64 batch, I64 m, const I64* order, const bool* keep, double* coeff) {
   return guarded([&](Context context) { cuda::project_conflicts(gram, batch, m, order, keep, coeff, context); });
 }

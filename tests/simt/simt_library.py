@@ -148,6 +148,13 @@ class Kernels:
         self.call("layer_combine", *arguments, ctypes.c_bool(add is not None))
         return out.done()
 
+    def layer_cross_combine(self, rows: Tensor, others: Tensor, offsets: Tensor, coeff: Tensor) -> Tensor:
+        out = Guarded(rows.shape[1], dtype=rows.dtype)
+        coeff = coeff.double().contiguous()
+        arguments = (_matrix(rows), _matrix(others), self._layers(offsets), _pointer(coeff), _pointer(out.tensor))
+        self.call("layer_cross_combine", *arguments)
+        return out.done()
+
     def project_conflicts(self, gram: Tensor, order: Tensor, keep: Tensor) -> Tensor:
         out = Guarded(*gram.shape)
         sizes = (ctypes.c_int64(gram.shape[0]), ctypes.c_int64(gram.shape[1]))

@@ -88,6 +88,19 @@ def test_dots(simt, m, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("m", "h"), [(1, 0), (2, 9), (8, 17)])
+def test_combine_two_matrices(simt, m, h, dtype):
+    rows, others = integers(m, dtype), integers(h, dtype, seed=3, layout=(m + 1) % 4)
+    coeff = integers(m + h, torch.float64, n=len(SIZES), layout=0).T.contiguous()
+    coeff[:, m:] *= torch.arange(h) // 8 != 1  # a whole group of rows, and others
+    rows[coeff[0, :m] == 0, : SIZES[0]] = torch.nan  # no part in the first layer
+    want = reference.layer_cross_combine(rows, others, OFFSETS, coeff)
+    torch.testing.assert_close(
+        simt.layer_cross_combine(rows, others, OFFSETS, coeff), want, rtol=0, atol=0, equal_nan=True
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("m", [1, 2, 7, 8, 9, 16, 17, 33])
 def test_combine(simt, m, dtype):
     rows = integers(m, dtype)

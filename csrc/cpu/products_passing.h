@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// A few rows with many others. Included by products_kernel.h once per instruction set.
+//
+// The few are copied, lane by lane, into a strip that stays in the first-level cache; the others pass by, two at a
+// time. So each number of theirs serves up to kTall products when it arrives, and the next ones arrive meanwhile.
+namespace fl_lightning::cpu::FL_ISA {
+
+inline constexpr int kPassing = 2;              // rows that pass by together
+inline constexpr std::int64_t kTilesAhead = 6;  // rows are asked for this many tiles before their turn
+inline constexpr int kTallPlaces = (kTall * kPassing + 3) / 4 * 4;
+
+// Adds the products of R rows of a strip with C rows, and asks for C other rows that come later.
+template <class A, class T, int R, int C>
+void tall_tile(const T* strip, const A* b, std::int64_t b_stride, std::int64_t columns, double* sums, const A* later) {
+  using Vector = typename Lanes<T>::Vector;
+  constexpr int lanes = Lanes<T>::count;
+  constexpr std::int64_t chunk = static_cast<std::int64_t>(kFlush) * lanes;
+  for (std::int64_t start = 0; start < columns;) {
+    const std::int64_t stop = Lanes<T>::dtype == DType::f64 || columns - start < chunk ? columns : start + chunk;
+    Vector total[R * C];
+#pragma GCC unroll 32
+    for (int i = 0; i < R * C; ++i) set_zero(total[i]);
+    for (; start < stop; start += lanes, strip += R * lanes) {
+      Vector right[C];
+#pragma GCC unroll 2
+      for (int c = 0; c < C; ++c) {
+        __builtin_prefetch(later + c * b_stride + start, 0, 2);
+        right[c] = load(b + c * b_stride + start);
+      }
+#pragma GCC unroll 10
+      for (int r = 0; r < R; ++r) {
+        Vector left = load(strip + r * lanes);
+        keep_in_register(left);  // else it is loaded once for each product
+#pragma GCC unroll 2
+        for (int c = 0; c < C; ++c) total[r * C + c] = multiply_add(left, right[c], total[r * C + c]);
+      }
+    }
+    flush(total, sums);
+  }
+}
+
+template <class A, class T>
+using TallTile = void (*)(const T*, const A*, std::int64_t, std::int64_t, double*, const A*);
+
+// The tile of this size, at most kTall and kPassing.
+template <class A, class T, int R = 1, int C = 1>
+TallTile<A, T> find_tall_tile(int rows, int others) {
+  if constexpr (R < kTall) {
+    if (rows > R) return find_tall_tile<A, T, R + 1, C>(rows, others);
+  }
+  if constexpr (C < kPassing) {
+    if (others > C) return find_tall_tile<A, T, R, C + 1>(rows, others);
+  }
+  return tall_tile<A, T, R, C>;
+}
+
+// One row of a strip: vectors lie `step` elements apart, zeros fill up the last ones.
+template <class T, class S>
+void put_row(const S* from, std::int64_t width, std::int64_t padded, std::int64_t step, T* to) {
+  constexpr int lanes = Lanes<T>::count;
+  std::int64_t i = 0;
+  for (; i + lanes <= width; i += lanes, to += step) {
+    prefetch(from + i);
+    if constexpr (Lanes<T>::dtype == DType::f64) {
+      store(to, widen(from + i));
+    } else {
+      store(to, load(from + i));
+    }
+  }
+  for (; i < padded; i += lanes, to += step) {
+    for (int lane = 0; lane < lanes; ++lane) to[lane] = i + lane < width ? static_cast<T>(widened(from[i + lane])) : 0;
+  }
+}
+
+template <class T>
+void put_strips(const Matrix& rows, const Groups& groups, std::int64_t begin, std::int64_t width, std::int64_t padded,
+                T* strips) {
+  for (std::int64_t group = 0; group < groups.count; ++group) {
+    const std::int64_t first = groups.start(group), step = groups.size(group) * Lanes<T>::count;
+    for (std::int64_t r = first; r < groups.start(group + 1); ++r) {
+      T* to = strips + first * padded + (r - first) * Lanes<T>::count;
+      const std::int64_t at = r * rows.stride + begin;
+      if (rows.dtype == DType::f32) {
+        put_row(static_cast<const float*>(rows.data) + at, width, padded, step, to);
+      } else if (rows.dtype == DType::bf16) {
+        put_row(static_cast<const BFloat16*>(rows.data) + at, width, padded, step, to);
+      } else if (rows.dtype == DType::f16) {
+        put_row(static_cast<const Half*>(rows.data) + at, width, padded, step, to);
+      } else if constexpr (Lanes<T>::dtype == DType::f64) {
+        put_row(static_cast<const double*>(rows.data) + at, width, padded, step, to);
+      }
+    }
+  }
+}
+
+// All pairs of one panel.
+template <class A, class T>
+void add_tall_tiles(const Groups& staying, const T* strips, Panel<A> passing, std::int64_t rows, std::int64_t columns,
+                    double* sums) {
+  const std::int64_t tiles = (rows + kPassing - 1) / kPassing;
+  for (std::int64_t j = 0; j < tiles; ++j) {
+    const A* b = passing.data + j * kPassing * passing.stride;
+    const int c = static_cast<int>(rows - j * kPassing < kPassing ? rows - j * kPassing : kPassing);
+    // As numbers: the address of rows of the next panel may lie beyond the matrix.
+    const std::int64_t later = j + kTilesAhead < tiles
+                                   ? (j + kTilesAhead) * kPassing * passing.stride
+                                   : (j + kTilesAhead - tiles) * kPassing * passing.stride + columns;
+    const auto ask = reinterpret_cast<std::uintptr_t>(passing.data) +
+                     static_cast<std::uintptr_t>(later * static_cast<std::int64_t>(sizeof(A)));
+    for (std::int64_t i = 0; i < staying.count; ++i, sums += kTallPlaces) {
+      find_tall_tile<A, T>(staying.size(i), c)(strips + staying.start(i) * columns, b, passing.stride, columns, sums,
+                                               reinterpret_cast<const A*>(ask));
+    }
+  }
+}
+
+template <class T>
+void sum_passing(const Products& problem, std::int64_t begin, std::int64_t end, double* out, ProductsScratch& scratch) {
+  const bool swapped = problem.others.rows < problem.rows.rows;
+  const Matrix &few = swapped ? problem.others : problem.rows, &many = swapped ? problem.rows : problem.others;
+  const Groups staying(few.rows, kTall);
+  const std::int64_t tiles = (many.rows + kPassing - 1) / kPassing, places = staying.count * tiles * kTallPlaces;
+  double* sums = static_cast<double*>(scratch.sums.reserve(places * static_cast<std::int64_t>(sizeof(double))));
+  for (std::int64_t i = 0; i < places; ++i) sums[i] = 0;
+
+  const std::int64_t most = panel_columns(problem) * 4 / static_cast<std::int64_t>(sizeof(T));
+  for (std::int64_t width; begin < end; begin += width) {
+    width = end - begin < most ? end - begin : most;
+    if (width > kUnit) width -= width % kUnit;  // the rest is the last panel
+    const std::int64_t padded = (width + kUnit - 1) / kUnit * kUnit;
+    T* strips = static_cast<T*>(scratch.left.reserve(few.rows * padded * static_cast<std::int64_t>(sizeof(T))));
+    put_strips(few, staying, begin, width, padded, strips);
+    if constexpr (Lanes<T>::dtype == DType::f32) {
+      if (many.dtype == DType::bf16 && width == padded) {
+        const auto* data = static_cast<const BFloat16*>(many.data) + begin;
+        add_tall_tiles<BFloat16, T>(staying, strips, {data, many.stride, true}, many.rows, padded, sums);
+        continue;
+      }
+      if (many.dtype == DType::f16 && width == padded) {
+        const auto* data = static_cast<const Half*>(many.data) + begin;
+        add_tall_tiles<Half, T>(staying, strips, {data, many.stride, true}, many.rows, padded, sums);
+        continue;
+      }
+    }
+    const Panel<T> passing = panel_of<T>(many, begin, width, scratch.right);
+    add_tall_tiles<T, T>(staying, strips, passing, many.rows, padded, sums);
+  }
+
+  const std::int64_t others = problem.others.rows;
+  const double* sum = sums;
+  for (std::int64_t j = 0; j < many.rows; j += kPassing) {
+    const std::int64_t c = many.rows - j < kPassing ? many.rows - j : kPassing;
+    for (std::int64_t i = 0; i < staying.count; ++i, sum += kTallPlaces) {
+      for (std::int64_t r = 0; r < staying.size(i) * c; ++r) {
+        const std::int64_t still = staying.start(i) + r / c, moved = j + r % c;
+        out[swapped ? moved * others + still : still * others + moved] = sum[r];
+      }
+    }
+  }
+}
+
+}  // namespace fl_lightning::cpu::FL_ISA
