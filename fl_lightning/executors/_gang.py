@@ -56,6 +56,11 @@ class Gang(Crew):
         self._alone = False
         self.begin_round([])
 
+    @property
+    def processes(self) -> list[int]:
+        """Ids of the worker processes."""
+        return self._team.processes
+
     # ---- rounds
 
     def begin_round(self, tasks: Sequence[ClientTask]) -> None:

@@ -41,6 +41,11 @@ class Team:
         """Whether all workers are there and alive, as far as is known."""
         return len(self._workers) == self._size
 
+    @property
+    def processes(self) -> list[int]:
+        """Ids of the workers."""
+        return [worker.pid for worker in self._workers.values()]
+
     def start(self, target: Target) -> None:
         """Makes new workers, which are copies of this process as it is now."""
         self.stop()

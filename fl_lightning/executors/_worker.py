@@ -7,6 +7,7 @@ import contextlib
 import os
 import pickle
 import sys
+import time
 import traceback
 import warnings
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from fl_lightning.reports import Arrival
 
 STOP = -1
+_MOMENT = 0.02  # seconds
 
 
 @dataclass(frozen=True)
@@ -128,19 +130,24 @@ class Apprentice:
         warnings.showwarning = self._warn  # type: ignore[assignment]
         self._broken = False
         self._before = Marks()
+        self._held: list[Outcome] = []
+        self._sent = 0.0
 
     def serve(self) -> None:
         """Trains clients until the parent is gone."""
         _wire.send(self._channel, Ready(can_train()))
+        self._before = self._marks()
         while True:
             order: Order = _wire.receive(self._channel)
             self._adopt(order)
+            self._sent = time.perf_counter()
             while (place := self._next()) != STOP:
                 self._current.fill_(place)
                 # Once something has changed here, clients would not be what they are in the parent.
                 if not self._broken:
-                    self._send(self._train(order, place))
+                    self._finish(self._train(order, place))
                 self._current.fill_(STOP)
+            self._send()
             _wire.send(self._channel, Done(self._frozen()))
 
     def _adopt(self, order: Order) -> None:
@@ -150,8 +157,8 @@ class Apprentice:
         bench.optimizers.load_options(order.options)
         for config, state in zip(bench.trainer.lr_scheduler_configs, order.schedulers, strict=True):
             config.scheduler.load_state_dict(state)
+            self._before = self._marks()
         bench.lr, bench.momentum = order.lr, order.momentum
-        self._before = self._marks()
 
     def _next(self) -> int:
         token = os.read(self._tokens, 4)
@@ -204,16 +211,24 @@ class Apprentice:
             return ""
         return f"changes {'metric' if is_metric(self._bench.module, names[0]) else 'attribute'} {names[0]!r}"
 
-    def _send(self, outcome: Outcome) -> None:
+    def _finish(self, outcome: Outcome) -> None:
+        """Sends the outcome now, or with the next if clients take a moment only: the parent shares the processors."""
+        self._held.append(outcome)
         self._broken = bool(outcome.changed)
+        if self._broken or outcome.error is not None or time.perf_counter() - self._sent > _MOMENT:
+            self._send()
+
+    def _send(self) -> None:
+        held, self._held, self._sent = self._held, [], time.perf_counter()
         with contextlib.suppress(Exception):
             sys.stdout.flush()
-        try:
-            _wire.send(self._channel, outcome)
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            self._broken = True
-            reason = f"leaves something behind that cannot be sent to another process ({error})"
-            _wire.send(self._channel, Outcome(outcome.place, changed=reason))
+        for outcome in held:
+            try:
+                _wire.send(self._channel, outcome)
+            except (pickle.PicklingError, TypeError, AttributeError) as error:  # noqa: PERF203
+                self._broken = True
+                reason = f"leaves something behind that cannot be sent to another process ({error})"
+                _wire.send(self._channel, Outcome(outcome.place, changed=reason))
 
     def _frozen(self) -> str:
         try:

@@ -143,7 +143,15 @@ TRACES = {
 }
 
 
-@pytest.mark.parametrize("module", TRACES, ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module",
+    [
+        pytest.param(
+            m, id=m.__name__, marks=() if m in (Listing, Measuring, OnlyEvaluating, TwoSteps) else pytest.mark.slow
+        )
+        for m in TRACES
+    ],
+)
 def test_traces_are_noticed_and_nothing_is_lost(tmp_path, caplog, module):
     outcomes = []
     with caplog.at_level(logging.INFO):
