@@ -103,6 +103,14 @@ def logged(folder: Path) -> str:
     return "\n".join(file.read_text() for file in folder.rglob("metrics.csv"))
 
 
+def test_without_the_marked_lines_it_is_a_plain_project(project, tmp_path):
+    scope = {"__name__": "plain"}
+    exec(compile(plain((PROJECTS / "boring.py").read_text()), "boring", "exec"), scope)
+    trainer = scope["main"](tmp_path, epochs=1)
+    assert not isinstance(trainer.strategy, fl.FederatedStrategy)
+    assert trainer.global_step == 64  # batches of one, undivided
+
+
 @pytest.mark.filterwarnings("error:Detected call of:UserWarning")
 def test_boring(project, tmp_path):
     trainer = assert_resumes(project("boring").main, tmp_path)

@@ -37,8 +37,14 @@ def main(folder: str | Path = "runs/tabular", epochs: int = 3, resume: str | Pat
         logger=CSVLogger(folder),
         callbacks=[ModelCheckpoint(folder, save_top_k=-1), EarlyStopping("valid_loss"), LearningRateMonitor()],
     )
-    # - trainer.fit(model, train, val, ckpt_path=resume)
-    trainer.fit(model, fl.FederatedDataModule(train, fl.data.Dirichlet(4, alpha=0.5), val=val), ckpt_path=resume)  # +
+    trainer.fit(
+        model,
+        # - train_dataloaders=train,
+        # - val_dataloaders=val,
+        fl.FederatedDataModule(train, fl.data.Dirichlet(num_clients=4, alpha=0.5), val=val),  # +
+        ckpt_path=resume,
+        weights_only=False,  # the module's hyperparameters are objects
+    )
     trainer.validate(model, val)
     trainer.predict(model, data.prepare_inference_dataloader(test))
     return trainer
