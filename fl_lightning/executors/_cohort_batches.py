@@ -95,14 +95,16 @@ class Stacker:
     def __init__(self, bench: Bench, clients: Sequence[ClientSteps]) -> None:
         self._bench, self._clients = bench, clients
         self._starts = [list(accumulate(client.sizes, initial=0)) for client in clients]
-        # Most often the clients' batches begin at the same places: then one slice has them all.
-        even = len({(tuple(client.sizes), tuple(client.indices)) for client in clients}) == 1
+        self._even = len({(tuple(client.sizes), tuple(client.indices)) for client in clients}) == 1
+        # One matrix for all clients: where their batches begin at the same places, one slice has them.
+        self._matrix: Tensor | None = None
         places = [client.places for client in clients if client.places is not None]
-        self._matrix = torch.stack(places) if even and len(places) == len(clients) else None
+        if len(places) == len(clients):
+            self._matrix = torch.nn.utils.rnn.pad_sequence(places, batch_first=True)
 
     def groups(self, step: int, active: int) -> list[Sequence[int]]:
         """Divides the first clients into those whose batches of a step can be stacked and have the same place."""
-        if self._matrix is not None:
+        if self._even and self._matrix is not None:
             return [range(active)]
         found: list[tuple[Any, list[int]]] = []
         for k, client in enumerate(self._clients[:active]):
@@ -121,9 +123,10 @@ class Stacker:
         size = clients[0].sizes[step]
         if clients[0].places is None:
             return _stack([client.batches[step] for client in clients])
-        if self._matrix is not None and len(chosen) == len(self._clients):
-            start = self._starts[0][step]
-            places = self._matrix[:, start : start + size].reshape(-1)
+        start, first, stop = self._starts[chosen[0]][step], chosen[0], chosen[-1] + 1
+        together = stop - first == len(chosen) and all(self._starts[k][step] == start for k in chosen)
+        if self._matrix is not None and together:
+            places = self._matrix[first:stop, start : start + size].reshape(-1)
         else:
             places = torch.cat([self._places(k, step) for k in chosen])
         columns = self._bench.loaders.take(places)
