@@ -197,6 +197,15 @@ def test_obstacles_are_said_before_the_first_round(caplog, name):
     assert sum(reason in record.getMessage() for record in caplog.records) == 1
 
 
+def test_copies_that_cannot_train_are_given_up(monkeypatch):
+    monkeypatch.setattr("fl_lightning.executors._worker.can_train", lambda: "autograd does not survive forks")
+    module, alone = fresh(), fresh()
+    strategy, _ = fit(module)
+    fit(alone, executor=None)
+    assert strategy.detour == "worker processes cannot train here (autograd does not survive forks)"
+    assert torch.equal(weights(module), weights(alone))
+
+
 def test_rules_that_say_what_they_keep_are_no_obstacle():
     class Keeping(fl.algorithms.SCAFFOLD().client_rule().__class__):
         def commit(self, cohort):
