@@ -350,3 +350,14 @@ def test_data_module_with_transfer_hook():
 
     data = lambda: fl.FederatedDataModule(Scaled(), fl.data.Dirichlet(6, 1.0), seed=0)  # noqa: E731
     assert same(data=data).detour is None
+
+
+def test_benchmark():
+    """A tiny case: both executors do the same work, and the gain is a ratio of times."""
+    from benchmarks.vectorized import Case, measure
+
+    case = Case("tiny", partial(nn.Linear, 6, 10), 6, 4, 20, 5, logs=True, unequal=True)
+    result = measure(case, pairs=2, rounds=1, where="cpu", at_once=None)
+    assert result.difference < 1e-6 < result.change
+    assert result.gain.count == 2
+    assert result.gain.value > 0
