@@ -21,7 +21,7 @@ _SMALLER_PARTS = ("loss", "error", "perplexity", "entropy", "disparity")
 _SMALLER_WORDS = frozenset(
     {
         "err", "mse", "mae", "rmse", "nrmse", "msle", "rmsle", "mape", "smape", "wape", "mase", "crps", "nll", "ppl",
-        "wer", "cer", "brier", "ece", "fpr", "aurc",
+        "wer", "cer", "brier", "ece", "fpr", "aurc", "augrc",
     }
 )  # fmt: skip
 
@@ -211,9 +211,9 @@ def is_larger_better(metric_name: str) -> bool:
 
     False for names that contain ``loss``, ``error``, ``perplexity``, ``entropy`` or ``disparity`` anywhere, or one of
     the short forms ``err``, ``mse``, ``mae``, ``rmse``, ``nrmse``, ``msle``, ``rmsle``, ``mape``, ``smape``, ``wape``,
-    ``mase``, ``crps``, ``nll``, ``ppl``, ``wer``, ``cer``, ``brier``, ``ece``, ``fpr``, ``aurc`` as a whole word
-    (``val_err``, ``valMSE``, but not ``preferred_acc``). True for all others. Where the guess is wrong, say so through
-    the argument of the function or callback in question.
+    ``mase``, ``crps``, ``nll``, ``ppl``, ``wer``, ``cer``, ``brier``, ``ece``, ``fpr``, ``aurc``, ``augrc`` as a whole
+    word (``val_err``, ``valMSE``, but not ``preferred_acc``). True for all others. Where the guess is wrong, say so
+    through the argument of the function or callback in question.
 
     Example:
         >>> is_larger_better("val_acc"), is_larger_better("val/loss"), is_larger_better("valRMSE")
