@@ -159,7 +159,8 @@ class Gang(Crew):
         bench, marks = self._bench, Marks()
         marks.add_module(bench.module, metrics=False)
         marks.add_structure(bench.module)
-        marks.add("loaders", [id(bench.loaders), bench.loaders.dataset, bench.loaders.settings])
+        marks.add("loaders", bench.loaders)
+        marks.add("dataset", bench.loaders.dataset)
         if bench.local.hooked:
             marks.add("data module", bench.data)
         marks.add("rule", [bench.rule, bench.options.attack])

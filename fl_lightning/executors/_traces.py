@@ -27,6 +27,7 @@ _PLAIN = (type(None), bool, int, str, bytes, complex, torch.dtype, torch.device)
 _OPAQUE = (Trainer, nn.Module, Optimizer, ModuleType, FunctionType, BuiltinFunctionType, MethodType, type)
 _LONG = 256  # items; of longer lists, the length and the ends count
 _DEEP = 6
+_MANY = 5000  # objects behind one name; the rest count as long as they are the same
 # What torch, Lightning and this package change in modules all the time; children are modules of their own.
 _SKIPPED = {"_parameters", "_buffers", "_modules", "_trainer", "_fabric", "_current_fx_name", "_metric_attributes"}
 _SKIPPED |= {"log", "log_dict", "federated_features"}
@@ -43,9 +44,12 @@ class Marks:
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
         self._kept: list[Any] = []  # objects whose ids are marks: nothing else may get these ids
+        self._seen: set[int] = set()
+        self._left = 0
 
     def add(self, name: str, value: object) -> None:
         """Marks one object."""
+        self._seen, self._left = set(), _MANY
         self.values[name] = self._mark(value, 0)
 
     def add_module(self, module: nn.Module, metrics: bool) -> None:
@@ -82,7 +86,8 @@ class Marks:
             return repr(value)  # NaN must equal NaN
         if isinstance(value, Tensor):
             return self._tensor(value)
-        if depth > _DEEP or isinstance(value, _OPAQUE):
+        self._left -= 1
+        if depth > _DEEP or self._left < 0 or isinstance(value, _OPAQUE):
             return self._id(value)
         if isinstance(value, Mapping):
             if len(value) > _LONG:
@@ -101,6 +106,9 @@ class Marks:
         if state is not None:
             return state
         own = getattr(value, "__dict__", None)
+        if id(value) in self._seen:  # objects may refer to each other
+            return self._id(value)
+        self._seen.add(id(value))
         return self._id(value), self._mark(own, depth + 1) if isinstance(own, dict) else None
 
     def _tensor(self, value: Tensor) -> Any:
