@@ -48,13 +48,13 @@ def shared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 def _reduced(tensor: Tensor) -> Any:
     """What to pickle of a tensor: torch's own way takes a hundred microseconds, as long as a small local step."""
     if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.requires_grad:
-        return tensor.__reduce_ex__(5)
+        return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
     # Other memory formats than the usual one travel as they are.
     order = tuple(range(tensor.dim()))
     if not tensor.is_contiguous():
         order = tuple(sorted(order, key=tensor.stride, reverse=True))
         if not tensor.permute(order).is_contiguous():
-            return tensor.__reduce_ex__(5)
+            return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
     flat = tensor.permute(order).reshape(-1).resolve_conj().resolve_neg()
     content = bytearray(flat.view(torch.uint8).numpy().data) if flat.numel() else bytearray()
     return _rebuilt, (content, tensor.dtype, tuple(tensor.shape), order)
