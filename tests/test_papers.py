@@ -17,7 +17,7 @@ from benchmarks.papers.catalog import EXPERIMENTS
 from benchmarks.papers.experiment import Case, Experiment, Job, Log, read, slug
 from benchmarks.papers.federated import FederatedCase, Training
 from benchmarks.papers.networks import Pixels, SoftmaxRegression, mlp
-from benchmarks.papers.report import draw_curves, gather, tables
+from benchmarks.papers.report import draw_curves, final, gather, tables
 from benchmarks.papers.runner import work
 from benchmarks.papers.sources import FASHION, MissingDataError
 from benchmarks.papers.tables.fedlf import Fragments
@@ -206,6 +206,7 @@ def test_report(tmp_path):
     trial = made_up(tmp_path)
     text = tables(trial, tmp_path)
     assert "| FedLF | 0.820 ± 0.014 | 0.800 | +0.020 | 0.200 ± 0.000 | 0.100 | +0.100 | 15 of 20 | 0, 3 | 1.0 |" in text
+    assert final(read(job_of(trial.cases[0], tmp_path, tmp_path, 20).lines), "mean", 3) == 0.81, "not the first half"
     assert "- Less of all." in text
     assert "Not run (Pat-2): FedAvg." in text
     assert "at c0ffee" in text

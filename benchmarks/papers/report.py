@@ -26,8 +26,9 @@ def gather(experiment: Experiment, out: Path) -> dict[str, dict[int, list[Line]]
 
 
 def final(lines: Sequence[Line], metric: str, last: int) -> float:
-    """Mean of a metric over the last evaluations."""
-    values = [line[metric] for line in lines[-last:] if metric in line]
+    """Mean of a metric over the last evaluations, as far as they lie in the second half of the run."""
+    late = [line for line in lines if 2 * line["round"] > lines[-1]["round"]]
+    values = [line[metric] for line in late[-last:] if metric in line]
     return fmean(values) if values else nan
 
 

@@ -62,8 +62,8 @@ FURTHER: dict[str, tuple[Callable[[], ServerRule], str]] = {
     "q-FedAvg 15, losses after local training": (partial(LossesAfter, 15.0), "q-FedAvg 15"),
     "FedFa, equal accuracies": (partial(A.FedFa, 1.0), "FedFa"),
 }
-"""What the first public code did otherwise. It measured FedFa's accuracies after local training, too, where a client with
-a single class has 100 %; ``beta = 1`` leaves accuracies out, and participation is equal here."""
+"""What the first public code did otherwise. It measured FedFa's accuracies after local training, too, where a client
+with a single class has 100 %; ``beta = 1`` leaves accuracies out, and participation is equal here."""
 
 
 def _cases() -> list[FederatedCase]:

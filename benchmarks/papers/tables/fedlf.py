@@ -114,8 +114,8 @@ TABLE1 = Experiment(
     metrics=("mean", "angle", "worst_5"),
     last=5,
     deviations=(
-        "The figures are means over the last five evaluations, which are 50 rounds apart; the paper does not say which "
-        "rounds its figures come from.",
+        "The figures are means over the last five evaluations, which are 50 rounds apart (of shorter runs: over "
+        "those in the second half); the paper does not say which rounds its figures come from.",
         "One learning rate, .1 x .999^t, for all methods; the paper takes the best of .01, .05 and .1 for each.",
         "The published test images go to clients by the classes that they train on. In `merged data`, as in the "
         "published code, training and test images are put together and each client keeps a seventh of its own.",
