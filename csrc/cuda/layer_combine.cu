@@ -11,8 +11,8 @@ constexpr int kThreads = 256, kTogether = 8;  // rows loaded together
 // Adds the rows' part of one run of columns. With kSkip rows whose coefficient is 0 do not count, whatever they hold,
 // and are not read where all of a group are such.
 template <bool kSkip, class T>
-__device__ __forceinline__ void add_rows(const T* rows, std::int64_t stride, std::int64_t m, const double* own,
-                                         std::int64_t column, const Item& item, int width, double (&sum)[kRun<T>]) {
+__device__ inline void add_rows(const T* rows, std::int64_t stride, std::int64_t m, const double* own,
+                                std::int64_t column, const Item& item, int width, double (&sum)[kRun<T>]) {
   for (std::int64_t i = 0; i < m; i += kTogether) {
     if (kSkip) {
       bool any = false;
