@@ -92,12 +92,15 @@ def _signed(value: float) -> str:
 
 def draw_curves(results: Results, path: Path) -> None:
     """Mean accuracy and fairness angle over the rounds, a column per group, the mean of the seeds."""
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     groups = list(dict.fromkeys(name.rpartition(": ")[0] for name in results))
     figure = Figure(figsize=(5.4 * len(groups), 6.4), layout="constrained")
     axes = figure.subplots(2, len(groups), squeeze=False, sharex="col")
     for column, group in enumerate(groups):
+        for axis in axes[:, column]:
+            axis.set_prop_cycle(color=colormaps["tab20"].colors)
         for name, runs in results.items():
             if name.rpartition(": ")[0] != group:
                 continue
@@ -109,10 +112,10 @@ def draw_curves(results: Results, path: Path) -> None:
                 ]
                 axes[row][column].plot(rounds, curve, label=name.rpartition(": ")[2], linewidth=1.2)
         axes[0][column].set_title(group)
+        axes[0][column].legend(fontsize="xx-small", ncols=2)
         axes[1][column].set_xlabel("round")
     axes[0][0].set_ylabel("mean accuracy")
     axes[1][0].set_ylabel("fairness angle (rad)")
-    axes[0][-1].legend(fontsize="x-small")
     figure.savefig(path, dpi=110)
 
 
