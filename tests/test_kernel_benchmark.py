@@ -67,6 +67,7 @@ def test_counted_bytes_and_operations():
     n, layers = 9_000, 4
     assert counted["layer_gram"] == (n * 4 * 2 + layers * 16 * 8, n * 4 * 5)
     assert counted["layer_combine"] == (n * 4 * 2 + n * 2 + layers * 4 * 8, 2 * n * 4)
+    assert counted["layer_cross_combine"] == (n * 14 * 2 + n * 2 + layers * 14 * 8, 2 * n * 14)
     assert counted["puc_track"] == (n * 2 + 2 * n + n // 8 + layers * 8, 2 * n)
     assert counted["puc_combine"] == (n * 4 * 2 + n * 4 // 8 + n * 2, 3 * n * 4)
 

@@ -17,7 +17,7 @@ from fl_lightning.ops import _min_norm, _reference
 
 OPS = tuple(ops.backend())
 ON_GRAM = ("project_conflicts", "min_norm")  # float64 whatever the rows' dtype
-REMEMBERED = 10  # rows of the other matrix of layer_cross_gram
+REMEMBERED = 10  # rows of the other matrix of layer_cross_gram and layer_cross_combine
 TRACKED = 10  # clients that puc_track passes over in turn
 
 
@@ -92,6 +92,7 @@ class Problem:
         self.gram = (vectors @ vectors.mT).to(device)
         self.order = torch.randperm(m, generator=generator)
         self.fixed = torch.zeros(m, dtype=torch.bool)
+        self.both_coeff = torch.randn(layers, m + REMEMBERED, dtype=torch.float64, generator=generator).to(device)
 
     def cases(self, chosen: tuple[str, ...]) -> Iterator[Case]:
         """The chosen ops."""
@@ -127,6 +128,11 @@ class Problem:
                 *both("layer_combine", rows, offsets, coeff),
                 read + n * size + 8 * layers * m,
                 2 * n * m,
+            ),
+            "layer_cross_combine": (
+                *both("layer_cross_combine", rows, others, offsets, self.both_coeff),
+                read + n * (REMEMBERED + 1) * size + 8 * layers * (m + REMEMBERED),
+                2 * n * (m + REMEMBERED),
             ),
             "project_conflicts": (
                 *both("project_conflicts", self.gram, self.order, self.fixed),
