@@ -27,9 +27,9 @@ _HOOKS = {"val": "on_validation_epoch_end", "test": "on_test_epoch_end"}
 class EpochEnd:
     """Runs the module's epoch-end hook for one client at a time.
 
-    Afterwards metrics, lists and other plain attributes are as they were. ``self.log`` fills the client's row, loggers
-    and ``print`` are silent, and a hook that steps optimizers or schedulers ends there. Metrics whose states cannot be
-    joined give NaN.
+    Afterwards metrics, buffers, lists and other plain attributes are as they were. ``self.log`` fills the client's row,
+    loggers and ``print`` are silent, and a hook that steps optimizers or schedulers ends there. Metrics whose states
+    cannot be joined give NaN.
 
     Args:
         module: the module.
@@ -65,6 +65,12 @@ class EpochEnd:
         notes = Notes()
         notes.size = 1
         attributes = OwnAttributes(self._module)
+        buffers = [
+            (owner._buffers, name, buffer, buffer.clone())
+            for owner in self._module.modules()
+            for name, buffer in owner._buffers.items()
+            if buffer is not None
+        ]
         states = [(metric, read_state(metric), metric._update_count) for metric in self._metrics]
         try:
             for items in attributes.sequences():
@@ -83,6 +89,8 @@ class EpochEnd:
         finally:
             found = notes.values()
             attributes.restore()
+            for held, name, buffer, before in buffers:
+                held[name] = buffer.copy_(before)
             for metric, state, updates in states:
                 write_state(metric, state, updates)
         return found

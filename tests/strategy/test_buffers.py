@@ -244,10 +244,12 @@ class Selecting(Classifier):
     def __init__(self):
         super().__init__()
         self.register_buffer("validations", torch.tensor(0.0))
+        self.register_buffer("bound_anew", torch.tensor(0.0))
         self.seen = []
 
     def on_validation_epoch_end(self):
         self.validations += 1
+        self.bound_anew = self.bound_anew + 1
 
     def training_step(self, batch, batch_idx):
         self.seen.append(self.validations.item())
@@ -258,6 +260,7 @@ def test_what_validation_writes_into_a_buffer_stays():
     module = fresh(Selecting)
     quiet_trainer(fl.FederatedStrategy(clients_per_round=2), 3).fit(module, federated_blobs())
     assert module.validations.item() == 3
+    assert module.bound_anew.item() == 3
     assert sorted(set(module.seen)) == [0, 1, 2]
 
 
