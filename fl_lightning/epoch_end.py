@@ -66,9 +66,9 @@ class EpochEnd:
         notes.size = 1
         attributes = OwnAttributes(self._module)
         buffers = [
-            (owner._buffers, name, buffer, buffer.clone())
+            (owner._buffers, key, buffer, buffer.clone())
             for owner in self._module.modules()
-            for name, buffer in owner._buffers.items()
+            for key, buffer in owner._buffers.items()
             if buffer is not None
         ]
         states = [(metric, read_state(metric), metric._update_count) for metric in self._metrics]
@@ -89,8 +89,8 @@ class EpochEnd:
         finally:
             found = notes.values()
             attributes.restore()
-            for held, name, buffer, before in buffers:
-                held[name] = buffer.copy_(before)
+            for held, key, buffer, content in buffers:
+                held[key] = buffer.copy_(content)
             for metric, state, updates in states:
                 write_state(metric, state, updates)
         return found
