@@ -9,7 +9,7 @@ import re
 
 import pytest
 import torch
-from support import CLASSES, Blobs, Classifier, blobs, federated_blobs, fresh, quiet_trainer, weights
+from support import CLASSES, Blobs, Classifier, Tally, blobs, federated_blobs, fresh, quiet_trainer, weights
 from torch import nn
 from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
@@ -255,7 +255,7 @@ class Logging(Classifier):
     def __init__(self):
         super().__init__(dropout=0.2)
         self.accuracy = MulticlassAccuracy(CLASSES, average="micro")
-        self.calls = 0
+        self.calls = Tally()
 
     def training_step(self, batch, batch_idx):
         x, y = batch
@@ -276,7 +276,7 @@ def test_losses_leave_logs_metrics_and_random_numbers_alone():
         trainer = quiet_trainer(fl.FederatedStrategy(rule), 2)
         trainer.fit(module, federated_blobs())
         metrics = {name: float(v) for name, v in trainer.callback_metrics.items() if name.split("/")[0] != "fed"}
-        results.append((weights(module), metrics, module.calls))
+        results.append((weights(module), metrics, module.calls.count))
     for got, metrics, calls in results[1:]:
         assert torch.equal(got, results[0][0])
         assert metrics == results[0][1]
@@ -344,7 +344,7 @@ class ManualWithLoss(Classifier):
     def __init__(self):
         super().__init__()
         self.automatic_optimization = False
-        self.asked = 0
+        self.asked = Tally()
 
     def training_step(self, batch, batch_idx):
         optimizer = self.optimizers()
@@ -366,7 +366,7 @@ def test_manual_optimization_with_a_federated_loss(algorithm):
     for module in (manual, automatic):
         strategy = fl.FederatedStrategy(algorithm(), clients_per_round=3)
         quiet_trainer(strategy, 2).fit(module, federated_blobs())
-    assert manual.asked >= 6
+    assert manual.asked.count >= 6
     assert torch.allclose(weights(manual), weights(automatic), atol=1e-6)
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from plain_loop import client_batches
 from resuming import ALGORITHMS
-from support import CLASSES, FEATURES, Classifier, federated_blobs, fresh, quiet_trainer, weights
+from support import CLASSES, FEATURES, Classifier, Tally, federated_blobs, fresh, quiet_trainer, weights
 from torch import nn
 
 import fl_lightning as fl
@@ -36,7 +36,7 @@ class Judged(Classifier):
 
     def __init__(self, **options):
         super().__init__(**options)
-        self.asked, self.passes = 0, 0
+        self.asked, self.passes = Tally(), 0
 
     def forward(self, x):
         self.passes += 1
@@ -73,14 +73,14 @@ def test_accuracies_are_those_of_the_global_model_on_the_clients_training_data(l
             if losses:
                 assert cohort.losses[place] == pytest.approx(float(F.cross_entropy(by_hand(x), y).detach()), abs=1e-5)
         assert (cohort.losses is not None) == losses
-    assert module.asked == 6  # a client's whole data in one batch
+    assert module.asked.count == 6  # a client's whole data in one batch
     assert "must_not_show" not in trainer.callback_metrics
 
 
 def test_nobody_is_asked_for_accuracies_in_vain():
     module = fresh(Judged)
     fit(Recorder(losses=True), module)
-    assert module.asked == 0
+    assert module.asked.count == 0
 
 
 def test_asking_changes_no_weights():
@@ -98,7 +98,7 @@ class Wrong(Judged):
 class Sometimes(Judged):
     def federated_accuracy(self, batch, batch_idx):
         self.asked += 1
-        return float("nan") if self.asked == 2 else 0.5  # a plain number will do
+        return float("nan") if self.asked.count == 2 else 0.5  # a plain number will do
 
 
 def test_accuracies_that_are_none_are_refused_or_dropped():
