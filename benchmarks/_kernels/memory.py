@@ -3,26 +3,11 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
-
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # names of malloc.h
+from fl_lightning.executors import _memory
 
 
 def keep_freed_memory() -> str:
-    """Lets glibc reuse large blocks, where by default each is given back to the system and faulted in anew.
-
-    The environment variables MALLOC_MMAP_MAX_=0 and MALLOC_TRIM_THRESHOLD_=2147483647 do the same from outside.
-
-    Returns:
-        What holds now, in words; on another C library nothing changes.
-    """
-    try:
-        library = ctypes.CDLL(None) if sys.platform == "linux" else None
-    except OSError:
-        library = None
-    if library is None or not hasattr(library, "gnu_get_libc_version"):
-        return "as the C library has it"
-    library.mallopt(_MMAP_MAX, 0)
-    library.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
-    return "glibc keeps what is freed, so that outputs lie in memory that was used before"
+    """As in worker processes; says in words what holds now."""
+    if _memory.keep_freed_memory():
+        return "glibc keeps what is freed, so that outputs lie in memory that was used before"
+    return "as the C library has it"

@@ -17,8 +17,9 @@ from multiprocessing.connection import Connection, Pipe
 
 import torch
 
+from fl_lightning.executors._memory import keep_freed_memory
+
 _PDEATHSIG = 1  # of prctl
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of mallopt
 
 
 @dataclass(frozen=True)
@@ -104,9 +105,6 @@ def _settle(parent: int) -> None:
         library.prctl(_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    if hasattr(library, "gnu_get_libc_version"):
-        # Freed memory stays with the process: a convolutional network spends a quarter of its time on fresh pages else.
-        library.mallopt(_MMAP_MAX, 0)
-        library.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+    keep_freed_memory()
     gc.freeze()  # what is there already stays: looking at it would copy its pages
     torch.set_num_threads(1)  # the parent's threads do not exist here
