@@ -18,8 +18,9 @@ from torchmetrics import Metric
 
 from fl_lightning._lightning import LightningModule, Trainer, lightning_module, rank_zero_warn
 from fl_lightning.attributes import OwnAttributes, refill
+from fl_lightning.buffers import BufferBank
 from fl_lightning.personal import Notes
-from fl_lightning.results import MetricState, is_mergeable, read_state, write_state
+from fl_lightning.results import MetricState, is_mergeable
 
 _HOOKS = {"val": "on_validation_epoch_end", "test": "on_test_epoch_end"}
 
@@ -64,14 +65,8 @@ class EpochEnd:
         """Called after a client's last batch: what the hook logs about this client alone."""
         notes = Notes()
         notes.size = 1
-        attributes = OwnAttributes(self._module)
-        buffers = [
-            (owner._buffers, key, buffer, buffer.clone())
-            for owner in self._module.modules()
-            for key, buffer in owner._buffers.items()
-            if buffer is not None
-        ]
-        states = [(metric, read_state(metric), metric._update_count) for metric in self._metrics]
+        attributes, buffers = OwnAttributes(self._module), BufferBank(self._module, "global")
+        states = [MetricState(metric) for metric in self._metrics]
         try:
             for items in attributes.sequences():
                 before = self._lengths.get(id(items), 0)
@@ -89,10 +84,9 @@ class EpochEnd:
         finally:
             found = notes.values()
             attributes.restore()
-            for held, key, buffer, content in buffers:
-                held[key] = buffer.copy_(content)
-            for metric, state, updates in states:
-                write_state(metric, state, updates)
+            buffers.restore()
+            for state in states:
+                state.put_back()
         return found
 
     def end(self) -> None:

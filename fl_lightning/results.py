@@ -107,6 +107,11 @@ class MetricState:
         self._state: State = read_state(metric)
         self._updates = metric._update_count
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the metric has been updated as often as when its state was taken."""
+        return self._metric._update_count == self._updates
+
     def reset(self) -> None:
         """Empties the metric; what it had accumulated is kept here."""
         self._metric.reset()

@@ -11,7 +11,7 @@ from torchmetrics import Metric
 
 from fl_lightning._lightning import LightningModule
 from fl_lightning.attributes import OwnAttributes
-from fl_lightning.results import read_state, write_state
+from fl_lightning.results import MetricState
 
 
 @contextmanager
@@ -23,10 +23,9 @@ def silenced(module: LightningModule, evaluate: bool = True) -> Iterator[None]:
         evaluate: False leaves the training modes alone.
     """
     modes, attributes = [(m, m.training) for m in module.modules()], OwnAttributes(module)
-    states = []
-    for metric in (m for m in module.modules() if isinstance(m, Metric)):
-        states.append((metric, read_state(metric), metric._update_count))
-        metric.reset()  # updates may be in place: they must not reach the saved tensors
+    states = [MetricState(m) for m in module.modules() if isinstance(m, Metric)]
+    for state in states:
+        state.reset()  # updates may be in place: they must not reach the saved tensors
     if evaluate:
         module.eval()
     shadows = {name: module.__dict__.get(name) for name in ("log", "log_dict")}
@@ -40,8 +39,8 @@ def silenced(module: LightningModule, evaluate: bool = True) -> Iterator[None]:
             if shadow is not None:
                 module.__dict__[name] = shadow
         attributes.restore()
-        for metric, state, updates in states:
-            write_state(metric, state, updates)
+        for state in states:
+            state.put_back()
         for submodule, mode in modes:
             submodule.training = mode
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fl_lightning._lightning import LightningModule
-from fl_lightning.results import read_state, write_state
+from fl_lightning.results import MetricState
 from fl_lightning.seeding import _device_state
 
 _MOVING = frozenset({"callback_metrics", "global_step", "logged_metrics", "progress_bar_metrics"})
@@ -52,7 +52,7 @@ def undone(module: LightningModule, device: torch.device) -> Iterator[Callable[[
     """
     asked: set[str] = set()
     parts = dict(module.named_modules())
-    metrics = [(m, read_state(m), m._update_count) for m in parts.values() if isinstance(m, Metric)]
+    metrics = [MetricState(m) for m in parts.values() if isinstance(m, Metric)]
     before = {prefix: _kept(part) for prefix, part in parts.items() if not isinstance(part, Metric)}
     draws = _draws(device)
     watched = [m for m in parts.values() if isinstance(m, LightningModule)]
@@ -71,7 +71,7 @@ def undone(module: LightningModule, device: torch.device) -> Iterator[Callable[[
                     return f"training_step changes the attribute {prefix}{'.' if prefix else ''}{name}"
             for name in vars(part).keys() - before.get(prefix, vars(part)).keys() - _SKIPPED:
                 return f"training_step changes the attribute {prefix}{'.' if prefix else ''}{name}"
-        if any(metric._update_count != updates for metric, _, updates in metrics):
+        if not all(state.is_current for state in metrics):
             return "training_step updates a metric"
         return None
 
@@ -82,8 +82,8 @@ def undone(module: LightningModule, device: torch.device) -> Iterator[Callable[[
             vars(owner)["_trainer"] = trainer
         for prefix, kept in before.items():
             _put_back(parts[prefix], kept)
-        for metric, state, updates in metrics:
-            write_state(metric, state, updates)
+        for state in metrics:
+            state.put_back()
 
 
 def _draws(device: torch.device) -> tuple[Any, ...]:
