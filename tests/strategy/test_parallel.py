@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clients in worker processes: the same bits as one after the other."""
 
-import sys
 from functools import partial
 
 import lightning as L
@@ -11,20 +10,12 @@ from lightning.pytorch.callbacks import Callback
 from resuming import ALGORITHMS, Project, SaveAt, assert_equal
 from support import Blobs, Classifier, federated_blobs, fresh, quiet_trainer, weights
 from torch.utils.data import DataLoader, Dataset
-from worker_processes import children
+from worker_processes import FORKS, TWO, children
 
 import fl_lightning as fl
 from fl_lightning.executors._team import training_order
 
-TWO = fl.executors.Parallel(workers=2)
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are made by fork")
-
-
-@pytest.fixture(autouse=True)
-def no_process_is_left():
-    before = children()
-    yield
-    assert children() == before
+pytestmark = FORKS
 
 
 class Counted(Callback):

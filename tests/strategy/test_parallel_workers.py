@@ -4,7 +4,6 @@
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 import warnings
@@ -17,20 +16,12 @@ import torchmetrics
 from resuming import Project, differences
 from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
 from torch import nn
-from worker_processes import children
+from worker_processes import FORKS, TWO, children
 
 import fl_lightning as fl
 from fl_lightning.algorithms import ClientRule
 
-TWO = fl.executors.Parallel(workers=2)
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are made by fork")
-
-
-@pytest.fixture(autouse=True)
-def no_process_is_left():
-    before = children()
-    yield
-    assert children() == before
+pytestmark = FORKS
 
 
 def fit(module, rounds=2, trainer=None, **strategy):

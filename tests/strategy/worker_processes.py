@@ -1,8 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which processes this one has started."""
+"""What tests of worker processes share: two workers, and that none is left behind."""
 
 import os
+import sys
 from pathlib import Path
+
+import pytest
+
+import fl_lightning as fl
+
+TWO = fl.executors.Parallel(workers=2)
+FORKS = [
+    pytest.mark.skipif(sys.platform != "linux", reason="workers are made by fork"),
+    pytest.mark.usefixtures("no_process_is_left"),
+]
 
 
 def children() -> list[int]:
