@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import fl_lightning as fl
-from benchmarks._rounds.timing import Median, Moment
+from benchmarks._rounds.timing import Median, Turns
 
 CLASSES, SEED = 10, 0
 _SGD = partial(torch.optim.SGD, lr=0.05)
@@ -108,24 +108,6 @@ class Project(L.LightningModule):
         return self.case.optimizer(self.parameters())
 
 
-class Rounds(L.Callback):
-    """Times every round, from the end of the last one."""
-
-    def __init__(self) -> None:
-        self.times: list[Moment] = []
-        self._mark = Moment.now()
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The first round begins."""
-        self._mark = Moment.now()
-
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """A round is over."""
-        now = Moment.now()
-        self.times.append(now - self._mark)
-        self._mark = now
-
-
 @dataclass(frozen=True)
 class Fit:
     """What one fit gave: seconds of its median round, and the weights."""
@@ -142,7 +124,7 @@ def fit(case: Case, data: fl.FederatedDataModule, executor: fl.executors.Executo
         RuntimeError: the clients did not train as the executor is meant to.
     """
     torch.manual_seed(SEED)
-    module, timer = Project(case), Rounds()
+    module, timer = Project(case), Turns(lambda: None, warm_up=1)
     strategy = fl.FederatedStrategy(clients_per_round=case.clients, executor=executor, seed=SEED)
     trainer = L.Trainer(
         max_epochs=rounds + 1, strategy=strategy, accelerator=where, callbacks=[timer], logger=False,
@@ -151,7 +133,7 @@ def fit(case: Case, data: fl.FederatedDataModule, executor: fl.executors.Executo
     trainer.fit(module, data)
     if strategy.detour is not None:
         raise RuntimeError(f"{case.name}: {strategy.detour}")
-    times = timer.times[1:]
+    times = timer.ours
     weights = torch.cat([p.detach().flatten().cpu() for p in module.parameters()])
     return Fit(statistics.median(t.cpu for t in times), statistics.median(t.wall for t in times), weights)
 
