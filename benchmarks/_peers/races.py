@@ -55,6 +55,7 @@ def races(folder: Path, present: tuple[Package, ...], executor: bool) -> list[Ra
 
     trainers = "a Trainer per client"
     loop, ours = side(HAND_WRITTEN, HAND_WRITTEN), side(OURS, OURS)
+    halves = side(f"{HAND_WRITTEN}, two processes", HAND_WRITTEN, "--workers", "2")
     both = side(f"{OURS}, two clients at a time", OURS, "--workers", "2") if executor else ours
     threads = 1 if executor else CORES
     fv = ("--method", "fedfv")
@@ -70,7 +71,7 @@ def races(folder: Path, present: tuple[Package, ...], executor: bool) -> list[Ra
         race("one-flower", "one thread, Flower", "fedavg", (loop, 1), (ours, 1), (side("Flower", "flwr"), 1)),
         race(
             "both", "both cores", "fedavg",
-            (both, threads), (side("pfl, two threads", "pfl"), 2),
+            (halves, 1), (both, threads), (side("pfl, two threads", "pfl"), 2),
             (side("pfl, two processes", "pfl", "--workers", "2", launcher=run), 1),
             (side("FLGo, two threads", "flgo"), 2), (side("FLGo, two clients at a time", "flgo", "--workers", "2"), 1),
             (side("FedLab, two threads", "fedlab"), 2), (side(f"{trainers}, two threads", trainers), 2),

@@ -20,7 +20,7 @@ class Row:
     Attributes:
         seconds: per round, on the wall.
         ours: the side's time by ours, of rounds next to each other.
-        loop: the side's time by the hand-written loop's; ``None`` if that was not in the race.
+        loop: the side's time by that of the race's hand-written loop; ``None`` if there is none.
         steps: local steps per round; ``None`` if the side could not count them.
         norm: median norm of the change of the global parameters.
         accuracy: of the last global parameters on training samples.
@@ -46,7 +46,7 @@ def rows(race: Race, laps: Mapping[str, Sequence[Lap]], shape: Shape) -> list[Ro
         RuntimeError: ours did not finish.
     """
     packages = {side.name: side.package for side in race.sides}
-    own = [name for name in laps if packages[name] == OURS]
+    own, loops = ([name for name in laps if packages[name] == which] for which in (OURS, HAND_WRITTEN))
     if not own:
         raise RuntimeError(f"{OURS} did not finish the race: {race.what}")
     found = []
@@ -59,7 +59,7 @@ def rows(race: Race, laps: Mapping[str, Sequence[Lap]], shape: Shape) -> list[Ro
                 package=packages[name],
                 seconds=Median.of([lap.seconds for lap in rounds]),
                 ours=_ratio(rounds, laps[own[0]]),
-                loop=_ratio(rounds, laps[HAND_WRITTEN]) if HAND_WRITTEN in laps else None,
+                loop=_ratio(rounds, laps[loops[0]]) if loops else None,
                 steps=steps.pop() if len(steps) == 1 else None,
                 norm=statistics.median(lap.norm for lap in rounds),
                 accuracy=rounds[-1].accuracy,

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -105,18 +105,25 @@ class HandWritten:
 
     def __call__(self) -> None:
         """One round."""
+        self.move(self.updates(torch.randperm(self.shape.clients)[: self.shape.per_round].tolist()))
+
+    def updates(self, clients: Sequence[int]) -> list[Tensor]:
+        """Trains these clients of a round; their share of its mean update."""
         size, parameters, weights = self.shape.samples, self.parameters, self.weights
-        chosen = torch.randperm(self.shape.clients)[: self.shape.per_round].tolist()
         update = [torch.zeros_like(w) for w in weights]
-        for client in chosen:
+        for client in clients:
             with torch.no_grad():
                 for p, w in zip(parameters, weights, strict=True):
                     p.copy_(w)
             self.steps += train(self.model, self.shape, self.x, self.y, client * size + torch.randperm(size))
             with torch.no_grad():
                 for u, p, w in zip(update, parameters, weights, strict=True):
-                    u.add_(p - w, alpha=1 / len(chosen))
-        for w, u in zip(weights, update, strict=True):
+                    u.add_(p - w, alpha=1 / self.shape.per_round)
+        return update
+
+    def move(self, update: Sequence[Tensor]) -> None:
+        """Changes the global parameters."""
+        for w, u in zip(self.weights, update, strict=True):
             w.add_(u)
         self.step_norm = float(torch.cat([u.flatten() for u in update]).norm())
 
