@@ -14,6 +14,7 @@ from torch import Tensor
 from fl_lightning._lightning import LightningModule, Trainer
 from fl_lightning.algorithms.base import ClientRule, LocalWork, Needs
 from fl_lightning.binding import Binding
+from fl_lightning.client_losses import ClientLosses
 from fl_lightning.clients import ClientOptimizers, client_learning_rate
 from fl_lightning.data.loaders import ClientLoaders
 from fl_lightning.local import LocalTrainer
@@ -65,6 +66,7 @@ class Bench:
     Attributes:
         lr: the clients' learning rate in this round, if the optimizer defines one.
         momentum: momentum of the clients' SGD in this round.
+        losses: losses and accuracies of clients at the bound parameters.
         detour: why clients are trained one after the other although another executor was asked for, or ``None``.
     """
 
@@ -83,7 +85,7 @@ class Bench:
     ) -> None:
         self.trainer, self.loop, self.rule, self.binding = trainer, loop, rule, binding
         self.options, self.needs, self.server, self.optimizers = options, needs, server, optimizers
-        self.local, self.lean = local, lean
+        self.local, self.lean, self.losses = local, lean, ClientLosses(trainer, local)
         self.lr, self.momentum = client_learning_rate(trainer.optimizers)
         self.detour: str | None = None
 
@@ -154,7 +156,7 @@ class Bench:
         """Loss and accuracy of a client at the bound parameters in round ``index``, as far as they are needed."""
         with isolated(derive_seed(self.options.seed, "loss", index, client), self.binding.theta.device):
             try:
-                return self.local.measure(client, needs or self.needs)
+                return self.losses.measure(client, needs or self.needs)
             finally:
                 self.server.bank.restore()
 

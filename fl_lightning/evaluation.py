@@ -17,7 +17,7 @@ from fl_lightning._lightning import Callback, Trainer
 from fl_lightning.callbacks.client_table import ClientTable, format_client_table
 from fl_lightning.data.loaders import ClientLoaders
 from fl_lightning.epoch_end import EpochEnd
-from fl_lightning.local import LocalPlan
+from fl_lightning.local_plan import LocalPlan
 from fl_lightning.metrics.functional import fairness_summary, is_larger_better
 from fl_lightning.personal import PersonalEvaluation
 from fl_lightning.records import EvaluationRecord

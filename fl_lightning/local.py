@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local training of one client, and the client's loss at given parameters.
+"""Local training of one client.
 
 The full path runs Lightning's own optimization with every hook. The lean path does the same arithmetic without the
 hooks; it is taken when nothing overrides them. Both give identical weights.
@@ -7,9 +7,7 @@ hooks; it is taken when nothing overrides them. Both give identical weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from inspect import signature
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from math import ceil
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from fl_lightning._lightning import Callback, LightningModule, Trainer, lightning_module
-from fl_lightning.algorithms.base import ClientRule, LocalWork, Needs, changes_loss
+from fl_lightning._lightning import LightningModule, Trainer, lightning_module
+from fl_lightning.algorithms.base import ClientRule, LocalWork, changes_loss
 from fl_lightning.data.loaders import ClientLoaders
 from fl_lightning.features import FeatureTap
+from fl_lightning.local_plan import LocalPlan
 from fl_lightning.loop import FederatedEpochLoop
 from fl_lightning.quick_sgd import QuickSGD
 from fl_lightning.results import QuickLog
@@ -30,70 +29,7 @@ from fl_lightning.silence import silenced
 if TYPE_CHECKING:
     from fl_lightning.bench import LogCall
 
-_LOSS_BATCH = 1024
-"""Samples per forward pass when only losses are wanted; halved as often as memory demands."""
-
-_LEAN_MODULE_HOOKS = (
-    "backward", "configure_gradient_clipping", "lr_scheduler_step", "on_after_backward", "on_before_backward",
-    "on_before_optimizer_step", "on_before_zero_grad", "on_train_batch_end", "on_train_batch_start",
-    "optimizer_step", "optimizer_zero_grad",
-)  # fmt: skip
-_LEAN_CALLBACK_HOOKS = ("on_after_backward", "on_before_backward", "on_before_optimizer_step", "on_before_zero_grad")
 _TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-
-
-@dataclass(frozen=True)
-class LocalPlan:
-    """How long clients train.
-
-    Attributes:
-        epochs: passes over the client's data, unless ``steps`` is given.
-        steps: optimizer steps, whatever the client's size.
-        limit: batches per pass: a count, or a fraction of the client's batches (at least one).
-        seed: root of all local randomness.
-    """
-
-    epochs: int
-    steps: int | None
-    limit: int | float
-    seed: int
-
-    def batches(self, available: int) -> int:
-        """Batches of one pass over a client that has ``available``."""
-        if isinstance(self.limit, int):
-            return min(self.limit, available)
-        return min(max(1, int(self.limit * available)), available)
-
-
-def full_path_reason(trainer: Trainer, module: LightningModule) -> str | None:
-    """Why the lean path may not be taken, or ``None`` if it may."""
-    is_overridden = lightning_module("utilities.model_helpers").is_overridden
-    if not module.automatic_optimization:
-        return "manual optimization"
-    if type(trainer.precision_plugin) is not lightning_module("plugins.precision").Precision:
-        return f"precision {trainer.precision}"
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    schedule = lightning_module("callbacks").GradientAccumulationScheduler
-    if trainer.accumulate_grad_batches != 1 or any(isinstance(callback, schedule) for callback in callbacks):
-        return "accumulate_grad_batches"
-    for optimizer in trainer.optimizers:
-        closure = signature(optimizer.step).parameters.get("closure")
-        if closure is not None and closure.default is closure.empty:
-            return f"{type(optimizer).__name__} calls for a closure"
-    if trainer.gradient_clip_val is not None:
-        return "gradient clipping"
-    if type(trainer.profiler) is not lightning_module("profilers").PassThroughProfiler:  # type: ignore[attr-defined]
-        return "a profiler"
-    if getattr(trainer, "_detect_anomaly", False):
-        return "anomaly detection"
-    for name in _LEAN_MODULE_HOOKS:
-        if is_overridden(name, module):
-            return f"the module overrides {name}"
-    for callback in callbacks:
-        for name in _LEAN_CALLBACK_HOOKS:
-            if getattr(type(callback), name) is not getattr(Callback, name):
-                return f"{type(callback).__name__} overrides {name}"
-    return None
 
 
 class TrainingLog(Protocol):
@@ -143,7 +79,6 @@ class LocalTrainer:
         self.hooked = any(helpers.is_overridden(name, owner) for owner in owners for name in _TRANSFER_HOOKS)
         self._stays = not self.hooked and self._trainer.strategy.root_device.type == "cpu"
         self._optimizer = QuickSGD(self._trainer.optimizers[0])
-        self._loss_batch = _LOSS_BATCH
         self._log: TrainingLog = QuickLog(self._module, loop._results)
         self.work: LocalWork | None = None
         self._index = 0  # place of the present batch; Lightning hides it from a training_step that does not ask
@@ -268,6 +203,11 @@ class LocalTrainer:
             self._rule.correct_gradients(self.work)
         self.work.steps += 1
 
+    def training_output(self, batch: Any, index: int) -> Any:
+        """What the module's ``training_step`` returns."""
+        module = self._module
+        return module.training_step(batch, index) if self._takes_index else module.training_step(batch)
+
     def to_device(self, batch: Any) -> Any:
         """The batch as the module takes it: after the transfer hooks, on the device."""
         if self._stays:
@@ -335,52 +275,6 @@ class LocalTrainer:
         self._loop.count_step()
         work.steps += 1
         return total
-
-    # ---- losses and accuracies at given parameters
-
-    @torch.no_grad()
-    def measure(self, client: int, needs: Needs) -> dict[str, float]:
-        """Loss and accuracy at the bound parameters: sample-weighted means over the client's training data.
-
-        In eval mode; ``self.log`` and metric states are left as they were. Batches are as large as memory allows.
-
-        Args:
-            client: the client.
-            needs: which of ``"loss"`` and ``"accuracy"`` to return.
-        """
-        wanted: dict[str, Callable[[Any, int], Any]] = {}
-        if needs.losses or needs.requery:
-            wanted["loss"] = getattr(self._module, "federated_loss", None) or self.training_output
-        if needs.accuracies:
-            wanted["accuracy"] = getattr(self._module, "federated_accuracy")  # noqa: B009 (nn.Module's type)
-        with silenced(self._module):
-            while True:
-                try:
-                    return self._means(client, wanted)
-                except torch.OutOfMemoryError:  # noqa: PERF203
-                    if self._loss_batch <= self.loaders.batch_size:
-                        raise
-                    self._loss_batch = max(self._loss_batch // 2, self.loaders.batch_size)
-
-    def _means(self, client: int, wanted: Mapping[str, Callable[[Any, int], Any]]) -> dict[str, float]:
-        totals = {name: torch.zeros((), dtype=torch.float64) for name in wanted}
-        counts = dict.fromkeys(wanted, 0)
-        size = max(self._loss_batch, self.loaders.batch_size)
-        for index, (batch, number) in enumerate(self.loaders.batches(client, seed=None, batch_size=size)):
-            moved = self.to_device(self._trainer.precision_plugin.convert_input(batch))
-            for name, function in wanted.items():
-                with self._trainer.precision_plugin.val_step_context():
-                    output = function(moved, index)
-                value = output.get("loss") if isinstance(output, Mapping) else output
-                if value is not None:
-                    totals[name] = totals[name] + torch.as_tensor(value).detach().cpu().double() * number
-                    counts[name] += number
-        return {name: float(totals[name] / count) if count else float("nan") for name, count in counts.items()}
-
-    def training_output(self, batch: Any, index: int) -> Any:
-        """What the module's ``training_step`` returns."""
-        module = self._module
-        return module.training_step(batch, index) if self._takes_index else module.training_step(batch)
 
 
 def _weighted_mean(losses: list[Tensor], sizes: list[int]) -> Tensor:

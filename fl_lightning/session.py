@@ -23,7 +23,8 @@ from fl_lightning.data.loaders import ClientLoaders
 from fl_lightning.data.samplers import CohortSampler
 from fl_lightning.executors.base import Crew, Executor
 from fl_lightning.executors.sequential import Sequential
-from fl_lightning.local import LocalPlan, LocalTrainer, full_path_reason
+from fl_lightning.local import LocalTrainer
+from fl_lightning.local_plan import LocalPlan, full_path_reason
 from fl_lightning.loop import ClientTask, FederatedEpochLoop
 from fl_lightning.records import RoundRecord
 from fl_lightning.refusals import refuse_checkpoint, refuse_module, refuse_schedulers, refuse_selection

@@ -32,7 +32,7 @@ from fl_lightning.device import OneDevice
 from fl_lightning.evaluation import FairnessWatch
 from fl_lightning.executors.base import Executor
 from fl_lightning.executors.sequential import Sequential
-from fl_lightning.local import LocalPlan
+from fl_lightning.local_plan import LocalPlan
 from fl_lightning.loop import ClientTask, FederatedEpochLoop, install
 from fl_lightning.personal import PersonalEvaluation
 from fl_lightning.records import EvaluationRecord, RoundRecord, round_metrics

@@ -99,7 +99,7 @@ class Timed(fl.FederatedStrategy):
     def loss_pass(self, repeats: int) -> Median:
         """Our pass over some clients' training losses by a bare forward pass, in turns, in processor time."""
         session, needs = self.session, fl.algorithms.base.Needs(losses=True)
-        local, module = session.local, self.lightning_module
+        losses, module = session.bench.losses, self.lightning_module
         assert isinstance(module, Classifier)
         clients = range(self._shape.per_round)
         blocks = [session.loaders.indices(client) for client in clients]
@@ -107,7 +107,7 @@ class Timed(fl.FederatedStrategy):
         for _ in range(repeats):
             start = Moment.now()
             for client in clients:
-                local.measure(client, needs)
+                losses.measure(client, needs)
             ours = Moment.now() - start
             module.eval()
             with torch.no_grad():
