@@ -67,9 +67,7 @@ class Cohort:
             raise ValueError(f"client_lr must be finite and not negative, found {self.client_lr}")
         if self.num_clients is not None and self.num_clients < m:
             raise ValueError(f"num_clients must be at least the {m} clients of the round, found {self.num_clients}")
-        object.__setattr__(self, "sizes", _vector("sizes", self.sizes, m, rows))
-        if bool((self.sizes <= 0).any()):
-            raise ValueError(f"sizes must be positive, found {self.sizes.tolist()}")
+        object.__setattr__(self, "sizes", _vector("sizes", self.sizes, m, rows, positive=True))
         if self.losses is not None:
             object.__setattr__(self, "losses", _vector("losses", self.losses, m, rows))
         extras = {name: _wide(value, rows) for name, value in self.extras.items()}
@@ -106,17 +104,24 @@ def _distinct(client_ids: Sequence[int], m: int) -> tuple[int, ...]:
     return ids
 
 
+def _given(value: Tensor | Sequence[float]) -> Tensor:
+    return value.detach() if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
+
+
 def _wide(value: Tensor | Sequence[float], rows: Tensor) -> Tensor:
-    device = accumulation_device(rows)
-    if isinstance(value, Tensor):
-        return value.detach().to(device).to(torch.float64)
-    return torch.as_tensor(value, dtype=torch.float64, device=device)
+    given, device = _given(value), accumulation_device(rows)
+    if given.is_cpu:
+        return given.to(torch.float64).to(device, non_blocking=True)  # nothing waits for the device
+    return given.to(device).to(torch.float64)
 
 
-def _vector(name: str, value: Tensor | Sequence[float], m: int, rows: Tensor) -> Tensor:
-    vector = _wide(value, rows)
-    if vector.shape != (m,):
-        raise ValueError(f"{name} must have shape [{m}], found {tuple(vector.shape)}")
-    if not bool(torch.isfinite(vector).all()):
-        raise ValueError(f"{name} must be finite, found {vector.tolist()}")
-    return vector
+def _vector(name: str, value: Tensor | Sequence[float], m: int, rows: Tensor, positive: bool = False) -> Tensor:
+    given = _given(value)
+    if given.shape != (m,):
+        raise ValueError(f"{name} must have shape [{m}], found {tuple(given.shape)}")
+    # Where they are given, mostly on the CPU: a look at numbers on a device waits for it.
+    if not bool(torch.isfinite(given).all()):
+        raise ValueError(f"{name} must be finite, found {given.double().tolist()}")
+    if positive and bool((given <= 0).any()):
+        raise ValueError(f"{name} must be positive, found {given.double().tolist()}")
+    return _wide(given, rows)

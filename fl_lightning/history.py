@@ -11,6 +11,8 @@ from torch import Tensor
 
 from fl_lightning import ops
 from fl_lightning.client_tensors import ClientTensors
+from fl_lightning.ops._reference import accumulation_device
+from fl_lightning.slot_products import SlotProducts, moved
 from fl_lightning.updates import ParamLayout, UpdateMatrix
 
 __all__ = ["ClientTensors", "RowHistory"]
@@ -33,7 +35,8 @@ class RowHistory:
 
     Products are kept per layer; what :meth:`joint_gram` has computed is reused when the new rows are remembered, so a
     round computes products of new rows only. A product that no round has needed yet is NaN inside and computed on
-    demand. Storage grows by half when it is full, never beyond ``capacity``.
+    demand. Storage grows by half when it is full, never beyond ``capacity``. Products lie beside the rows; nothing but
+    :meth:`load_state_dict` looks at them, so a device is not waited for.
 
     Args:
         capacity: most rows to keep; rows of the oldest rounds leave first (among equals, larger client ids).
@@ -55,7 +58,7 @@ class RowHistory:
         """Forgets every row and frees the memory."""
         self._entries: dict[int, _Entry] = {}
         self._rows = torch.empty(0, 0)  # [C, n], one slot per client
-        self._gram = torch.empty(0, 0, 0, dtype=torch.float64)  # [L, C, C], without the scales, on the CPU
+        self._products = SlotProducts.empty(0, 0)  # without the scales, beside the rows
         self._fresh: _Fresh | None = None
 
     def __len__(self) -> int:
@@ -67,7 +70,7 @@ class RowHistory:
     @property
     def nbytes(self) -> int:
         """Bytes held by rows and products."""
-        return self._rows.numel() * self._rows.element_size() + self._gram.numel() * self._gram.element_size()
+        return self._rows.numel() * self._rows.element_size() + 8 * self._products.gram.numel()
 
     @staticmethod
     def planned_nbytes(rows: int, layout: ParamLayout, dtype: torch.dtype) -> int:
@@ -100,28 +103,27 @@ class RowHistory:
             clients: ``h`` remembered client ids.
 
         Returns:
-            ``[L, m + h, m + h]`` float64 on the CPU; remembered rows carry the scale given to :meth:`remember`.
+            ``[L, m + h, m + h]`` float64 where ``updates.gram()`` is; remembered rows carry the scale given to
+            :meth:`remember`.
 
         Raises:
             KeyError: a client is not remembered.
             ValueError: the new rows do not fit the remembered ones.
         """
         self._fresh = None
-        gram = updates.gram().cpu()
+        gram = updates.gram()
         if not clients:
             return gram
         self._check(updates)
-        offsets, slots, scales = updates.layout.offsets, *self._slots(clients)
+        offsets, (slots, scales) = updates.layout.offsets, self._slots(clients)
         rows = updates.rows.to(self._rows.device)
-        products = ops.layer_cross_gram(rows, self._rows[: self._top()], offsets).cpu()
+        products = ops.layer_cross_gram(rows, self._rows[: self._top()], offsets)
         self._fresh = _Fresh(updates, rows, products)
-        among = self._gram[:, slots[:, None], slots]
-        if bool(among.isnan().any()):
-            computed = ops.layer_gram(self._rows[slots.to(self._rows.device)], offsets).cpu()
-            among = torch.where(among.isnan(), computed, among)
-            self._gram[:, slots[:, None], slots] = among
-        cross = products[:, :, slots] * scales
-        among = among * torch.outer(scales, scales)
+        if not self._products.complete(slots):
+            self._products.fill(slots, ops.layer_gram(self._rows[moved(slots, self._rows)], offsets))
+        there, scales = moved(slots, products), moved(scales, products)
+        cross = (products[:, :, there] * scales).to(gram.device)
+        among = (self._products.among(slots) * torch.outer(scales, scales)).to(gram.device)
         return torch.cat([torch.cat([gram, cross], 2), torch.cat([cross.mT, among], 2)], 1)
 
     def combine(self, updates: UpdateMatrix, coeff: Tensor, clients: Sequence[int]) -> Tensor:
@@ -129,7 +131,7 @@ class RowHistory:
 
         Args:
             updates: ``m`` new rows.
-            coeff: ``[L, m + h]`` float64 on the CPU, in the order of :meth:`joint_gram`.
+            coeff: ``[L, m + h]`` float64 on the CPU or beside the rows, in the order of :meth:`joint_gram`.
             clients: ``h`` remembered client ids.
 
         Returns:
@@ -138,7 +140,7 @@ class RowHistory:
         m, rows = len(updates), updates.rows
         if not clients:
             return updates.combine(coeff)
-        slots, scales = self._slots(clients)
+        slots, scales = (moved(each, coeff) for each in self._slots(clients))
         weights = coeff.new_zeros(coeff.shape[0], self._top())
         weights[:, slots] = coeff[:, m:] * scales
         if rows.device == self._rows.device and rows.dtype == self._rows.dtype:
@@ -147,7 +149,7 @@ class RowHistory:
         # New and remembered parts may cancel, so they are summed before the result is rounded to the rows' dtype.
         wide = torch.float32 if rows.device.type == "mps" else torch.float64
         step = updates.combine(coeff[:, :m], out=torch.zeros(rows.shape[1], dtype=wide, device=rows.device))
-        step = step.to(self._rows.device)
+        step, weights = step.to(self._rows.device), weights.to(self._products.gram.device)
         ops.layer_combine(self._rows[: self._top()], updates.layout.offsets, weights, step)
         return step.to(rows.device, rows.dtype)
 
@@ -178,14 +180,12 @@ class RowHistory:
         for slot, (position, client) in zip(slots.tolist(), kept.items(), strict=True):
             self._rows[slot].copy_(rows[position])
             self._entries[client] = _Entry(slot, when, factors[position])
-        self._gram[:, slots] = torch.nan
-        self._gram[:, :, slots] = torch.nan
+        self._products.clear(slots)
         if fresh is not None:
-            old, products = fresh.products.shape[2], fresh.products[:, where]
-            self._gram[:, slots, :old] = products
-            self._gram[:, :old, slots] = products.mT
+            self._products.put_cross(slots, fresh.products[:, moved(where, fresh.products)])
         # Last, because it also replaces the products with rows that these slots held before.
-        self._gram[:, slots[:, None], slots] = updates.gram().cpu()[:, where[:, None], where]
+        own, where = updates.gram(), moved(where, updates.gram())
+        self._products.put(slots, own[:, where[:, None], where].to(self._products.gram.device))
 
     def forget(self, before: int) -> None:
         """Forgets rows of rounds earlier than ``before``; their memory is used again."""
@@ -196,7 +196,7 @@ class RowHistory:
         entries = sorted(self._entries.items())
         return {
             "rows": self._rows,
-            "gram": self._gram,
+            "gram": self._products.gram,
             "clients": torch.tensor([[i, e.slot, e.round] for i, e in entries], dtype=torch.int64).view(-1, 3),
             "scales": torch.tensor([e.scale for _, e in entries], dtype=torch.float64),
         }
@@ -205,7 +205,7 @@ class RowHistory:
         """Restores what :meth:`state_dict` returned, products bit for bit."""
         self.clear()
         self._rows = state["rows"].to(self.device or state["rows"].device, copy=True)
-        self._gram = state["gram"].to("cpu", copy=True)
+        self._products = SlotProducts(state["gram"].to(accumulation_device(self._rows), copy=True))
         for (client, slot, when), scale in zip(state["clients"].tolist(), state["scales"].tolist(), strict=True):
             self._entries[client] = _Entry(slot, when, scale)
 
@@ -217,14 +217,14 @@ class RowHistory:
         return torch.tensor([e.slot for e in entries]), torch.tensor([e.scale for e in entries], dtype=torch.float64)
 
     def _check(self, updates: UpdateMatrix) -> None:
-        rows, held = updates.rows, self._rows
-        if rows.shape[1] != held.shape[1] or rows.dtype != held.dtype or updates.layout.num_layers != len(self._gram):
+        rows, held, layers = updates.rows, self._rows, len(self._products.gram)
+        if rows.shape[1] != held.shape[1] or rows.dtype != held.dtype or updates.layout.num_layers != layers:
             raise ValueError(
-                f"updates must match the remembered rows, {len(self._gram)} layers, {held.shape[1]} columns, "
+                f"updates must match the remembered rows, {layers} layers, {held.shape[1]} columns, "
                 f"{held.dtype}; found {updates.layout.num_layers}, {rows.shape[1]}, {rows.dtype}"
             )
-        if self.device is None:  # a restored history may come from another device
-            self._rows = held.to(rows.device)
+        if self.device is None and held.device != rows.device:  # a restored history may come from another device
+            self._rows, self._products = held.to(rows.device), self._products.to(accumulation_device(rows))
 
     def _assign(self, arriving: list[int], updates: UpdateMatrix) -> Tensor:
         """Slots for the clients: the ones they have, else the lowest free ones, after the oldest have left."""
@@ -243,8 +243,8 @@ class RowHistory:
         slots = max(wanted, held + held // 2)
         slots = slots if self.capacity is None else min(slots, self.capacity)
         rows = torch.zeros(slots, n, dtype=updates.rows.dtype, device=self.device or updates.rows.device)
-        gram = torch.full((layers, slots, slots), torch.nan, dtype=torch.float64)
+        there = accumulation_device(rows)
         if held:
             rows[:held] = self._rows
-            gram[:, :held, :held] = self._gram
-        self._rows, self._gram = rows, gram
+        products = self._products.grown(slots, there) if held else SlotProducts.empty(layers, slots, there)
+        self._rows, self._products = rows, products

@@ -12,8 +12,8 @@ import math
 import torch
 from torch import Tensor
 
+from fl_lightning import ops
 from fl_lightning.cohort import Cohort
-from fl_lightning.solvers import min_norm
 
 ZERO_ROW = 1e-8  # a row this much shorter than the longest online one counts as zero
 ZERO_DIRECTION = 1e-4  # a direction this much shorter than the rows counts as zero
@@ -43,6 +43,27 @@ def fair_weights(losses: Tensor) -> Tensor | None:
     return h
 
 
+def unseen_fair_weights(losses: Tensor, cosine: bool) -> Tensor:
+    """As :func:`fair_weights`, without a look at the losses: they stay on their device, and nothing waits for it.
+
+    Args:
+        losses: ``[m]``.
+        cosine: the weights of FedLF's gradient, see there, in place of those of unit length.
+
+    Returns:
+        ``[m]``; zeros where the direction is undefined.
+    """
+    squares, deviation = losses.square().sum(), (losses - losses.mean()).norm()
+    h = losses.sum() / squares * losses - 1
+    apart = deviation > math.tan(EQUAL_LOSSES) / math.sqrt(len(losses)) * losses.sum().abs()
+    return torch.where(apart, h / h.norm() * (deviation / squares if cosine else 1.0), 0.0)
+
+
+def min_norm(gram: Tensor) -> Tensor:
+    """Weights ``[B, k]`` of the points of least norm; NaN for a matrix that is not finite, and no look at any."""
+    return ops.min_norm(gram)[0]
+
+
 def row_norms(gram: Tensor) -> Tensor:
     """Lengths of the rows behind Gram matrices ``[..., k, k]``."""
     return gram.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
@@ -57,6 +78,8 @@ def common_descent(
     gram: Tensor, scale: Tensor, fair: Tensor | None, online: int, rounding: float, zero: float = ZERO_DIRECTION
 ) -> tuple[Tensor, Tensor]:
     """Shortest vector in the convex hull of scaled rows and a fair row, for a batch of blocks of layers (MGDA).
+
+    Runs where ``gram`` is, and reads nothing back.
 
     Args:
         gram: ``[B, k, k]``, ``k = m + h``.
@@ -75,8 +98,8 @@ def common_descent(
         rows = torch.cat([rows, fair[:, None, :]], 1)
     used = rows.ne(0).any(2)
     # A row left out becomes a copy of one that is not: copies never move the point, and the batch keeps one shape.
-    first = used.to(torch.int64).cumsum(1).eq(1).to(torch.int64).argmax(1)
-    rows = torch.where(used[:, :, None], rows, rows[torch.arange(len(rows)), first][:, None, :])
+    first = used.to(torch.uint8).argmax(1)[:, None, None].expand(-1, 1, rows.shape[2])
+    rows = torch.where(used[:, :, None], rows, rows.gather(1, first))
     hull = rows @ gram @ rows.mT
     coeff = (rows.mT @ min_norm((hull + hull.mT) / 2)[:, :, None])[:, :, 0]
     live = scale[:, :online] != 0

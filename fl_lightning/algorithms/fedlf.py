@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,22 +23,13 @@ from fl_lightning.algorithms._common_descent import (
     loss_angle,
     rounding_error,
     row_norms,
+    unseen_fair_weights,
 )
+from fl_lightning.algorithms._layer_blocks import Block, BlockSolver, joined_blocks
 from fl_lightning.algorithms.base import Federation, Needs, ServerRule, State, StepReport
 from fl_lightning.cohort import Cohort
 from fl_lightning.history import RowHistory
 from fl_lightning.updates import LayerSpec
-
-
-class _Block(NamedTuple):
-    """Neighbouring layers that share one direction, ``size`` columns in all."""
-
-    layers: tuple[int, ...]
-    size: int
-    gram: Tensor
-    coeff: Tensor
-    solved: bool
-    flagged: bool = False
 
 
 class FedLF(ServerRule):
@@ -115,64 +106,49 @@ class FedLF(ServerRule):
         Raises:
             ValueError: the cohort has no losses, or a row is not finite.
         """
-        m, losses = len(cohort), cohort.known_losses.cpu()
-        absent = self._absent(cohort)
-        gram = self.history.joint_gram(cohort.updates, absent)  # K^l [L, m + h, m + h]
-        check_rows(gram, cohort, "FedLF")
-        if not bool(row_norms(gram)[:, :m].any()):
-            self.report = StepReport(weights=torch.zeros(m, dtype=torch.float64), flagged=True)
-            return torch.zeros_like(cohort.params)
+        m, absent = len(cohort), self._absent(cohort)
+        gram = self.history.joint_gram(cohort.updates, absent)  # K^l [L, m + h, m + h], beside the rows
+        layers, solved = self._descend(gram, cohort, self._fair(cohort.known_losses), len(absent))  # lines 5 to 8
+        coeff = _rescaled(layers, gram, m)  # line 15
+        usual = solved.all() & gram.isfinite().all() & gram[:, :m, :m].any()
 
-        blocks = self._blocks(gram, cohort, self._fair(losses))  # lines 5 to 12
-        coeff = torch.zeros(gram.shape[:2], dtype=torch.float64)
-        for block in blocks:
-            coeff[list(block.layers)] = block.coeff
-        length = (coeff * (gram @ coeff[:, :, None])[:, :, 0]).sum().clamp_min(0).sqrt()  # ||d||
-        target = gram[:, :m, :m].mean((1, 2)).sum().clamp_min(0).sqrt()  # ||1/m sum_i g_i||, rows as they came
-        coeff *= target / length if length > 0 else 0.0  # line 15
-        step = self.history.combine(cohort.updates, coeff, absent)
+        # A device goes on while it is asked: the step is queued before the only look at what is there.
+        step = None if gram.is_cpu else self.history.combine(cohort.updates, coeff, absent)
+        seen = torch.cat([usual.to(coeff)[None], coeff.flatten()]).cpu()
+        coeff, blocks = seen[1:].view(coeff.shape), list[Block]()
+        if not bool(seen[0]):
+            gram, step = gram.cpu(), None
+            check_rows(gram, cohort, "FedLF")
+            if not bool(row_norms(gram)[:, :m].any()):
+                self.report = StepReport(weights=torch.zeros(m, dtype=torch.float64), flagged=True)
+                return torch.zeros_like(cohort.params)
+            blocks = self._blocks(gram, layers.cpu(), solved.cpu(), cohort)  # lines 9 to 12
+            for block in blocks:
+                coeff[list(block.layers)] = block.coeff
+            coeff = _rescaled(coeff, gram, m)
+        if step is None:
+            step = self.history.combine(cohort.updates, coeff, absent)
 
         self._remember(cohort)
-        sizes = torch.tensor([block.size for block in blocks], dtype=torch.float64)
-        per_block = torch.stack([coeff[block.layers[0], :m] for block in blocks])
+        merged = tuple(block.layers for block in blocks) if 0 < len(blocks) < len(coeff) else None
         self.report = StepReport(
-            weights=(sizes / sizes.sum()) @ per_block,
-            blocks=tuple(block.layers for block in blocks) if len(blocks) < len(gram) else None,
+            weights=_shares(cohort) @ coeff[:, :m],
+            blocks=merged,
             flagged=any(block.flagged for block in blocks),
-            scalars={"history_rows": float(len(absent)), "blocks": float(len(blocks))},
+            scalars={"history_rows": float(len(absent)), "blocks": float(len(merged or coeff))},
         )
         return step
 
-    def _blocks(self, gram: Tensor, cohort: Cohort, q: Tensor | None) -> list[_Block]:
-        """Directions of all layers; zero ones are combined with the next layer, the last one with the previous."""
+    def _blocks(self, gram: Tensor, layers: Tensor, solved: Tensor, cohort: Cohort) -> list[Block]:
+        """Directions of layers, and of layers combined where theirs are zero; all on the CPU."""
+        q = self._fair(cohort.known_losses.cpu())
+        solver = BlockSolver(
+            lambda grams, fair, history: self._descend(grams, cohort, q if fair else None, history),
+            len(cohort),
+            q is not None,
+        )
         starts = cohort.updates.layout.layer_starts
-        coeff, solved = self._descend(gram, cohort, q, gram.shape[-1] - len(cohort))  # all layers in one batch
-        blocks = [
-            _Block((layer,), starts[layer + 1] - starts[layer], gram[layer], coeff[layer], bool(solved[layer]))
-            for layer in range(len(gram))
-        ]
-        blocks = [block if block.solved else self._solve(block, cohort, q) for block in blocks]
-        while self.merge_zero_layers and len(blocks) > 1 and not all(block.solved for block in blocks):
-            index = min([block.solved for block in blocks].index(False), len(blocks) - 2)
-            one, two = blocks[index : index + 2]
-            joined = one._replace(
-                layers=one.layers + two.layers, size=one.size + two.size, gram=one.gram + two.gram, solved=False
-            )
-            blocks[index : index + 2] = [self._solve(joined, cohort, q)]
-        return [block if block.solved else self._solve(block, cohort, q, last=True) for block in blocks]
-
-    def _solve(self, block: _Block, cohort: Cohort, q: Tensor | None, last: bool = False) -> _Block:
-        """Tries the rows of the block as the class documents, until its direction is not zero."""
-        m, h, with_fair = len(cohort), block.gram.shape[-1] - len(cohort), q is not None
-        fitting = max(0, min(h, block.size - m - with_fair))
-        attempts = [(with_fair, h), (with_fair, fitting), (False, fitting)]
-        if last:
-            attempts += [(with_fair, 0), (False, 0)]
-        for number, (fair, history) in enumerate(dict.fromkeys(attempts)):
-            coeff, solved = self._descend(block.gram[None], cohort, q if fair else None, history)
-            if bool(solved):
-                return block._replace(coeff=coeff[0], solved=True, flagged=number > 0)
-        return block._replace(coeff=torch.zeros_like(block.gram[0]), solved=False, flagged=True)
+        return joined_blocks(gram, layers, solved, starts, solver, self.merge_zero_layers)
 
     def _descend(self, gram: Tensor, cohort: Cohort, q: Tensor | None, history: int) -> tuple[Tensor, Tensor]:
         """Coefficients ``[B, m + h]`` of the shortest vectors of a batch of blocks, and whether they are not zero.
@@ -203,6 +179,9 @@ class FedLF(ServerRule):
         return common_descent(gram, scale, fair, m, rounding_error(cohort), self.zero_tol)
 
     def _fair(self, losses: Tensor) -> Tensor | None:
+        """Weights ``q`` ``[m]`` of the fair row; without one ``None``, or zeros where losses are on a device."""
+        if not losses.is_cpu and self.fair_row != "none":
+            return unseen_fair_weights(losses, self.fair_row == "cos")
         h = None if self.fair_row == "none" else fair_weights(losses)
         if h is None or self.fair_row == "h":
             return h
@@ -247,3 +226,15 @@ class FedLF(ServerRule):
         """Restores what :meth:`state_dict` returned."""
         self.history.load_state_dict(state["history"])
         self._seen = set(state["seen"].tolist())
+
+
+def _rescaled(coeff: Tensor, gram: Tensor, m: int) -> Tensor:
+    """Coefficients of a step that is as long as the mean of the online rows."""
+    length = (coeff * (gram @ coeff[:, :, None])[:, :, 0]).sum().clamp_min(0).sqrt()  # ||d||
+    target = gram[:, :m, :m].mean((1, 2)).sum().clamp_min(0).sqrt()  # ||1/m sum_i g_i||, rows as they came
+    return coeff * torch.where(length > 0, target / length, 0.0)
+
+
+def _shares(cohort: Cohort) -> Tensor:
+    """``[L]`` shares of the layers in the model's parameters."""
+    return cohort.updates.layout.offsets.diff().to(torch.float64) / cohort.updates.layout.numel

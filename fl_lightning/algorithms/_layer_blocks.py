@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers that have no direction of their own (FedLF, Algorithm 1, lines 9 to 12), and which rows are tried before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Descend = Callable[[Tensor, bool, int], tuple[Tensor, Tensor]]
+"""From Gram matrices ``[B, m + h, m + h]``, with a fair row or not, and so many remembered rows, newest first: the
+directions' coefficients ``[B, m + h]``, and ``[B]`` whether they are not zero."""
+
+
+class Block(NamedTuple):
+    """Neighbouring layers that share one direction, ``size`` columns in all."""
+
+    layers: tuple[int, ...]
+    size: int
+    gram: Tensor
+    coeff: Tensor
+    solved: bool
+    flagged: bool = False
+
+
+class BlockSolver(NamedTuple):
+    """How to find the direction of a block.
+
+    Attributes:
+        descend: finds it from given rows.
+        online: ``m``.
+        fair: there is a fair row.
+    """
+
+    descend: Descend
+    online: int
+    fair: bool
+
+    def __call__(self, block: Block, last: bool = False) -> Block:
+        """Tries the rows of the block as FedLF documents, until its direction is not zero."""
+        m, h = self.online, block.gram.shape[-1] - self.online
+        fitting = max(0, min(h, block.size - m - self.fair))
+        attempts = [(self.fair, h), (self.fair, fitting), (False, fitting)]
+        if last:
+            attempts += [(self.fair, 0), (False, 0)]
+        for number, (fair, history) in enumerate(dict.fromkeys(attempts)):
+            coeff, solved = self.descend(block.gram[None], fair, history)
+            if bool(solved):
+                return block._replace(coeff=coeff[0], solved=True, flagged=number > 0)
+        return block._replace(coeff=torch.zeros_like(block.gram[0]), solved=False, flagged=True)
+
+
+def joined_blocks(
+    gram: Tensor, coeff: Tensor, solved: Tensor, starts: Sequence[int], solve: BlockSolver, merge: bool
+) -> list[Block]:
+    """Directions of all layers; zero ones are combined with the next layer, the last one with the previous.
+
+    Args:
+        gram: ``[L, m + h, m + h]`` on the CPU.
+        coeff: ``[L, m + h]`` directions of the layers, all rows taken.
+        solved: ``[L]`` whether they are not zero.
+        starts: ``L + 1`` first columns of the layers.
+        solve: for layers and blocks without a direction.
+        merge: whether layers may be combined.
+    """
+    blocks = [
+        Block((layer,), starts[layer + 1] - starts[layer], gram[layer], coeff[layer], bool(solved[layer]))
+        for layer in range(len(gram))
+    ]
+    blocks = [block if block.solved else solve(block) for block in blocks]
+    while merge and len(blocks) > 1 and not all(block.solved for block in blocks):
+        index = min([block.solved for block in blocks].index(False), len(blocks) - 2)
+        one, two = blocks[index : index + 2]
+        joined = one._replace(
+            layers=one.layers + two.layers, size=one.size + two.size, gram=one.gram + two.gram, solved=False
+        )
+        blocks[index : index + 2] = [solve(joined)]
+    return [block if block.solved else solve(block, last=True) for block in blocks]

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedLF on a device: one look at what is there per step, and the same step as on the CPU."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+
+import pytest
+import torch
+from algorithm_cohorts import make_cohort, random_rows, sampled_rounds
+from remote_device import RemoteDevice
+
+from fl_lightning.algorithms import FedFV, FedLF
+from fl_lightning.updates import ParamLayout
+
+
+def elsewhere(device, cohort):
+    """The same cohort with its parameters and rows on the device; losses and sizes come from the CPU."""
+    return make_cohort(
+        device.put(cohort.updates.rows),
+        cohort.losses,
+        cohort.client_ids,
+        cohort.round,
+        cohort.updates.layout,
+        cohort.client_lr,
+        losses_at=None,
+        params=device.put(cohort.params),
+        extras={},
+        companions={},
+    )
+
+
+def both(make_rule, cohorts):
+    """Steps, reports and looks at the device, round by round, of a rule there and of the same rule on the CPU."""
+    here, there, device = make_rule(), make_rule(), RemoteDevice()
+    for cohort in cohorts:
+        want = here.aggregate(cohort)
+        with device:
+            remote = elsewhere(device, cohort)
+            assert device.reads == device.waits == []  # nor does a cohort look at what it is given
+            step = there.aggregate(remote)
+        yield device.get(step), want, there.report, here.report, device.reads[:], device.waits[:]
+        device.reads.clear()
+        device.waits.clear()
+
+
+def assert_same(step, want, report, other):
+    torch.testing.assert_close(step, want, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(report.weights, other.weights, rtol=1e-9, atol=1e-12)
+    assert (report.blocks, report.flagged, report.scalars) == (other.blocks, other.flagged, other.scalars)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("options", [{}, {"equalise_layer_norm": False}, {"fair_row": "h"}, {"fair_row": "none"}])
+@pytest.mark.parametrize("window", ["none", "last", "all"])
+def test_one_look_per_step(window, options, dtype):
+    layout = ParamLayout.from_sizes([300, 0, 80, 120])
+    cohorts, rows = sampled_rounds(6, 9, 3, 51, dtype, 500, layout), 0.0
+    for step, want, report, other, reads, waits in both(lambda: FedLF(history_window=window, **options), cohorts):
+        assert not report.flagged
+        assert len(reads) == 1
+        assert waits == []
+        torch.testing.assert_close(step, want)
+        torch.testing.assert_close(report.weights, other.weights, rtol=1e-6, atol=1e-9)
+        assert report.scalars == other.scalars
+        rows += report.scalars["history_rows"]
+    assert (rows == 0) == (window == "none")
+
+
+@pytest.mark.parametrize("losses", [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
+@pytest.mark.parametrize("equalise", [True, False])
+def test_losses_that_define_no_fair_row(losses, equalise):
+    cohorts = [make_cohort(random_rows(3, 52), losses), make_cohort(random_rows(1, 53), losses[:1], when=1)]
+    for step, want, report, other, reads, _ in both(lambda: FedLF(equalise_layer_norm=equalise), cohorts):
+        assert len(reads) == 1
+        assert_same(step, want, report, other)
+
+
+def test_degenerate_rounds_are_solved_on_the_cpu_as_they_were():
+    flagged = merged = usual = 0
+    for seed, (sizes, m) in itertools.product(range(4), (((2, 1, 12, 1, 3), 4), ((2, 30, 20), 3))):
+        cohorts = sampled_rounds(4, 6, m, seed, n=sum(sizes), layout=ParamLayout.from_sizes(sizes))
+        for step, want, report, other, reads, _ in both(FedLF, cohorts):
+            assert_same(step, want, report, other)
+            assert (len(reads) == 1) == (not report.flagged and report.blocks is None)
+            flagged += report.flagged
+            merged += report.blocks is not None
+            usual += len(reads) == 1
+    assert min(flagged, merged, usual) > 0
+
+
+@pytest.mark.parametrize("rows", [torch.zeros(3, 92), torch.stack([torch.ones(92), -torch.ones(92)])])
+def test_no_step(rows):
+    ((step, want, report, other, _, _),) = both(FedLF, [make_cohort(rows.double())])
+    assert not step.any()
+    assert report.flagged
+    assert_same(step, want, report, other)
+
+
+def test_remembered_rows_alone_give_no_step():
+    cohorts = [make_cohort(random_rows(3, 54)), make_cohort(0 * random_rows(2, 55), ids=[7, 8], when=1)]
+    first, second = both(FedLF, cohorts)
+    assert len(first[4]) == 1
+    assert not second[0].any()
+    assert second[2].flagged
+
+
+def test_rows_that_are_not_finite_are_refused():
+    rows, device = random_rows(3, 56), RemoteDevice()
+    rows[1, 31] = torch.nan
+    with device, pytest.raises(ValueError, match=r"NaN or infinity in the rows of clients \[1\]"):
+        FedLF().aggregate(elsewhere(device, make_cohort(rows)))
+
+
+def test_the_device_notices_what_is_read():
+    """FedFV decides on the CPU; and each way to look at a number counts."""
+    (*_, reads, _) = next(both(FedFV, [make_cohort(random_rows(3, 57))]))
+    assert len(reads) > 1
+    device = RemoteDevice()
+    with device:
+        one = device.put(torch.ones(2))
+        looks = (lambda: bool(one[0]), lambda: float(one.sum()), one.cpu, lambda: torch.zeros(2).copy_(one))
+        for number, look in enumerate(looks, 1):
+            look()
+            assert len(device.reads) == number
+        one.to(torch.float64)
+        assert len(device.reads) == len(looks)
+        one[:1].copy_(torch.zeros(1))
+        assert len(device.waits) == 1
+        one.add_(torch.zeros(2).to(one.device, non_blocking=True))
+        assert len(device.waits) == 1
+        with pytest.raises(RuntimeError, match="here and elsewhere"):
+            one + torch.ones(2)
+        with pytest.raises(RuntimeError, match="tolist"):
+            one.tolist()
+    assert device.get(one).tolist() == [0.0, 1.0]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("window", ["none", "all"])
+def test_cuda_waits_once_per_step(window):
+    rule, layout = FedLF(history_window=window), ParamLayout.from_sizes([300, 0, 80, 120])
+    cohorts = [
+        make_cohort(c.updates.rows.cuda(), c.losses, c.client_ids, c.round, layout, params=c.params.cuda(), extras={})
+        for c in sampled_rounds(6, 9, 3, 51, torch.float32, 500, layout)
+    ]
+    for cohort in cohorts:
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                rule.aggregate(cohort)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert len([w for w in seen if "synchronizing" in str(w.message)]) == 1

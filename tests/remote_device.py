@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A device that is not there: tensors that say they are elsewhere, and a record of what is read back from them.
+
+The numbers lie on the CPU. What CUDA refuses is refused: tensors of the CPU among those of the device, but for single
+numbers, and for offsets and the like that this package's ops take there.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+ELSEWHERE = torch.device("meta")
+aten = torch.ops.aten
+# Results of these are numbers or sizes that only a device can tell.
+_ASKING = {aten._local_scalar_dense, aten.item, aten.equal, aten.is_nonzero, aten.nonzero, aten.masked_select}
+
+
+class Remote(torch.Tensor):
+    """A tensor elsewhere."""
+
+    @staticmethod
+    def __new__(cls, held):
+        return torch.Tensor._make_wrapper_subclass(
+            cls, held.shape, strides=held.stride(), dtype=held.dtype, device=ELSEWHERE
+        )
+
+    def __init__(self, held):
+        self.held = held
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise RuntimeError(f"{func} outside of RemoteDevice")
+
+
+def _here(value):
+    return value.held if isinstance(value, Remote) else value
+
+
+class RemoteDevice(TorchDispatchMode):
+    """Runs operations on remote tensors while it is entered.
+
+    Attributes:
+        reads: operations that brought numbers of the device to the CPU, in order.
+        waits: operations that made the CPU wait for the device for another reason: copies to it that are not queued.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.reads, self.waits = [], []
+
+    def put(self, tensor):
+        """The tensor, elsewhere."""
+        return Remote(tensor.clone())
+
+    def get(self, tensor):
+        """What a remote tensor holds, without a record."""
+        return tensor.held
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        flat = tree_flatten((args, kwargs))[0]
+        remote = [x for x in flat if isinstance(x, Remote)]
+        plain = [x for x in flat if torch.is_tensor(x) and not isinstance(x, Remote) and x.dim() > 0]
+        packet, name = func.overloadpacket, str(func)
+        asked = kwargs.get("device")
+        elsewhere = bool(remote) or (asked is not None and torch.device(asked).type == ELSEWHERE.type)
+        if elsewhere and asked is not None:
+            kwargs["device"] = torch.device("cpu")
+        if remote and packet in _ASKING:
+            self.reads.append(name)
+            elsewhere = packet in (aten.nonzero, aten.masked_select)
+        elif packet is aten._to_copy and remote:
+            if asked is not None and torch.device(asked).type != ELSEWHERE.type:
+                self.reads.append(name)
+                elsewhere = False
+        elif packet in (aten._to_copy, aten.copy_) and elsewhere:
+            if packet is aten.copy_ and not isinstance(args[0], Remote):
+                self.reads.append(name)
+                elsewhere = False
+            elif plain and not (kwargs.get("non_blocking") or (packet is aten.copy_ and len(args) > 2 and args[2])):
+                self.waits.append(name)
+        elif remote and plain and name.startswith("fl_lightning."):
+            self.waits += [name for x in plain if x.dtype != torch.int64]  # an op copies coefficients by itself
+        elif remote and plain:
+            raise RuntimeError(f"{name}: tensors here and elsewhere")
+        known = {id(x.held): x for x in remote}
+        result = func(*tree_map(_here, args), **tree_map(_here, kwargs))
+
+        def away(value):
+            if not torch.is_tensor(value):
+                return value
+            return known[id(value)] if id(value) in known else Remote(value)
+
+        return tree_map(away, result) if elsewhere else result
