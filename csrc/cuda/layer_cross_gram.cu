@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
+#include "gram_mma.cuh"
 #include "gram_tiled.cuh"
 
 namespace fl_lightning::cuda {
@@ -12,7 +13,11 @@ void layer_cross_gram(Matrix rows, Matrix others, Layers layers, double* gram, C
       make_table(kOp, layers, product_shift(rows.columns, std::max(rows.rows, others.rows)), context);
   const std::int64_t items = item_count(table, rows.columns);
   double* partial = scratch<double>(context, rows.rows * others.rows * items);
-  tiled_products<false>(kOp, rows, others, table, items, partial, context);
+  if (std::max(rows.rows, others.rows) > kTile && suits_mma(rows, others, kTile / 2 + 1)) {
+    mma_products<false>(kOp, rows, others, table, items, partial, context);
+  } else {
+    tiled_products<false>(kOp, rows, others, table, items, partial, context);
+  }
   add_partials<false>(kOp, partial, items, table, rows, others, gram, context);
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gram_direct.cuh"
+#include "gram_mma.cuh"
 #include "gram_tiled.cuh"
 
 namespace fl_lightning::cuda {
@@ -33,6 +34,8 @@ void layer_gram(Matrix rows, Layers layers, double* gram, Context context) {
         return direct<T, 16>(rows, table, items, partial, context);
       }
     });
+  } else if (suits_mma(rows, rows, kTile + 1)) {
+    mma_products<true>(kOp, rows, rows, table, items, partial, context);
   } else {
     tiled_products<true>(kOp, rows, rows, table, items, partial, context);
   }

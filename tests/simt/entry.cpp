@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "../../csrc/ops.h"
-#include "simt.h"
+#include "include/cuda_runtime.h"
 
 using fl_lightning::CountType;
 using fl_lightning::DType;
@@ -51,6 +51,7 @@ using I64 = std::int64_t;
 
 extern "C" {
 
+void simt_capable(int major) { simt_capability = major; }
 void simt_configure(int schedule, unsigned seed) { simt::configure(static_cast<simt::Schedule>(schedule), seed); }
 
 const char* layer_gram(Matrix rows, Layers layers, double* gram) {

@@ -3,8 +3,8 @@
 //
 // Every thread of a block is a fiber, and one thread runs at a time. A schedule decides which: orders that keep the
 // threads in step hide missing barriers, so warps may also run ahead of each other. Shared arrays remember who touched
-// what since the last barrier and report a race whatever the schedule. Not modelled: memory order between blocks,
-// atomics, asynchronous copies, the cost of anything.
+// what since the last barrier and report a race whatever the schedule. Tensor cores are modelled in mma.cpp. Not
+// modelled: memory order between blocks, atomics, asynchronous copies, the cost of anything.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +31,11 @@ void barrier(const char* file, int line);
 // Waits for the warp; afterwards peer(lane) is what that lane put in.
 void exchange(unsigned mask, std::uint64_t value, const char* file, int line);
 std::uint64_t peer(int lane);
+
+// mma.sync.aligned with these fragments: m16n8k8 of TF32 numbers, m16n8k16 of float16 or bfloat16 ones. Sums are cut
+// off as by the least accurate hardware that PTX's words allow, see mma.cpp.
+void mma(const char* shape, const char* types, float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2],
+         const char* file = __builtin_FILE(), int line = __builtin_LINE());
 
 // Where in time an access lies: the numbers rise with every barrier of the block and with every exchange of the warp.
 struct Moment {

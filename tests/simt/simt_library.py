@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 HERE = Path(__file__).parent
-HARNESS = ("simt.cpp", "shared.cpp", "entry.cpp", "faults.cpp")
+HARNESS = ("simt.cpp", "shared.cpp", "mma.cpp", "entry.cpp", "faults.cpp")
 CUDA = HERE.parents[1] / "csrc" / "cuda"
 SCHEDULES = ("forward", "reverse", "random", "low_warp", "high_warp")
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -106,6 +106,11 @@ class Kernels:
 
     def schedule(self, name, seed=0):
         self._library.simt_configure(SCHEDULES.index(name), seed)
+        return self
+
+    def capability(self, major):
+        """Stands in for a device of another compute capability."""
+        self._library.simt_capable(major)
         return self
 
     def call(self, name, *arguments):

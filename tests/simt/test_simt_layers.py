@@ -48,10 +48,16 @@ def integers(m, dtype=torch.float32, n=int(OFFSETS[-1]), seed=0, layout=None):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13, 16, 17, 33])
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13, 16, 17, 33, 41])
 def test_gram(simt, m, dtype):
     rows = integers(m, dtype)
     assert torch.equal(simt.layer_gram(rows, OFFSETS), reference.layer_gram(rows, OFFSETS))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gram_in_several_blocks(simt, dtype):
+    rows, offsets = integers(70, dtype, n=1100), offsets_of([300, 1, 799])
+    assert torch.equal(simt.layer_gram(rows, offsets), reference.layer_gram(rows, offsets))
 
 
 @pytest.mark.parametrize("layout", range(6))
@@ -71,6 +77,10 @@ def test_gram_of_rows_anywhere_in_memory(simt, dtype, layout):
         (5, 3, torch.float32, torch.float64),
         (2, 4, torch.float64, torch.float16),
         (9, 9, torch.float64, torch.float64),
+        (17, 33, torch.float32, torch.float32),
+        (66, 20, torch.bfloat16, torch.bfloat16),
+        (33, 35, torch.float16, torch.float16),
+        (33, 35, torch.float16, torch.float32),
     ],
 )
 def test_cross_gram(simt, m, h, dtype, other):
@@ -137,7 +147,7 @@ def test_repeated_rows(simt):
     assert torch.equal(simt.layer_gram(rows, OFFSETS), reference.layer_gram(rows, OFFSETS))
 
 
-@pytest.mark.parametrize("m", [10, 18])
+@pytest.mark.parametrize("m", [10, 18, 34])
 @pytest.mark.parametrize(
     ("kind", "bound"), [("gaussian", 1e-7), ("absolute", 5e-7), ("constant", 5e-7), ("lognormal", 5e-7)]
 )
@@ -154,9 +164,12 @@ def test_accuracy(simt, kind, bound, m):
     norms = exact.diagonal(dim1=1, dim2=2).sqrt()
     scale = norms[:, :, None] * norms[:, None, :]
     gram = simt.layer_gram(rows, offsets)
+    bound = max(bound, 2e-7) if m > 32 else bound  # tensor cores
     assert torch.equal(gram, gram.mT)
     assert ((gram - exact).abs() <= bound * scale).all()
-    assert ((simt.layer_cross_gram(rows, rows[:3], offsets) - exact[:, :, :3]).abs() <= bound * scale[:, :, :3]).all()
+    few = 20 if m > 32 else 3
+    cross = simt.layer_cross_gram(rows, rows[:few].clone(), offsets)
+    assert ((cross - exact[:, :, :few]).abs() <= bound * scale[:, :, :few]).all()
     assert ((simt.layer_dots(rows, rows[1], offsets) - exact[:, :, 1]).abs() <= bound * scale[:, :, 1]).all()
     # Up to 256 columns are summed in float64.
     torch.testing.assert_close(gram[:4], exact[:4], rtol=1e-12, atol=1e-12)
@@ -177,7 +190,7 @@ def test_combination_is_rounded_once(simt, dtype):
     torch.testing.assert_close(got.double(), exact, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("m", [5, 18])
+@pytest.mark.parametrize("m", [5, 18, 34])
 def test_nan_and_overflow_stay_where_they_are(simt, m):
     rows = torch.randn(m, int(OFFSETS[-1]), generator=generator(5))
     rows[1, 700] = float("nan")
@@ -194,7 +207,7 @@ def test_nan_and_overflow_stay_where_they_are(simt, m):
     assert simt.layer_combine(rows, OFFSETS, coeff).isnan().nonzero().tolist() == [[700]]
 
 
-@pytest.mark.parametrize("m", [10, 17])
+@pytest.mark.parametrize("m", [10, 17, 33])
 def test_same_bits_under_every_schedule(kernels, m):
     rows = torch.randn(m, int(OFFSETS[-1]), generator=generator(6))
     coeff = torch.randn(len(SIZES), m, generator=generator(7))
@@ -212,6 +225,42 @@ def test_same_bits_under_every_schedule(kernels, m):
     for name in ("random", "high_warp"):
         kernels.schedule(name)
         assert all(torch.equal(a, b) for a, b in zip(results(), want, strict=True))
+
+
+@pytest.mark.parametrize("layout", range(6))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_tensor_cores_on_rows_anywhere_in_memory(simt, dtype, layout):
+    rows = integers(34, dtype, layout=layout)
+    assert torch.equal(simt.layer_gram(rows, OFFSETS), reference.layer_gram(rows, OFFSETS))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_tensor_cores_on_numbers_of_16_bits(simt, dtype):
+    """Products are exact: what is left is the error of the sums."""
+    rows, offsets = torch.randn(40, 5000, generator=generator(8)).to(dtype), offsets_of([5000])
+    gram, exact = simt.layer_gram(rows, offsets), reference.layer_gram(rows, offsets)
+    norms = exact.diagonal(dim1=1, dim2=2).sqrt()
+    assert ((gram - exact).abs() <= 2e-7 * norms[:, :, None] * norms[:, None, :]).all()
+
+
+def test_a_device_without_tensor_cores_for_these_numbers(simt):
+    """The other kernel's bits: those of the same rows among few others."""
+    rows = torch.randn(34, 2000, generator=generator(9))
+    offsets = offsets_of([2000])
+    try:
+        plain = simt.capability(7).layer_gram(rows, offsets)
+    finally:
+        simt.capability(8)
+    assert torch.equal(plain[:, :20, :20], simt.layer_gram(rows[:20], offsets))
+    assert not torch.equal(plain, simt.layer_gram(rows, offsets))
+
+
+@pytest.mark.parametrize("worst", [1 + 2**-11 - 2**-23, 1 + 2**-12 - 2**-23, 1 + 2**-11, 1.9999999])
+def test_tensor_cores_on_numbers_that_split_badly(simt, worst):
+    """What two numbers of 11 bits cannot hold of one of 24."""
+    rows, offsets = torch.full((33, 3000), worst), offsets_of([3000])
+    exact = 3000 * float(rows[0, 0]) ** 2
+    assert ((simt.layer_gram(rows, offsets) / exact - 1).abs() <= 5e-7).all()
 
 
 def test_a_launch_that_cannot_be_is_an_error(simt):

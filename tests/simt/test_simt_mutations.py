@@ -30,6 +30,13 @@ def cross_gram_is_right(kernels):
     return torch.equal(kernels.layer_cross_gram(rows, others, OFFSETS), want)
 
 
+def many_are_right(kernels):
+    """On tensor cores: whole numbers exactly, others to seven digits."""
+    rows = torch.randn(33, N, generator=torch.Generator().manual_seed(0))
+    got, want = kernels.layer_gram(rows, OFFSETS), reference.layer_gram(rows, OFFSETS)
+    return gram_is_right(kernels, 41) and bool(((got - want).abs() <= 3e-4).all())
+
+
 def dots_are_right(kernels):
     rows, step = rows_of(5), rows_of(1)[0]
     return torch.equal(kernels.layer_dots(rows, step, OFFSETS), reference.layer_dots(rows, step, OFFSETS))
@@ -102,6 +109,7 @@ MUTATIONS = {
     "projection: written while read": Mutation(
         "project_conflicts.cu", WARP_BARRIER, "", "project_conflicts", projection_is_right, 1
     ),
+    "tensor cores: read before staged": Mutation("gram_mma.cuh", BARRIER, "", "layer_gram", many_are_right),
     "min_norm: swept while copied": Mutation("active_set.cuh", BARRIER, "", "min_norm", min_norm_is_right, 2),
     "tracking: sums overwritten": Mutation("puc_track.cu", BARRIER, "", "puc_track", tracking_is_right, 2),
     # Wrong indices.
@@ -114,6 +122,15 @@ MUTATIONS = {
         "load_shared(left, (y * kEach + i)",
         "layer_cross_gram",
         cross_gram_is_right,
+    ),
+    "tensor cores: registers of the rows": Mutation(
+        "gram_mma.cuh", "{upper.big[0], lower.big[0],", "{lower.big[0], upper.big[0],", "layer_gram", many_are_right
+    ),
+    "tensor cores: small parts dropped": Mutation(
+        "gram_mma.cuh", "mma<T>(next, big, other.small);", "", "layer_gram", many_are_right
+    ),
+    "tensor cores: sums flushed before the last stage": Mutation(
+        "gram_mma.cuh", "  flush_sums(sums, total);\n\n", "\n", "layer_gram", many_are_right
     ),
     "mean: bits of the wrong column": Mutation(
         "puc_combine.cu", "word + 1 < count", "false", "puc_combine", mean_is_right
@@ -151,7 +168,9 @@ def test_a_planted_fault_is_found_under_every_schedule(objects, tmp_path, name):
     shutil.copytree(simt_library.CUDA.parent, tmp_path / "csrc")
     mutation.apply(tmp_path / "csrc" / "cuda")
     changed = simt_library.compile_source(tmp_path / "csrc" / "cuda" / f"{mutation.rebuilt}.cu", tmp_path)
-    library = simt_library.link({**objects, mutation.rebuilt: changed}.values(), tmp_path / "mutant.so")
+    others = [target for stem, target in objects.items() if stem != mutation.rebuilt]
+    # First: of a function that several sources have, the linker takes the one it meets first.
+    library = simt_library.link([changed, *others], tmp_path / "mutant.so")
     kernels = simt_library.Kernels(library)
     for schedule in simt_library.SCHEDULES:
         assert is_found(mutation, kernels.schedule(schedule)), schedule

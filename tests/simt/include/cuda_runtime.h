@@ -19,6 +19,8 @@
   static char name##_tag;  \
   const simt::Shared<T> name(&name##_tag, #name, n)
 
+#define MMA(shape, types, d, a, b) simt::mma(shape, types, d, a, b)
+
 struct uint3 {
   unsigned x, y, z;
 };
@@ -76,6 +78,11 @@ inline float __uint_as_float(unsigned bits) {
   std::memcpy(&value, &bits, sizeof value);
   return value;
 }
+inline unsigned __float_as_uint(float value) {
+  unsigned bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
 // To the nearest number with `digits` bits after the leading one and no exponent below `least`; ties to even.
 inline double round_to(double x, int digits, int least) {
   if (x == 0 || !std::isfinite(x)) return x;
@@ -91,6 +98,16 @@ inline cudaError_t& simt_last_error() {
 }
 inline const char* cudaGetErrorString(cudaError_t) { return "invalid configuration argument"; }
 inline cudaError_t cudaGetLastError() { return std::exchange(simt_last_error(), cudaSuccess); }
+enum cudaDeviceAttr { cudaDevAttrComputeCapabilityMajor = 75 };
+inline int simt_capability = 8;  // of the device that is stood in for
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = simt_capability;
+  return cudaSuccess;
+}
 struct cudaLaunchConfig_t {
   dim3 gridDim, blockDim;
   std::size_t dynamicSmemBytes;
