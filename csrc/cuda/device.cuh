@@ -20,13 +20,13 @@
 #ifndef SHARED
 #define SHARED(T, name, n) __shared__ __align__(16) T name[n]
 #endif
-#ifndef MMA  // d += a b, by the whole warp; PTX ISA, "Matrix Fragments for mma", says which lane holds what
-#define MMA(shape, types, d, a, b)                     \
+#ifndef MMA  // d = a b + c, by the whole warp; PTX ISA, "Matrix Fragments for mma", says which lane holds what
+#define MMA(shape, types, d, a, b, c)                  \
   asm("mma.sync.aligned." shape ".row.col.f32." types  \
       ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "   \
-      "{%0,%1,%2,%3};"                                 \
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
+      "{%10,%11,%12,%13};"                             \
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]) \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]))
 #endif
 
 namespace fl_lightning::cuda {
@@ -118,16 +118,16 @@ __device__ inline double warp_sum(double x) {
 
 constexpr unsigned kTf32Bits = 0xffffe000u;  // those of a float32 number that TF32 has
 
-// Adds the products of 16 rows with 8 others to d: over 8 columns in TF32, or 16 of numbers of 16 bits.
+// d: c and the products of 16 rows with 8 others, over 8 columns in TF32, or 16 of numbers of 16 bits.
 template <class T>
-__device__ inline void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+__device__ inline void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], const float (&c)[4]) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   if constexpr (std::is_same_v<T, float>) {
-    MMA("m16n8k8", "tf32.tf32", d, a, b);
+    MMA("m16n8k8", "tf32.tf32", d, a, b, c);
   } else if constexpr (std::is_same_v<T, __half>) {
-    MMA("m16n8k16", "f16.f16", d, a, b);
+    MMA("m16n8k16", "f16.f16", d, a, b, c);
   } else {
-    MMA("m16n8k16", "bf16.bf16", d, a, b);
+    MMA("m16n8k16", "bf16.bf16", d, a, b, c);
   }
 #else
   __trap();  // the host asks the device first

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of many rows on tensor cores: blocks of 64 x 64 pairs, of which a warp has 32 x 16, in tiles of 16 x 8.
 //
-// Shared memory holds rows as words of 32 bits: a float32 number, or two of 16 bits. A lane reads two neighbouring
-// words of a row and passes them on as the two that mma wants four (or eight) columns apart. That is another order of
-// the columns, the same for both sides, and a sum of products does not mind.
+// Shared memory holds rows as words of 32 bits: a float32 number, or two of 16 bits; rows 8 apart lie word beside word.
+// A lane reads two neighbouring words of two rows at once, and passes a row's two on as those that mma wants four (or
+// eight) columns apart. That is another order of the columns, the same for both sides, and a sum of products does not
+// mind.
 //
 // Products of 16-bit numbers are exact. A float32 number is split into two of TF32's 11 bits, big + small, and what is
 // lost of it is at most 2^-23 of its size; of the four products all but small * small (at most 2^-22) are added up, the
@@ -18,14 +19,15 @@
 
 namespace fl_lightning::cuda {
 
-constexpr int kMmaRows = 64, kMmaThreads = 256, kWarpRows = 32, kWarpColumns = 16, kGroupRows = 8;
+constexpr int kMmaRows = 64, kMmaThreads = 256, kWarpRows = 32, kWarpColumns = 16, kApartRows = 8;
 constexpr int kWarpsDown = kMmaRows / kWarpRows, kWarpsAcross = kMmaRows / kWarpColumns;
 static_assert(kWarpsDown * kWarpsAcross * kWarp == kMmaThreads);
-constexpr int kWords = 32;               // of a row in shared memory at a time
-constexpr int kPitchWords = kWords + 8;  // four rows then cover all banks, with the eight words that a step reads
-constexpr int kTileWords = kMmaRows * kPitchWords;
+constexpr int kWords = 32, kPieces = kWords / 4;  // of a row in shared memory at a time; in pieces of 16 bytes
+static_assert(2 * kMmaThreads == kMmaRows * kPieces);
+constexpr int kPitchWords = 2 * kWords + 16;  // of two rows; two pairs of rows then cover all banks
+constexpr int kTileWords = kMmaRows / 2 * kPitchWords;
 constexpr int kStepWords = 8, kStages = 2;  // words of a row per mma; stages per float32 sum
-constexpr int kPieces = kWords / 4, kFetches = kMmaRows * kPieces / kMmaThreads;  // pieces of 16 bytes
+constexpr unsigned kAllTiles = 15;
 
 // Where the rows [first, first + kMmaRows) of a matrix start.
 template <class T>
@@ -41,91 +43,86 @@ __device__ inline MmaSide<T> mma_side(const Matrix& matrix, std::int64_t first, 
   return {rows + first * matrix.stride, matrix.stride, matrix.rows - first, piece_width(rows, matrix.stride, column)};
 }
 
-// A thread's pieces of the columns from column on.
+// A thread's pieces of the columns from column on, of two rows.
 template <class T>
-__device__ inline void fetch_words(const MmaSide<T>& side, std::int64_t column, const Item& item,
-                                   Run<T> (&to)[kFetches][1]) {
+__device__ inline void fetch_words(const MmaSide<T>& side, std::int64_t column, const Item& item, Run<T> (&to)[2][1]) {
+  const int pair = threadIdx.x / kPieces;
+  const std::int64_t at = column + threadIdx.x % kPieces * kRun<T>;
 #pragma unroll
-  for (int k = 0; k < kFetches; ++k) {
-    const int piece = threadIdx.x + k * kMmaThreads, row = piece / kPieces;
-    const std::int64_t at = column + piece % kPieces * kRun<T>;
+  for (int k = 0; k < 2; ++k) {
+    const int row = pair / kApartRows * 2 * kApartRows + pair % kApartRows + k * kApartRows;
     const bool any = row < side.count && at < item.stop;
     load_runs(side.rows + row * side.stride, 0, any ? 1 : 0, at, item.start, item.stop, side.width, to[k]);
   }
 }
 
+__device__ inline unsigned word_of(float x) { return __float_as_uint(x); }
+__device__ inline unsigned word_of(unsigned x) { return x; }
+
 template <class T, class Shared>
-__device__ inline void stage_words(const Run<T> (&from)[kFetches][1], Shared tile) {
+__device__ inline void stage_words(const Run<T> (&from)[2][1], Shared tile) {
+  const int at = threadIdx.x / kPieces * kPitchWords + threadIdx.x % kPieces * 8;
 #pragma unroll
-  for (int k = 0; k < kFetches; ++k) {
-    const int piece = threadIdx.x + k * kMmaThreads;
+  for (int half = 0; half < 2; ++half) {
     unsigned words[4];
 #pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      if constexpr (std::is_same_v<T, float>) {
-        words[w] = __float_as_uint(from[k][0].stored[w]);
-      } else {
-        words[w] = from[k][0].stored[w];
-      }
-    }
-    store_shared(words, tile, piece / kPieces * kPitchWords + piece % kPieces * 4);
+    for (int w = 0; w < 4; ++w) words[w] = word_of(from[w % 2][0].stored[half * 2 + w / 2]);
+    store_shared(words, tile, at + half * 4);
   }
 }
 
-// A lane's two words of one row, as mma takes them.
+// A lane's words of 16 rows and one step: two of the first eight rows, at 0 and 2, and two of the others.
 template <class T>
-struct Pair {
-  unsigned big[2], small[std::is_same_v<T, float> ? 2 : 1];
+struct Words {
+  unsigned big[4], small[std::is_same_v<T, float> ? 4 : 1];
 
-  __device__ void set(const unsigned (&words)[2]) {
+  template <class Shared>
+  __device__ void load(Shared tile, int at) {
+    load_shared(tile, at, big);
+    if constexpr (std::is_same_v<T, float>) {
 #pragma unroll
-    for (int w = 0; w < 2; ++w) {
-      big[w] = words[w];
-      if constexpr (std::is_same_v<T, float>) {
+      for (int w = 0; w < 4; ++w) {
         // To nearest, and what is left cut off. What is not finite, or becomes it here, leaves a part that is not.
-        big[w] = (words[w] + 0x1000u) & kTf32Bits;
-        small[w] = __float_as_uint(__uint_as_float(words[w]) - __uint_as_float(big[w])) & kTf32Bits;
+        const float x = __uint_as_float(big[w]);
+        big[w] = (big[w] + 0x1000u) & kTf32Bits;
+        small[w] = __float_as_uint(x - __uint_as_float(big[w])) & kTf32Bits;
       }
     }
   }
 };
 
-// The products of 8 + 8 rows with 8 others.
+// The products of 16 rows with the first (0) or second (1) eight of 16 others.
 template <class T>
-__device__ inline void add_products(const Pair<T>& upper, const Pair<T>& lower, const Pair<T>& other, float (&sum)[4]) {
-  const unsigned big[4] = {upper.big[0], lower.big[0], upper.big[1], lower.big[1]};
-  float next[4] = {};
+__device__ inline void add_products(const Words<T>& rows, const Words<T>& others, int half, float (&sum)[4]) {
+  const float zero[4] = {};
+  float next[4];
+  const unsigned big[2] = {others.big[half], others.big[half + 2]};
   if constexpr (std::is_same_v<T, float>) {
-    const unsigned small[4] = {upper.small[0], lower.small[0], upper.small[1], lower.small[1]};
-    mma<T>(next, small, other.big);
-    mma<T>(next, big, other.small);
+    const unsigned small[2] = {others.small[half], others.small[half + 2]};
+    mma<T>(next, rows.small, big, zero);
+    mma<T>(next, rows.big, small, next);
+    mma<T>(next, rows.big, big, next);
+  } else {
+    mma<T>(next, rows.big, big, zero);
   }
-  mma<T>(next, big, other.big);
 #pragma unroll
   for (int c = 0; c < 4; ++c) sum[c] += next[c];
 }
 
-// The products of the staged words that belong to one warp; wanted has one bit per tile.
-template <class T, class Shared>
+// The products of the staged words that belong to one warp; wanted has one bit per tile, where not all are.
+template <class T, bool kAll, class Shared>
 __device__ inline void multiply_words(Shared left, Shared right, unsigned wanted, float (&sums)[4][4]) {
-  const int at = threadIdx.x % kWarp / 4 * kPitchWords + threadIdx.x % 4 * 2;
+  const int lane = threadIdx.x % kWarp, at = lane / 4 * kPitchWords + lane % 4 * 4;
 #pragma unroll 1
   for (int step = 0; step < kWords; step += kStepWords) {
-    Pair<T> rows[4], others[2];
-    unsigned words[2];
+    Words<T> others;
+    others.load(right, at + 2 * step);
 #pragma unroll
-    for (int g = 0; g < 4; ++g) {
-      load_shared(left, at + g * kGroupRows * kPitchWords + step, words);
-      rows[g].set(words);
-    }
-#pragma unroll
-    for (int g = 0; g < 2; ++g) {
-      load_shared(right, at + g * kGroupRows * kPitchWords + step, words);
-      others[g].set(words);
-    }
-#pragma unroll
-    for (int tile = 0; tile < 4; ++tile) {
-      if (wanted >> tile & 1u) add_products(rows[tile / 2 * 2], rows[tile / 2 * 2 + 1], others[tile % 2], sums[tile]);
+    for (int tile = 0; tile < 4; tile += 2) {
+      Words<T> rows;
+      rows.load(left, at + 2 * step + tile / 2 * kApartRows * kPitchWords);
+      if (kAll || wanted >> tile & 1u) add_products(rows, others, 0, sums[tile]);
+      if (kAll || wanted >> tile & 2u) add_products(rows, others, 1, sums[tile + 1]);
     }
   }
 }
@@ -162,13 +159,13 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
   const int row = warp / kWarpsAcross * kWarpRows, other = warp % kWarpsAcross * kWarpColumns;
   unsigned wanted = 0;
   for (int tile = 0; tile < 4; ++tile) {
-    const int r = row + tile / 2 * 2 * kGroupRows, c = other + tile % 2 * kGroupRows;
-    const bool above = diagonal && c >= r + 2 * kGroupRows;
+    const int r = row + tile / 2 * 2 * kApartRows, c = other + tile % 2 * kApartRows;
+    const bool above = diagonal && c >= r + 2 * kApartRows;
     if (r < left.count && c < right.count && !above) wanted |= 1u << tile;
   }
 
   SHARED(unsigned, tiles, kStages * 2 * kTileWords);
-  Run<T> left_next[kFetches][1], right_next[kFetches][1];
+  Run<T> left_next[2][1], right_next[2][1];
   float sums[4][4] = {};
   double total[4][4] = {};
   fetch_words(left, column, item, left_next);
@@ -183,7 +180,12 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
       fetch_words(left, column, item, left_next);
       if (!diagonal) fetch_words(right, column, item, right_next);
     }
-    if (wanted) multiply_words<T>(left_tile + row * kPitchWords, right_tile + other * kPitchWords, wanted, sums);
+    const auto ours = left_tile + row / 2 * kPitchWords, others = right_tile + other / 2 * kPitchWords;
+    if (wanted == kAllTiles) {
+      multiply_words<T, true>(ours, others, wanted, sums);
+    } else if (wanted) {
+      multiply_words<T, false>(ours, others, wanted, sums);
+    }
     if (stage == 1) flush_sums(sums, total);
   }
   flush_sums(sums, total);
@@ -191,8 +193,8 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
 #pragma unroll
   for (int k = 0; k < 16; ++k) {
     const int tile = k / 4, c = k % 4;
-    const int y = row + (tile / 2 * 2 + c / 2) * kGroupRows + lane / 4;
-    const int x = other + tile % 2 * kGroupRows + lane % 4 * 2 + c % 2;
+    const int y = row + (tile / 2 * 2 + c / 2) * kApartRows + lane / 4;
+    const int x = other + tile % 2 * kApartRows + lane % 4 * 2 + c % 2;
     const std::int64_t i = down * kMmaRows + y, j = right_of * kMmaRows + x;
     if (i >= a.rows || j >= b.rows || (kSymmetric && j > i)) continue;
     partial[(kSymmetric ? triangle(i) + j : i * b.rows + j) * items + index] = total[tile][c];

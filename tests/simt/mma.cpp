@@ -74,7 +74,7 @@ float sum_of(const Term* terms, int count) {
 }  // namespace
 
 void mma(const char* shape, const char* types, float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2],
-         const char* file, int line) {
+         const float (&c)[4], const char* file, int line) {
   const Kind kind = std::strstr(types, "tf32") ? Kind::tf32 : std::strstr(types, "bf16") ? Kind::bf16 : Kind::f16;
   const int depth = kind == Kind::tf32 ? 8 : 16, together = depth / 2;
   if (std::string(shape) != (kind == Kind::tf32 ? "m16n8k8" : "m16n8k16")) fail(std::string("no mma ") + shape);
@@ -84,15 +84,16 @@ void mma(const char* shape, const char* types, float (&d)[4], const unsigned (&a
   for (int r = 0; r < 2; ++r) all[thread].b[r] = b[r];
   exchange(0xffffffffu, 0, file, line);
   const Operands operands{all + (thread - lane), kind};
-  for (int c = 0; c < 4; ++c) {
-    const int row = lane / 4 + c / 2 * 8, column = lane % 4 * 2 + c % 2;
+  for (int e = 0; e < 4; ++e) {
+    const int row = lane / 4 + e / 2 * 8, column = lane % 4 * 2 + e % 2;
+    d[e] = c[e];
     for (int k = 0; k < depth; k += together) {
-      Term terms[9] = {{d[c], exponent_of(d[c])}};
-      for (int e = 0; e < together; ++e) {
-        const double x = operands.a(row, k + e), y = operands.b(k + e, column);
-        terms[1 + e] = {x * y, exponent_of(x) + exponent_of(y)};
+      Term terms[9] = {{d[e], exponent_of(d[e])}};
+      for (int i = 0; i < together; ++i) {
+        const double x = operands.a(row, k + i), y = operands.b(k + i, column);
+        terms[1 + i] = {x * y, exponent_of(x) + exponent_of(y)};
       }
-      d[c] = sum_of(terms, 1 + together);
+      d[e] = sum_of(terms, 1 + together);
     }
   }
 }

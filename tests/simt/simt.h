@@ -35,7 +35,7 @@ std::uint64_t peer(int lane);
 // mma.sync.aligned with these fragments: m16n8k8 of TF32 numbers, m16n8k16 of float16 or bfloat16 ones. Sums are cut
 // off as by the least accurate hardware that PTX's words allow, see mma.cpp.
 void mma(const char* shape, const char* types, float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2],
-         const char* file = __builtin_FILE(), int line = __builtin_LINE());
+         const float (&c)[4], const char* file = __builtin_FILE(), int line = __builtin_LINE());
 
 // Where in time an access lies: the numbers rise with every barrier of the block and with every exchange of the warp.
 struct Moment {

@@ -123,14 +123,15 @@ MUTATIONS = {
         "layer_cross_gram",
         cross_gram_is_right,
     ),
-    "tensor cores: registers of the rows": Mutation(
-        "gram_mma.cuh", "{upper.big[0], lower.big[0],", "{lower.big[0], upper.big[0],", "layer_gram", many_are_right
+    "tensor cores: registers of other rows": Mutation(
+        "gram_mma.cuh",
+        "{others.big[half], others.big[half + 2]}",
+        "{others.big[0], others.big[1]}",
+        "layer_gram",
+        many_are_right,
     ),
     "tensor cores: small parts dropped": Mutation(
-        "gram_mma.cuh", "mma<T>(next, big, other.small);", "", "layer_gram", many_are_right
-    ),
-    "tensor cores: sums flushed before the last stage": Mutation(
-        "gram_mma.cuh", "  flush_sums(sums, total);\n\n", "\n", "layer_gram", many_are_right
+        "gram_mma.cuh", "mma<T>(next, rows.big, small, next);", "", "layer_gram", many_are_right
     ),
     "mean: bits of the wrong column": Mutation(
         "puc_combine.cu", "word + 1 < count", "false", "puc_combine", mean_is_right

@@ -19,7 +19,7 @@
   static char name##_tag;  \
   const simt::Shared<T> name(&name##_tag, #name, n)
 
-#define MMA(shape, types, d, a, b) simt::mma(shape, types, d, a, b)
+#define MMA(shape, types, d, a, b, c) simt::mma(shape, types, d, a, b, c)
 
 struct uint3 {
   unsigned x, y, z;
