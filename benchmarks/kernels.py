@@ -84,7 +84,7 @@ def _problem(
         torch.set_num_threads(threads)
         for case in problem.cases(chosen):
             rows = _read_for(case.op, problem)
-            timing = measure(case.run, case.reference, limits.read_once(rows), device, budget)
+            timing = measure(case.run, case.reference, limits.read_once(rows), device, budget, case.loop)
             name = "float64" if case.op in ON_GRAM else str(dtype).removeprefix("torch.")
             row_bytes = rows.numel() * rows.element_size()
             implementation = implementations[case.op].implementation

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 
 from benchmarks._kernels import report
 from benchmarks._kernels.problems import OPS, Problem, shapes
-from benchmarks._kernels.timing import FEWEST, MOST, Spread, Timing, measure
+from benchmarks._kernels.timing import FEWEST, FEWEST_LOOPS, MOST, Spread, Timing, measure
 
 ROOT = Path(__file__).parents[1]
 
@@ -32,7 +33,11 @@ def test_every_op_is_measured_and_written_down(tmp_path):
     assert {"date", "torch", "flags", "threads", "seed", "kernels"} <= set(written["environment"])
     assert all(row["timing"]["op"]["median"] > 0 for row in written["results"])
     assert all(limit["bandwidth"] > 0 and limit["peak"] > 0 for limit in written["limits"])
+    looped = [row for row in written["results"] if row["timing"]["loop"] is not None]
+    assert [(row["op"], row["dtype"]) for row in looped] == [("layer_gram", "float32")]
+    assert looped[0]["loop_ratio"] == looped[0]["timing"]["loop"]["median"] / looped[0]["timing"]["op"]["median"]
     text = (tmp_path / "kernels-cpu-quick.md").read_text()
+    assert f"| layer_gram, tiny, m = 3 | 1 | {looped[0]['loop_ratio']:.2f} |" in text
     for row in written["results"]:
         assert f"| {row['op']} | tiny | 3 | {row['dtype']} | 1 |" in text
 
@@ -61,6 +66,13 @@ def test_ops_and_references_agree_on_the_problem_that_is_timed():
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-4)
 
 
+def test_loop_written_by_hand_computes_the_same_products():
+    problem = Problem(shapes(quick=True)[0], 4, torch.float32, torch.device("cpu"), seed=0)
+    loops = {case.op: case for case in problem.cases(OPS) if case.loop is not None}
+    assert set(loops) == {"layer_gram"}
+    torch.testing.assert_close(loops["layer_gram"].loop().double(), loops["layer_gram"].run(), rtol=1e-5, atol=1e-3)
+
+
 def test_counted_bytes_and_operations():
     problem = Problem(shapes(quick=True)[0], 4, torch.bfloat16, torch.device("cpu"), seed=0)
     counted = {case.op: (case.bytes, case.flops) for case in problem.cases(OPS)}
@@ -82,19 +94,18 @@ def test_shares_are_ratios_of_medians():
 
 
 def test_repeats_follow_the_budget():
-    calls = {"op": 0, "reference": 0}
+    calls = {"op": 0, "reference": 0, "loop": 0}
 
     def count(name):
         calls[name] += 1
 
     def run(budget):
-        calls.update(op=0, reference=0)
-        return measure(
-            lambda: count("op"), lambda: count("reference"), lambda: 1.0, torch.device("cpu"), budget
-        )  # fmt: skip
+        calls.update(op=0, reference=0, loop=0)
+        op, reference, loop = (partial(count, name) for name in calls)
+        return measure(op, reference, lambda: 1.0, torch.device("cpu"), budget, loop)
 
     none, ample = run(0.0), run(60.0)
-    assert (none.op.count, none.reference.count) == (FEWEST, 1)
+    assert (none.op.count, none.reference.count, none.loop.count) == (FEWEST, 1, FEWEST_LOOPS)
     assert calls["op"] == MOST + 1  # and the first, which does not count
-    assert (ample.op.count, ample.reference.count) == (MOST, MOST)
+    assert (ample.op.count, ample.reference.count, ample.loop.count) == (MOST, MOST, MOST)
     assert Spread.of([3.0, 1.0, 2.0]) == Spread(2.0, 1.5, 2.5, 3)

@@ -52,6 +52,12 @@ class Result:
         return self.timing.op.median / self.timing.read.median
 
     @property
+    def loop_ratio(self) -> float | None:
+        """Median of the loop written by hand by the op's; ``None`` where there is no such loop."""
+        loop = self.timing.loop
+        return None if loop is None else loop.median / self.timing.op.median
+
+    @property
     def bandwidth_share(self) -> float:
         """Rate at which the counted bytes pass, by the rate of reading."""
         return self.bytes / self.row_bytes / self.reads
@@ -93,19 +99,20 @@ def _processors() -> int:
 
 HEAD = (
     "| op | shape | m | rows | threads | time, ms | quartiles | MB | GFLOP | x reading rows | bandwidth | peak "
-    "| reference, ms | speed-up |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"
+    "| reference, ms | speed-up | loop, ms | loop by op |\n" + 16 * "|---" + "|"
 )
 
 
 def line(result: Result) -> str:
     """One line of the long table."""
-    op, reference = result.timing.op, result.timing.reference
+    op, reference, loop = result.timing.op, result.timing.reference, result.timing.loop
+    compared = " |  |" if loop is None else f" {1e3 * loop.median:.3g} ({loop.count}) | {result.loop_ratio:.2f} |"
     share = f"{result.peak_share:.0%}" if result.flops else ""
     return (
         f"| {result.op} | {result.shape} | {result.m} | {result.dtype} | {result.threads} | {1e3 * op.median:.3g} "
         f"| {1e3 * op.low:.3g} to {1e3 * op.high:.3g} ({op.count}) | {result.bytes / 1e6:.4g} | "
         f"{result.flops / 1e9:.3g} | {result.reads:.2f} | {result.bandwidth_share:.0%} | {share} | "
-        f"{1e3 * reference.median:.3g} ({reference.count}) | {result.speed_up:.1f} |"
+        f"{1e3 * reference.median:.3g} ({reference.count}) | {result.speed_up:.1f} |{compared}"
     )
 
 
@@ -124,6 +131,10 @@ def summary(results: Iterable[Result]) -> str:
         for r in sorted(results, key=lambda r: (r.op, r.m, r.threads))
         if r.columns == largest and r.dtype == "float32"
     ]
+    looped = [result for result in results if result.timing.loop is not None]
+    if looped:
+        lines += ["", "| one torch.mm per layer, by the op | threads | times as long |", "|---|---|---|"]
+        lines += [f"| {r.op}, {r.shape}, m = {r.m} | {r.threads} | {r.loop_ratio:.2f} |" for r in looped]
     return "\n".join(lines)
 
 
@@ -145,6 +156,6 @@ def write(
     """Writes ``name.md`` and ``name.json``."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.md").write_text(markdown(facts, rates, results), encoding="utf-8")
-    rows = [asdict(result) | {"speed_up": result.speed_up} for result in results]
+    rows = [asdict(result) | {"speed_up": result.speed_up, "loop_ratio": result.loop_ratio} for result in results]
     text = json.dumps({"environment": facts, "limits": rates, "results": rows}, indent=1)
     (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 FEWEST, MOST = 5, 201
+FEWEST_LOOPS = 3
 
 
 def seconds(call: Callable[[], object], device: torch.device) -> float:
@@ -48,11 +49,12 @@ class Spread:
 
 @dataclass(frozen=True)
 class Timing:
-    """An op, its reference, and reading the rows once."""
+    """An op, its reference, reading the rows once, and the loop written by hand where there is one."""
 
     op: Spread
     reference: Spread
     read: Spread
+    loop: Spread | None = None
 
 
 def measure(
@@ -61,8 +63,11 @@ def measure(
     read: Callable[[], float],
     device: torch.device,
     budget: float,
+    loop: Callable[[], object] | None = None,
 ) -> Timing:
-    """Repeats until op and reference have each run for about ``budget`` seconds, the op at least ``FEWEST`` times.
+    """Repeats until op, reference and loop have each run for about ``budget`` seconds.
+
+    The op runs at least ``FEWEST`` times, the loop ``FEWEST_LOOPS``.
 
     The first call of each is not counted; only of a reference that takes longer than the budget, where it is the one
     that counts.
@@ -73,9 +78,14 @@ def measure(
     if reference_times[0] < budget:
         reference_times.clear()
     reads = []
+    loops: list[float] = []
+    if loop is not None:
+        loop()
     while len(times) < MOST and (len(times) < FEWEST or sum(times) < budget):
         times.append(seconds(op, device))
         reads.append(read())
         if not reference_times or sum(reference_times) < budget:
             reference_times.append(seconds(reference, device))
-    return Timing(Spread.of(times), Spread.of(reference_times), Spread.of(reads))
+        if loop is not None and (len(loops) < FEWEST_LOOPS or sum(loops) < budget):
+            loops.append(seconds(loop, device))
+    return Timing(Spread.of(times), Spread.of(reference_times), Spread.of(reads), Spread.of(loops) if loops else None)

@@ -19,8 +19,8 @@ struct Products {
     const std::int64_t least = rows.rows < others.rows ? rows.rows : others.rows;
     return !symmetric && least > 3 && least <= 20;
   }
-  // So many products per number that it pays to ask for the next panel while this one is worked on.
-  bool many() const { return symmetric && rows.rows >= 24; }
+  // More than one tile: each row is read anew for every tile it is in, and the next panel is asked for meanwhile.
+  bool many() const { return symmetric && rows.rows > 5; }
 };
 
 struct ProductsScratch {

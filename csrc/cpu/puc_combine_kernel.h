@@ -4,7 +4,8 @@
 // Both sums run in float64, in the order of the rows for every column.
 namespace fl_lightning::cpu::FL_ISA {
 
-inline constexpr int kSums = 4;  // vectors in flight of each of the two sums
+inline constexpr int kSums = 4;               // vectors in flight of each of the two sums
+inline constexpr std::int64_t kTogether = 4;  // rows per sweep; each brings its bits along, a stream of their own
 inline constexpr std::int64_t kStep = kSums * kDoubles;
 static_assert(32 % kStep == 0, "a step takes its bits from one word");
 
@@ -27,8 +28,8 @@ void means(const PucCombine& p, std::int64_t begin, std::int64_t end, double* su
   T* out = static_cast<T*>(p.out);
   const bool stream = p.stream && reinterpret_cast<std::uintptr_t>(out + begin) % 64 == 0;
   const std::int64_t whole = begin + (end - begin) / kStep * kStep;
-  for (std::int64_t r0 = 0; r0 < m; r0 += kSweepRows) {
-    const std::int64_t r1 = m - r0 < kSweepRows ? m : r0 + kSweepRows;
+  for (std::int64_t r0 = 0; r0 < m; r0 += kTogether) {
+    const std::int64_t r1 = m - r0 < kTogether ? m : r0 + kTogether;
     double* waiting = sums;
     for (std::int64_t c = begin; c < whole; c += kStep, waiting += 2 * kStep) {
       Doubles total[kSums], mass[kSums];

@@ -2,6 +2,9 @@
 // FedHEAL's pass over one client's update. Included once per instruction set by every_isa.h.
 namespace fl_lightning::cpu::FL_ISA {
 
+// Bytes ahead of the use. Two streams leave room in the cache for more than the kernels that read many rows ask for.
+inline constexpr std::int64_t kRowAhead = 16384, kCountsAhead = 4096;
+
 template <class T>
 FL_INLINE std::uint32_t increases(const T* x) {
   std::uint32_t bits = 0;
@@ -50,8 +53,10 @@ void track_as(const PucTrack& p, std::int64_t begin, std::int64_t end, double* n
 #pragma GCC unroll 4
   for (int i = 0; i < streams; ++i) set_zero(total[i]);
   for (; begin + 32 <= end; begin += 32) {
-    prefetch(x + begin);
-    prefetch(counts + begin);
+    for (std::int64_t i = 0; i < 32; i += 64 / static_cast<std::int64_t>(sizeof(T))) {
+      prefetch_at(x + begin + i, kRowAhead);
+    }
+    prefetch_at(counts + begin, kCountsAhead);
     const std::uint32_t up = increases(x + begin);
     const Compared past = compare(counts + begin, low, high);
     const std::uint32_t kept = (up & past.at_least & some_low) | (~up & past.at_most & some_high);
