@@ -110,7 +110,8 @@ class FedLF(ServerRule):
         gram = self.history.joint_gram(cohort.updates, absent)  # K^l [L, m + h, m + h], beside the rows
         layers, solved = self._descend(gram, cohort, self._fair(cohort.known_losses), len(absent))  # lines 5 to 8
         coeff = _rescaled(layers, gram, m)  # line 15
-        usual = solved.all() & gram.isfinite().all() & gram[:, :m, :m].any()
+        norms = row_norms(gram)
+        usual = solved.all() & norms.isfinite().all() & norms[:, :m].any()
 
         # A device goes on while it is asked: the step is queued before the only look at what is there.
         step = None if gram.is_cpu else self.history.combine(cohort.updates, coeff, absent)
