@@ -165,28 +165,34 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
   }
 
   SHARED(unsigned, tiles, kStages * 2 * kTileWords);
+  // A block on the diagonal has one side only, and takes twice the columns at a time: as many bytes are on their way.
+  const std::int64_t span = kPieces * kRun<T>, later = diagonal ? span : 0;
   Run<T> left_next[2][1], right_next[2][1];
   float sums[4][4] = {};
   double total[4][4] = {};
   fetch_words(left, column, item, left_next);
-  if (!diagonal) fetch_words(right, column, item, right_next);
+  fetch_words(right, column + later, item, right_next);
   for (int stage = 0; column < item.stop; stage ^= 1) {
-    const auto left_tile = tiles + stage * 2 * kTileWords, right_tile = left_tile + (diagonal ? 0 : kTileWords);
-    stage_words(left_next, left_tile);
-    if (!diagonal) stage_words(right_next, right_tile);
+    const auto staged = tiles + stage * 2 * kTileWords;
+    stage_words(left_next, staged);
+    stage_words(right_next, staged + kTileWords);
     __syncthreads();  // the other stage's words are no longer read, either
-    column += kPieces * kRun<T>;
+    column += span + later;
     if (column < item.stop) {  // these loads wait behind the products of what is staged
       fetch_words(left, column, item, left_next);
-      if (!diagonal) fetch_words(right, column, item, right_next);
+      fetch_words(right, column + later, item, right_next);
     }
-    const auto ours = left_tile + row / 2 * kPitchWords, others = right_tile + other / 2 * kPitchWords;
-    if (wanted == kAllTiles) {
-      multiply_words<T, true>(ours, others, wanted, sums);
-    } else if (wanted) {
-      multiply_words<T, false>(ours, others, wanted, sums);
+#pragma unroll 1
+    for (int tile = diagonal ? 0 : 1; tile < 2; ++tile) {
+      const auto theirs = staged + (tile * kTileWords + other / 2 * kPitchWords);
+      const auto ours = staged + ((diagonal ? tile : 0) * kTileWords + row / 2 * kPitchWords);
+      if (wanted == kAllTiles) {
+        multiply_words<T, true>(ours, theirs, wanted, sums);
+      } else if (wanted) {
+        multiply_words<T, false>(ours, theirs, wanted, sums);
+      }
     }
-    if (stage == 1) flush_sums(sums, total);
+    if (diagonal || stage == 1) flush_sums(sums, total);
   }
   flush_sums(sums, total);
 

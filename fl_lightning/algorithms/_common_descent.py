@@ -60,7 +60,10 @@ def unseen_fair_weights(losses: Tensor, cosine: bool) -> Tensor:
 
 
 def min_norm(gram: Tensor) -> Tensor:
-    """Weights ``[B, k]`` of the points of least norm; NaN for a matrix that is not finite, and no look at any."""
+    """Weights ``[B, k]`` of the points of least norm, from Gram matrices of which the symmetric part counts.
+
+    NaN for a matrix that is not finite: nobody looks at the matrices.
+    """
     return ops.min_norm(gram)[0]
 
 
@@ -100,8 +103,7 @@ def common_descent(
     # A row left out becomes a copy of one that is not: copies never move the point, and the batch keeps one shape.
     first = used.to(torch.uint8).argmax(1)[:, None, None].expand(-1, 1, rows.shape[2])
     rows = torch.where(used[:, :, None], rows, rows.gather(1, first))
-    hull = rows @ gram @ rows.mT
-    coeff = (rows.mT @ min_norm((hull + hull.mT) / 2)[:, :, None])[:, :, 0]
+    coeff = (rows.mT @ min_norm(rows @ gram @ rows.mT)[:, :, None])[:, :, 0]
     live = scale[:, :online] != 0
     coeff = torch.where(live.any(1, keepdim=True), coeff, 0.0)
 
