@@ -174,6 +174,27 @@ struct Kernels {
     return gram;
   }
 
+  // Only on the processor: elsewhere all products are computed, and those that were asked for are taken.
+  static Tensor layer_chosen_gram(const Tensor& rows_in, const Tensor& others_in, const Tensor& offsets_in,
+                                  const Tensor& chosen_in) {
+    const Device device(rows_in);
+    const Tensor rows = with_columns_contiguous(rows_in), others = with_columns_contiguous(others_in);
+    const Tensor offsets = torch::stable::contiguous(offsets_in), chosen = torch::stable::contiguous(chosen_in);
+    const Matrix matrix = matrix_of(rows), other = matrix_of(others);
+    require(other.columns == matrix.columns, "others must have shape [any, ", matrix.columns, "]");
+    const Layers layers = layers_of(offsets, matrix.columns);
+    require_type("chosen", chosen, ScalarType::Long);
+    require(chosen.dim() == 1 && chosen.is_cpu(), "chosen must be a vector on the CPU");
+    const auto *first = read<int64_t>(chosen), *last = first + chosen.numel();
+    const bool within = std::all_of(first, last, [&](int64_t row) { return row >= 0 && row < other.rows; });
+    if (!within) {
+      require(false, "chosen must lie between 0 and ", other.rows - 1, ", found ", listed(first, last - first));
+    }
+    Tensor gram = empty(rows, {layers.count, matrix.rows, last - first}, ScalarType::Double);
+    device.layer_chosen_gram(matrix, other, first, last - first, layers, write<double>(gram));
+    return gram;
+  }
+
   // A step of another dtype keeps its accuracy: it goes through the kernel for two matrices.
   static Tensor layer_dots(const Tensor& rows_in, const Tensor& step_in, const Tensor& offsets_in) {
     const Device device(rows_in);
@@ -337,6 +358,7 @@ struct OnCpu {
     });
   }
   FL_LIGHTNING_FORWARD_ALL(cpu, &OnCpu::parallel)
+  FL_LIGHTNING_FORWARD(cpu, layer_chosen_gram, &OnCpu::parallel)
 };
 
 #ifdef FL_LIGHTNING_CUDA
@@ -378,7 +400,10 @@ void register_kernels(Library& library) {
   library.impl("puc_combine", TORCH_BOX(&K::puc_combine));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fl_lightning, CPU, library) { register_kernels<OnCpu>(library); }
+STABLE_TORCH_LIBRARY_IMPL(fl_lightning, CPU, library) {
+  register_kernels<OnCpu>(library);
+  library.impl("layer_chosen_gram", TORCH_BOX(&Kernels<OnCpu>::layer_chosen_gram));
+}
 #ifdef FL_LIGHTNING_CUDA
 STABLE_TORCH_LIBRARY_IMPL(fl_lightning, CUDA, library) { register_kernels<OnCuda>(library); }
 #endif

@@ -39,6 +39,9 @@ using ParallelFor = void (*)(std::int64_t tasks, Body body, void* context);
 void layer_gram(Matrix rows, Layers layers, double* gram, ParallelFor parallel);
 // gram[l][i][j] = sum of rows[i] * others[j]; [L, m, h].
 void layer_cross_gram(Matrix rows, Matrix others, Layers layers, double* gram, ParallelFor parallel);
+// The same with `count` of the others only, which are listed: gram[l][i][j] = sum of rows[i] * others[chosen[j]].
+void layer_chosen_gram(Matrix rows, Matrix others, const std::int64_t* chosen, std::int64_t count, Layers layers,
+                       double* gram, ParallelFor parallel);
 // dots[l][i] = sum of rows[i] * step; [L, m].
 void layer_dots(Matrix rows, const void* step, Layers layers, double* dots, ParallelFor parallel);
 // out[c] (+)= sum_i coeff[l][i] * rows[i][c] for the columns c of layer l; out has the rows' dtype.

@@ -27,6 +27,7 @@ class _Entry(NamedTuple):
 class _Fresh(NamedTuple):
     updates: UpdateMatrix
     rows: Tensor
+    slots: Tensor
     products: Tensor
 
 
@@ -95,12 +96,13 @@ class RowHistory:
         """
         return [self._entries[i].round for i in clients]
 
-    def joint_gram(self, updates: UpdateMatrix, clients: Sequence[int]) -> Tensor:
+    def joint_gram(self, updates: UpdateMatrix, clients: Sequence[int], leaving: Collection[int] = ()) -> Tensor:
         """Gram matrices of the new rows followed by the remembered rows of ``clients``.
 
         Args:
             updates: ``m`` new rows.
             clients: ``h`` remembered client ids.
+            leaving: ids whose rows :meth:`remember` is about to replace: of these no products are computed.
 
         Returns:
             ``[L, m + h, m + h]`` float64 where ``updates.gram()`` is; remembered rows carry the scale given to
@@ -117,11 +119,13 @@ class RowHistory:
         self._check(updates)
         offsets, (slots, scales) = updates.layout.offsets, self._slots(clients)
         rows = updates.rows.to(self._rows.device)
-        products = ops.layer_cross_gram(rows, self._rows[: self._top()], offsets)
-        self._fresh = _Fresh(updates, rows, products)
+        gone = set(leaving).difference(clients)
+        staying = torch.tensor(sorted(e.slot for i, e in self._entries.items() if i not in gone))
+        products = ops.layer_cross_gram(rows, self._rows[: self._top()], offsets, staying)
+        self._fresh = _Fresh(updates, rows, staying, products)
         if not self._products.complete(slots):
             self._products.fill(slots, ops.layer_gram(self._rows[moved(slots, self._rows)], offsets))
-        there, scales = moved(slots, products), moved(scales, products)
+        there, scales = moved(torch.searchsorted(staying, slots), products), moved(scales, products)
         cross = (products[:, :, there] * scales).to(gram.device)
         among = (self._products.among(slots) * torch.outer(scales, scales)).to(gram.device)
         return torch.cat([torch.cat([gram, cross], 2), torch.cat([cross.mT, among], 2)], 1)
@@ -182,7 +186,7 @@ class RowHistory:
             self._entries[client] = _Entry(slot, when, factors[position])
         self._products.clear(slots)
         if fresh is not None:
-            self._products.put_cross(slots, fresh.products[:, moved(where, fresh.products)])
+            self._products.put_cross(slots, fresh.slots, fresh.products[:, moved(where, fresh.products)])
         # Last, because it also replaces the products with rows that these slots held before.
         own, where = updates.gram(), moved(where, updates.gram())
         self._products.put(slots, own[:, where[:, None], where].to(self._products.gram.device))

@@ -68,9 +68,9 @@ class SlotProducts:
         self.gram.index_fill_(1, there, torch.nan).index_fill_(2, there, torch.nan)
         self._known[slots] = self._known[:, slots] = False
 
-    def put_cross(self, slots: Tensor, products: Tensor) -> None:
-        """Products ``[L, h, k]`` of some slots with the first ``k``."""
-        there, old = moved(slots, self.gram), products.shape[2]
-        self.gram[:, there, :old] = products
-        self.gram[:, :old, there] = products.mT
-        self._known[slots, :old] = self._known[:old, slots] = True
+    def put_cross(self, slots: Tensor, others: Tensor, products: Tensor) -> None:
+        """Products ``[L, h, k]`` of some slots with some others."""
+        there, beside = moved(slots, self.gram), moved(others, self.gram)
+        self.gram[:, there[:, None], beside] = products
+        self.gram[:, beside[:, None], there] = products.mT
+        self._known[slots[:, None], others] = self._known[others[:, None], slots] = True

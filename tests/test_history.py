@@ -86,7 +86,7 @@ def test_agrees_with_a_dictionary_of_vectors(capacity, dtype):
 def test_a_round_computes_products_of_new_rows_only(monkeypatch):
     calls = []
     monkeypatch.setattr(
-        ops, "layer_cross_gram", lambda a, b, offsets: calls.append((len(a), len(b))) or real(a, b, offsets)
+        ops, "layer_cross_gram", lambda *args: calls.append((len(args[0]), len(args[3]))) or real(*args)
     )
     history = RowHistory()
     for when in range(12):
@@ -97,6 +97,27 @@ def test_a_round_computes_products_of_new_rows_only(monkeypatch):
         history.joint_gram(updates, absent)
         assert calls == ([(5, min(5 * when, 20))] if when else [])
         remember(history, updates, ids, when)
+
+
+def test_no_products_with_rows_that_are_about_to_leave(monkeypatch):
+    """With rows of NaN in their place nothing changes, and where they stay after all, products are filled in."""
+    calls = []
+    monkeypatch.setattr(ops, "layer_cross_gram", lambda *args: calls.append(args[3].tolist()) or real(*args))
+    history, poisoned, plain = RowHistory(), RowHistory(), RowHistory()
+    for when in range(12):
+        ids = [(3 * when + 7 * k) % 17 for k in range(5)]
+        updates, kept = rows_of(5, when, torch.float32), ids[:2] if when % 4 == 3 else ids
+        absent = history.select(exclude=ids)
+        for i in set(ids) & set(poisoned._entries) if kept == ids else ():
+            poisoned._rows[poisoned._entries[i].slot] = torch.nan
+        want = plain.joint_gram(updates, absent)
+        got = [each.joint_gram(updates, absent, leaving=ids) for each in (history, poisoned)]
+        assert torch.equal(got[0], got[1])
+        torch.testing.assert_close(got[0], want, rtol=0, atol=1e-5)
+        if absent:
+            assert calls[-1] == sorted(history._entries[i].slot for i in absent)
+        for each in (history, poisoned, plain):
+            remember(each, updates, kept, when, 0.5)
 
 
 real = ops.layer_cross_gram

@@ -103,7 +103,7 @@ class Products(TorchDispatchMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = str(func).removeprefix("fl_lightning.").removesuffix(".default")
-        if name in ("layer_gram", "layer_cross_gram"):
-            rows, others = args[0], args[1] if name == "layer_cross_gram" else args[0]
+        if name in ("layer_gram", "layer_cross_gram", "layer_chosen_gram"):
+            rows, others = args[0], args[{"layer_gram": 0, "layer_cross_gram": 1, "layer_chosen_gram": 3}[name]]
             self.seen.append((name, len(rows), len(others)))
         return func(*args, **kwargs or {})

@@ -5,7 +5,7 @@ namespace fl_lightning::cpu {
 
 void layer_dots(Matrix rows, const void* step, Layers layers, double* dots, ParallelFor parallel) {
   const Matrix one{step, 1, rows.columns, rows.columns, rows.dtype};
-  layer_products({rows, one, false}, layers, dots, parallel);
+  layer_products({{rows}, {one}, false}, layers, dots, parallel);
 }
 
 }  // namespace fl_lightning::cpu

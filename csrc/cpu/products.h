@@ -9,8 +9,16 @@
 
 namespace fl_lightning::cpu {
 
+// Rows of a matrix: all of them, or as many as are listed.
+struct Rows : Matrix {
+  const std::int64_t* listed = nullptr;
+
+  // Elements before row r of these.
+  std::int64_t at(std::int64_t r) const { return (listed ? listed[r] : r) * stride; }
+};
+
 struct Products {
-  Matrix rows, others;
+  Rows rows, others;
   bool symmetric;  // others are the rows, and only one half is computed
 
   std::int64_t pairs() const { return rows.rows * others.rows; }

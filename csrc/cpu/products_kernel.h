@@ -47,10 +47,11 @@ struct Panel {
   bool in_place;
 };
 
-// Columns of a matrix in format T: where they lie if that will do, else a converted copy, filled up with zeros.
+// Columns of a matrix in format T: where they lie if that will do, else a converted copy, filled up with zeros. Rows
+// that are listed lie anywhere: only who asks for it gets them where they are.
 template <class T>
-Panel<T> panel_of(const Matrix& rows, std::int64_t begin, std::int64_t width, Scratch& scratch) {
-  if (rows.dtype == Lanes<T>::dtype && width % kUnit == 0) {
+Panel<T> panel_of(const Rows& rows, std::int64_t begin, std::int64_t width, Scratch& scratch, bool anywhere = false) {
+  if (rows.dtype == Lanes<T>::dtype && width % kUnit == 0 && (anywhere || !rows.listed)) {
     return {static_cast<const T*>(rows.data) + begin, rows.stride, true};
   }
   const std::int64_t padded = (width + kUnit - 1) / kUnit * kUnit;
@@ -59,9 +60,9 @@ Panel<T> panel_of(const Matrix& rows, std::int64_t begin, std::int64_t width, Sc
   T* copy = static_cast<T*>(scratch.reserve(rows.rows * stride * static_cast<std::int64_t>(sizeof(T))));
   for (std::int64_t r = 0; r < rows.rows; ++r) {
     // The same columns of the next row; of the last row, the next panel of the first.
-    const std::int64_t next = r + 1 < rows.rows ? rows.stride : width - r * rows.stride;
+    const std::int64_t next = r + 1 < rows.rows ? rows.at(r + 1) - rows.at(r) : width + rows.at(0) - rows.at(r);
     T* to = copy + r * stride;
-    const std::int64_t first = r * rows.stride + begin;
+    const std::int64_t first = rows.at(r) + begin;
     if (rows.dtype == DType::f32) {
       convert(static_cast<const float*>(rows.data) + first, width, next, to);
     } else if (rows.dtype == DType::bf16) {
@@ -174,13 +175,12 @@ void all_products(const Products& problem, std::int64_t begin, std::int64_t end,
                     : sum_products<T>(problem, begin, end, out, scratch);
 }
 
-inline double square_norm(const Matrix& rows, std::int64_t row, std::int64_t begin, std::int64_t end,
+inline double square_norm(const Rows& rows, std::int64_t row, std::int64_t begin, std::int64_t end,
                           ProductsScratch& scratch) {
   const std::int64_t size = rows.dtype == DType::f64 ? 8 : rows.dtype == DType::f32 ? 4 : 2;
-  const Matrix one{static_cast<const char*>(rows.data) + row * rows.stride * size, 1, rows.columns, rows.stride,
-                   rows.dtype};
+  const Matrix one{static_cast<const char*>(rows.data) + rows.at(row) * size, 1, rows.columns, rows.stride, rows.dtype};
   double square;
-  sum_products<double>({one, one, true}, begin, end, &square, scratch);
+  sum_products<double>({{one}, {one}, true}, begin, end, &square, scratch);
   return square;
 }
 

@@ -9,9 +9,16 @@ inline constexpr int kPassing = 2;              // rows that pass by together
 inline constexpr std::int64_t kTilesAhead = 6;  // rows are asked for this many tiles before their turn
 inline constexpr int kTallPlaces = (kTall * kPassing + 3) / 4 * 4;
 
-// Adds the products of R rows of a strip with C rows, and asks for C other rows that come later.
+// Two rows, or one twice.
+template <class A>
+struct Pair {
+  const A* first;
+  std::int64_t distance;  // elements from one to the other
+};
+
+// Adds the products of R rows of a strip with C rows, and asks for others that come later.
 template <class A, class T, int R, int C>
-void tall_tile(const T* strip, const A* b, std::int64_t b_stride, std::int64_t columns, double* sums, const A* later) {
+void tall_tile(const T* strip, Pair<A> b, std::int64_t columns, double* sums, Pair<A> later) {
   using Vector = typename Lanes<T>::Vector;
   constexpr int lanes = Lanes<T>::count;
   constexpr std::int64_t chunk = static_cast<std::int64_t>(kFlush) * lanes;
@@ -24,8 +31,8 @@ void tall_tile(const T* strip, const A* b, std::int64_t b_stride, std::int64_t c
       Vector right[C];
 #pragma GCC unroll 2
       for (int c = 0; c < C; ++c) {
-        __builtin_prefetch(later + c * b_stride + start, 0, 2);
-        right[c] = load(b + c * b_stride + start);
+        __builtin_prefetch(later.first + c * later.distance + start, 0, 2);
+        right[c] = load(b.first + c * b.distance + start);
       }
 #pragma GCC unroll 10
       for (int r = 0; r < R; ++r) {
@@ -40,7 +47,7 @@ void tall_tile(const T* strip, const A* b, std::int64_t b_stride, std::int64_t c
 }
 
 template <class A, class T>
-using TallTile = void (*)(const T*, const A*, std::int64_t, std::int64_t, double*, const A*);
+using TallTile = void (*)(const T*, Pair<A>, std::int64_t, double*, Pair<A>);
 
 // The tile of this size, at most kTall and kPassing.
 template <class A, class T, int R = 1, int C = 1>
@@ -73,13 +80,13 @@ void put_row(const S* from, std::int64_t width, std::int64_t padded, std::int64_
 }
 
 template <class T>
-void put_strips(const Matrix& rows, const Groups& groups, std::int64_t begin, std::int64_t width, std::int64_t padded,
+void put_strips(const Rows& rows, const Groups& groups, std::int64_t begin, std::int64_t width, std::int64_t padded,
                 T* strips) {
   for (std::int64_t group = 0; group < groups.count; ++group) {
     const std::int64_t first = groups.start(group), step = groups.size(group) * Lanes<T>::count;
     for (std::int64_t r = first; r < groups.start(group + 1); ++r) {
       T* to = strips + first * padded + (r - first) * Lanes<T>::count;
-      const std::int64_t at = r * rows.stride + begin;
+      const std::int64_t at = rows.at(r) + begin;
       if (rows.dtype == DType::f32) {
         put_row(static_cast<const float*>(rows.data) + at, width, padded, step, to);
       } else if (rows.dtype == DType::bf16) {
@@ -93,23 +100,27 @@ void put_strips(const Matrix& rows, const Groups& groups, std::int64_t begin, st
   }
 }
 
-// All pairs of one panel.
+// All pairs of one panel. `from` tells where the rows of a panel lie that is used in place.
 template <class A, class T>
-void add_tall_tiles(const Groups& staying, const T* strips, Panel<A> passing, std::int64_t rows, std::int64_t columns,
+void add_tall_tiles(const Groups& staying, const T* strips, Panel<A> passing, const Rows& from, std::int64_t columns,
                     double* sums) {
-  const std::int64_t tiles = (rows + kPassing - 1) / kPassing;
+  const std::int64_t rows = from.rows, tiles = (rows + kPassing - 1) / kPassing;
+  const auto pair = [&](std::int64_t tile, std::int64_t skipped) {
+    const std::int64_t r = tile * kPassing, s = r + 1 < rows ? r + 1 : r;
+    const std::int64_t at = passing.in_place ? from.at(r) : r * passing.stride;
+    const std::int64_t other = passing.in_place ? from.at(s) : s * passing.stride;
+    // As a number: the address of rows of the next panel may lie beyond the matrix.
+    const auto first = reinterpret_cast<std::uintptr_t>(passing.data) +
+                       static_cast<std::uintptr_t>((at + skipped) * static_cast<std::int64_t>(sizeof(A)));
+    return Pair<A>{reinterpret_cast<const A*>(first), other - at};
+  };
   for (std::int64_t j = 0; j < tiles; ++j) {
-    const A* b = passing.data + j * kPassing * passing.stride;
     const int c = static_cast<int>(rows - j * kPassing < kPassing ? rows - j * kPassing : kPassing);
-    // As numbers: the address of rows of the next panel may lie beyond the matrix.
-    const std::int64_t later = j + kTilesAhead < tiles
-                                   ? (j + kTilesAhead) * kPassing * passing.stride
-                                   : (j + kTilesAhead - tiles) * kPassing * passing.stride + columns;
-    const auto ask = reinterpret_cast<std::uintptr_t>(passing.data) +
-                     static_cast<std::uintptr_t>(later * static_cast<std::int64_t>(sizeof(A)));
+    std::int64_t later = j + kTilesAhead, skipped = 0;
+    for (; later >= tiles; later -= tiles) skipped += columns;
+    const Pair<A> b = pair(j, 0), ask = pair(later, skipped);
     for (std::int64_t i = 0; i < staying.count; ++i, sums += kTallPlaces) {
-      find_tall_tile<A, T>(staying.size(i), c)(strips + staying.start(i) * columns, b, passing.stride, columns, sums,
-                                               reinterpret_cast<const A*>(ask));
+      find_tall_tile<A, T>(staying.size(i), c)(strips + staying.start(i) * columns, b, columns, sums, ask);
     }
   }
 }
@@ -117,7 +128,7 @@ void add_tall_tiles(const Groups& staying, const T* strips, Panel<A> passing, st
 template <class T>
 void sum_passing(const Products& problem, std::int64_t begin, std::int64_t end, double* out, ProductsScratch& scratch) {
   const bool swapped = problem.others.rows < problem.rows.rows;
-  const Matrix &few = swapped ? problem.others : problem.rows, &many = swapped ? problem.rows : problem.others;
+  const Rows &few = swapped ? problem.others : problem.rows, &many = swapped ? problem.rows : problem.others;
   const Groups staying(few.rows, kTall);
   const std::int64_t tiles = (many.rows + kPassing - 1) / kPassing, places = staying.count * tiles * kTallPlaces;
   double* sums = static_cast<double*>(scratch.sums.reserve(places * static_cast<std::int64_t>(sizeof(double))));
@@ -133,17 +144,17 @@ void sum_passing(const Products& problem, std::int64_t begin, std::int64_t end, 
     if constexpr (Lanes<T>::dtype == DType::f32) {
       if (many.dtype == DType::bf16 && width == padded) {
         const auto* data = static_cast<const BFloat16*>(many.data) + begin;
-        add_tall_tiles<BFloat16, T>(staying, strips, {data, many.stride, true}, many.rows, padded, sums);
+        add_tall_tiles<BFloat16, T>(staying, strips, {data, many.stride, true}, many, padded, sums);
         continue;
       }
       if (many.dtype == DType::f16 && width == padded) {
         const auto* data = static_cast<const Half*>(many.data) + begin;
-        add_tall_tiles<Half, T>(staying, strips, {data, many.stride, true}, many.rows, padded, sums);
+        add_tall_tiles<Half, T>(staying, strips, {data, many.stride, true}, many, padded, sums);
         continue;
       }
     }
-    const Panel<T> passing = panel_of<T>(many, begin, width, scratch.right);
-    add_tall_tiles<T, T>(staying, strips, passing, many.rows, padded, sums);
+    const Panel<T> passing = panel_of<T>(many, begin, width, scratch.right, true);
+    add_tall_tiles<T, T>(staying, strips, passing, many, padded, sums);
   }
 
   const std::int64_t others = problem.others.rows;

@@ -96,7 +96,7 @@ class FedFV(ServerRule):
         outside = 0 < self.tau <= t
         since = t - self.tau + reference
         absent = self.history.select(exclude=set(cohort.client_ids), since=since) if outside else []
-        gram = self.history.joint_gram(cohort.updates, absent).cpu()
+        gram = self.history.joint_gram(cohort.updates, absent, cohort.client_ids).cpu()
         check_rows(gram, cohort, "FedFV")
         gram = gram.sum(0)  # K [m + h, m + h]
         longest = row_norms(gram)[:m].max()

@@ -107,7 +107,8 @@ class FedLF(ServerRule):
             ValueError: the cohort has no losses, or a row is not finite.
         """
         m, absent = len(cohort), self._absent(cohort)
-        gram = self.history.joint_gram(cohort.updates, absent)  # K^l [L, m + h, m + h], beside the rows
+        # K^l [L, m + h, m + h], beside the rows
+        gram = self.history.joint_gram(cohort.updates, absent, cohort.client_ids)
         layers, solved = self._descend(gram, cohort, self._fair(cohort.known_losses), len(absent))  # lines 5 to 8
         coeff = _rescaled(layers, gram, m)  # line 15
         norms = row_norms(gram)

@@ -98,7 +98,7 @@ class FedMDFG(ServerRule):
         if eta is None or cohort.losses_at is None:
             raise ValueError("client_lr and losses_at must be given: FedMDFG searches along its direction for the step")
         absent = self.history.select(exclude=set(cohort.client_ids))  # S_old \ S_t
-        gram = self.history.joint_gram(cohort.updates, absent).cpu()
+        gram = self.history.joint_gram(cohort.updates, absent, cohort.client_ids).cpu()
         check_rows(gram, cohort, "FedMDFG")
         gram = gram.sum(0)  # K [m + h, m + h]
         norms = row_norms(gram)[:m]

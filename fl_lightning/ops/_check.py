@@ -70,6 +70,16 @@ def layer_offsets(offsets: Tensor, columns: int) -> None:
             raise ValueError(f"offsets must rise from 0 to n = {columns} without decreasing, found {starts}")
 
 
+def positions(name: str, chosen: Tensor, count: int) -> None:
+    """Requires a CPU vector of int64 numbers from 0 to ``count - 1``."""
+    check_shape(name, chosen, (None,))
+    check_dtype(name, chosen, torch.int64)
+    if chosen.device.type != "cpu":
+        raise ValueError(f"{name} must be on the CPU, found {chosen.device}")
+    if _readable(chosen) and any(not 0 <= place < count for place in chosen.tolist()):
+        raise ValueError(f"{name} must lie between 0 and {count - 1}, found {chosen.tolist()}")
+
+
 def permutation(name: str, order: Tensor) -> None:
     """Requires each of 0..m - 1 once, if the numbers are at hand."""
     if _readable(order) and sorted(order.tolist()) != list(range(order.shape[0])):

@@ -18,8 +18,8 @@ def layer_gram(rows: Tensor, offsets: Tensor) -> Tensor:
     product of the two norms on rows that look random, below 5e-7 on constant rows or rows of one sign, and below 2e-6
     whatever the rows. Where products overflow in float32, sums fall back to float64; where they underflow, those on the
     CPU do. On CUDA products of rows whose elements are below about 1e-19 vanish: scale such rows up first. From 33 rows
-    on tensor cores take over there, for all dtypes but float64: the first bound becomes 2e-7, and float32 elements below
-    about 1e-17 lose digits.
+    on tensor cores take over there, for all dtypes but float64: the first bound becomes 2e-7, and float32 elements
+    below about 1e-17 lose digits.
 
     Args:
         rows: ``[m, n]``, at least one row.
@@ -39,16 +39,18 @@ def layer_gram(rows: Tensor, offsets: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def layer_cross_gram(rows: Tensor, others: Tensor, offsets: Tensor) -> Tensor:
+def layer_cross_gram(rows: Tensor, others: Tensor, offsets: Tensor, chosen: Tensor | None = None) -> Tensor:
     """Inner products of rows with other rows (remembered updates), per layer.
 
     Args:
         rows: ``[m, n]``, at least one row.
         others: ``[h, n]`` on the rows' device; its dtype may differ and ``h`` may be 0.
         offsets: ``[L + 1]`` layer offsets.
+        chosen: ``[k]`` int64 on the CPU, which of the others count and in which order; ``None``: all. What is not
+            chosen is not read on the CPU, whatever it holds.
 
     Returns:
-        ``[L, m, h]`` float64, with the accuracy of :func:`layer_gram`.
+        ``[L, m, h]``, or ``[L, m, k]`` of those chosen, in float64 with the accuracy of :func:`layer_gram`.
 
     Raises:
         TypeError: a dtype is not allowed.
@@ -57,7 +59,12 @@ def layer_cross_gram(rows: Tensor, others: Tensor, offsets: Tensor) -> Tensor:
     _check.matrix("rows", rows)
     _check.floating("others", others, (None, rows.shape[1]), beside=rows)
     _check.layer_offsets(offsets, rows.shape[1])
-    gram: Tensor = torch.ops.fl_lightning.layer_cross_gram(rows, others, offsets)
+    gram: Tensor
+    if chosen is None:
+        gram = torch.ops.fl_lightning.layer_cross_gram(rows, others, offsets)
+    else:
+        _check.positions("chosen", chosen, others.shape[0])
+        gram = torch.ops.fl_lightning.layer_chosen_gram(rows, others, offsets, chosen)
     return gram
 
 

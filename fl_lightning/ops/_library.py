@@ -30,6 +30,10 @@ def _layer_cross_gram(rows: Tensor, others: Tensor, offsets: Tensor) -> Tensor:
     return _float64(rows, offsets.shape[0] - 1, rows.shape[0], others.shape[0])
 
 
+def _layer_chosen_gram(rows: Tensor, others: Tensor, offsets: Tensor, chosen: Tensor) -> Tensor:
+    return _float64(rows, offsets.shape[0] - 1, rows.shape[0], chosen.shape[0])
+
+
 def _layer_dots(rows: Tensor, step: Tensor, offsets: Tensor) -> Tensor:
     return _float64(rows, offsets.shape[0] - 1, rows.shape[0])
 
@@ -74,6 +78,11 @@ _OPS = {
     "layer_cross_gram": _Op(
         "(Tensor rows, Tensor others, Tensor offsets) -> Tensor", _reference.layer_cross_gram, _layer_cross_gram
     ),
+    "layer_chosen_gram": _Op(
+        "(Tensor rows, Tensor others, Tensor offsets, Tensor chosen) -> Tensor",
+        _reference.layer_chosen_gram,
+        _layer_chosen_gram,
+    ),
     "layer_dots": _Op("(Tensor rows, Tensor step, Tensor offsets) -> Tensor", _reference.layer_dots, _layer_dots),
     "layer_combine": _Op(
         "(Tensor rows, Tensor offsets, Tensor coeff) -> Tensor", _reference.layer_combine, _layer_combine
@@ -101,6 +110,7 @@ _OPS = {
     "puc_combine": _Op("(Tensor rows, Tensor keep, Tensor weights) -> Tensor", _reference.puc_combine, _puc_combine),
 }
 NAMES = tuple(_OPS)
+VARIANTS = ("layer_combine_add", "layer_chosen_gram")  # of layer_combine and layer_cross_gram, which call them
 
 # The library object must live as long as the ops: dropping it unregisters them.
 _LIBRARY = torch.library.Library("fl_lightning", "FRAGMENT")  # type: ignore[no-untyped-call]

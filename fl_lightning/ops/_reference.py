@@ -50,6 +50,14 @@ def layer_cross_gram(rows: Tensor, others: Tensor, offsets: Tensor) -> Tensor:
     return gram
 
 
+def layer_chosen_gram(rows: Tensor, others: Tensor, offsets: Tensor, chosen: Tensor) -> Tensor:
+    """See :func:`fl_lightning.ops.layer_cross_gram`, with ``chosen``. On a device by its kernel for all rows."""
+    if chosen.numel() and not 0 <= int(chosen.min()) <= int(chosen.max()) < others.shape[0]:
+        raise ValueError(f"chosen must lie between 0 and {others.shape[0] - 1}, found {chosen.tolist()}")
+    gram: Tensor = torch.ops.fl_lightning.layer_cross_gram(rows, others, offsets)
+    return gram.index_select(2, chosen.to(gram.device, non_blocking=True))
+
+
 def layer_dots(rows: Tensor, step: Tensor, offsets: Tensor) -> Tensor:
     """See :func:`fl_lightning.ops.layer_dots`."""
     dots = _zeros(rows, offsets.shape[0] - 1, rows.shape[0])

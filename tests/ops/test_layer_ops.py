@@ -41,6 +41,20 @@ def test_products_are_exact_on_whole_numbers(m, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("m", [1, 10, 41])
+def test_chosen_products(m, dtype):
+    """Exactly those of the rows that are chosen, in their order, and nothing of the others."""
+    offsets = torch.tensor([0, 7, 7, 3000, 9001])
+    rows, others = integers(m, 9001, dtype), integers(43, 9003, torch.float32, seed=1)[:, 1:9002]
+    others = others if m == 10 else others.to(dtype)
+    for chosen in ([], [40], [7, 7], [42, 0, 5, 30, 6], list(range(0, 42, 2)), list(range(42, 0, -1))):
+        poisoned = others.clone()
+        poisoned[sorted(set(range(43)) - set(chosen))] = torch.nan
+        got = ops.layer_cross_gram(rows, poisoned, offsets, torch.tensor(chosen, dtype=torch.int64))
+        assert torch.equal(got, per_layer(rows, others[chosen], offsets))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_combination_is_exact_on_whole_numbers(dtype):
     rows = integers(5, 1001, dtype)
     coeff = integers(4, 5, torch.float64, seed=2)

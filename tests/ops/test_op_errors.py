@@ -14,6 +14,7 @@ ERRORS = (ValueError, RuntimeError)
 OFFSETS_AT = {
     "layer_gram": 1,
     "layer_cross_gram": 2,
+    "layer_chosen_gram": 2,
     "layer_dots": 2,
     "layer_combine": 1,
     "layer_cross_combine": 2,
@@ -66,6 +67,14 @@ def changed(op, index, change):
         (changed("layer_gram", 1, lambda offsets: offsets.double()), "offsets has the wrong dtype"),
         (changed("layer_gram", 1, lambda offsets: offsets[:1]), r"offsets must be a CPU vector of L \+ 1"),
         (changed("layer_cross_gram", 1, lambda others: others[:, :49]), r"others must have shape \[any, 50\]"),
+        (
+            changed("layer_chosen_gram", 3, lambda chosen: chosen + 1),
+            r"chosen must lie between 0 and 2, found \[3, 1\]",
+        ),
+        (
+            changed("layer_chosen_gram", 3, lambda chosen: chosen - 1),
+            r"chosen must lie between 0 and 2, found \[1, -1\]",
+        ),
         (changed("layer_dots", 1, lambda step: step[:49]), r"step must have shape \[50\]"),
         (changed("layer_combine", 2, lambda coeff: coeff[:2]), r"coeff must have shape \[3, 3\]"),
         (changed("layer_cross_combine", 1, lambda others: others[:, :49]), r"others must have shape \[any, 50\]"),
@@ -101,6 +110,11 @@ ROWS, OFFSETS = samples()["layer_gram"]
         (lambda: ops.layer_gram(ROWS.to(torch.complex64), OFFSETS), TypeError, "found torch.complex64"),
         (lambda: ops.layer_dots(ROWS, ROWS, OFFSETS), ValueError, r"step must have shape \[50\], found \[3, 50\]"),
         (lambda: ops.layer_cross_gram(ROWS, ROWS[0], OFFSETS), ValueError, r"others must have shape \[any, 50\]"),
+        (
+            lambda: ops.layer_cross_gram(ROWS, ROWS, OFFSETS, torch.tensor([3])),
+            ValueError,
+            r"chosen must lie between 0 and 2, found \[3\]",
+        ),
         (lambda: ops.layer_combine(ROWS, OFFSETS, torch.ones(3)), ValueError, r"coeff must have shape \[3, 3\]"),
         (lambda: ops.min_norm(torch.ones(2, 0, 0).double()), ValueError, r"\[B, k, k\] with k >= 1, found \[2, 0, 0\]"),
     ],

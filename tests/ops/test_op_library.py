@@ -16,7 +16,8 @@ SAMPLES = samples()
 ROWS, OFFSETS = SAMPLES["layer_gram"]
 COEFF = SAMPLES["layer_combine"][2]
 PUBLIC = {
-    **{name: getattr(ops, name) for name in _library.NAMES if name != "layer_combine_add"},
+    **{name: getattr(ops, name) for name in _library.NAMES if name not in _library.VARIANTS},
+    "layer_chosen_gram": ops.layer_cross_gram,
     "layer_combine_add": lambda out, rows, offsets, coeff: ops.layer_combine(rows, offsets, coeff, out),
 }
 INDUCTOR = pytest.param(

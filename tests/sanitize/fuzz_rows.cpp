@@ -69,6 +69,28 @@ int64_t layer_cross_gram() {
   return 1;
 }
 
+int64_t layer_chosen_gram() {
+  const int64_t m = any_rows(), n = any_columns(m), h = between(1, 30), count = between(0, 30);
+  describe("layer_chosen_gram", m, n);
+  const DType dtype = any_dtype(), other = dtype_beside(dtype);
+  const Values values = any_values(dtype), other_values = any_values(other);
+  const Rows rows(m, n, dtype, values), others(h, n, other, other_values);
+  const Offsets offsets(n);
+  Buffer gram(offsets.layers.count * m * count, 8), chosen(count, 8);
+  for (int64_t j = 0; j < count; ++j) chosen.as<int64_t>()[j] = between(0, h - 1);
+  const auto run = [&](ParallelFor parallel) {
+    cpu::layer_chosen_gram(rows.matrix, others.matrix, chosen.as<int64_t>(), count, offsets.layers, gram.as<double>(),
+                           parallel);
+  };
+  if (values == Values::bits || other_values == Values::bits) return same_bits_twice({&gram}, run), 2;
+  run(any_parallel());
+  for (int64_t at = 0; at < offsets.layers.count * m * count; ++at) {
+    const int64_t j = chosen.as<int64_t>()[at % count], i = at / count % m, l = at / count / m;
+    check("gram", at, gram.as<double>()[at], product(rows, i, others, j, offsets[l], offsets[l + 1]));
+  }
+  return 1;
+}
+
 int64_t layer_dots() {
   const int64_t m = any_rows(), n = any_columns(m);
   describe("layer_dots", m, n);

@@ -27,6 +27,7 @@ struct Op {
 Op ops[] = {
     {"layer_gram", fuzz::layer_gram, 3},
     {"layer_cross_gram", fuzz::layer_cross_gram, 3},
+    {"layer_chosen_gram", fuzz::layer_chosen_gram, 3},
     {"layer_dots", fuzz::layer_dots, 2},
     {"layer_combine", fuzz::layer_combine, 3},
     {"layer_cross_combine", fuzz::layer_cross_combine, 2},
