@@ -137,6 +137,7 @@ fi
 
 if asked bench; then
   step benchmark '[^[:space:]]' "$PYTHON" -m benchmarks.kernels --device cuda --out "$out"
+  step 'FedLF step' 'target' "$PYTHON" -m benchmarks.device_step --device cuda --out "$out"
 fi
 
 echo "Report: $report"
