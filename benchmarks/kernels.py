@@ -3,7 +3,7 @@
 
     python -m benchmarks.kernels [--device cpu|cuda] [--quick] [--out DIR] [--threads 1,2] [--ops ...]
 
-Prints Markdown; writes Markdown and JSON. The op, its reference and a plain read of the rows take turns. Under five
+Prints Markdown; writes Markdown and JSON. The op, its reference and a plain read of the rows take turns. About five
 minutes in all on two cores.
 """
 
