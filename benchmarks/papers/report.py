@@ -71,8 +71,7 @@ def _table(experiment: Experiment, cases: Sequence[Case], results: Results) -> s
         for metric in metrics:
             values = [final(lines, metric, experiment.last) for lines in runs.values()]
             mean = fmean(values)
-            spread = f" ± {stdev(values):.3f}" if len(values) > 1 else ""
-            row.append("" if isnan(mean) else f"{mean:.3f}{spread}")
+            row.append(_with_spread(values))
             if any(metric in other.published for other in cases):
                 target = case.published.get(metric)
                 row += ["", ""] if target is None else [f"{target:.3f}", _signed(mean - target)]
@@ -84,6 +83,14 @@ def _table(experiment: Experiment, cases: Sequence[Case], results: Results) -> s
         rows.append(row)
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+
+
+def _with_spread(values: Sequence[float]) -> str:
+    """Nothing for a metric that a seed lacks: some methods do not report it."""
+    mean = fmean(values)
+    if isnan(mean):
+        return ""
+    return f"{mean:.3f} ± {stdev(values):.3f}" if len(values) > 1 else f"{mean:.3f}"
 
 
 def _signed(value: float) -> str:
