@@ -111,6 +111,7 @@ _OPS = {
 }
 NAMES = tuple(_OPS)
 VARIANTS = ("layer_combine_add", "layer_chosen_gram")  # of layer_combine and layer_cross_gram, which call them
+COMPOSED = ("layer_chosen_gram",)  # on CUDA: of another op's kernel
 
 # The library object must live as long as the ops: dropping it unregisters them.
 _LIBRARY = torch.library.Library("fl_lightning", "FRAGMENT")  # type: ignore[no-untyped-call]
