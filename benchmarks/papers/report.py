@@ -103,11 +103,11 @@ def draw_curves(results: Results, path: Path) -> None:
     from matplotlib.figure import Figure
 
     groups = list(dict.fromkeys(name.rpartition(": ")[0] for name in results))
+    labels = list(dict.fromkeys(name.rpartition(": ")[2] for name in results))  # of one colour in all columns
+    colors = colormaps["tab10" if len(labels) <= 10 else "tab20"].colors
     figure = Figure(figsize=(5.4 * len(groups), 6.4), layout="constrained")
     axes = figure.subplots(2, len(groups), squeeze=False, sharex="col")
     for column, group in enumerate(groups):
-        for axis in axes[:, column]:
-            axis.set_prop_cycle(color=colormaps["tab20"].colors)
         for name, runs in results.items():
             if name.rpartition(": ")[0] != group:
                 continue
@@ -117,7 +117,9 @@ def draw_curves(results: Results, path: Path) -> None:
                     fmean(line.get(metric, nan) for lines in runs.values() for line in lines if line["round"] == number)
                     for number in rounds
                 ]
-                axes[row][column].plot(rounds, curve, label=name.rpartition(": ")[2], linewidth=1.2)
+                label = name.rpartition(": ")[2]
+                color = colors[labels.index(label) % len(colors)]
+                axes[row][column].plot(rounds, curve, label=label, color=color, linewidth=1.2)
         axes[0][column].set_title(group)
         axes[0][column].legend(fontsize="xx-small", ncols=2)
         axes[1][column].set_xlabel("round")
