@@ -44,7 +44,7 @@ class Halves(HandWritten):
 
     def __call__(self) -> None:
         """One round."""
-        chosen = torch.randperm(self.shape.clients)[: self.shape.per_round].tolist()
+        chosen = self.cohort()
         half = len(chosen) // 2
         self._channel.send(chosen[:half])
         update = self.updates(chosen[half:])

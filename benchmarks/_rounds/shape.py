@@ -105,7 +105,12 @@ class HandWritten:
 
     def __call__(self) -> None:
         """One round."""
-        self.move(self.updates(torch.randperm(self.shape.clients)[: self.shape.per_round].tolist()))
+        self.move(self.updates(self.cohort()))
+
+    def cohort(self) -> list[int]:
+        """Draws the clients of a round."""
+        chosen: list[int] = torch.randperm(self.shape.clients)[: self.shape.per_round].tolist()
+        return chosen
 
     def updates(self, clients: Sequence[int]) -> list[Tensor]:
         """Trains these clients of a round; their share of its mean update."""

@@ -16,13 +16,7 @@ the results do not depend on the number of threads.
 from __future__ import annotations
 
 from fl_lightning.ops._backend import Backend, backend
-from fl_lightning.ops._layers import (
-    layer_combine,
-    layer_cross_combine,
-    layer_cross_gram,
-    layer_dots,
-    layer_gram,
-)
+from fl_lightning.ops._layers import layer_combine, layer_cross_combine, layer_cross_gram, layer_dots, layer_gram
 from fl_lightning.ops._puc import puc_combine, puc_track
 from fl_lightning.ops._qp import min_norm, project_conflicts
 
