@@ -143,12 +143,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
   const std::int64_t index = blockIdx.x / blocks, own = blockIdx.x % blocks;
   const Item item = find_item(table, index);
   if (skips(table, item)) return;
-  const std::int64_t across = (b.rows + kMmaRows - 1) / kMmaRows;
-  std::int64_t down = own / across, right_of = own % across;
-  if (kSymmetric) {
-    for (down = 0; triangle(down + 1) <= own;) ++down;
-    right_of = own - triangle(down);
-  }
+  const auto [down, right_of] = tile_pair<kSymmetric>(own, (b.rows + kMmaRows - 1) / kMmaRows);
   const bool diagonal = kSymmetric && down == right_of;
   std::int64_t column = aligned_start(static_cast<const T*>(a.data), item.start);
   const MmaSide<T> left = mma_side<T>(a, down * kMmaRows, column), right = mma_side<T>(b, right_of * kMmaRows, column);

@@ -93,12 +93,7 @@ __global__ void __launch_bounds__(kTiledThreads, sizeof(Real) == 8 ? 1 : 2)
   const std::int64_t index = blockIdx.x / tiles, tile = blockIdx.x % tiles;
   const Item item = find_item(table, index);
   if (skips(table, item)) return;
-  const std::int64_t across = (b.rows + kTile - 1) / kTile;
-  std::int64_t down = tile / across, right_of = tile % across;
-  if (kSymmetric) {
-    for (down = 0; triangle(down + 1) <= tile;) ++down;
-    right_of = tile - triangle(down);
-  }
+  const auto [down, right_of] = tile_pair<kSymmetric>(tile, (b.rows + kTile - 1) / kTile);
   const bool diagonal = kSymmetric && down == right_of;
   std::int64_t column = item.start;
   visit_row(a, 0, [&](auto* values) { column = aligned_start(values, item.start); });

@@ -28,6 +28,20 @@ __device__ inline bool skips(const LayerTable& table, const Item& item) {
 // Entry e = i (i + 1) / 2 + j of a symmetric matrix, j <= i; or e = i h + j of a rectangular one.
 __host__ __device__ inline std::int64_t triangle(std::int64_t i) { return i * (i + 1) / 2; }
 
+// Two tiles of rows whose products one block computes, by number.
+struct TilePair {
+  std::int64_t down, right_of;
+};
+
+// The pair of this number, row by row; of a symmetric product those on and below the diagonal only.
+template <bool kSymmetric>
+__device__ inline TilePair tile_pair(std::int64_t number, std::int64_t across) {
+  if (!kSymmetric) return {number / across, number % across};
+  std::int64_t down = 0;
+  while (triangle(down + 1) <= number) ++down;
+  return {down, number - triangle(down)};
+}
+
 __device__ inline double element(const Matrix& matrix, std::int64_t row, std::int64_t column) {
   double x = 0.0;
   visit_row(matrix, row, [&](auto* values) { x = widen<double>(values[column]); });
