@@ -53,8 +53,9 @@ def copy(tmp_path_factory):
     insert("fl_lightning/ops/_library.py", "def _layer_combine(", block["fake"] + "\n\n")
     insert("fl_lightning/ops/_library.py", '    "layer_dots": _Op(', block["entry"])
     insert("fl_lightning/ops/_layers.py", "@torch.no_grad()\ndef layer_combine(", block["public"] + "\n\n")
-    insert("fl_lightning/ops/__init__.py", "    layer_dots,\n", "    layer_squares,\n")
-    insert("fl_lightning/ops/__init__.py", '    "min_norm",\n', '    "layer_squares",\n')
+    exports = "fl_lightning/ops/__init__.py"
+    insert(exports, "from fl_lightning.ops._puc import", "from fl_lightning.ops._layers import layer_squares\n")
+    insert(exports, '    "min_norm",\n', '    "layer_squares",\n')
     insert("tests/implementations.py", '        "layer_dots": (', block["sample"])
     with (folder / "tests/ops/test_kernels.py").open("a", encoding="utf-8") as file:
         file.write("\n\n" + block["test"])
