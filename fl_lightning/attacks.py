@@ -48,8 +48,14 @@ class Attack(ABC):
     clients: Sequence[int]
 
     @abstractmethod
-    def replace(self, update: Tensor, seed: int) -> None:
-        """Overwrites an update ``[n]`` in place; ``seed`` belongs to this client and round."""
+    def replace(self, update: Tensor, params: Tensor, seed: int) -> None:
+        """Overwrites an update in place.
+
+        Args:
+            update: what the client would send, ``params`` minus its trained parameters, ``[n]``.
+            params: the global model that it trained from, ``[n]``, not to be written to.
+            seed: belongs to this client and round.
+        """
 
     def check(self, num_clients: int) -> None:
         """Raises ValueError unless all ids are those of clients."""
@@ -82,11 +88,39 @@ class RandomUpdates(Attack):
         if not (self.std > 0 and isfinite(self.std)):
             raise ValueError(f"std must be positive and finite, found {self.std}")
 
-    def replace(self, update: Tensor, seed: int) -> None:
+    def replace(self, update: Tensor, params: Tensor, seed: int) -> None:
         """Draws the noise on the CPU, so that it is the same on every device."""
         noise = torch.randn(update.shape, generator=torch.Generator().manual_seed(seed))
         scale = float(torch.linalg.vector_norm(update.float())) / float(noise.norm()) if self.match_norm else self.std
         update.copy_(noise.mul_(scale))
+
+
+@dataclass(frozen=True)
+class RandomModels(Attack):
+    """A1 where models are sent: all parameters are independent normal numbers with mean zero.
+
+    The update then takes the global model away and puts noise in its place, as the paper words A1 for methods that
+    send models and its published code does it. ``std = 0`` sends a model of zeros.
+
+    Attributes:
+        clients: ids of the dishonest clients.
+        std: standard deviation of each parameter.
+
+    Raises:
+        ValueError: ``std`` is negative or not finite.
+    """
+
+    clients: Sequence[int]
+    std: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (self.std >= 0 and isfinite(self.std)):
+            raise ValueError(f"std must be finite and not negative, found {self.std}")
+
+    def replace(self, update: Tensor, params: Tensor, seed: int) -> None:
+        """Draws the model on the CPU, so that it is the same on every device."""
+        model = torch.randn(update.shape, generator=torch.Generator().manual_seed(seed)).mul_(self.std)
+        update.copy_(params - model.to(params))
 
 
 @dataclass(frozen=True)
@@ -108,7 +142,7 @@ class ScaledUpdates(Attack):
         if not isfinite(self.factor):
             raise ValueError(f"factor must be finite, found {self.factor}")
 
-    def replace(self, update: Tensor, seed: int) -> None:
+    def replace(self, update: Tensor, params: Tensor, seed: int) -> None:
         """Multiplies the update."""
         update.mul_(self.factor)
 
@@ -123,6 +157,6 @@ class ZeroUpdates(Attack):
 
     clients: Sequence[int]
 
-    def replace(self, update: Tensor, seed: int) -> None:
+    def replace(self, update: Tensor, params: Tensor, seed: int) -> None:
         """Fills the update with zeros."""
         update.zero_()

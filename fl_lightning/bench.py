@@ -133,15 +133,20 @@ class Bench:
                 self.server.settle_row(task.index)
                 report = self.rule.end_client(work)
                 self.server.close_row(task.index)
-        attack = self.options.attack
-        if attack is not None and client in attack.clients:
-            attack.replace(row, derive_seed(seed, "attack", task.round, client))
+        self.falsify(task)
         if self.needs.accuracies:
             report = with_accuracy(report, measured["accuracy"], self.module)
         return Arrival(
             task.index, client, task.num_samples, loss, measured.get("loss") if self.needs.losses else None,
             report, self.server.bank.report(task.num_samples),
         )  # fmt: skip
+
+    def falsify(self, task: ClientTask) -> None:
+        """Puts what a dishonest client sends in place of its update."""
+        attack, client = self.options.attack, task.client_id
+        if attack is not None and client in attack.clients:
+            seed = derive_seed(self.options.seed, "attack", task.round, client)
+            attack.replace(self.server.rows[task.index], self.binding.theta, seed)
 
     def _upload_gradient(self, work: LocalWork) -> Tensor | None:
         """One full-batch step: the row is the learning rate times the full gradient."""

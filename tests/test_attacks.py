@@ -36,6 +36,8 @@ ATTACKS = {
     "noise of the same length": fl.attacks.RandomUpdates((1, 4), match_norm=True),
     "enlarged": fl.attacks.ScaledUpdates((1, 4)),
     "nothing": fl.attacks.ZeroUpdates((1, 4)),
+    "a random model": fl.attacks.RandomModels((1, 4), std=0.5),
+    "a model of zeros": fl.attacks.RandomModels((1, 4), std=0.0),
 }
 
 
@@ -44,6 +46,7 @@ ATTACKS = {
 def test_only_the_updates_of_dishonest_clients_change(name, full_gradients):
     honest, _ = first_round(full_gradients=full_gradients)
     attacked, _ = first_round(ATTACKS[name], full_gradients=full_gradients)
+    start = weights(fresh(Classifier))
     assert attacked.ids == honest.ids
     assert torch.equal(attacked.losses[0], honest.losses[0])
     for client, before, after in zip(honest.ids[0], honest.rows[0], attacked.rows[0], strict=True):
@@ -56,6 +59,12 @@ def test_only_the_updates_of_dishonest_clients_change(name, full_gradients):
         elif name == "noise":
             assert 0.4 < float(after.std()) < 0.6
             assert abs(float(after.mean())) < 0.2
+        elif name == "a random model":
+            sent = start - after
+            assert 0.4 < float(sent.std()) < 0.6
+            assert not torch.equal(sent, start - attacked.rows[0][honest.ids[0].index(5 - client)])
+        elif name == "a model of zeros":
+            assert torch.equal(after, start)
         else:
             assert float(after.norm()) == pytest.approx(float(before.norm()), rel=1e-5)
             assert abs(float(torch.cosine_similarity(before, after, dim=0))) < 0.5
@@ -85,6 +94,8 @@ def test_bad_arguments():
         fl.attacks.dishonest_clients(10, 2)
     with pytest.raises(ValueError, match="std must be positive and finite, found 0"):
         fl.attacks.RandomUpdates((1,), std=0)
+    with pytest.raises(ValueError, match="std must be finite and not negative, found -1"):
+        fl.attacks.RandomModels((1,), std=-1)
     with pytest.raises(ValueError, match="factor must be finite, found inf"):
         fl.attacks.ScaledUpdates((1,), factor=float("inf"))
     with pytest.raises(TypeError, match="attack must be an Attack"):

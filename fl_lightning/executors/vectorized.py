@@ -19,7 +19,7 @@ from fl_lightning.executors._stacked_step import StackedStep, rule_obstacle
 from fl_lightning.executors._undone import RANDOM, undone
 from fl_lightning.executors.base import Crew, Executor
 from fl_lightning.reports import Arrival, with_accuracy
-from fl_lightning.seeding import derive_seed, isolated
+from fl_lightning.seeding import isolated
 
 if TYPE_CHECKING:
     from fl_lightning.bench import Bench
@@ -163,15 +163,14 @@ class Together(Crew):
         return plans
 
     def _hand_over(self, client: ClientSteps) -> Arrival:
-        bench, task, seed = self._bench, client.task, self._bench.options.seed
+        bench, task = self._bench, client.task
         assert task.client_id is not None
         asks = bench.needs.losses or bench.needs.accuracies
         measured = bench.measure(task.client_id, task.round) if asks else {}
         bench.log(client.calls)
         bench.count(len(client))
-        attack, report = bench.options.attack, ClientReport()
-        if attack is not None and task.client_id in attack.clients:
-            attack.replace(bench.server.rows[task.index], derive_seed(seed, "attack", task.round, task.client_id))
+        bench.falsify(task)
+        report = ClientReport()
         if bench.needs.accuracies:
             report = with_accuracy(report, measured["accuracy"], bench.module)
         with torch.no_grad():

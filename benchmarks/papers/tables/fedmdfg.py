@@ -33,6 +33,16 @@ def matched_noise(seed: int) -> fl.attacks.Attack:
     return fl.attacks.RandomUpdates(_ids(seed), match_norm=True)
 
 
+def random_model(seed: int) -> fl.attacks.Attack:
+    """A1 as the published code does it where models are sent."""
+    return fl.attacks.RandomModels(_ids(seed))
+
+
+def empty_model(seed: int) -> fl.attacks.Attack:
+    """A3 with parameters of zero in place of updates of zero."""
+    return fl.attacks.RandomModels(_ids(seed), std=0.0)
+
+
 def enlarged(seed: int) -> fl.attacks.Attack:
     """A2."""
     return fl.attacks.ScaledUpdates(_ids(seed), 100.0)
@@ -49,7 +59,11 @@ ATTACKS: dict[str, Callable[[int], fl.attacks.Attack] | None] = {
     "A1, length of the update": matched_noise,
     "A2, 100 times": enlarged,
     "A3, zero": zero,
+    "A1, random model": random_model,
+    "A3, model of zeros": empty_model,
 }
+MODELS = ("FedAvg", "FedFV")
+"""The methods whose clients send models: for them alone a model can be false."""
 
 # (mean accuracy, fairness angle): clean, A1, A2, A3.
 FIGURES = {
@@ -71,6 +85,8 @@ def _cases() -> list[FederatedCase]:
     cases = []
     for attack, make in ATTACKS.items():
         for label, rule in RULES.items():
+            if make in (random_model, empty_model) and label not in MODELS:
+                continue
             mean, angle = FIGURES[label][COLUMN[attack[:2]] if make else 0]
             cases.append(
                 FederatedCase(
@@ -96,8 +112,9 @@ ATTACKED = Experiment(
     deviations=(
         "The number of rounds is not given for this table; 2000 is that of the other tables.",
         "The paper's A1 sends random parameters, or gradients, of unknown length. Its code draws parameters from "
-        "N(0, 1) where models are sent and makes gradients as long as the honest ones; both lengths are run here, for "
-        "updates.",
+        "N(0, 1) where models are sent (`random model`) and makes gradients as long as the honest ones (`length of the "
+        "update`).",
+        "`model of zeros` is not in the paper: it asks whether its A3 of FedAvg and FedFV was this.",
         "Accuracies are means over all 100 clients, dishonest ones included, on published test images divided by the "
         "classes of the training data. One learning rate, .1 x .999^t.",
     ),
