@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from benchmarks._kernels.memory import keep_freed_memory
 from benchmarks.papers.experiment import Case, Experiment, Job, Log
 from fl_lightning.versions import versions
 
@@ -108,6 +109,7 @@ def clock(seconds: float) -> str:
 def serve(inbox: Any, messages: Any) -> None:
     """The life of a process: one run after the other, until there is none."""
     torch.set_num_threads(1)
+    keep_freed_memory()
     for case, job in iter(inbox.get, None):
         work(case, job, messages)
 

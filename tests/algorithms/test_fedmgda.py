@@ -8,6 +8,7 @@ import vector_forms
 from algorithm_cohorts import make_cohort, random_rows
 
 from fl_lightning.algorithms import FedMGDAPlus, Needs
+from fl_lightning.solvers import box_min_norm
 
 
 def units(rows):
@@ -80,6 +81,19 @@ def test_published_code_stops_for_good_at_a_zero_update():
     published = (rows / (rows.norm(dim=1, keepdim=True) + 1e-8)).numpy()
     assert not vector_forms.shortest_point(published).any()
     assert FedMGDAPlus(epsilon=1.0).aggregate(make_cohort(rows, lr=1.0)).norm() > 0.1
+
+
+@pytest.mark.parametrize(("silent", "stops"), [(10, True), (9, False), (5, False)])
+def test_zero_updates_of_a_tenth_stop_published_code_with_small_weights_too(silent, stops):
+    """FedMDFG's Table 4: of 100 clients each weighs at most .01 + .1, so that ten zero rows can hold all the weight."""
+    rows = random_rows(100, 66)
+    rows[:silent] = 0
+    unit = rows / (rows.norm(dim=1, keepdim=True) + 1e-8)
+    lam = box_min_norm(unit @ unit.T, torch.zeros(100), torch.full((100,), 0.01 + 0.1, dtype=torch.float64))
+    assert ((lam @ unit).norm() < 1e-5) == stops
+    rule = FedMGDAPlus(epsilon=0.1)
+    assert rule.aggregate(make_cohort(rows, sizes=torch.ones(100), lr=1.0)).any()
+    assert not rule.report.flagged
 
 
 def test_opposite_updates_give_no_step():
