@@ -144,7 +144,7 @@ class Bench:
     def falsify(self, task: ClientTask) -> None:
         """Puts what a dishonest client sends in place of its update."""
         attack, client = self.options.attack, task.client_id
-        if attack is not None and client in attack.clients:
+        if attack is not None and client is not None and client in attack.clients:
             seed = derive_seed(self.options.seed, "attack", task.round, client)
             attack.replace(self.server.rows[task.index], self.binding.theta, seed)
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -24,7 +24,6 @@ from fl_lightning._lightning import (
 from fl_lightning.algorithms import FedAvg
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.attacks import Attack
-from fl_lightning.binding import Binding
 from fl_lightning.clients import load_scheduled_state, scheduled_state
 from fl_lightning.data.loaders import ClientLoaders
 from fl_lightning.data.samplers import CohortSampler, UniformSampler
@@ -32,6 +31,7 @@ from fl_lightning.device import OneDevice
 from fl_lightning.evaluation import FairnessWatch
 from fl_lightning.executors.base import Executor
 from fl_lightning.executors.sequential import Sequential
+from fl_lightning.fits import Fits
 from fl_lightning.local_plan import LocalPlan
 from fl_lightning.loop import ClientTask, FederatedEpochLoop, install
 from fl_lightning.personal import PersonalEvaluation
@@ -148,12 +148,7 @@ class FederatedStrategy(OneDevice):
         )
         self.last_round: RoundRecord | None = None
         self._state = FederatedState(self)
-        self._session: FitSession | None = None
-        self._detour: str | None = None
-        self._binding: Binding | None = None
-        self._carried: dict[str, Any] | None = None
-        self._trained: Tensor | None = None
-        self._finished = False
+        self._fits = Fits()
         self._watch = FairnessWatch(fairness_metric, fairness_mode == "max")
         self._guard = ExitStack()
 
@@ -187,7 +182,7 @@ class FederatedStrategy(OneDevice):
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
             assert self.lightning_module is not None
-            self._binding = Binding(self.lightning_module, self.algorithm.layers)
+            self._fits.bind(self.lightning_module, self.algorithm, self.client_rule)
             self.epoch_loop.forget_data()
 
     def process_dataloader(self, dataloader: object) -> object:
@@ -197,8 +192,10 @@ class FederatedStrategy(OneDevice):
             if not isinstance(dataloader, ClientLoaders):
                 refuse_data(dataloader)
             else:
-                if self._binding is not None:  # not when configure_optimizers asks for estimated_stepping_batches
-                    self._open_session(dataloader)
+                if self._fits.binding is not None:  # None when configure_optimizers asks for the number of steps
+                    plan = replace(self._options.plan, limit=self.limits["limit_train_batches"])
+                    options = replace(self._options, plan=plan)
+                    self._fits.open(trainer, self.epoch_loop, options, dataloader, self._state.loaded)
                 # Lightning is about to take clients for batches and warn that nothing will be logged.
                 self._guard.enter_context(warnings.catch_warnings())
                 warnings.filterwarnings("ignore", message="The number of training batches")
@@ -209,41 +206,16 @@ class FederatedStrategy(OneDevice):
             return dataloader
         return self._watch.loader(name, dataloader, self.limits[f"limit_{name}_batches"])
 
-    def _open_session(self, loaders: ClientLoaders) -> None:
-        assert self._binding is not None
-        if self._session is not None:
-            self._session.reload(loaders)
-            return
-        self.epoch_loop.position.go_on()
-        carried = self._carried
-        if self._state.loaded is not None:
-            carried = self._state.loaded if "fit" in self._state.loaded else None
-        elif self.trainer.current_epoch == 0:
-            carried = None
-        plan = LocalPlan(
-            self._options.plan.epochs, self._options.plan.steps, self.limits["limit_train_batches"], self._options.seed
-        )
-        options = FitOptions(**{**vars(self._options), "plan": plan})
-        self._session = FitSession(
-            self.trainer, self.epoch_loop, self.algorithm, self.client_rule, options, self._binding, loaders
-        )
-        self._session.begin(carried)
-        self._trained, self._finished = None, False
-        trained, theta = (carried or {}).get("trained"), self._binding.theta
-        # The last fit ended with the parameters to evaluate in the module: go on from those that it trained.
-        if trained is not None and torch.equal(self.algorithm.evaluation_params(trained.to(theta)), theta):
-            theta.copy_(trained)
-
     @property
     def session(self) -> FitSession:
         """The running fit."""
-        assert self._session is not None
-        return self._session
+        assert self._fits.session is not None
+        return self._fits.session
 
     @property
     def detour(self) -> str | None:
         """Why the running or last fit trains clients one after the other although ``executor`` would not; or None."""
-        return self._detour if self._session is None else self._session.bench.detour
+        return self._fits.detour if self._fits.session is None else self._fits.session.bench.detour
 
     @property
     def epoch_loop(self) -> FederatedEpochLoop:
@@ -255,41 +227,26 @@ class FederatedStrategy(OneDevice):
     def on_exception(self, exception: BaseException) -> None:
         """Leaves the global weights in the module, in training mode, whatever happened."""
         self._put_back()
-        if self._session is not None:
-            self._session.close()
-        if self._binding is not None:
+        if self._fits.session is not None:
+            self._fits.session.close()
+        if self._fits.binding is not None:
             self.epoch_loop.leave_validation()
         super().on_exception(exception)
 
     def finish_fit(self) -> None:
         """The fit is over: the module keeps the parameters that the method wants evaluated."""
-        assert self._binding is not None
-        self._finished = True
-        final = self.algorithm.evaluation_params(self._binding.theta)
-        if final is not self._binding.theta:
-            self._trained = self._binding.theta.clone()
-            self._binding.theta.copy_(final)
+        self._fits.finish()
 
     def teardown(self) -> None:
         """Gives the parameters storage of their own and the trainer its limits back."""
         self._put_back()
-        if self._session is not None:
-            # Lightning calls no hooks when nothing is left to do for a resumed fit.
-            if not self._finished and not self.trainer.interrupted:
-                self.finish_fit()
-            self._session.close()
-            self._detour = self._session.bench.detour
-            self._carried = dict(self.rule_states())
-        if self._binding is not None:
-            self._binding.release()
-        self._session, self._binding = None, None
+        self._fits.close(self.trainer.interrupted)
         self._watch.forget_loaders()
         self.give_limits_back(self.trainer)
         super().teardown()
 
     def _put_back(self) -> None:
-        if self._binding is not None:
-            self._binding.bind_global()
+        self._fits.put_back()
         self._guard.close()
         self._watch.stop()
 
@@ -319,22 +276,19 @@ class FederatedStrategy(OneDevice):
 
     def rule_states(self) -> Mapping[str, Any]:
         """The session's part of a checkpoint."""
-        if self._session is None:
-            return self._carried or {}
-        return {**self._session.states(), "trained": self._trained}
+        return self._fits.states()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The global model, whatever the module is bound to when a checkpoint is written."""
-        if self._binding is None:
+        if self._fits.binding is None:
             return super().lightning_module_state_dict()
-        with self._binding.showing_global():
-            state = super().lightning_module_state_dict()
-        buffers = {} if self._session is None else self._session.global_buffers()
-        return {name: buffers.get(name, value) for name, value in state.items()}
+        with self._fits.binding.showing_global():
+            return self._fits.with_global_buffers(super().lightning_module_state_dict())
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Client optimizers are not part of the global state; their scheduled options (learning rate) are."""
-        return scheduled_state(optimizer, None if self._session is None else self._session.scheduled_groups(optimizer))
+        session = self._fits.session
+        return scheduled_state(optimizer, None if session is None else session.scheduled_groups(optimizer))
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Restores the scheduled options.
@@ -365,13 +319,14 @@ class FederatedStrategy(OneDevice):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """The module's training step, with the client rule's term added to its loss."""
-        if self._session is not None:
-            self._session.local.begin_batch(args[0])
+        session = self._fits.session
+        if session is not None:
+            session.local.begin_batch(args[0])
         output = super().training_step(*args, **kwargs)
         loss = output.get("loss") if isinstance(output, Mapping) else output
-        if self._session is None or not isinstance(loss, Tensor):
+        if session is None or not isinstance(loss, Tensor):
             return output
-        total = self._session.local.add_loss_term(loss, args[0])
+        total = session.local.add_loss_term(loss, args[0])
         if total is loss:
             return output
         return {**output, "loss": total} if isinstance(output, Mapping) else total
@@ -381,8 +336,8 @@ class FederatedStrategy(OneDevice):
 
         def corrected() -> Any:
             result = closure()
-            if self._session is not None:
-                self._session.local.before_optimizer_step()
+            if self._fits.session is not None:
+                self._fits.session.local.before_optimizer_step()
             return result
 
         return super().optimizer_step(optimizer, corrected, model, **kwargs)
@@ -401,10 +356,7 @@ class FederatedStrategy(OneDevice):
         rounds = trainer.current_epoch + int(trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking)
         self._guard.close()
         self._guard.enter_context(isolated(derive_seed(self._options.seed, stage, rounds), self.root_device))
-        if self._binding is not None:
-            params = self.algorithm.evaluation_params(self._binding.theta)
-            if params is not self._binding.theta:
-                self._binding.bind_flat(params)
+        self._fits.show()
         rule, personal = self.client_rule, None
         if type(rule).personal_model is not ClientRule.personal_model:
             personal = partial(PersonalEvaluation, trainer, stage, rule.personal_model, self.algorithm.layers)
