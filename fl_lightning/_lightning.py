@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 _TREES = ("lightning.pytorch", "pytorch_lightning")
 
+TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+"""Hooks of modules and data modules that a batch passes on its way to the device."""
+
 
 def _choose() -> str:
     wanted = os.environ.get("FL_LIGHTNING_TREE")

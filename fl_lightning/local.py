@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from fl_lightning._lightning import LightningModule, Trainer, lightning_module
+from fl_lightning._lightning import TRANSFER_HOOKS, LightningModule, Trainer, lightning_module
 from fl_lightning.algorithms.base import ClientRule, LocalWork, changes_loss
 from fl_lightning.data.loaders import ClientLoaders
 from fl_lightning.features import FeatureTap
@@ -28,8 +28,6 @@ from fl_lightning.silence import silenced
 
 if TYPE_CHECKING:
     from fl_lightning.bench import LogCall
-
-_TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
 class TrainingLog(Protocol):
@@ -76,7 +74,7 @@ class LocalTrainer:
         self._tap = FeatureTap(self._module) if rule.needs.features else None
         self.merge_single = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self._module.modules())
         owners = [owner for owner in (self._module, self._trainer.datamodule) if owner is not None]
-        self.hooked = any(helpers.is_overridden(name, owner) for owner in owners for name in _TRANSFER_HOOKS)
+        self.hooked = any(helpers.is_overridden(name, owner) for owner in owners for name in TRANSFER_HOOKS)
         self._stays = not self.hooked and self._trainer.strategy.root_device.type == "cpu"
         self._optimizer = QuickSGD(self._trainer.optimizers[0])
         self._log: TrainingLog = QuickLog(self._module, loop._results)

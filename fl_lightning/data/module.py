@@ -9,14 +9,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fl_lightning._lightning import LightningDataModule, LightningModule, Trainer
+from fl_lightning._lightning import TRANSFER_HOOKS, LightningDataModule, LightningModule, Trainer
 from fl_lightning.data.division import Division
 from fl_lightning.data.loaders import ClientLoaders
 from fl_lightning.data.matching import label_counts
 from fl_lightning.data.sources import AnyDataset, DatasetModule, ModuleLoaders, check_dataset, defines, hide
 from fl_lightning.data.specs import Partition
-
-_TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
 class FederatedDataModule(LightningDataModule):
@@ -115,7 +113,7 @@ class FederatedDataModule(LightningDataModule):
         self._log_hyperparams = getattr(self.data, "_log_hyperparams", False)
         held = {f"{holdout_stage}_dataloader"} if holdout else set()
         offers = [f"{stage}_dataloader" for stage in ("val", "test", "predict")]
-        hide(self, [m for m in (*offers, *_TRANSFER_HOOKS) if m not in held and not defines(self.data, m)])
+        hide(self, [m for m in (*offers, *TRANSFER_HOOKS) if m not in held and not defines(self.data, m)])
 
     @property
     def trainer(self) -> Trainer | None:
