@@ -64,6 +64,11 @@ class Attack(ABC):
             raise ValueError(f"clients of {type(self).__name__} must be ids below {num_clients}, found {strangers}")
 
 
+def _noise(like: Tensor, seed: int) -> Tensor:
+    """Standard normal numbers, drawn on the CPU, so that they are the same on every device."""
+    return torch.randn(like.shape, generator=torch.Generator().manual_seed(seed))
+
+
 @dataclass(frozen=True)
 class RandomUpdates(Attack):
     """A1: independent normal numbers with mean zero.
@@ -89,8 +94,8 @@ class RandomUpdates(Attack):
             raise ValueError(f"std must be positive and finite, found {self.std}")
 
     def replace(self, update: Tensor, params: Tensor, seed: int) -> None:
-        """Draws the noise on the CPU, so that it is the same on every device."""
-        noise = torch.randn(update.shape, generator=torch.Generator().manual_seed(seed))
+        """Puts the noise in its place."""
+        noise = _noise(update, seed)
         scale = float(torch.linalg.vector_norm(update.float())) / float(noise.norm()) if self.match_norm else self.std
         update.copy_(noise.mul_(scale))
 
@@ -118,8 +123,8 @@ class RandomModels(Attack):
             raise ValueError(f"std must be finite and not negative, found {self.std}")
 
     def replace(self, update: Tensor, params: Tensor, seed: int) -> None:
-        """Draws the model on the CPU, so that it is the same on every device."""
-        model = torch.randn(update.shape, generator=torch.Generator().manual_seed(seed)).mul_(self.std)
+        """Puts the way from the model to the global one in its place."""
+        model = _noise(update, seed).mul_(self.std)
         update.copy_(params - model.to(params))
 
 
