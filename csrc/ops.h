@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ops as plain functions of pointers and sizes. Nothing here knows torch: extension.cpp alone does.
+// The ops as plain functions of pointers and sizes. Nothing here knows torch: tensors.h and extension.cpp do.
 //
 // What each op computes is defined by the pure-torch reference, fl_lightning/ops/_reference.py. Offsets are L + 1
 // numbers on the host that rise from 0 to the number of columns. All results are deterministic: sums run in a fixed

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors as the plain arguments of ops.h, with the checks that memory safety depends on. This file and extension.cpp,
+// which includes it, are the only ones that see torch.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "ops.h"
+
+namespace fl_lightning {
+
+using std::int32_t, std::int64_t;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// Becomes Python's RuntimeError: no other can cross the stable interface.
+template <class... Parts>
+void require(bool condition, const Parts&... parts) {
+  if (condition) return;
+  std::ostringstream text;
+  (text << ... << parts);
+  throw std::invalid_argument(text.str());
+}
+
+template <class T>
+std::string listed(const T* first, int64_t count) {
+  std::ostringstream text;
+  text << "[";
+  for (int64_t i = 0; i < count; ++i) text << (i ? ", " : "") << first[i];
+  text << "]";
+  return text.str();
+}
+
+inline DType dtype_of(const Tensor& t) {
+  switch (t.scalar_type()) {
+    case ScalarType::Double:
+      return DType::f64;
+    case ScalarType::Float:
+      return DType::f32;
+    case ScalarType::Half:
+      return DType::f16;
+    case ScalarType::BFloat16:
+      return DType::bf16;
+    default:
+      throw std::invalid_argument("rows must be float64, float32, float16 or bfloat16");
+  }
+}
+
+inline CountType count_type_of(const Tensor& t) {
+  switch (t.scalar_type()) {
+    case ScalarType::Byte:
+      return CountType::u8;
+    case ScalarType::Short:
+      return CountType::i16;
+    case ScalarType::Int:
+      return CountType::i32;
+    default:
+      throw std::invalid_argument("counts must be uint8, int16 or int32");
+  }
+}
+
+inline void require_type(const char* name, const Tensor& t, ScalarType type) {
+  require(t.scalar_type() == type, name, " has the wrong dtype");
+}
+
+// Contiguous, in a dtype and where `beside` is.
+inline Tensor usable(const Tensor& t, ScalarType type, const Tensor& beside) {
+  if (t.scalar_type() == type && t.device() == beside.device()) return torch::stable::contiguous(t);
+  return torch::stable::contiguous(torch::stable::to(t, type, std::nullopt, beside.device()));
+}
+
+// Columns must be contiguous, rows may be apart: a slice of a larger matrix is used where it lies.
+inline Tensor with_columns_contiguous(const Tensor& t) {
+  const bool fine = t.dim() == 1 ? t.is_contiguous() : (t.size(1) <= 1 || t.stride(1) == 1) && t.stride(0) >= 0;
+  return fine ? t : torch::stable::contiguous(t);
+}
+
+inline Matrix matrix_of(const Tensor& t) {
+  if (t.dim() == 1) return {t.const_data_ptr(), 1, t.size(0), t.size(0), dtype_of(t)};
+  require(t.dim() == 2, "rows must have shape [m, n], found ", t.dim(), " dimensions");
+  return {t.const_data_ptr(), t.size(0), t.size(1), t.stride(0), dtype_of(t)};
+}
+
+inline Layers layers_of(const Tensor& offsets, int64_t columns) {
+  require_type("offsets", offsets, ScalarType::Long);
+  require(offsets.dim() == 1 && offsets.size(0) >= 2 && offsets.is_cpu(), "offsets must be a CPU vector of L + 1");
+  const auto* first = static_cast<const int64_t*>(offsets.const_data_ptr());
+  const int64_t count = offsets.size(0) - 1;
+  if (first[0] != 0 || first[count] != columns || !std::is_sorted(first, first + count + 1)) {
+    require(false, "offsets must rise from 0 to n = ", columns, " without decreasing, found ",
+            listed(first, count + 1));
+  }
+  return {first, count};
+}
+
+inline Tensor empty(const Tensor& like, std::initializer_list<int64_t> shape, ScalarType type) {
+  return torch::stable::empty(shape, type, std::nullopt, like.device());
+}
+
+template <class T>
+const T* read(const Tensor& t) {
+  return static_cast<const T*>(t.const_data_ptr());
+}
+template <class T>
+T* write(const Tensor& t) {
+  return static_cast<T*>(t.mutable_data_ptr());
+}
+
+inline void check_order(const Tensor& order, int64_t m) {
+  require_type("order", order, ScalarType::Long);
+  require(order.dim() == 1 && order.size(0) == m, "order must have shape [", m, "]");
+  if (!order.is_cpu()) return;
+  const Tensor own = torch::stable::contiguous(order);
+  std::vector<int64_t> sorted(read<int64_t>(own), read<int64_t>(own) + m);
+  std::sort(sorted.begin(), sorted.end());
+  for (int64_t i = 0; i < m; ++i) {
+    if (sorted[static_cast<std::size_t>(i)] == i) continue;
+    require(false, "order must be a permutation of 0..", m - 1, ", found ", listed(read<int64_t>(own), m));
+  }
+}
+
+inline void check_weights(const Tensor& weights) {
+  if (!weights.is_cpu()) return;
+  const Tensor own = usable(weights, ScalarType::Double, weights);
+  const auto* first = read<double>(own);
+  const bool positive = std::all_of(first, first + own.numel(), [](double w) { return w > 0; });
+  if (!positive) require(false, "weights must be positive, found ", listed(first, own.numel()));
+}
+
+}  // namespace fl_lightning
