@@ -113,7 +113,7 @@ def _one_client() -> list[FederatedCase]:
     alone, training = Dirichlet(1, 1.0), Training(1.0, 50, LR, decay=0.9)
     return [
         FederatedCase(
-            f"One client: {name}", Images(FASHION, alone, merged), mlp, RULES["FedAvg"], training, 30, 6, (0, 1, 2)
+            f"One client: {name}", Images(FASHION, alone, merged), mlp, RULES["FedAvg"], training, 30, 1, (0, 1, 2)
         )
         for name, merged in (("published test images", False), ("merged data", True))
     ]
