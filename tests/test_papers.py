@@ -212,6 +212,9 @@ def test_report(tmp_path):
     assert "at c0ffee" in text
     unknown = replace(trial, metrics=("mean", "kept"))
     assert "| FedLF | 0.820 ± 0.014 | 0.800 | +0.020 |  | 15 of 20" in tables(unknown, tmp_path)
+    cut = tables(trial, tmp_path, rounds=10)
+    assert "| FedLF | 0.810 ± 0.014 | 0.800 | +0.010 | 0.200 ± 0.000 | 0.100 | +0.100 | 10 of 20 | 0, 3 | 1.0 |" in cut
+    assert "Not run for 16 rounds (Pat-2): FedLF, FedAvg." in tables(trial, tmp_path, rounds=16)
     draw_curves(gather(trial, tmp_path), tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 5000
 
@@ -262,7 +265,11 @@ def test_run_skip_and_report(tmp_path, monkeypatch, capsys):
     assert "0 runs to do" in capsys.readouterr().out
     command(monkeypatch, "report", "fcfl-synthetic", "--out", tmp_path / "out")
     assert "| l2 <= 0.8 | 0.412 | 0.412 |" in capsys.readouterr().out
-    assert {path.name for path in (tmp_path / "out").glob("*.*")} == {"fcfl-synthetic.md", "fcfl-synthetic.png"}
+    written = {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.*")}
+    assert set(written) == {"fcfl-synthetic.md", "fcfl-synthetic.png"}
+    command(monkeypatch, "report", "fcfl-synthetic", "--rounds", 5000, "--out", tmp_path / "out")
+    assert "Not run for 5000 rounds" in capsys.readouterr().out
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.*")} == written
 
 
 @pytest.mark.parametrize("name", ["fedlf-table1", "fedlf-table2", "fedheal", "fcfl-adult"])

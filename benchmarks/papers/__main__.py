@@ -3,7 +3,7 @@
 
     python -m benchmarks.papers list
     python -m benchmarks.papers run NAME --data-root DIR [--seeds 0 1] [--rounds 100] [--only TEXT ...] [--jobs 2]
-    python -m benchmarks.papers report [NAME ...]
+    python -m benchmarks.papers report [NAME ...] [--rounds 100]
 
 Every run is a process of one thread. A run that is complete is skipped; one that was killed goes on from its last
 evaluation when the same command is given again, also with more ``--rounds``. Results are JSON lines in ``--out``, one
@@ -43,19 +43,20 @@ def main() -> None:
     running.add_argument("--dry-run", action="store_true", help="only say what it would cost")
     reporting = commands.add_parser("report", help="tables and curves of the results")
     reporting.add_argument("names", nargs="*", choices=[*(each.name for each in EXPERIMENTS), []], metavar="name")
+    reporting.add_argument("--rounds", type=int, help="after so many rounds, to compare runs of different lengths")
     for command in (running, reporting):
         command.add_argument("--out", type=Path, default=RESULTS, help=f"folder of the results ({RESULTS})")
     arguments = parser.parse_args()
+    for name in ("jobs", "rounds"):
+        if (value := getattr(arguments, name, None)) is not None and value < 1:
+            parser.error(f"--{name} must be positive, found {value}")
     if arguments.command == "list":
         for each in EXPERIMENTS:
             print(f"{each.name:<18}{len(each.cases):>3} cases  {each.title}")
     elif arguments.command == "report":
         for name in arguments.names or [each.name for each in EXPERIMENTS]:
-            write(experiment(name), arguments.out)
+            write(experiment(name), arguments.out, arguments.rounds)
     else:
-        for name in ("jobs", "rounds"):
-            if (value := getattr(arguments, name)) is not None and value < 1:
-                parser.error(f"--{name} must be positive, found {value}")
         run(arguments)
 
 

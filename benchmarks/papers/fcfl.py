@@ -214,7 +214,7 @@ def trajectory(budget: float, start: Tensor) -> list[tuple[float, float]]:
         values = [1 - torch.exp(-(theta + sign / n**0.5).square().sum()) for sign in (-1, 1)]
         rows = [torch.autograd.grad(value, theta)[0][None] for value in values]
         theta = theta.detach()
-        points.append((float(values[0]), float(values[1])))
+        points.append((values[0].item(), values[1].item()))
         cohort = fl.Cohort(
             params=theta,
             updates=fl.UpdateMatrix(rows[0], layout),

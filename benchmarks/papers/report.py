@@ -14,15 +14,21 @@ Results = Mapping[str, Mapping[int, list[Line]]]
 """Lines by case and seed."""
 
 
-def gather(experiment: Experiment, out: Path) -> dict[str, dict[int, list[Line]]]:
-    """What has been run of an experiment."""
+def gather(experiment: Experiment, out: Path, rounds: int | None = None) -> dict[str, dict[int, list[Line]]]:
+    """What has been run of an experiment; with ``rounds``, the runs that are as long, cut there."""
     found: dict[str, dict[int, list[Line]]] = {}
     for case in experiment.cases:
         paths = (out / experiment.name).glob(f"{slug(case.name)}-seed*.jsonl")
-        runs = {int(path.stem.rpartition("seed")[2]): read(path) for path in paths}
+        runs = {int(path.stem.rpartition("seed")[2]): _until(rounds, read(path)) for path in paths}
         if any(runs.values()):
             found[case.name] = {seed: lines for seed, lines in sorted(runs.items()) if lines}
     return found
+
+
+def _until(rounds: int | None, lines: list[Line]) -> list[Line]:
+    if rounds is None:
+        return lines
+    return [line for line in lines if line["round"] <= rounds <= lines[-1]["round"]]
 
 
 def final(lines: Sequence[Line], metric: str, last: int) -> float:
@@ -32,9 +38,9 @@ def final(lines: Sequence[Line], metric: str, last: int) -> float:
     return fmean(values) if values else nan
 
 
-def tables(experiment: Experiment, out: Path) -> str:
-    """Markdown: one table per group of cases."""
-    results = gather(experiment, out)
+def tables(experiment: Experiment, out: Path, rounds: int | None = None) -> str:
+    """Markdown: one table per group of cases, at the end of the runs or after so many ``rounds``."""
+    results = gather(experiment, out, rounds)
     parts = [f"# {experiment.title}", f"`python -m benchmarks.papers run {experiment.name} --data-root DIR`"]
     parts += ["\n".join(f"- {text}" for text in experiment.deviations)] if experiment.deviations else []
     for group in dict.fromkeys(case.group for case in experiment.cases):
@@ -45,7 +51,8 @@ def tables(experiment: Experiment, out: Path) -> str:
             parts.append(_table(experiment, done, results))
         left = [case.label for case in cases if case not in done]
         if left:
-            parts.append(f"Not run{f' ({group})' if group else ''}: {', '.join(left)}.")
+            missing = "Not run" if rounds is None else f"Not run for {rounds} rounds"
+            parts.append(f"{missing}{f' ({group})' if group else ''}: {', '.join(left)}.")
     origins = sorted({_origin(lines[-1]) for runs in results.values() for lines in runs.values()})
     parts += [f"Run with {'; '.join(origins)}."] if origins else []
     return "\n\n".join(parts) + "\n"
@@ -128,12 +135,12 @@ def draw_curves(results: Results, path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def write(experiment: Experiment, out: Path) -> None:
-    """Prints the tables, and writes them and the curves into the folder of the results, if there are any."""
-    text = tables(experiment, out)
+def write(experiment: Experiment, out: Path, rounds: int | None = None) -> None:
+    """Prints the tables; those of the whole runs and the curves also go into the folder of the results, if any."""
+    text = tables(experiment, out, rounds)
     print(text)
     results = gather(experiment, out)
-    if not results:
+    if not results or rounds is not None:
         return
     (out / f"{experiment.name}.md").write_text(text)
     try:
