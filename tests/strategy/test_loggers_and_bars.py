@@ -168,7 +168,8 @@ class Shown(Callback):
 
 
 @pytest.mark.parametrize("kind", [TQDMProgressBar, RichProgressBar])
-def test_bars_show_round_client_and_angle(kind, capsys):
+def test_bars_show_round_client_and_angle(kind, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")  # Rich breaks a line of 80 between a name and its number if the rate is long
     shown = Shown()
     _, trainer = fit(2, callbacks=[kind(), shown], enable_progress_bar=True)
     assert len(shown.after_client) == 6
