@@ -10,6 +10,8 @@ from statistics import fmean, stdev
 
 from benchmarks.papers.experiment import Case, Experiment, Line, read, slug
 
+ABREAST = 3  # groups beside each other in a picture
+
 Results = Mapping[str, Mapping[int, list[Line]]]
 """Lines by case and seed."""
 
@@ -105,33 +107,39 @@ def _signed(value: float) -> str:
 
 
 def draw_curves(results: Results, path: Path) -> None:
-    """Mean accuracy and fairness angle over the rounds, a column per group, the mean of the seeds."""
+    """Mean accuracy above fairness angle over the rounds, for each group of cases; the mean of the seeds."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     groups = list(dict.fromkeys(name.rpartition(": ")[0] for name in results))
-    labels = list(dict.fromkeys(name.rpartition(": ")[2] for name in results))  # of one colour in all columns
+    labels = list(dict.fromkeys(name.rpartition(": ")[2] for name in results))  # of one colour everywhere
     colors = colormaps["tab10" if len(labels) <= 10 else "tab20"].colors
-    figure = Figure(figsize=(5.4 * len(groups), 6.4), layout="constrained")
-    axes = figure.subplots(2, len(groups), squeeze=False, sharex="col")
-    for column, group in enumerate(groups):
+    width = min(len(groups), ABREAST)
+    height = -(-len(groups) // width)
+    figure = Figure(figsize=(5.4 * width, 6.4 * height), layout="constrained")
+    axes = figure.subplots(2 * height, width, squeeze=False)
+    for place, group in enumerate(groups):
+        above, column = 2 * (place // width), place % width
         for name, runs in results.items():
             if name.rpartition(": ")[0] != group:
                 continue
             rounds = sorted(set.intersection(*({line["round"] for line in lines} for lines in runs.values())))
-            for row, metric in enumerate(("mean", "angle")):
+            for axis, metric in ((axes[above][column], "mean"), (axes[above + 1][column], "angle")):
                 curve = [
                     fmean(line.get(metric, nan) for lines in runs.values() for line in lines if line["round"] == number)
                     for number in rounds
                 ]
                 label = name.rpartition(": ")[2]
-                color = colors[labels.index(label) % len(colors)]
-                axes[row][column].plot(rounds, curve, label=label, color=color, linewidth=1.2)
-        axes[0][column].set_title(group)
-        axes[0][column].legend(fontsize="xx-small", ncols=2)
-        axes[1][column].set_xlabel("round")
-    axes[0][0].set_ylabel("mean accuracy")
-    axes[1][0].set_ylabel("fairness angle (rad)")
+                axis.plot(rounds, curve, label=label, color=colors[labels.index(label) % len(colors)], linewidth=1.2)
+        axes[above][column].set_title(group)
+        axes[above][column].legend(fontsize="xx-small", ncols=2)
+        axes[above + 1][column].set_xlabel("round")
+    for above in range(0, 2 * height, 2):
+        axes[above][0].set_ylabel("mean accuracy")
+        axes[above + 1][0].set_ylabel("fairness angle (rad)")
+    for place in range(len(groups), width * height):
+        for axis in axes[2 * (place // width) :, place % width]:
+            axis.remove()
     figure.savefig(path, dpi=110)
 
 
