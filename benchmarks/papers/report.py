@@ -137,9 +137,8 @@ def draw_curves(results: Results, path: Path) -> None:
     for above in range(0, 2 * height, 2):
         axes[above][0].set_ylabel("mean accuracy")
         axes[above + 1][0].set_ylabel("fairness angle (rad)")
-    for place in range(len(groups), width * height):
-        for axis in axes[2 * (place // width) :, place % width]:
-            axis.remove()
+    for axis in axes[-2:, len(groups) - width * (height - 1) :].flat:
+        axis.remove()
     figure.savefig(path, dpi=110)
 
 
@@ -147,8 +146,10 @@ def write(experiment: Experiment, out: Path, rounds: int | None = None) -> None:
     """Prints the tables; those of the whole runs and the curves also go into the folder of the results, if any."""
     text = tables(experiment, out, rounds)
     print(text)
+    if rounds is not None:
+        return
     results = gather(experiment, out)
-    if not results or rounds is not None:
+    if not results:
         return
     (out / f"{experiment.name}.md").write_text(text)
     try:
