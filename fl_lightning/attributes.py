@@ -14,6 +14,7 @@ from torch import nn
 from torchmetrics import Metric
 
 from fl_lightning._lightning import LightningModule
+from fl_lightning.submodules import submodules
 
 _CONTAINERS = (list, dict, set, deque, defaultdict, OrderedDict)
 _INTERNAL = frozenset(vars(nn.Module())) | frozenset(vars(LightningModule()))
@@ -34,7 +35,7 @@ class OwnAttributes:
     def __init__(self, module: nn.Module) -> None:
         self._owners: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._contents: dict[int, tuple[Any, Any]] = {}
-        for owner in module.modules():
+        for _, owner in submodules(module):
             if isinstance(owner, Metric):
                 continue
             own = {name: value for name, value in vars(owner).items() if name not in _INTERNAL}

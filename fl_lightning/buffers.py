@@ -9,9 +9,9 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torchmetrics import Metric
 
 from fl_lightning.ops._reference import accumulation_device
+from fl_lightning.submodules import outside_metrics, submodules
 
 BufferPolicy = Literal["mean", "global", "largest"]
 _Kind = tuple[torch.dtype, torch.device]
@@ -142,12 +142,11 @@ def model_buffers(module: nn.Module) -> list[Tensor]:
 
 def _buffers_of(module: nn.Module) -> tuple[list[_Buffer], list[_Buffer]]:
     """A module's buffers without those of its metrics: the persistent ones, and the others."""
-    skipped = {id(part) for metric in module.modules() if isinstance(metric, Metric) for part in metric.modules()}
     found: tuple[list[_Buffer], list[_Buffer]] = ([], [])
     seen: set[int] = set()
-    for prefix, owner in module.named_modules():
-        for key, value in owner.named_buffers(recurse=False) if id(owner) not in skipped else ():
-            if id(value) not in seen:
+    for prefix, owner in outside_metrics(submodules(module)):
+        for key, value in owner._buffers.items():
+            if value is not None and id(value) not in seen:
                 seen.add(id(value))
                 name = f"{prefix}.{key}" if prefix else key
                 found[key in owner._non_persistent_buffers_set].append(_Buffer(owner, key, name, value))

@@ -12,6 +12,7 @@ from torchmetrics import Metric
 from fl_lightning._lightning import LightningModule
 from fl_lightning.attributes import OwnAttributes
 from fl_lightning.results import MetricState
+from fl_lightning.submodules import modes_kept, submodules
 
 
 @contextmanager
@@ -22,17 +23,18 @@ def silenced(module: LightningModule, evaluate: bool = True) -> Iterator[None]:
         module: the module.
         evaluate: False leaves the training modes alone.
     """
-    modes, attributes = [(m, m.training) for m in module.modules()], OwnAttributes(module)
-    states = [MetricState(m) for m in module.modules() if isinstance(m, Metric)]
+    parts, attributes = submodules(module), OwnAttributes(module)
+    states = [MetricState(part) for _, part in parts if isinstance(part, Metric)]
     for state in states:
         state.reset()  # updates may be in place: they must not reach the saved tensors
-    if evaluate:
-        module.eval()
     shadows = {name: module.__dict__.get(name) for name in ("log", "log_dict")}
     for name in shadows:
         module.__dict__[name] = _ignore
     try:
-        yield
+        with modes_kept(parts):
+            if evaluate:
+                module.eval()
+            yield
     finally:
         for name, shadow in shadows.items():
             del module.__dict__[name]
@@ -41,8 +43,6 @@ def silenced(module: LightningModule, evaluate: bool = True) -> Iterator[None]:
         attributes.restore()
         for state in states:
             state.put_back()
-        for submodule, mode in modes:
-            submodule.training = mode
 
 
 def _ignore(*args: Any, **kwargs: Any) -> None:

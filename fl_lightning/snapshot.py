@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torchmetrics import Metric
 
 from fl_lightning.buffers import model_buffers
+from fl_lightning.submodules import modes_kept, outside_metrics, submodules
 from fl_lightning.updates import ParamLayout
 
 
@@ -67,9 +67,9 @@ def standing_in(
     Raises:
         ValueError: the model's buffers are not those of the module.
     """
-    modes = [(m, m.training) for m in module.modules()]
+    parts = submodules(module)
     data = [parameter.data for parameter in parameters]
-    slots = _buffer_slots(module)
+    slots = _buffer_slots(parts)
     copies = {id(value): value.detach().clone() for _, _, value in slots}
     if model is not None:
         _unpack(model.buffers, [copies[id(value)] for value in model_buffers(module)])
@@ -77,23 +77,21 @@ def standing_in(
             parameter.data = view
     for owner, key, value in slots:
         owner._buffers[key] = copies[id(value)]
-    if evaluate:
-        module.eval()
     try:
-        yield
+        with modes_kept(parts):
+            if evaluate:
+                module.eval()
+            yield
     finally:
-        for submodule, mode in modes:
-            submodule.training = mode
         for owner, key, value in slots:
             owner._buffers[key] = value
         for parameter, tensor in zip(parameters, data, strict=True):
             parameter.data = tensor
 
 
-def _buffer_slots(module: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
+def _buffer_slots(parts: Iterable[tuple[str, nn.Module]]) -> list[tuple[nn.Module, str, Tensor]]:
     """Every place that holds a buffer, aliases included; metrics keep theirs."""
-    skipped = {id(part) for metric in module.modules() if isinstance(metric, Metric) for part in metric.modules()}
-    owners = [owner for owner in module.modules() if id(owner) not in skipped]
+    owners = [owner for _, owner in outside_metrics(parts)]
     return [(owner, key, value) for owner in owners for key, value in owner._buffers.items() if value is not None]
 
 

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -128,8 +126,6 @@ class FederatedCase(Case):
 
     def execute(self, job: Job, log: Log) -> None:
         """See the base class."""
-        warnings.filterwarnings("ignore")
-        logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
         training = self.training
         data = self.task.federate(job.root, job.seed, training.batch_size)
         L.seed_everything(job.seed, verbose=False)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import queue
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,6 +112,8 @@ def serve(inbox: Any, messages: Any) -> None:
     """The life of a process: one run after the other, until there is none."""
     torch.set_num_threads(1)
     keep_freed_memory()
+    warnings.filterwarnings("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     for case, job in iter(inbox.get, None):
         work(case, job, messages)
 

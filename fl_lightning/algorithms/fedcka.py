@@ -19,6 +19,7 @@ from fl_lightning.algorithms._previous_models import PreviousModels
 from fl_lightning.algorithms.base import ClientRule, LocalWork
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.snapshot import Snapshot, standing_in
+from fl_lightning.submodules import submodules
 
 
 class FedCKA(FedAvg):
@@ -93,21 +94,24 @@ class ActivationSimilarity(PreviousModels):
         """The term; ``None`` in a client's first round, in which there is no last model."""
         if self.mu == 0 or self.previous is None:
             return None
-        mine = self._outputs(work, batch, batch_idx, None)
+        names = self._compared(work.module)
+        mine = self._outputs(names, work, batch, batch_idx, None)
         with torch.no_grad():
-            received = self._outputs(work, batch, batch_idx, self.received)
-            previous = self._outputs(work, batch, batch_idx, self.previous)
+            received = self._outputs(names, work, batch, batch_idx, self.received)
+            previous = self._outputs(names, work, batch, batch_idx, self.previous)
         terms = [
             softplus(linear_cka(x, last) - linear_cka(x, new))
             for x, new, last in zip(mine, received, previous, strict=True)
         ]
         return self.mu * torch.stack(terms).mean()
 
-    def _outputs(self, work: LocalWork, batch: Any, batch_idx: int, model: Snapshot | None) -> list[Tensor]:
+    def _outputs(
+        self, names: Sequence[str], work: LocalWork, batch: Any, batch_idx: int, model: Snapshot | None
+    ) -> list[Tensor]:
         """``[B, d]`` what each compared layer puts out in a pass of the module's training step."""
         if work.own_loss is None:
             raise ValueError("work.own_loss must be given: FedCKA looks at layers while the module computes its loss")
-        names, outputs = self._compared(work.module), {}
+        outputs: dict[str, Any] = {}
 
         def note(name: str) -> Callable[[nn.Module, Any, Any], None]:
             def hook(layer: nn.Module, inputs: Any, output: Any) -> None:
@@ -129,7 +133,7 @@ class ActivationSimilarity(PreviousModels):
         return [outputs[name].flatten(1) for name in names]
 
     def _compared(self, module: nn.Module) -> list[str]:
-        modules = dict(module.named_modules())
+        modules = dict(submodules(module))
         if self.layers is not None:
             unknown = [name for name in self.layers if name not in modules]
             if unknown:

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -54,8 +52,6 @@ class AdultCase(Case):
 
     def execute(self, job: Job, log: Log) -> None:
         """See the base class; it takes seconds, so it is not resumed."""
-        warnings.filterwarnings("ignore")
-        logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
         train, test = (load(job.root / "Adult" / name, self.run.attribute) for name in FILES)
         first = min(self.run.rounds[0], job.rounds)
         run = replace(self.run, rounds=(first, job.rounds - first))

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Submodules found quickly, for code that runs at every batch.
+
+``nn.Module.modules`` keeps a set of modules, and the hash of a torchmetrics metric is one of all its states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from torch import nn
+from torchmetrics import Metric
+
+
+def submodules(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """What ``module.named_modules()`` yields, each module once, in the same order."""
+    found: list[tuple[str, nn.Module]] = []
+    _visit(module, "", set(), found)
+    return found
+
+
+def outside_metrics(parts: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
+    """Those that are no metric and no part of one, also if the module holds them elsewhere as well."""
+    listed = list(parts)
+    metrics = [part for _, part in listed if isinstance(part, Metric)]
+    skipped = {id(part) for metric in metrics for _, part in submodules(metric)}
+    return [(name, part) for name, part in listed if id(part) not in skipped]
+
+
+@contextmanager
+def modes_kept(parts: Iterable[tuple[str, nn.Module]]) -> Iterator[None]:
+    """Gives every module its training or evaluation mode back in the end."""
+    modes = [(part, part.training) for _, part in parts]
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            if part.training != mode:  # setting an attribute of a module costs more than reading one
+                part.training = mode
+
+
+def _visit(module: nn.Module, name: str, seen: set[int], found: list[tuple[str, nn.Module]]) -> None:
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    found.append((name, module))
+    for key, child in module._modules.items():
+        if child is not None:
+            _visit(child, f"{name}.{key}" if name else key, seen, found)
