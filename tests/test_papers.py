@@ -20,8 +20,9 @@ from benchmarks.papers.networks import Pixels, SoftmaxRegression, mlp
 from benchmarks.papers.report import draw_curves, final, gather, tables
 from benchmarks.papers.runner import work
 from benchmarks.papers.sources import FASHION, MissingDataError
-from benchmarks.papers.tables.fedlf import Fragments
+from benchmarks.papers.tables.fedlf import AFLByPlace, Fragments
 from benchmarks.papers.tasks import Classes, Domains, Images
+from fl_lightning.updates import ParamLayout, UpdateMatrix
 
 ORIGIN = {"commit": "c0ffee", "fl_lightning": "0", "torch": "1", "lightning": "2", "python": "3"}
 
@@ -306,3 +307,17 @@ def test_every_case_can_be_made(experiment):
 def test_two_cases_of_one_name_are_refused():
     with pytest.raises(ValueError, match="names of their own"):
         Experiment("twice", "", (case_of(), case_of(name="pat 2 fedlf")))
+
+
+def test_weights_by_place_stay_where_they_are_when_others_come():
+    rule = AFLByPlace(0.5)
+
+    def second_round(clients):
+        rule.reset()
+        for ids, losses in (((7, 3), (2.0, 1.0)), (clients, (1.0, 1.0))):
+            updates = UpdateMatrix(torch.eye(2), ParamLayout.from_sizes([2]))
+            cohort = fl.Cohort(torch.zeros(2), updates, losses, (5, 5), ids, 0, num_clients=100)
+            rule.aggregate(cohort)
+        return rule.report.weights.tolist()
+
+    assert second_round((7, 3)) == second_round((4, 9)) == [0.75, 0.25]

@@ -20,6 +20,17 @@ from fl_lightning.algorithms import Federation, FedLF, ServerRule
 from fl_lightning.data import Dirichlet, Pathological
 
 A = fl.algorithms
+
+
+class AFLByPlace(A.AFL):
+    """AFL as published code for sampled cohorts has it: a weight is that of a place in the cohort, whoever has it."""
+
+    def aggregate(self, cohort: fl.Cohort) -> Tensor:
+        """See the base class."""
+        places = len(cohort)
+        return super().aggregate(replace(cohort, client_ids=tuple(range(places)), num_clients=places))
+
+
 Rule = Callable[[], ServerRule]
 CLIENTS, ONLINE, ROUNDS = 100, 10, 3000
 
@@ -90,7 +101,7 @@ def _table1() -> list[FederatedCase]:
 
 
 def _readings(cases: list[FederatedCase]) -> list[FederatedCase]:
-    """Other readings of the paper: test data from the same draw, and gradients instead of local training or back."""
+    """Other readings of the paper: test data from the same draw, other gradients, weights and steps."""
     by_name = {case.name: case for case in cases}
     other: list[FederatedCase] = []
     for name, partition in PARTITIONS.items():
@@ -102,6 +113,8 @@ def _readings(cases: list[FederatedCase]) -> list[FederatedCase]:
             ("FedLF, full gradients", partial(FedLF, gradient_source="full")),
             ("FedLF, rows as they are", partial(FedLF, equalise_layer_norm=False)),
             ("FedMDFG, local training", partial(A.FedMDFG, gradient_source="update")),
+            ("AFL, weights by place", partial(AFLByPlace, 0.01)),
+            ("FedMGDA+, server step 1", partial(A.FedMGDAPlus, 0.1, 1.0)),
         ):
             case = by_name[f"{name}: {label.partition(',')[0]}"]
             other.append(replace(case, name=f"{name}, other readings: {label}", rule=rule, seeds=(0,)))
@@ -136,6 +149,9 @@ TABLE1 = Experiment(
         "client` trains the network on all images, for 30 epochs with learning rate .1 x .9^t.",
         "FedMDFG sends full gradients, as in its paper; all others train locally, as in the paper of FedLF. The "
         "published code of FedLF uses full gradients, see `other readings`.",
+        "AFL's weights are the clients' own; `weights by place`, as in the published code, mix those who take turns "
+        "there. FedMGDA+ steps as far as the clients' learning rate, with `server step 1` ten times as far and "
+        "without decay.",
         "FedProx, Ditto, FedCKA, FedFa, FedGini and DRFL are the methods of their own papers, which the published code "
         "does not implement (docs/methods); their figures are no targets. Ditto's row is its global model.",
     ),
