@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -89,7 +89,7 @@ def standing_in(
             parameter.data = tensor
 
 
-def _buffer_slots(parts: Iterable[tuple[str, nn.Module]]) -> list[tuple[nn.Module, str, Tensor]]:
+def _buffer_slots(parts: Sequence[tuple[str, nn.Module]]) -> list[tuple[nn.Module, str, Tensor]]:
     """Every place that holds a buffer, aliases included; metrics keep theirs."""
     owners = [owner for _, owner in outside_metrics(parts)]
     return [(owner, key, value) for owner in owners for key, value in owner._buffers.items() if value is not None]

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import nn
@@ -20,12 +20,11 @@ def submodules(module: nn.Module) -> list[tuple[str, nn.Module]]:
     return found
 
 
-def outside_metrics(parts: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
+def outside_metrics(parts: Sequence[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
     """Those that are no metric and no part of one, also if the module holds them elsewhere as well."""
-    listed = list(parts)
-    metrics = [part for _, part in listed if isinstance(part, Metric)]
+    metrics = [part for _, part in parts if isinstance(part, Metric)]
     skipped = {id(part) for metric in metrics for _, part in submodules(metric)}
-    return [(name, part) for name, part in listed if id(part) not in skipped]
+    return [(name, part) for name, part in parts if id(part) not in skipped]
 
 
 @contextmanager

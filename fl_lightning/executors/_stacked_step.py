@@ -18,6 +18,7 @@ from fl_lightning.algorithms.fedprox import ProximalTerm
 from fl_lightning.executors._levels import UnfitError, gradients
 from fl_lightning.executors._stacked_logs import Logged
 from fl_lightning.local import LocalTrainer
+from fl_lightning.submodules import outside_metrics, submodules
 from fl_lightning.updates import ParamLayout
 
 
@@ -68,11 +69,10 @@ class StackedStep:
             for key, value in part._parameters.items()
             if value is not None and id(value) in places
         ]
-        metrics = {id(p) for metric in module.modules() if isinstance(metric, Metric) for p in metric.modules()}
         buffers: dict[int, Tensor] = {}
         self._buffer_slots: list[tuple[dict[str, Any], str, Tensor, int]] = []
-        for part in module.modules():
-            for key, value in part._buffers.items() if id(part) not in metrics else ():
+        for _, part in outside_metrics(submodules(module)):
+            for key, value in part._buffers.items():
                 if value is not None:
                     buffers.setdefault(id(value), value)
                     self._buffer_slots.append((part._buffers, key, value, list(buffers).index(id(value))))

@@ -20,17 +20,6 @@ from fl_lightning.algorithms import Federation, FedLF, ServerRule
 from fl_lightning.data import Dirichlet, Pathological
 
 A = fl.algorithms
-
-
-class AFLByPlace(A.AFL):
-    """AFL as published code for sampled cohorts has it: a weight is that of a place in the cohort, whoever has it."""
-
-    def aggregate(self, cohort: fl.Cohort) -> Tensor:
-        """See the base class."""
-        places = len(cohort)
-        return super().aggregate(replace(cohort, client_ids=tuple(range(places)), num_clients=places))
-
-
 Rule = Callable[[], ServerRule]
 CLIENTS, ONLINE, ROUNDS = 100, 10, 3000
 
@@ -98,6 +87,15 @@ def _table1() -> list[FederatedCase]:
                 )
             )
     return cases
+
+
+class AFLByPlace(A.AFL):
+    """AFL as published code for sampled cohorts has it: a weight is that of a place in the cohort, whoever has it."""
+
+    def aggregate(self, cohort: fl.Cohort) -> Tensor:
+        """See the base class."""
+        places = len(cohort)
+        return super().aggregate(replace(cohort, client_ids=tuple(range(places)), num_clients=places))
 
 
 def _readings(cases: list[FederatedCase]) -> list[FederatedCase]:
