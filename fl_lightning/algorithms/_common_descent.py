@@ -27,31 +27,18 @@ def loss_angle(losses: Tensor) -> float:
     return math.atan2(float((losses - mean).norm()), float(mean) * math.sqrt(len(losses)))
 
 
-def fair_weights(losses: Tensor) -> Tensor | None:
-    """Weights ``h`` of the fair-driven objective (FedMDFG, Algorithm 1, line 14), of unit length.
+def fair_weights(losses: Tensor, cosine: bool = False) -> Tensor:
+    """Weights of the fair-driven objective: positive for clients whose loss must fall faster.
 
-    Positive for clients whose loss must fall faster. FedLF's gradient of ``-cos(1, F)`` (equation 5) is ``h`` times
-    ``sin(angle(F, 1)) / ||F||``.
-
-    Returns:
-        ``[m]``, or ``None`` where the direction is undefined: one client, equal losses, or all losses 0.
-    """
-    if not EQUAL_LOSSES < loss_angle(losses) < math.pi - EQUAL_LOSSES:
-        return None
-    h = losses.sum() / losses.square().sum() * losses - 1
-    h /= h.norm()
-    return h
-
-
-def unseen_fair_weights(losses: Tensor, cosine: bool) -> Tensor:
-    """As :func:`fair_weights`, without a look at the losses: they stay on their device, and nothing waits for it.
+    Losses stay on their device, and nothing waits for them.
 
     Args:
         losses: ``[m]``.
-        cosine: the weights of FedLF's gradient, see there, in place of those of unit length.
+        cosine: the gradient of ``-cos(1, F)`` (FedLF, equation 5), which is ``sin(angle(F, 1)) / ||F||`` long, in place
+            of weights ``h`` of unit length along it (FedMDFG, Algorithm 1, line 14).
 
     Returns:
-        ``[m]``; zeros where the direction is undefined.
+        ``[m]``; zeros where the direction is undefined: one client, equal losses, or all losses 0.
     """
     squares, deviation = losses.square().sum(), (losses - losses.mean()).norm()
     h = losses.sum() / squares * losses - 1

@@ -7,7 +7,6 @@ https://github.com/zibinpan/FedLF
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -20,10 +19,8 @@ from fl_lightning.algorithms._common_descent import (
     check_rows,
     common_descent,
     fair_weights,
-    loss_angle,
     rounding_error,
     row_norms,
-    unseen_fair_weights,
 )
 from fl_lightning.algorithms._layer_blocks import Block, BlockSolver, joined_blocks
 from fl_lightning.algorithms.base import Federation, Needs, ServerRule, State, StepReport
@@ -109,7 +106,8 @@ class FedLF(ServerRule):
         m, absent = len(cohort), self._absent(cohort)
         # K^l [L, m + h, m + h], beside the rows
         gram = self.history.joint_gram(cohort.updates, absent, cohort.client_ids)
-        layers, solved = self._descend(gram, cohort, self._fair(cohort.known_losses), len(absent))  # lines 5 to 8
+        q = None if self.fair_row == "none" else fair_weights(cohort.known_losses, cosine=self.fair_row == "cos")
+        layers, solved = self._descend(gram, cohort, q, len(absent))  # lines 5 to 8
         coeff = _rescaled(layers, gram, m)  # line 15
         norms = row_norms(gram)
         usual = solved.all() & norms.isfinite().all() & norms[:, :m].any()
@@ -124,7 +122,7 @@ class FedLF(ServerRule):
             if not bool(row_norms(gram)[:, :m].any()):
                 self.report = StepReport(weights=torch.zeros(m, dtype=torch.float64), flagged=True)
                 return torch.zeros_like(cohort.params)
-            blocks = self._blocks(gram, layers.cpu(), solved.cpu(), cohort)  # lines 9 to 12
+            blocks = self._blocks(gram, layers.cpu(), solved.cpu(), cohort, q)  # lines 9 to 12
             for block in blocks:
                 coeff[list(block.layers)] = block.coeff
             coeff = _rescaled(coeff, gram, m)
@@ -141,9 +139,9 @@ class FedLF(ServerRule):
         )
         return step
 
-    def _blocks(self, gram: Tensor, layers: Tensor, solved: Tensor, cohort: Cohort) -> list[Block]:
-        """Directions of layers, and of layers combined where theirs are zero; all on the CPU."""
-        q = self._fair(cohort.known_losses.cpu())
+    def _blocks(self, gram: Tensor, layers: Tensor, solved: Tensor, cohort: Cohort, q: Tensor | None) -> list[Block]:
+        """Directions of layers, and of layers combined where theirs are zero; on the CPU, whatever ``q`` is on."""
+        q = None if q is None or not bool(q.any()) else q.cpu()
         solver = BlockSolver(
             lambda grams, fair, history: self._descend(grams, cohort, q if fair else None, history),
             len(cohort),
@@ -179,16 +177,6 @@ class FedLF(ServerRule):
                 length = (fair * (gram @ fair[:, :, None])[:, :, 0]).sum(1, keepdim=True).clamp_min(0).sqrt()
                 fair = torch.where(length > self.zero_tol * q.norm() * mu, fair * mu / length, 0.0)
         return common_descent(gram, scale, fair, m, rounding_error(cohort), self.zero_tol)
-
-    def _fair(self, losses: Tensor) -> Tensor | None:
-        """Weights ``q`` ``[m]`` of the fair row; without one ``None``, or zeros where losses are on a device."""
-        if not losses.is_cpu and self.fair_row != "none":
-            return unseen_fair_weights(losses, self.fair_row == "cos")
-        h = None if self.fair_row == "none" else fair_weights(losses)
-        if h is None or self.fair_row == "h":
-            return h
-        h *= math.sin(loss_angle(losses)) / losses.norm()
-        return h
 
     def _absent(self, cohort: Cohort) -> list[int]:
         """Clients to treat as if online (section 3.3), newest first."""

@@ -158,7 +158,7 @@ class FedMDFG(ServerRule):
         if loss_angle(losses[live]) <= self.theta and not forced:
             return None
         weights = fair_weights(losses[live])
-        return None if weights is None else torch.zeros_like(losses).masked_scatter(live, weights)
+        return torch.zeros_like(losses).masked_scatter(live, weights) if bool(weights.any()) else None
 
     def _direction(
         self, cohort: Cohort, gram: Tensor, scale: Tensor, h: Tensor | None

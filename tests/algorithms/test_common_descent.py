@@ -37,7 +37,7 @@ def test_fair_weights_are_the_gradient_of_minus_the_cosine():
     losses = losses.detach()
     weights = fair_weights(losses)
     torch.testing.assert_close(weights, gradient / gradient.norm())
-    torch.testing.assert_close(weights * math.sin(loss_angle(losses)) / losses.norm(), gradient)  # equation 5 of FedLF
+    torch.testing.assert_close(fair_weights(losses, cosine=True), gradient)  # equation 5 of FedLF
     assert weights @ losses == pytest.approx(0, abs=1e-15)
 
 
@@ -55,7 +55,8 @@ def test_fair_weights_are_the_gradient_of_minus_the_cosine():
     ],
 )
 def test_fair_weights_are_undefined_for_equal_losses(losses):
-    assert fair_weights(vector(*losses)) is None
+    for cosine in (False, True):
+        torch.testing.assert_close(fair_weights(vector(*losses), cosine), torch.zeros(len(losses), dtype=torch.float64))
 
 
 def test_direction_is_the_shortest_vector_of_the_hull():
