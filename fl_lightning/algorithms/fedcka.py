@@ -8,7 +8,7 @@ was not at hand; docs/methods/fedcka.md says what was taken from where.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, Literal
 
 import torch
@@ -108,7 +108,7 @@ class ActivationSimilarity(PreviousModels):
     def _outputs(
         self, names: Sequence[str], work: LocalWork, batch: Any, batch_idx: int, model: Snapshot | None
     ) -> list[Tensor]:
-        """``[B, d]`` what each compared layer puts out in a pass of the module's training step."""
+        """``[B, d]`` what each compared layer puts out first in a pass of the training step, which ends after them."""
         if work.own_loss is None:
             raise ValueError("work.own_loss must be given: FedCKA looks at layers while the module computes its loss")
         outputs: dict[str, Any] = {}
@@ -116,7 +116,9 @@ class ActivationSimilarity(PreviousModels):
         def note(name: str) -> Callable[[nn.Module, Any, Any], None]:
             def hook(layer: nn.Module, inputs: Any, output: Any) -> None:
                 # A copy, because an activation that works in place may follow.
-                outputs[name] = output.clone() if isinstance(output, Tensor) else output
+                outputs.setdefault(name, output.clone() if isinstance(output, Tensor) else output)
+                if len(outputs) == len(set(names)):
+                    raise _SeenAllError
 
             return hook
 
@@ -125,7 +127,8 @@ class ActivationSimilarity(PreviousModels):
             for name in names:
                 handle = work.module.get_submodule(name).register_forward_hook(note(name))
                 stack.callback(handle.remove)
-            work.own_loss(batch, batch_idx)
+            with suppress(_SeenAllError):
+                work.own_loss(batch, batch_idx)
         for name in names:
             if not isinstance(outputs.get(name), Tensor) or outputs[name].dim() < 2:
                 found = "nothing" if name not in outputs else type(outputs[name]).__name__
@@ -143,6 +146,10 @@ class ActivationSimilarity(PreviousModels):
         if len(owners) < self.num_layers:
             raise ValueError(f"num_layers of FedCKA must be at most {len(owners)} here, found {self.num_layers}")
         return owners[: self.num_layers]
+
+
+class _SeenAllError(Exception):
+    """Ends a pass whose rest nobody needs."""
 
 
 def linear_cka(x: Tensor, y: Tensor) -> Tensor:

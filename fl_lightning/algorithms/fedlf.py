@@ -103,10 +103,10 @@ class FedLF(ServerRule):
         Raises:
             ValueError: the cohort has no losses, or a row is not finite.
         """
-        m, absent = len(cohort), self._absent(cohort)
+        m, losses, absent = len(cohort), cohort.known_losses, self._absent(cohort)
         # K^l [L, m + h, m + h], beside the rows
         gram = self.history.joint_gram(cohort.updates, absent, cohort.client_ids)
-        q = None if self.fair_row == "none" else fair_weights(cohort.known_losses, cosine=self.fair_row == "cos")
+        q = None if self.fair_row == "none" else fair_weights(losses, cosine=self.fair_row == "cos")
         layers, solved = self._descend(gram, cohort, q, len(absent))  # lines 5 to 8
         coeff = _rescaled(layers, gram, m)  # line 15
         norms = row_norms(gram)

@@ -96,6 +96,22 @@ def test_equals_the_loop_with_copies():
     assert not torch.allclose(by_rule(5, data, layers=["encoder.0"]), expected, atol=1e-4)
 
 
+def test_passes_for_the_term_end_with_the_last_compared_layer():
+    method, data = FedCKA(MU, layers=["encoder.0"]), client_data(clients=1)
+    run = Rounds(method, method.client_rule(), data, lr=LR)
+    calls = dict.fromkeys(("encoder.0", "encoder.2", "head"), 0)
+
+    def counts(name):
+        return lambda *_: calls.update({name: calls[name] + 1})
+
+    for name in calls:
+        run.module.get_submodule(name).register_forward_hook(counts(name))
+    run.round([0])
+    run.round([0])
+    batches = len(data[0])
+    assert calls == {"encoder.0": 5 * batches, "encoder.2": 2 * batches, "head": 2 * batches}
+
+
 def test_term_is_mu_log_2_where_both_models_are_equal():
     """The only client: its last model is the global one."""
     method, terms = FedCKA(MU), []
