@@ -20,7 +20,8 @@ from benchmarks.papers.networks import Pixels, SoftmaxRegression, mlp
 from benchmarks.papers.report import draw_curves, final, gather, tables
 from benchmarks.papers.runner import work
 from benchmarks.papers.sources import FASHION, MissingDataError
-from benchmarks.papers.tables.fedlf import AFLByPlace, Fragments
+from benchmarks.papers.tables.fedlf import AFLByPlace
+from benchmarks.papers.tables.fedlf_variants import Fragments
 from benchmarks.papers.tasks import Classes, Domains, Images
 from fl_lightning.updates import ParamLayout, UpdateMatrix
 

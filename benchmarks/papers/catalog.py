@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from benchmarks.papers.experiment import Experiment
-from benchmarks.papers.tables import fcfl, fedfv, fedheal, fedlf, fedmdfg
+from benchmarks.papers.tables import fcfl, fedfv, fedheal, fedlf, fedlf_variants, fedmdfg
 
 EXPERIMENTS: tuple[Experiment, ...] = (
     fedlf.TABLE1,
     fedlf.TABLE2,
-    fedlf.ABLATION,
+    fedlf_variants.ABLATION,
     fedlf.RATES,
     fedmdfg.ATTACKED,
     fedfv.TABLE3,

@@ -36,7 +36,7 @@ def deal(num_samples: int, num_clients: int, seed: int) -> list[Tensor]:
 
 
 def dirichlet(
-    labels: Tensor | Sequence[int], num_clients: int, alpha: float, seed: int, min_size: int = 1
+    labels: Tensor | Sequence[int], num_clients: int, alpha: float, seed: int, min_size: int = 1, capped: bool = False
 ) -> list[Tensor]:
     """Divides each class by shares drawn from a symmetric Dirichlet distribution (Hsu et al. 2019, arXiv 1909.06335).
 
@@ -50,6 +50,9 @@ def dirichlet(
         alpha: concentration; small values give clients of few classes and uneven sizes.
         seed: seed of the draw.
         min_size: samples that every client must have at least.
+        capped: classes are divided in ascending order, and those who already hold their equal part, ``n / num_clients``
+            samples, get nothing of the classes that follow. Sizes are then more even. So do the code of FedMA (Wang et
+            al. 2020, arXiv 2002.06440) and NIID-Bench (Li et al. 2022, arXiv 2102.02079), and many that build on them.
 
     Raises:
         ValueError: ``alpha`` is not positive, or ``num_clients * min_size`` exceeds the number of samples.
@@ -65,13 +68,17 @@ def dirichlet(
             f"found {min_size}"
         )
     rng = _generator(seed, "dirichlet")
-    owner = np.empty(n, dtype=np.int64)
+    owner, sizes = np.empty(n, dtype=np.int64), np.zeros(num_clients, dtype=np.int64)
     for index in members:
         # Gamma(alpha) as Gamma(alpha + 1) * U^(1 / alpha), in logarithms: a small alpha underflows otherwise.
         log_share = np.log(rng.standard_gamma(alpha + 1.0, num_clients)) + np.log1p(-rng.random(num_clients)) / alpha
+        if capped:
+            log_share[sizes * num_clients >= n] = -np.inf
         share = np.exp(log_share - log_share.max())
         cuts = np.rint(np.cumsum(share) / share.sum() * len(index)).astype(np.int64)
-        owner[rng.permutation(index)] = np.repeat(np.arange(num_clients), np.diff(cuts, prepend=0))
+        counts = np.diff(cuts, prepend=0)
+        owner[rng.permutation(index)] = np.repeat(np.arange(num_clients), counts)
+        sizes += counts
     _fill(owner, members, num_clients, min_size, rng)
     return _parts(owner, num_clients)
 

@@ -64,6 +64,7 @@ class Dirichlet(Partition):
     num_clients: int
     alpha: float
     min_size: int = 1
+    capped: bool = False
 
     def __post_init__(self) -> None:
         _positive("num_clients", self.num_clients)
@@ -74,7 +75,7 @@ class Dirichlet(Partition):
 
     def split(self, labels: Tensor, seed: int) -> list[Tensor]:
         """Draws class shares."""
-        return partitions.dirichlet(labels, self.num_clients, self.alpha, seed, self.min_size)
+        return partitions.dirichlet(labels, self.num_clients, self.alpha, seed, self.min_size, self.capped)
 
 
 @dataclass(frozen=True)

@@ -43,17 +43,37 @@ def test_deal_leaves_clients_empty_when_samples_are_few():
     assert sorted(len(part) for part in parts) == [0] * 7 + [1] * 3
 
 
-@given(LABELS, st.integers(1, 12), st.floats(1e-6, 1e4), SEEDS, st.integers(0, 4))
+@given(LABELS, st.integers(1, 12), st.floats(1e-6, 1e4), SEEDS, st.integers(0, 4), st.booleans())
 @settings(max_examples=100, deadline=None)
-def test_dirichlet_uses_every_sample_and_honours_min_size(labels, clients, alpha, seed, min_size):
+def test_dirichlet_uses_every_sample_and_honours_min_size(labels, clients, alpha, seed, min_size, capped):
     if clients * max(min_size, 1 if min_size else 0) > len(labels):
         with pytest.raises(ValueError, match=r"min_size|num_clients"):
-            dirichlet(labels, clients, alpha, seed, min_size)
+            dirichlet(labels, clients, alpha, seed, min_size, capped)
         return
-    parts = dirichlet(labels, clients, alpha, seed, min_size)
+    parts = dirichlet(labels, clients, alpha, seed, min_size, capped)
     assert_exactly_once(parts, len(labels))
     assert len(parts) == clients
     assert min(len(part) for part in parts) >= min_size
+
+
+@given(st.integers(1, 12), st.floats(1e-3, 1e2), SEEDS)
+@settings(max_examples=100, deadline=None)
+def test_capped_dirichlet_gives_nothing_more_to_those_who_have_their_part(clients, alpha, seed):
+    labels = labels_10(500)
+    held = label_counts(labels, dirichlet(labels, clients, alpha, seed, min_size=0, capped=True))
+    for part in held:
+        full = (part.cumsum(0) * clients >= 500).nonzero().flatten().tolist()
+        assert not full or int(part[full[0] + 1 :].sum()) == 0
+
+
+def test_capped_dirichlet_has_more_even_sizes():
+    labels = labels_10(10_000)
+
+    def spread(capped):
+        parts = [dirichlet(labels, 100, 0.1, seed, min_size=10, capped=capped) for seed in range(20)]
+        return torch.tensor([[float(len(part)) for part in draw] for draw in parts]).std(1).mean()
+
+    assert spread(capped=True) < 0.95 * spread(capped=False)
 
 
 def test_dirichlet_of_100_clients_with_tiny_alpha_takes_less_than_a_second():
