@@ -90,7 +90,7 @@ class Case(ABC):
 
     Attributes:
         name: ``group: label``, or the label alone.
-        rounds: as published.
+        rounds: of a complete run, as published unless the experiment's deviations say otherwise.
         seeds: the seeds to run.
         published: metric to figure.
     """
