@@ -137,6 +137,26 @@ def test_merged_data_and_classes(root):
     assert abs(pixels[24:48].mean() - middle) < 0.1
 
 
+def test_tests_of_equal_size_leave_training_as_it_is(root):
+    partition = fl.data.Dirichlet(10, 0.3, min_size=5)
+    plain, own = (Images(FASHION, partition, tests=size).federate(root, 3, 10) for size in (0, 10))
+    for data in (plain, own):
+        data.setup("fit")
+    counts = plain.label_counts()
+    tests = own.val_dataloader()
+    assert torch.equal(own.label_counts(), counts)
+    assert all(torch.equal(plain.train_dataloader().indices(i), own.train_dataloader().indices(i)) for i in range(10))
+    assert tests.sizes.tolist() == [10] * 10
+    images = FASHION.load(root).test.tensors[0].flatten(1).tolist()
+    for client in range(10):
+        (batch, _), *rest = tests.batches(client, seed=None)
+        drawn = torch.bincount(batch[1], minlength=10)
+        assert not rest
+        assert (drawn - 10 * counts[client] / counts[client].sum()).abs().max() < 1
+        chosen = [images.index(image) for image in batch[0].flatten(1).tolist()]
+        assert len(set(chosen)) == 10
+
+
 def loader_batches(data, client):
     return data.train_dataloader().batches(client, seed=None)
 

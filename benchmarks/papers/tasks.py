@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 
 import fl_lightning as fl
 from benchmarks.papers.federated import Task
+from benchmarks.papers.own_tests import OwnTests, drawn_like
 from benchmarks.papers.sources import MNIST, OFFICE, USPS, Pair, Source, office, resized
 from fl_lightning.data import Partition
 
@@ -34,12 +35,15 @@ class Images(Task):
         merged: training and test images are put together, divided, and each client keeps a part of its own for its
             test, as the code of FedLF does; otherwise the published test images go to clients by their classes.
         share: the part that is kept for the test, if merged.
+        tests: every client tests on so many of the published test images, drawn in proportion to the classes that it
+            trains on, also if others test on them too; 0: the images are divided, so that small clients have few.
     """
 
     source: Source
     partition: Partition
     merged: bool = False
     share: float = 1 / 7
+    tests: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -64,10 +68,21 @@ class Images(Task):
         """See the base class."""
         pair = self.source.load(root)
         if not self.merged:
-            return fl.FederatedDataModule(
+            divided = fl.FederatedDataModule(
                 pair.train,
                 self.partition,
                 val=pair.test,
+                batch_size=batch_size,
+                eval_batch_size=EVAL_BATCH,
+                seed=seed,
+            )
+            if not self.tests:
+                return divided
+            chosen = drawn_like(divided.label_counts(), pair.test.tensors[1], self.tests, seed)
+            return fl.FederatedDataModule(
+                pair.train,
+                OwnTests(self.partition, self.tests),
+                val=TensorDataset(*(part[chosen] for part in pair.test.tensors)),
                 batch_size=batch_size,
                 eval_batch_size=EVAL_BATCH,
                 seed=seed,

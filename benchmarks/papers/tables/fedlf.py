@@ -105,6 +105,8 @@ class AFLByPlace(A.AFL):
 
 def _tasks(name: str, partition: Partition) -> dict[str, Images]:
     tasks = {"merged data": Images(FASHION, partition, merged=True)}
+    if name.startswith("Dir"):
+        tasks["1,000 test images each"] = Images(FASHION, partition, tests=1000)
     if name in CODED:
         reading, coded = CODED[name]
         tasks[reading] = Images(FASHION, coded)
@@ -161,7 +163,8 @@ TABLE1 = Experiment(
         "(`neighbouring classes`), and with Dir(0.1) those who already hold a hundredth of all images get nothing of "
         "the classes that follow (`capped sizes`).",
         "The published test images go to clients by the classes that they train on. In `merged data`, as in the "
-        "published code, training and test images are put together and each client keeps a seventh of its own. `One "
+        "published code, training and test images are put together and each client keeps a seventh of its own. With "
+        "`1,000 test images each` clients train as before and share test images, so that small ones have enough. `One "
         "client` trains the network on all images, for 30 epochs with learning rate .1 x .9^t.",
         "FedMDFG sends full gradients, as in its paper; all others train locally, as in the paper of FedLF. The "
         "published code of FedLF uses full gradients, see `other readings`.",
