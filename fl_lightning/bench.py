@@ -85,7 +85,7 @@ class Bench:
     ) -> None:
         self.trainer, self.loop, self.rule, self.binding = trainer, loop, rule, binding
         self.options, self.needs, self.server, self.optimizers = options, needs, server, optimizers
-        self.local, self.lean, self.losses = local, lean, ClientLosses(trainer, local)
+        self.local, self.lean, self.losses = local, lean, ClientLosses(trainer, local, options.loss_batch_size)
         self.lr, self.momentum = client_learning_rate(trainer.optimizers)
         self.detour: str | None = None
 

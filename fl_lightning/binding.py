@@ -49,6 +49,7 @@ class Binding:
         self.theta = self.layout.flatten(self.parameters)
         self._global = self.layout.views(self.theta)
         self._marks: dict[str, Tensor] = {}
+        self._at_global = False
         self.bind_global()
 
     def check(self) -> None:
@@ -95,6 +96,8 @@ class Binding:
 
     def bind(self, views: Sequence[Tensor]) -> None:
         """Points the parameters at views with their shapes, and forgets gradients."""
+        self.fetch()
+        self._at_global = views is self._global
         for parameter, view in zip(self.parameters, views, strict=True):
             parameter.data = view
             parameter.grad = None
@@ -108,16 +111,26 @@ class Binding:
         self.bind(self._global)
 
     @contextmanager
-    def showing_global(self) -> Iterator[None]:
-        """Lets the parameters show the global values for a moment; gradients stay."""
+    def showing(self, flat: Tensor) -> Iterator[None]:
+        """Lets the parameters show a contiguous ``[n]`` vector for a moment; gradients stay."""
         bound = [parameter.data for parameter in self.parameters]
-        for parameter, view in zip(self.parameters, self._global, strict=True):
+        for parameter, view in zip(self.parameters, self.layout.views(flat), strict=True):
             parameter.data = view
         try:
             yield
         finally:
             for parameter, data in zip(self.parameters, bound, strict=True):
                 parameter.data = data
+
+    def fetch(self) -> None:
+        """Takes over what was assigned to parameters while they were bound to the global vector.
+
+        Wrong shapes are left for :meth:`check` to refuse, so that nothing is raised while a fit comes to its end.
+        """
+        if self._at_global:
+            for parameter, view in zip(self.parameters, self._global, strict=True):
+                if parameter.shape == view.shape:
+                    _copy_if_elsewhere(parameter, view)
 
     def settle(self, views: Sequence[Tensor]) -> None:
         """Fetches the values of parameters that got another storage since they were bound to these views.
@@ -131,13 +144,18 @@ class Binding:
             if parameter.shape != view.shape:
                 found = f"{tuple(view.shape)} become {tuple(parameter.shape)}"
                 raise ValueError(f"parameter {name!r} must keep its shape during a fit, found {found}")
-            if parameter.data_ptr() != view.data_ptr() or parameter.stride() != view.stride():
-                view.copy_(parameter.data)
+            _copy_if_elsewhere(parameter, view)
 
     def release(self) -> None:
         """Gives every parameter a storage of its own again, so that the module no longer depends on ``theta``."""
+        self.fetch()
         for parameter, view, like in zip(self.parameters, self._global, self._formats, strict=True):
             parameter.data = torch.empty_like(like, device=view.device).copy_(view)
+
+
+def _copy_if_elsewhere(parameter: Tensor, view: Tensor) -> None:
+    if parameter.data_ptr() != view.data_ptr() or parameter.stride() != view.stride():
+        view.copy_(parameter.data)
 
 
 def _has_sum(tensor: Tensor) -> bool:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -70,15 +71,32 @@ class Fits:
         self.session.begin(carried)
         self._trained, self._finished = None, False
         trained, theta = (carried or {}).get("trained"), self.binding.theta
-        # The last fit ended with the parameters to evaluate in the module: go on from those that it trained.
-        if trained is not None and torch.equal(self._algorithm.evaluation_params(trained.to(theta)), theta):
+        # A checkpoint and a fit that is over leave the parameters to evaluate in the module: go on from those that were
+        # trained, unless the module was given other weights since. Another device may compute them a little otherwise.
+        if trained is not None and _same(self._algorithm.evaluation_params(trained.to(theta)), theta):
             theta.copy_(trained)
 
     def states(self) -> Mapping[str, Any]:
         """What a checkpoint holds of the running fit, or of the last."""
         if self.session is None:
             return self._carried or {}
-        return {**self.session.states(), "trained": self._trained}
+        assert self.binding is not None
+        theta = self.binding.theta
+        trained = self._trained if self._finished or self._shown() is theta else theta
+        return {**self.session.states(), "trained": trained}
+
+    @contextmanager
+    def showing(self) -> Iterator[None]:
+        """Lets the module show what a checkpoint is to hold: the parameters that the method wants evaluated."""
+        assert self.binding is not None
+        self.binding.fetch()
+        with self.binding.showing(self._shown()):
+            yield
+
+    def _shown(self) -> Tensor:
+        assert self.binding is not None
+        theta = self.binding.theta
+        return theta if self.session is None or self._finished else self._algorithm.evaluation_params(theta)
 
     def with_global_buffers(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The module's state dictionary with the buffers that a client in training has changed as they were."""
@@ -98,7 +116,8 @@ class Fits:
     def show(self) -> None:
         """Binds the parameters that the method wants evaluated."""
         if self.binding is not None:
-            params = self._algorithm.evaluation_params(self.binding.theta)
+            self.binding.fetch()
+            params = self._shown()
             if params is not self.binding.theta:
                 self.binding.bind_flat(params)
 
@@ -119,3 +138,7 @@ class Fits:
         if self.binding is not None:
             self.binding.release()
         self.session, self.binding = None, None
+
+
+def _same(params: Tensor, others: Tensor) -> bool:
+    return torch.allclose(params, others, rtol=8 * torch.finfo(params.dtype).eps, atol=0.0, equal_nan=True)

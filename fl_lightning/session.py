@@ -47,6 +47,7 @@ class FitOptions:
     seed: int
     executor: Executor = field(default_factory=Sequential)
     full_gradients: bool = False
+    loss_batch_size: int | None = None
     attack: Attack | None = None
     lean: bool | None = None
 

@@ -88,6 +88,8 @@ class FederatedStrategy(OneDevice):
         attack: what dishonest clients send instead of their updates (:mod:`fl_lightning.attacks`), for robustness runs.
         seed: root of sampling, shuffling and all local randomness, which depend on (seed, round, client) only.
         executor: how the clients of a round are trained (:mod:`fl_lightning.executors`); default one after the other.
+        loss_batch_size: samples per forward pass where a method asks for clients' losses or accuracies; default: as
+            many as in training. More are faster, and give the same where a loss is a mean over samples.
 
     Raises:
         TypeError: an argument is of another kind.
@@ -114,6 +116,7 @@ class FederatedStrategy(OneDevice):
         attack: Attack | None = None,
         seed: int = 0,
         executor: Executor | None = None,
+        loss_batch_size: int | None = None,
     ) -> None:
         super().__init__()
         refuse_arguments(local_epochs, local_steps, full_gradients, server_optimizer, sampler, attack, seed)
@@ -128,6 +131,8 @@ class FederatedStrategy(OneDevice):
             if choice not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, found {choice!r}")
         check_clients_per_round(clients_per_round)
+        if loss_batch_size is not None and loss_batch_size < 1:
+            raise ValueError(f"loss_batch_size must be positive, found {loss_batch_size}")
         self.algorithm: ServerRule = FedAvg() if algorithm is None else algorithm
         self.client_rule: ClientRule = refuse_pair(self.algorithm, client, full_gradients)
         self.clients_per_round = clients_per_round
@@ -144,6 +149,7 @@ class FederatedStrategy(OneDevice):
             seed=seed,
             executor=Sequential() if executor is None else executor,
             full_gradients=full_gradients,
+            loss_batch_size=loss_batch_size,
             attack=attack,
         )
         self.last_round: RoundRecord | None = None
@@ -279,10 +285,10 @@ class FederatedStrategy(OneDevice):
         return self._fits.states()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The global model, whatever the module is bound to when a checkpoint is written."""
+        """The global model as it is evaluated, whatever the module is bound to when a checkpoint is written."""
         if self._fits.binding is None:
             return super().lightning_module_state_dict()
-        with self._fits.binding.showing_global():
+        with self._fits.showing():
             return self._fits.with_global_buffers(super().lightning_module_state_dict())
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from support import CLASSES, FEATURES, Classifier, federated_blobs, fresh, quiet_trainer, weights
 from torch import nn
 
@@ -98,7 +99,57 @@ def test_settle_fetches_parameters_that_were_given_another_storage():
         binding.settle(binding.layout.views(row))
 
 
+def test_what_is_assigned_while_the_module_is_global_is_kept():
+    module = net()
+    binding = Binding(module, "module")
+    module[0].weight.data = module[0].weight.data + 1
+    with binding.showing(torch.zeros_like(binding.theta)):
+        assert not module[0].weight.any()
+    expected = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+    binding.bind_flat(torch.zeros_like(binding.theta))
+    module[0].bias.data = torch.ones(3)  # of a client, which is bound to something else
+    binding.bind_global()
+    assert torch.equal(binding.theta, expected)
+    module[2].weight.data = module[2].weight.data * 2
+    module[0].bias.data = torch.zeros(4)  # check() refuses it; the end of a fit does not fail over it
+    binding.release()
+    assert torch.equal(module[2].weight.data.flatten(), 2 * expected[-6:])
+
+
 # ---- in a fit
+
+
+class Pruned(Classifier):
+    """Sets small weights to zero in one hook."""
+
+    def __init__(self, assign, **options):
+        super().__init__(**options)
+        self.assign = assign
+
+    def prune(self, *args):
+        weight = self.net[0].weight
+        pruned = weight.data * (weight.data.abs() > 0.1)
+        if self.assign:
+            weight.data = pruned
+        else:
+            weight.data.copy_(pruned)
+
+
+@pytest.mark.parametrize("hook", ["on_validation_epoch_end", "on_validation_end", "on_train_epoch_end", "on_train_end"])
+def test_weights_assigned_in_a_hook_count_as_those_changed_in_place(tmp_path, hook):
+    files, ends = [], []
+    for assign in (False, True):
+        module_class = type("PrunedThere", (Pruned,), {hook: Pruned.prune})
+        module = fresh(module_class, assign=assign)
+        saver = ModelCheckpoint(tmp_path / str(assign), save_on_train_epoch_end=True)
+        strategy = fl.FederatedStrategy(clients_per_round=3, seed=5)
+        quiet_trainer(strategy, 3, callbacks=[saver], enable_checkpointing=True).fit(module, federated_blobs())
+        ends.append(weights(module))
+        files.append(torch.load(saver.best_model_path, weights_only=True)["state_dict"]["net.0.weight"])
+    assert torch.equal(ends[0], ends[1])
+    assert torch.equal(files[0], files[1])
+    assert bool((files[1] == 0).any()) == (hook != "on_train_end")
+    assert bool((ends[1] == 0).any())
 
 
 class Meddling(Classifier):

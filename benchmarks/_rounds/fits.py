@@ -112,7 +112,7 @@ class Timed(fl.FederatedStrategy):
             module.eval()
             with torch.no_grad():
                 for block in blocks:
-                    for chosen in block.split(1024):
+                    for chosen in block.split(session.loaders.batch_size):
                         F.cross_entropy(module.net(self._x[chosen]), self._y[chosen])
             module.train()
             ratios.append(ours.cpu / (Moment.now() - start - ours).cpu)

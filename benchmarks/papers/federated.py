@@ -24,6 +24,7 @@ from fl_lightning.metrics.functional import fairness_summary
 
 KEPT = ("mean", "angle", "std", "worst_5", "worst_10", "best_5", "min", "max")
 FEW = 20  # clients whose own accuracies are written down
+LOSS_BATCH = 1024  # cross entropies are means over samples: large batches only save time
 
 
 class Task(ABC):
@@ -146,6 +147,7 @@ class FederatedCase(Case):
             attack=None if self.attack is None else self.attack(job.seed),
             on_client_error="raise" if self.attack is None else "drop",
             seed=job.seed,
+            loss_batch_size=LOSS_BATCH,
         )
         every = min(self.every, job.rounds)
         trainer = L.Trainer(

@@ -48,6 +48,22 @@ def test_files_load_with_weights_only(tmp_path, algorithm):
         assert set(Classifier.load_from_checkpoint(file).state_dict()) == set(content["state_dict"])
 
 
+@pytest.mark.parametrize("algorithm", [partial(fl.algorithms.AFL, 0.1), partial(fl.algorithms.MMPF, inner_rounds=2)])
+def test_a_file_holds_the_model_that_was_evaluated(tmp_path, algorithm):
+    """Also where a method trains other parameters than it evaluates; a fit goes on from those that were trained."""
+    saver = ModelCheckpoint(tmp_path, monitor="val_loss", save_top_k=-1, filename="{epoch}")
+    whole = Project(algorithm, callbacks=lambda folder: [saver]).fit(tmp_path, 4)
+    scores = [row["val_loss"] for _, row in whole.rows if "val_loss" in row]
+    assert len(scores) == 4
+    for index, score in enumerate(scores):
+        trainer = quiet_trainer(fl.FederatedStrategy(algorithm()))
+        path = tmp_path / f"epoch={index}.ckpt"
+        (found,) = trainer.validate(fresh(seed=9), federated_blobs(), ckpt_path=path, verbose=False)
+        assert found["val_loss"] == pytest.approx(score, abs=1e-6)
+    resumed = Project(algorithm).fit(tmp_path, 4, tmp_path / "epoch=1.ckpt")
+    assert not differences(resumed.state["weights"], whole.state["weights"])
+
+
 class Wide(nn.Linear):
     """Most of the weights of the module below."""
 
