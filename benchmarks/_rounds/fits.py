@@ -82,11 +82,15 @@ class Result:
         return self.server.value / self.ours_wall.value
 
 
+LOSS_BATCH = 1024
+"""Samples per forward pass of the loss pass, ours and the bare one."""
+
+
 class Timed(fl.FederatedStrategy):
     """Notes how long the server side of each round takes, and the loss pass beside a bare forward pass."""
 
     def __init__(self, algorithm: fl.algorithms.ServerRule, shape: Shape, x: Tensor, y: Tensor) -> None:
-        super().__init__(algorithm, clients_per_round=shape.per_round, seed=SEED)
+        super().__init__(algorithm, clients_per_round=shape.per_round, seed=SEED, loss_batch_size=LOSS_BATCH)
         self._shape, self._x, self._y = shape, x, y
         self.closing: list[float] = []
 
@@ -112,7 +116,7 @@ class Timed(fl.FederatedStrategy):
             module.eval()
             with torch.no_grad():
                 for block in blocks:
-                    for chosen in block.split(session.loaders.batch_size):
+                    for chosen in block.split(LOSS_BATCH):
                         F.cross_entropy(module.net(self._x[chosen]), self._y[chosen])
             module.train()
             ratios.append(ours.cpu / (Moment.now() - start - ours).cpu)
