@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fl_lightning import groups
-from fl_lightning._lightning import LightningModule, Trainer, lightning_module
+from fl_lightning._lightning import LightningModule, Trainer, TrainerFn, lightning_module
 from fl_lightning.algorithms.base import ClientRule, Needs, ServerRule, changes_loss
 from fl_lightning.attacks import Attack
 from fl_lightning.data.samplers import CohortSampler
@@ -134,12 +134,21 @@ def refuse_trainer(trainer: Trainer) -> None:
 def _refuse_callbacks(trainer: Trainer) -> None:
     callbacks = lightning_module("callbacks")
     ema = getattr(callbacks, "EMAWeightAveraging", ())
+    fitting = trainer.state.fn == TrainerFn.FITTING
     normed = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in trainer.lightning_module.modules())
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, (callbacks.LearningRateFinder, callbacks.BatchSizeFinder)):
             raise ValueError(
                 f"{type(callback).__name__} tries out the batches of one loader, which a round does not have: tune on "
                 "undivided data with a Trainer of its own"
+            )
+        if fitting and isinstance(callback, (callbacks.BaseFinetuning, callbacks.ModelPruning)):
+            remedy = "freeze in the module's __init__, setup or on_fit_start, and thaw for a fit with another Trainer"
+            if isinstance(callback, callbacks.ModelPruning):
+                remedy = "prune the trained module after the fit (torch.nn.utils.prune)"
+            raise ValueError(
+                f"{type(callback).__name__} changes in mid-fit which parameters are trained, and what is remembered of "
+                f"clients and rounds would no longer fit them: {remedy}"
             )
         if isinstance(callback, callbacks.StochasticWeightAveraging) and normed:
             raise ValueError(
