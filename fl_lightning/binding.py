@@ -52,6 +52,22 @@ class Binding:
         self._at_global = False
         self.bind_global()
 
+    def renewed(self, layers: LayerSpec) -> Binding:
+        """This binding, or another one if parameters were frozen, thawed or added since, as in ``on_fit_start``.
+
+        Args:
+            layers: how parameters group into layers.
+
+        Raises:
+            ValueError: as the constructor.
+        """
+        trainable = [p for p in self.module.parameters() if p.requires_grad]
+        if {id(p) for p in trainable} == {id(p) for p in self.parameters}:
+            return self
+        self.settle(self._global)
+        self.release()
+        return Binding(self.module, layers)
+
     def check(self) -> None:
         """Makes sure that a round can begin.
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning._lightning import Callback, Trainer
+from fl_lightning._lightning import Callback, Trainer, rank_zero_warn
 from fl_lightning.callbacks.client_table import ClientTable, format_client_table
 from fl_lightning.data.loaders import ClientLoaders
 from fl_lightning.epoch_end import EpochEnd
@@ -179,7 +179,7 @@ class FairnessWatch:
     """
 
     def __init__(self, metric: str | None, larger_is_better: bool) -> None:
-        self._metric, self._larger_is_better = metric, larger_is_better
+        self._metric, self._larger_is_better, self._looked_for = metric, larger_is_better, False
         self._loaders: dict[str, EvaluationLoader] = {}
         self._running: ClientEvaluation | None = None
         self.record: EvaluationRecord | None = None
@@ -226,12 +226,24 @@ class FairnessWatch:
         if self._running is None or trainer.sanity_checking:
             return None
         self.record = record = self._running.record()
+        self._look_for_metric(record)
         metrics = evaluation_metrics(record, self._metric, self._larger_is_better)
         for name, value in metrics.items():
             callback.log(name, value)  # type: ignore[attr-defined]
         if len(record.client_ids) <= _MANY_CLIENTS:
             send_to_loggers(trainer, client_metrics(record))
         return shown_angle(record, metrics, self._metric)
+
+    def _look_for_metric(self, record: EvaluationRecord) -> None:
+        """Warns in the first validation if nobody logs ``fairness_metric``."""
+        if self._metric is None or self._looked_for or record.stage != "val":
+            return
+        self._looked_for = True
+        if self._metric not in record.values:
+            rank_zero_warn(
+                f"fairness_metric must be a metric that validation logs per client, found {self._metric!r}: the "
+                f"progress bar shows no angle; there are {', '.join(map(repr, record.values)) or 'none'}"
+            )
 
     def stop(self) -> None:
         """The evaluation is over, or was cut short."""

@@ -61,6 +61,7 @@ class Fits:
         if self.session is not None:
             self.session.reload(loaders)
             return
+        self.binding = self.binding.renewed(self._algorithm.layers)
         loop.position.go_on()
         carried = self._carried
         if loaded is not None:

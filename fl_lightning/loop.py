@@ -82,8 +82,12 @@ class FederatedEpochLoop(_TrainingEpochLoop):
 
     @property
     def done(self) -> bool:
-        """A round ends when all its clients are done: stop requests wait for that."""
-        return self._num_ready_batches_reached() and self._is_validation_done
+        """A round ends when all its clients are done: stop requests wait for that.
+
+        One that a checkpoint left unfinished has clients that are done, and is yet to end. Lightning would take a
+        validation of an earlier fit of this trainer for this round's, end it at once, and never train again.
+        """
+        return self._num_ready_batches_reached() and not self.restarting
 
     def advance(self, data_fetcher: Any) -> None:
         """Trains one client; after the last one, takes the server step."""
@@ -290,7 +294,7 @@ _CONTRACT: dict[str, tuple[str, ...]] = {
     "fit_loop.epoch_loop": (
         "val_loop", "batch_progress", "scheduler_progress", "automatic_optimization", "manual_optimization",
         "_results", "_batches_that_stepped", "_skip_next_val", "_restarting", "_build_kwargs", "update_lr_schedulers",
-        "_num_ready_batches_reached", "_is_validation_done", "_should_check_val_epoch", "restarting", "max_steps",
+        "_num_ready_batches_reached", "_should_check_val_epoch", "restarting", "max_steps",
         "on_save_checkpoint", "on_load_checkpoint",
     ),
     "fit_loop.epoch_loop.automatic_optimization": ("run", "optim_progress"),

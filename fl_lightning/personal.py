@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning._lightning import LightningModule, Trainer, lightning_module
+from fl_lightning._lightning import LightningModule, Trainer, TrainerFn, lightning_module, rank_zero_warn
+from fl_lightning.agreement import layout_difference, layout_fingerprint
+from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.seeding import derive_seed, isolated
 from fl_lightning.silence import silenced
 from fl_lightning.snapshot import Snapshot, standing_in
@@ -18,6 +20,40 @@ from fl_lightning.updates import LayerSpec, ParamLayout
 
 PREFIX = "personal/"
 _KINDS: Mapping[Any, str] = {torch.mean: "mean", "avg": "mean", torch.sum: "sum", torch.max: "max", torch.min: "min"}
+
+
+def models_to_evaluate(
+    trainer: Trainer, rule: ClientRule, loaded: Mapping[str, Any] | None, layers: LayerSpec
+) -> Callable[[int], Snapshot | None] | None:
+    """The clients' own models that belong to the global one, or ``None`` where there are none to evaluate.
+
+    Those of the rule, or, if ``validate`` or ``test`` loads a checkpoint, that checkpoint's. Warns if it has none that
+    this rule can take, rather than evaluate those of another time.
+
+    Args:
+        trainer: the trainer whose evaluation is running.
+        rule: the client rule.
+        loaded: the federated state of the checkpoint, if it has one.
+        layers: the order of the models' parameters.
+    """
+    if type(rule).personal_model is ClientRule.personal_model:
+        return None
+    if trainer.state.fn == TrainerFn.FITTING or trainer.ckpt_path is None:
+        return rule.personal_model
+    name, state = type(rule).__name__, loaded or {}
+    fit = state.get("fit", {})
+    layout = layout_fingerprint(ParamLayout.from_module(trainer.lightning_module, layers))
+    if not str(fit.get("method", "")).endswith(f" with {name}"):
+        reason = f"it holds {'another method' if fit else 'no federated fit'}, and this is {name}"
+    elif fit.get("layout", layout) != layout:
+        reason = f"it was written with {layout_difference(fit['layout'], layout)}"
+    else:
+        try:
+            return rule.personal_models(state["client_rule"])
+        except (FileNotFoundError, ValueError) as error:
+            reason = str(error)
+    rank_zero_warn(f"personal models are not evaluated with the checkpoint {trainer.ckpt_path}: {reason}")
+    return None
 
 
 class PersonalEvaluation:

@@ -53,6 +53,19 @@ class Position:
             "batches_that_stepped": self._loop._batches_that_stepped,
         }
 
+    def close_round(self) -> None:
+        """A round ends: makes sure that there was one.
+
+        Raises:
+            RuntimeError: Lightning ended the epoch before the server step.
+        """
+        if self.place == "round":
+            raise RuntimeError(
+                f"round {self._trainer.current_epoch} must train its clients before it ends, and Lightning ended the "
+                "epoch without: go on from the last checkpoint with a new Trainer"
+            )
+        self.place = "epoch_end"
+
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from inspect import signature
 from numbers import Integral
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fl_lightning import groups
-from fl_lightning._lightning import LightningModule, Trainer, lightning_module, rank_zero_warn
+from fl_lightning._lightning import LightningModule, Trainer, TrainerFn, lightning_module
 from fl_lightning.algorithms.base import ClientRule, Needs, ServerRule, changes_loss
 from fl_lightning.attacks import Attack
 from fl_lightning.data.samplers import CohortSampler
@@ -134,12 +134,21 @@ def refuse_trainer(trainer: Trainer) -> None:
 def _refuse_callbacks(trainer: Trainer) -> None:
     callbacks = lightning_module("callbacks")
     ema = getattr(callbacks, "EMAWeightAveraging", ())
+    fitting = trainer.state.fn == TrainerFn.FITTING
     normed = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in trainer.lightning_module.modules())
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, (callbacks.LearningRateFinder, callbacks.BatchSizeFinder)):
             raise ValueError(
                 f"{type(callback).__name__} tries out the batches of one loader, which a round does not have: tune on "
                 "undivided data with a Trainer of its own"
+            )
+        if fitting and isinstance(callback, (callbacks.BaseFinetuning, callbacks.ModelPruning)):
+            remedy = "freeze in the module's __init__, setup or on_fit_start, and thaw for a fit with another Trainer"
+            if isinstance(callback, callbacks.ModelPruning):
+                remedy = "prune the trained module after the fit (torch.nn.utils.prune)"
+            raise ValueError(
+                f"{type(callback).__name__} changes in mid-fit which parameters are trained, and what is remembered of "
+                f"clients and rounds would no longer fit them: {remedy}"
             )
         if isinstance(callback, callbacks.StochasticWeightAveraging) and normed:
             raise ValueError(
@@ -214,29 +223,6 @@ def refuse_data(loader: object) -> None:
         "where my_datamodule may also be a DataLoader or the module that has train_dataloader, "
         f"and call trainer.fit(model, data); found a {type(loader).__name__}"
     )
-
-
-_MUST_AGREE = ("method", "clients", "trainable parameters", "server_optimizer")
-
-
-def refuse_checkpoint(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Compares the fit that wrote a checkpoint with the one that goes on from it; warns of what may differ.
-
-    Raises:
-        ValueError: the checkpoint's state means nothing to this fit: another method, server optimizer, number of
-            clients or of trainable parameters.
-    """
-    differing = {name: (found.get(name), value) for name, value in expected.items() if found.get(name) != value}
-    for name in _MUST_AGREE:
-        if name in differing:
-            old, new = differing[name]
-            raise ValueError(
-                f"the checkpoint was written with {name}: {old}, and this fit has {name}: {new}; use the same, or "
-                "start from the weights alone (load_from_checkpoint)"
-            )
-    if differing:
-        changes = ", ".join(f"{name} from {old!r} to {new!r}" for name, (old, new) in differing.items())
-        rank_zero_warn(f"the fit goes on with other settings than the checkpoint was written with: {changes}")
 
 
 def refuse_selection(client_ids: Sequence[int], places: int, clients: int, sampler: str) -> None:

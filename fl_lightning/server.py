@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from inspect import Parameter, signature
 from math import ceil, isfinite, nan
 
 import torch
@@ -216,6 +217,12 @@ def _made(factory: OptimizerFactory, parameters: list[nn.Parameter]) -> Optimize
         raise TypeError(
             f"server_optimizer must make a torch.optim.Optimizer from parameters, found {type(optimizer).__name__}: "
             "pass functools.partial(torch.optim.SGD, lr=1.0, momentum=0.9), for instance"
+        )
+    closure = signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is Parameter.empty:
+        raise ValueError(
+            "server_optimizer must make an optimizer that steps on one gradient, the server's step, found "
+            f"{type(optimizer).__name__}, whose step needs a closure: take torch.optim.SGD or Adam, for instance"
         )
     return optimizer
 

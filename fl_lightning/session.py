@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning._lightning import LightningModule, Trainer, rank_zero_info, rank_zero_warn
+from fl_lightning.agreement import layout_fingerprint, refuse_checkpoint
 from fl_lightning.algorithms.base import ClientRule, Federation, Needs, ServerRule
 from fl_lightning.attacks import Attack
 from fl_lightning.bench import Bench
@@ -27,7 +28,7 @@ from fl_lightning.local import LocalTrainer
 from fl_lightning.local_plan import LocalPlan, full_path_reason
 from fl_lightning.loop import ClientTask, FederatedEpochLoop
 from fl_lightning.records import RoundRecord
-from fl_lightning.refusals import refuse_checkpoint, refuse_module, refuse_schedulers, refuse_selection
+from fl_lightning.refusals import refuse_module, refuse_schedulers, refuse_selection
 from fl_lightning.reports import ClientError, ErrorPolicy, Round
 from fl_lightning.seeding import derive_seed
 from fl_lightning.server import OptimizerFactory, Server, cohort_size
@@ -123,7 +124,9 @@ class FitSession:
             self.algorithm.reset()
             self.rule.reset()
         else:
-            refuse_checkpoint(states["fit"], self._fit())
+            path = self._trainer.ckpt_path
+            source = "the last fit's state" if path is None else f"the checkpoint {path}"
+            refuse_checkpoint(states["fit"], self._fit(), source)
             self.algorithm.load_state_dict(states["algorithm"])
             self.rule.load_state_dict(states["client_rule"])
             self._optimizers.load_state_dict(states["client_optimizers"])
@@ -173,6 +176,7 @@ class FitSession:
             "method": f"{type(self.algorithm).__name__} with {type(self.rule).__name__}",
             "clients": len(self.loaders),
             "trainable parameters": self.binding.theta.numel(),
+            "layout": layout_fingerprint(self.binding.layout),
             "server_optimizer": "none" if server.optimizer is None else type(server.optimizer).__name__,
             "clients_per_round": len(server.rows),
             "local_epochs": options.plan.epochs,

@@ -81,8 +81,12 @@ class FederatedState(Callback):
         self.strategy.print_clients()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The round is over but for what Lightning does at the end of an epoch."""
-        self.strategy.epoch_loop.position.place = "epoch_end"
+        """The round is over but for what Lightning does at the end of an epoch.
+
+        Raises:
+            RuntimeError: the epoch ended without a server step.
+        """
+        self.strategy.epoch_loop.position.close_round()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The module leaves the fit with the parameters to evaluate."""

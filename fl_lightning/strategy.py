@@ -34,7 +34,7 @@ from fl_lightning.executors.sequential import Sequential
 from fl_lightning.fits import Fits
 from fl_lightning.local_plan import LocalPlan
 from fl_lightning.loop import ClientTask, FederatedEpochLoop, install
-from fl_lightning.personal import PersonalEvaluation
+from fl_lightning.personal import PersonalEvaluation, models_to_evaluate
 from fl_lightning.records import EvaluationRecord, RoundRecord, round_metrics
 from fl_lightning.refusals import refuse_arguments, refuse_data, refuse_pair, refuse_trainer
 from fl_lightning.seeding import derive_seed, isolated
@@ -363,9 +363,10 @@ class FederatedStrategy(OneDevice):
         self._guard.close()
         self._guard.enter_context(isolated(derive_seed(self._options.seed, stage, rounds), self.root_device))
         self._fits.show()
-        rule, personal = self.client_rule, None
-        if type(rule).personal_model is not ClientRule.personal_model:
-            personal = partial(PersonalEvaluation, trainer, stage, rule.personal_model, self.algorithm.layers)
+        layers, personal = self.algorithm.layers, None
+        models = models_to_evaluate(trainer, self.client_rule, self._state.loaded, layers)
+        if models is not None:
+            personal = partial(PersonalEvaluation, trainer, stage, models, layers)
         self._watch.begin(trainer, stage, rounds, personal)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:

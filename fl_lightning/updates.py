@@ -119,7 +119,10 @@ class ParamLayout:
         current = {name: p for name, p in module.named_parameters() if p.requires_grad}
         if set(current) != set(self.names):
             changed = sorted(set(current) ^ set(self.names))
-            raise ValueError(f"the trainable parameters must not change during a fit, found changes in {changed}")
+            raise ValueError(
+                f"the trainable parameters must not change during a fit, found changes in {changed}: freeze, thaw, "
+                "add or remove them before it, in the module's __init__, configure_model, setup or on_fit_start"
+            )
         return [current[name] for name in self.names]
 
     def views(self, flat: Tensor) -> list[Tensor]:

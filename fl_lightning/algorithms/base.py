@@ -6,6 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -215,6 +216,12 @@ class ClientRule:
     def personal_model(self, client_id: int) -> Snapshot | None:
         """The client's own model, to be evaluated on its data beside the global one; ``None`` if it has none."""
         return None
+
+    def personal_models(self, state: State) -> Callable[[int], Snapshot | None]:
+        """:meth:`personal_model` as it was when :meth:`state_dict` returned this state; the rule stays as it is."""
+        other = deepcopy(self)
+        other.load_state_dict(state)
+        return other.personal_model
 
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """Bytes that the rule will hold at most, by name, for the memory plan printed at the start."""

@@ -6,7 +6,7 @@ Tian Li, Shengyuan Hu, Ahmad Beirami, Virginia Smith. ICML 2021. https://arxiv.o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -178,9 +178,24 @@ class PersonalModels(ClientRule):
         Raises:
             ValueError: the checkpoint keeps models elsewhere than this rule.
         """
-        in_files = isinstance(self._store, ClientFiles)
-        if ("files" in state) != in_files:
-            there = "in files: give Ditto the same directory" if not in_files else "itself: leave directory out"
-            raise ValueError(f"the checkpoint has the personal models {there}")
-        self._store.load_state_dict(state)
+        _restore(self._store, state)
         self._arrived = {}
+
+    def personal_models(self, state: State) -> Callable[[int], Snapshot | None]:
+        """The models of a checkpoint, without a copy of those at hand.
+
+        Raises:
+            ValueError: the checkpoint keeps models elsewhere than this rule.
+            FileNotFoundError: a file that it refers to is gone.
+        """
+        store = ClientFiles(self._store.directory) if isinstance(self._store, ClientFiles) else ClientModels("cpu")
+        _restore(store, state)
+        return store.get
+
+
+def _restore(store: ClientModels | ClientFiles, state: State) -> None:
+    in_files = isinstance(store, ClientFiles)
+    if ("files" in state) != in_files:
+        there = "in files: give Ditto the same directory" if not in_files else "itself: leave directory out"
+        raise ValueError(f"the checkpoint has the personal models {there}")
+    store.load_state_dict(state)

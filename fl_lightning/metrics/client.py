@@ -76,7 +76,7 @@ class FairnessAngle(_PerClient):
     r"""Angle between the clients' averages :math:`a_i` and equal values, in radians; 0 is the fairest.
 
     .. math::
-        \varphi = \arccos \frac{\sum_i a_i}{\lVert a \rVert \sqrt{N}}
+        \varphi = \arccos \frac{|\sum_i a_i|}{\lVert a \rVert \sqrt{N}}
 
     Args:
         num_clients: how many clients there are; ids run from 0.

@@ -34,20 +34,22 @@ class ConflictCounts(NamedTuple):
 
 
 def fairness_angle(values: Tensor) -> Tensor:
-    r"""Angle between the clients' values and the vector of equal values, in radians.
+    r"""Angle between the clients' values and equal values, in radians.
 
     .. math::
-        \varphi = \arccos \frac{A \cdot \mathbf{1}}{\lVert A \rVert \sqrt{N}}
+        \varphi = \arccos \frac{|A \cdot \mathbf{1}|}{\lVert A \rVert \sqrt{N}}
 
-    0 means that all clients have the same value. Source: FedLF (AAAI 2024) and FedMDFG (AAAI 2023), experiments. The
-    cosine is the mean over the root mean square, so the angle also equals ``atan2(std, mean)``; that form is used,
+    0 means that all clients have the same value. Source: FedLF (AAAI 2024) and FedMDFG (AAAI 2023), experiments, where
+    values are accuracies and the sum has no bars around it: they change nothing there, and make 0 of equal values below
+    0 too, such as log-likelihoods. Where the signs differ and the mean is 0, the angle is a right one. The cosine is
+    the size of the mean over the root mean square, so the angle also equals ``atan2(std, |mean|)``; that form is used,
     because the arccosine loses half of the digits near 0.
 
     Args:
         values: ``[N]``, larger is better.
 
     Returns:
-        A scalar in ``[0, pi]``; NaN if all values are 0, where no angle exists.
+        A scalar in ``[0, pi / 2]``; NaN if all values are 0, where no angle exists.
 
     Raises:
         ValueError: ``values`` is not a non-empty real vector.
@@ -64,7 +66,7 @@ def fairness_angle(values: Tensor) -> Tensor:
     # The angle does not depend on the scale; without it squares of tiny or huge values leave the number range.
     scaled = kept / kept.abs().max()  # 0 / 0 is the NaN that all-zero values get
     average = scaled.mean()
-    return torch.atan2((scaled - average).square().mean().sqrt(), average)
+    return torch.atan2((scaled - average).square().mean().sqrt(), average.abs())
 
 
 def mean(values: Tensor) -> Tensor:

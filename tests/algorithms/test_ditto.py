@@ -12,7 +12,7 @@ from support import CLASSES, FEATURES, Classifier, federated_blobs, fresh, quiet
 from torchmetrics.classification import MulticlassAccuracy
 
 import fl_lightning as fl
-from fl_lightning.algorithms import Ditto, FedAvg, FedHEAL, FedMDFG
+from fl_lightning.algorithms import Ditto, FedAvg, FedHEAL, FedLF, FedMDFG
 
 LAM, LR = 0.6, 0.2
 
@@ -191,6 +191,62 @@ def test_personal_models_are_evaluated_on_their_clients(in_files, tmp_path):
         assert metrics[f"fed/personal/{stage}_acc/mean"] == pytest.approx(sum(accuracies) / len(accuracies), abs=1e-6)
         assert metrics[f"fed/personal/{stage}_acc/min"] == pytest.approx(min(accuracies), abs=1e-6)
         assert f"fed/personal/{stage}_loss/angle" not in metrics
+
+
+def evaluated(trainer, module, path):
+    """Per-client values of a validation that loads a file, those of personal models alone."""
+    trainer.validate(module, federated_blobs(), ckpt_path=path, verbose=False)
+    values = trainer.strategy.last_evaluation.values
+    return {name: value for name, value in values.items() if name.startswith("personal/")}
+
+
+@pytest.mark.parametrize("in_files", [False, True])
+def test_a_checkpoint_is_evaluated_with_its_own_personal_models(in_files, tmp_path):
+    make = lambda: Ditto(directory=str(tmp_path / "own") if in_files else None, keep_checkpoints=None)  # noqa: E731
+    first, strategy = fit(make(), 1)
+    expected = {n: v for n, v in strategy.last_evaluation.values.items() if n.startswith("personal/")}
+    assert set(expected) == {"personal/val_loss", "personal/val_acc"}
+    first.trainer.save_checkpoint(one := tmp_path / "one.ckpt")
+    module, strategy = fit(make(), 3, ckpt_path=one)
+    module.trainer.save_checkpoint(three := tmp_path / "three.ckpt")
+    before = copy.deepcopy(strategy.rule_states())
+    later = evaluated(module.trainer, module, None)
+    torch.testing.assert_close(evaluated(module.trainer, module, one), expected, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(evaluated(module.trainer, module, three), later, rtol=0, atol=0, equal_nan=True)
+    assert not torch.equal(later["personal/val_loss"], expected["personal/val_loss"])
+    assert_same(dict(strategy.rule_states()), before)
+    # In a process that has not trained.
+    trainer = quiet_trainer(fl.FederatedStrategy(make()))
+    other = fresh(Classifier, seed=9, norm=True)
+    torch.testing.assert_close(evaluated(trainer, other, one), expected, rtol=0, atol=0, equal_nan=True)
+    # The trainer's next fit goes on as if it had not evaluated.
+    module.trainer.fit_loop.max_epochs = 4
+    module.trainer.fit(module, federated_blobs(), ckpt_path=three)
+    assert torch.equal(weights(module), trained(make(), rounds=4, ckpt_path=three))
+
+
+def test_a_checkpoint_without_the_personal_models_is_evaluated_without(tmp_path):
+    module, _ = fit(Ditto(directory=str(tmp_path / "own")), 1)
+    module.trainer.save_checkpoint(files := tmp_path / "files.ckpt")
+    module, _ = fit(FedAvg(), 1)
+    module.trainer.save_checkpoint(plain := tmp_path / "plain.ckpt")
+    module, _ = fit(FedLF(layers="tensor"), 1, client=Ditto())
+    module.trainer.save_checkpoint(tensors := tmp_path / "tensors.ckpt")
+    reasons = (
+        (files, "the checkpoint has the personal models in files: give Ditto the same directory"),
+        (plain, "it holds another method, and this is PersonalModels"),
+        (tensors, "it was written with layer "),
+    )
+    strategy = fit(Ditto(), 1)[1]  # with models of its own
+    trainer = quiet_trainer(strategy)
+    for path, reason in reasons:
+        with pytest.warns(UserWarning, match=f"personal models are not evaluated with the .*ckpt: {reason}"):
+            assert not evaluated(trainer, fresh(norm=True), path)
+    for file in (tmp_path / "own").rglob("round-000000.pt"):
+        file.unlink()
+    trainer = quiet_trainer(fl.FederatedStrategy(Ditto(directory=str(tmp_path / "own"))))
+    with pytest.warns(UserWarning, match="are not evaluated with the .* is gone, the model of client"):
+        assert not evaluated(trainer, fresh(norm=True), files)
 
 
 class Measured(fl.ClientModule):

@@ -48,11 +48,23 @@ def test_angle_does_not_depend_on_the_scale(scale):
     assert float(F.fairness_angle(a * scale)) == pytest.approx(float(F.fairness_angle(a)), rel=1e-12)
 
 
+@given(st.lists(st.integers(-9, 9), min_size=1, max_size=30).filter(any))
+@settings(max_examples=50, deadline=None)
+def test_angle_does_not_depend_on_the_sign(values):
+    a = torch.tensor(values, dtype=torch.float64)
+    angle = float(F.fairness_angle(a))
+    assert float(F.fairness_angle(-a)) == angle
+    assert 0 <= angle <= math.pi / 2
+    cosine = float(a.sum().abs() / (a.norm() * math.sqrt(len(a))))
+    assert angle == pytest.approx(math.acos(min(1.0, cosine)), abs=1e-6)
+
+
 def test_angle_edge_cases():
     assert math.isnan(F.fairness_angle(torch.zeros(4)))
     assert math.isnan(F.fairness_angle(torch.full((3,), NAN)))
     assert float(F.fairness_angle(torch.tensor([0.3]))) == 0.0
-    assert float(F.fairness_angle(torch.tensor([-1.0, -1.0]))) == pytest.approx(math.pi)
+    assert float(F.fairness_angle(torch.tensor([-3.0, -3.0, -3.0]))) == 0.0
+    assert float(F.fairness_angle(torch.tensor([-1.0, 1.0]))) == pytest.approx(math.pi / 2)
     assert float(F.fairness_angle(torch.tensor([1, 1, 0]))) == pytest.approx(math.atan(math.sqrt(2) / 2))
     assert float(F.fairness_angle(torch.tensor([0.5, NAN, 0.5]))) == 0.0
 

@@ -317,6 +317,32 @@ def test_frozen_parameters_are_refused(written):
         resume(written, module=module)
 
 
+BLOCKS = [["net.0.weight", "net.0.bias"], ["net.2.weight", "net.2.bias"]]
+
+
+@pytest.mark.parametrize(
+    ("layers", "difference"),
+    [
+        (BLOCKS[::-1], r"parameter 0: net\.0\.weight \[8, 12\], and this fit has net\.2\.weight \[4, 8\]"),
+        ("tensor", r"layer 0: net\.0 \[0:104\], and this fit has net\.0\.weight \[0:96\]"),
+        ("model", r"layer 0: net\.0 \[0:104\], and this fit has model \[0:140\]"),
+    ],
+)
+def test_another_layout_is_refused(tmp_path, layers, difference):
+    def make(layers):
+        return lambda: fl.algorithms.FedLF(layers=layers, history_window="none")
+
+    client = {"client": fl.algorithms.SCAFFOLD()}
+    Project(make("module"), strategy=client).fit(tmp_path, rounds=1).save(file := tmp_path / "one.ckpt")
+    with pytest.raises(ValueError, match=rf"the checkpoint .*one\.ckpt was written with {difference}: .*load_from"):
+        Project(make(layers), strategy=client).fit(tmp_path, rounds=2, ckpt_path=file)
+    # A file of an earlier version says nothing of its layout.
+    content = torch.load(file, weights_only=True)
+    del content["callbacks"]["fl_lightning"]["fit"]["layout"]
+    torch.save(content, file)
+    Project(make("module"), strategy=client).fit(tmp_path, rounds=2, ckpt_path=file)
+
+
 @pytest.mark.parametrize(
     ("options", "change"),
     [
@@ -328,7 +354,7 @@ def test_frozen_parameters_are_refused(written):
     ],
 )
 def test_other_settings_are_warned_of(written, options, change):
-    with pytest.warns(UserWarning, match=f"other settings than the checkpoint was written with: {change}"):
+    with pytest.warns(UserWarning, match=f"other settings than the checkpoint .*one.ckpt was written with: {change}"):
         trainer = resume(written, **options)
     assert trainer.current_epoch == 2
 

@@ -245,3 +245,19 @@ def test_a_value_that_a_client_did_not_log_is_nan_for_it(recwarn):
     assert results["zeros"] == zeros
     assert results["fed/zeros/clients"] == 1
     assert not [w for w in recwarn if "compute" in str(w.message)]
+
+
+def test_a_fairness_metric_that_nobody_logs_is_warned_of_once(recwarn):
+    def warned(metric, **trainer):
+        recwarn.clear()
+        strategy = fl.FederatedStrategy(fairness_metric=metric, clients_per_round=3)
+        quiet_trainer(strategy, 3, **trainer).fit(fresh(), federated_blobs())
+        return [str(w.message) for w in recwarn.list if "fairness_metric" in str(w.message)]
+
+    assert warned("typo", num_sanity_val_steps=2) == [
+        "fairness_metric must be a metric that validation logs per client, found 'typo': the progress bar shows no "
+        "angle; there are 'val_loss', 'val_acc'"
+    ]
+    assert not warned("val_acc")
+    assert not warned("val_loss")
+    assert not warned("typo", limit_val_batches=0)

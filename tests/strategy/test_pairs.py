@@ -230,6 +230,18 @@ def test_factories_that_make_no_optimizer_are_refused(factory):
         quiet_trainer(fl.FederatedStrategy(server_optimizer=factory), 1).fit(fresh(), federated_blobs())
 
 
+def test_a_server_optimizer_that_needs_a_closure_is_refused_before_the_first_round():
+    module = fresh()
+    message = r"server_optimizer must make an optimizer that steps on one gradient, .*found LBFGS, .*take torch\.optim"
+    trainer = quiet_trainer(fl.FederatedStrategy(server_optimizer=torch.optim.LBFGS), 1)
+    with pytest.raises(ValueError, match=message):
+        trainer.fit(module, federated_blobs())
+    assert trainer.global_step == 0
+    for optimizer in (torch.optim.AdamW, fl.optim.FedYogi, torch.optim.Rprop):
+        strategy = fl.FederatedStrategy(server_optimizer=functools.partial(optimizer, lr=0.01))
+        quiet_trainer(strategy, 1, limit_train_batches=1).fit(module, federated_blobs())
+
+
 def test_no_keyword_goes_unnoticed():
     with pytest.raises(TypeError, match="clients_pre_round"):
         fl.FederatedStrategy(clients_pre_round=3)

@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
 from plain_loop import evaluate
 from support import Blobs, federated_blobs, fresh, quiet_trainer, weights
@@ -53,6 +54,62 @@ def test_the_same_trainer_goes_on_with_more_rounds(algorithm):
     uninterrupted.fit(whole, federated_blobs())
     assert torch.equal(weights(module), weights(whole))
     assert trainer.global_step == uninterrupted.global_step
+
+
+class TrainedClients(Callback):
+    """Which round trained how many clients; breaks off one validation if asked to."""
+
+    def __init__(self, breaks=False):
+        self.rounds, self.breaks = [], breaks
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        self.rounds.append(trainer.current_epoch)
+
+    def on_validation_end(self, trainer, module):
+        if self.breaks and trainer.current_epoch == 1:
+            self.breaks = False
+            raise RuntimeError("the machine caught fire")
+
+
+def whole_fit(rounds):
+    module = fresh()
+    quiet_trainer(strategy(algorithm=fl.algorithms.SCAFFOLD()), rounds).fit(module, federated_blobs())
+    return weights(module)
+
+
+@pytest.mark.parametrize("at_epoch_end", [True, False])
+def test_the_same_trainer_goes_on_from_a_checkpoint(tmp_path, at_epoch_end):
+    seen = TrainedClients()
+    saver = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=at_epoch_end)
+    trainer = quiet_trainer(
+        strategy(algorithm=fl.algorithms.SCAFFOLD()), 2, callbacks=[seen, saver], enable_checkpointing=True
+    )
+    module = fresh()
+    trainer.fit(module, federated_blobs())
+    trainer.fit_loop.max_epochs = 4
+    seen.rounds.clear()
+    trainer.fit(module, federated_blobs(), ckpt_path=tmp_path / "epoch=0.ckpt")
+    assert seen.rounds == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert torch.equal(weights(module), whole_fit(4))
+
+
+def test_the_same_trainer_goes_on_from_what_an_exception_left(tmp_path):
+    seen, saver = TrainedClients(breaks=True), OnExceptionCheckpoint(tmp_path)
+    trainer = quiet_trainer(
+        strategy(algorithm=fl.algorithms.SCAFFOLD()), 4, callbacks=[seen, saver], enable_checkpointing=True
+    )
+    module = fresh()
+    with pytest.raises(RuntimeError, match="caught fire"):
+        trainer.fit(module, federated_blobs())
+    trainer.fit(module, federated_blobs())
+    assert seen.rounds == [index for index in range(4) for _ in range(3)]
+    assert torch.equal(weights(module), whole_fit(4))
+
+
+def test_a_round_without_a_server_step_is_an_error(monkeypatch):
+    monkeypatch.setattr(FederatedEpochLoop, "done", property(lambda loop: loop.trainer.current_epoch == 1))
+    with pytest.raises(RuntimeError, match=r"round 1 must train its clients before it ends, .*with a new Trainer"):
+        quiet_trainer(strategy(), 2, limit_val_batches=0).fit(fresh(), federated_blobs())
 
 
 def test_the_module_trains_without_federation_afterwards():

@@ -5,10 +5,17 @@ import copy
 import inspect
 import re
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    BaseFinetuning,
+    BatchSizeFinder,
+    LearningRateFinder,
+    ModelPruning,
+)
 from plain_loop import evaluate
 from support import Blobs, Classifier, federated_blobs, fresh, quiet_trainer, weights
 
@@ -40,6 +47,81 @@ def test_trainer_options_without_meaning_are_refused(option, message):
         fit(module=module, **option)
     assert "\n" not in str(refusal.value)
     assert torch.equal(weights(module), weights(fresh()))
+
+
+class Thaws(BaseFinetuning):
+    def freeze_before_training(self, module):
+        self.freeze(module.net[0])
+
+    def finetune_function(self, module, epoch, optimizer):
+        if epoch == 3:
+            self.unfreeze_and_add_param_group(module.net[0], optimizer)
+
+
+@pytest.mark.parametrize(
+    ("callback", "remedy"),
+    [
+        (Thaws(), r"freeze in the module's __init__, setup or on_fit_start, and thaw for a fit with"),
+        (BackboneFinetuning(3), r"freeze in the module's __init__, setup or on_fit_start, and thaw for a fit with"),
+        (ModelPruning("l1_unstructured", amount=0.5), r"prune the trained module after the fit"),
+    ],
+)
+def test_callbacks_that_change_what_is_trained_are_refused_before_the_fit(callback, remedy):
+    module = fresh()
+    with pytest.raises(ValueError, match=rf"^{type(callback).__name__} changes in mid-fit which .*: {remedy}"):
+        fit(module=module, callbacks=[callback])
+    assert torch.equal(weights(module), weights(fresh()))
+    # Evaluation changes nothing.
+    quiet_trainer(fl.FederatedStrategy(), callbacks=[Thaws()]).validate(module, federated_blobs(), verbose=False)
+
+
+class FreezesLate(Classifier):
+    """Some parameters of the optimizer stop being trained after it was made."""
+
+    hook = "on_train_start"
+
+    def freeze(self, hook):
+        if hook == self.hook:
+            self.net[0].weight.data = self.net[0].weight.data.clone()
+            self.net[0].requires_grad_(False)
+
+    def setup(self, stage):
+        self.freeze("setup")
+
+    def on_fit_start(self):
+        self.freeze("on_fit_start")
+
+    def on_train_start(self):
+        self.freeze("on_train_start")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "executor"),
+    [
+        (fl.algorithms.SCAFFOLD, fl.executors.Sequential),
+        (fl.algorithms.SCAFFOLD, partial(fl.executors.Parallel, workers=2)),
+        (fl.algorithms.FedLF, fl.executors.Vectorized),
+    ],
+)
+def test_freezing_when_the_fit_starts_works(algorithm, executor):
+    ends = {}
+    for hook in ("setup", "on_fit_start"):
+        module = fresh(type("Freezes", (FreezesLate,), {"hook": hook}))
+        strategy = fl.FederatedStrategy(algorithm(), clients_per_round=3, executor=executor())
+        trainer = quiet_trainer(strategy, 2, num_sanity_val_steps=2)
+        trainer.fit(module, federated_blobs())
+        assert strategy.detour is None
+        assert torch.equal(module.net[0].weight, fresh().net[0].weight)
+        assert not torch.equal(module.net[2].weight, fresh().net[2].weight)
+        ends[hook] = weights(module)
+        trainer.fit_loop.max_epochs = 3
+        trainer.fit(module, federated_blobs())
+    assert torch.equal(ends["setup"], ends["on_fit_start"])
+
+
+def test_freezing_later_gets_a_remedy():
+    with pytest.raises(ValueError, match=r"changes in \['net.0.bias', .*: freeze, .* __init__, .*or on_fit_start"):
+        fit(module=fresh(FreezesLate))
 
 
 class Iterates(Classifier):
