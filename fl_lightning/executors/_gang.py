@@ -84,6 +84,9 @@ class Gang(Crew):
                 self._send_out()
             while self._under_way and self._turn not in self._outcomes:
                 self._listen()
+        except Exception as error:
+            # No client has failed here, so none may be dropped for it: what clients raise comes with their outcomes.
+            self._go_on_alone(f"{type(error).__name__} between this process and its workers: {error}")
         except BaseException:
             self._discard()
             raise
