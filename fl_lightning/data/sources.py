@@ -44,8 +44,9 @@ class DatasetModule(LightningDataModule):
         if isinstance(data, DataLoader):
             return data
         if stage == "train":
-            return DataLoader(data, self.batch_size, shuffle=True)
-        return DataLoader(data, self.eval_batch_size)
+            return DataLoader(data, batch_size=self.batch_size, shuffle=True)
+        # By its name: for predictions Lightning makes the loader anew with a batch sampler in place of the size.
+        return DataLoader(data, batch_size=self.eval_batch_size)
 
     def train_dataloader(self) -> DataLoader[Any]:
         """The training data."""

@@ -305,6 +305,15 @@ def test_real_trainer_runs_every_stage():
     assert data.data.trainer is run
 
 
+def test_predictions_of_a_dataset():
+    data = FederatedDataModule(make(50, 0), fd.IID(4), predict=make(10, 3), eval_batch_size=8)
+    net, run = Net(), trainer()
+    run.predict(net, data)
+    run.fit(net, data)
+    run.predict(net, data)
+    assert net.seen["predict"] == 20
+
+
 def test_without_the_strategy_one_sentence_says_what_is_missing():
     data = FederatedDataModule(Module(), fd.IID(4))
     with pytest.raises(TypeError, match=r"Trainer\(strategy=FederatedStrategy"):
