@@ -188,6 +188,8 @@ def test_datasets():
     assert FederatedDataModule(train, fd.IID(4), val=val, batch_size=7).val_dataloader().batch_size == 7
     listed = FederatedDataModule([(torch.zeros(1), i % 2) for i in range(10)], fd.Mutex(2))
     assert listed.label_counts().tolist() in ([[5, 0], [0, 5]], [[0, 5], [5, 0]])
+    keyed = FederatedDataModule({i: (torch.zeros(1), i % 2) for i in range(10)}, fd.Mutex(2))
+    assert keyed.client_sizes.tolist() == [5, 5]
 
 
 def test_batch_sizes_of_a_data_module_may_be_replaced():
@@ -528,6 +530,12 @@ class NoTrain(LightningDataModule):
         (lambda: FederatedDataModule(Stream(), fd.IID(2)), TypeError, "data must be a map-style dataset.*Stream"),
         (lambda: FederatedDataModule(make(9, 0), fd.IID(2), val=Stream()), TypeError, "val must be a map-style"),
         (lambda: FederatedDataModule([DataLoader(make(9, 0))] * 2, fd.IID(2)), TypeError, "one DataLoader, found 2"),
+        (
+            lambda: FederatedDataModule({"a": DataLoader(make(9, 0)), "b": DataLoader(make(9, 0))}, fd.IID(2)),
+            TypeError,
+            "data must be one DataLoader, found 2",
+        ),
+        (lambda: FederatedDataModule({"a": make(9, 0)}, fd.IID(2)), TypeError, "integer indices, found dict"),
         (lambda: FederatedDataModule(3, fd.IID(2)), TypeError, "data must be a LightningDataModule, .*found int"),
         (lambda: FederatedDataModule(make(9, 0), 5), TypeError, "partition must be a Partition or index vectors"),
         (lambda: FederatedDataModule(make(9, 0), fd.IID(2), batch_size=0), ValueError, "batch_size must be positive"),
