@@ -424,7 +424,7 @@ def test_summary(caplog):
     assert data.summary() == sentence
     assert str(data).endswith(sentence)
     assert sentence in caplog.text
-    assert "Dirichlet(num_clients=5, alpha=0.1, min_size=1)" in repr(
+    assert "Dirichlet(num_clients=5, alpha=0.1, min_size=1, capped=False)" in repr(
         FederatedDataModule(make(9, 0), fd.Dirichlet(5, 0.1))
     )
 
