@@ -28,7 +28,7 @@ from fl_lightning.local_plan import LocalPlan, full_path_reason
 from fl_lightning.loop import ClientTask, FederatedEpochLoop
 from fl_lightning.records import RoundRecord
 from fl_lightning.refusals import refuse_checkpoint, refuse_module, refuse_schedulers, refuse_selection
-from fl_lightning.reports import ClientError, ErrorPolicy, Round
+from fl_lightning.reports import ErrorPolicy, Round
 from fl_lightning.seeding import derive_seed
 from fl_lightning.server import OptimizerFactory, Server, cohort_size
 
@@ -239,10 +239,7 @@ class FitSession:
         try:
             arrival = self._crew.train(task)
         except Exception as error:
-            if self._options.on_client_error == "raise":
-                reason = f"{type(error).__name__}: {error}"
-                raise ClientError(f"client {client} in round {current.index}: {reason}") from error
-            self._server.drop(current, client, f"{type(error).__name__}: {error}")
+            self._server.drop(current, client, f"{type(error).__name__}: {error}", error)
             self.binding.thaw()
             return None
         finally:
