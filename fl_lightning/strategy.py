@@ -128,6 +128,7 @@ class FederatedStrategy(OneDevice):
             if choice not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, found {choice!r}")
         check_clients_per_round(clients_per_round)
+        seed = int(seed)  # also where numpy drew it: checkpoints hold it
         self.algorithm: ServerRule = FedAvg() if algorithm is None else algorithm
         self.client_rule: ClientRule = refuse_pair(self.algorithm, client, full_gradients)
         self.clients_per_round = clients_per_round

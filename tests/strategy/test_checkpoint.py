@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -46,6 +47,22 @@ def test_files_load_with_weights_only(tmp_path, algorithm):
         trained = not ALGORITHMS[algorithm]().needs.full_gradients
         assert bool(content["callbacks"]["fl_lightning"]["client_optimizers"]) == trained
         assert set(Classifier.load_from_checkpoint(file).state_dict()) == set(content["state_dict"])
+
+
+NUMPY = {
+    "FCFL": partial(fl.algorithms.FCFL, delta=np.float64(0.5), beta=np.float64(0.5)),
+    "FedHEAL": partial(fl.algorithms.FedHEAL, tau=np.float64(0.3), beta=np.float64(0.4)),
+    "FedMDFG": partial(fl.algorithms.FedMDFG, s=np.int64(2)),
+}
+
+
+@pytest.mark.parametrize("algorithm", NUMPY)
+def test_files_with_numbers_of_numpy_among_the_arguments_load_too(tmp_path, algorithm):
+    whole = Project(NUMPY[algorithm], strategy={"seed": np.int64(5)}).fit(tmp_path, rounds=2)
+    whole.save(tmp_path / "last.ckpt")
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["callbacks"]["fl_lightning"]["fit"]["seed"] == 5
+    usual = Project(NUMPY[algorithm], strategy={"seed": 5}).fit(tmp_path, rounds=2)
+    assert not differences(whole.state, usual.state)
 
 
 class Wide(nn.Linear):
