@@ -7,7 +7,7 @@ hooks; it is taken when nothing overrides them. Both give identical weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from math import ceil
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,6 +25,7 @@ from fl_lightning.quick_sgd import QuickSGD
 from fl_lightning.results import QuickLog
 from fl_lightning.seeding import derive_seed
 from fl_lightning.silence import silenced
+from fl_lightning.step_output import loss_of
 
 if TYPE_CHECKING:
     from fl_lightning.bench import LogCall
@@ -158,13 +159,10 @@ class LocalTrainer:
         attributes = vars(self._module)  # nn.Module's own way of setting one takes as long as a small operation
         attributes["_current_fx_name"] = "training_step"
         try:
-            output = self.training_output(batch, index)
+            loss = loss_of(self.training_output(batch, index))
         finally:
             attributes["_current_fx_name"] = None
-        loss = output.get("loss") if isinstance(output, Mapping) else output
-        if loss is None:
-            return None
-        return self.add_loss_term(loss, batch)
+        return None if loss is None else self.add_loss_term(loss, batch)
 
     def begin_batch(self, batch: Any) -> None:
         """Tells the client rule that the module is about to see a batch."""
@@ -187,8 +185,7 @@ class LocalTrainer:
     def own_loss(self, batch: Any, index: int) -> Tensor:
         """The module's loss of a batch as it is at the moment; nothing is logged and metrics stay as they are."""
         with silenced(self._module, evaluate=False), self._trainer.precision_plugin.train_step_context():
-            output = self.training_output(batch, index)
-        loss: Tensor | None = output.get("loss") if isinstance(output, Mapping) else output
+            loss = loss_of(self.training_output(batch, index))
         if loss is None:
             raise ValueError("training_step must return a loss for every batch for this method, found None")
         return loss
