@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from fl_lightning._lightning import TRANSFER_HOOKS, LightningModule, Trainer, lightning_module
 from fl_lightning.algorithms.base import ClientRule, LocalWork, changes_loss
@@ -77,7 +78,7 @@ class LocalTrainer:
         owners = [owner for owner in (self._module, self._trainer.datamodule) if owner is not None]
         self.hooked = any(helpers.is_overridden(name, owner) for owner in owners for name in TRANSFER_HOOKS)
         self._stays = not self.hooked and self._trainer.strategy.root_device.type == "cpu"
-        self._optimizer = QuickSGD(self._trainer.optimizers[0])
+        self.take_optimizer(self._trainer.optimizers[0])
         self._log: TrainingLog = QuickLog(self._module, loop._results)
         self.work: LocalWork | None = None
         self._index = 0  # place of the present batch; Lightning hides it from a training_step that does not ask
@@ -208,6 +209,10 @@ class LocalTrainer:
         if self._stays:
             return batch
         return self._trainer.strategy.batch_to_device(self._module._on_before_batch_transfer(batch))
+
+    def take_optimizer(self, optimizer: Optimizer) -> None:
+        """Lets the lean path step with another optimizer."""
+        self._optimizer = QuickSGD(optimizer)
 
     def take_log(self, log: TrainingLog) -> None:
         """Lets ``self.log`` in local training go elsewhere."""

@@ -162,6 +162,7 @@ class Gang(Crew):
         bench, marks = self._bench, Marks()
         marks.add_module(bench.module, metrics=False)
         marks.add_structure(bench.module)
+        marks.add("optimizers", bench.trainer.optimizers)
         marks.add("loaders", bench.loaders)
         marks.add("dataset", bench.loaders.dataset)
         if bench.local.hooked:
