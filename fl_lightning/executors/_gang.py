@@ -231,8 +231,6 @@ class Gang(Crew):
         if outcome.counters:  # a worker that died has told nothing
             bench.loop.add_counters(outcome.counters)
         bench.log(outcome.logged)
-        if outcome.batch_size is not None:
-            bench.loop.expect(None, outcome.batch_size)
         if outcome.error is not None:
             self._failed = True
             raise outcome.error from (_WorkerError(outcome.trace) if outcome.trace else None)
