@@ -234,6 +234,27 @@ def test_labels_from_an_argument():
         FederatedDataModule(Told(10, 0), fd.Mutex(2)).train_dataloader()
 
 
+@pytest.mark.parametrize("partition", [fd.Dirichlet(4, 0.5), fd.ByKey([i % 4 for i in range(40)]), [range(20), [30]]])
+def test_errors_about_evaluation_labels_name_the_stage_and_a_remedy_that_works(partition):
+    def numbers(n):
+        return TensorDataset(torch.randn(n, 3), torch.randn(n))
+
+    vector, val = torch.arange(40) % 3, numbers(20)
+    words = r"the labels of the val data \(TensorDataset\) must be a vector of 20 integers, found float32 of shape"
+    for labels in (vector, lambda sample: int(sample[1] > 0)):
+        data = FederatedDataModule(numbers(40), partition, val=val, labels=labels)
+        assert int(data.train_dataloader().sizes.sum()) > 0
+        if labels is not vector:
+            assert used(data.val_dataloader()) == list(range(20))
+            continue
+        with pytest.raises(ValueError, match=rf"{words} \[20\]: pass labels= as a function .* or evaluation='shared'"):
+            data.val_dataloader()
+    shared = FederatedDataModule(numbers(40), partition, val=val, labels=vector, evaluation="shared")
+    assert len(shared.val_dataloader().indices(0)) == 20
+    with pytest.raises(ValueError, match=r"each sample of the val data \(list\), found only Tensor: pass labels= as a"):
+        FederatedDataModule(numbers(40), partition, val=[torch.zeros(3)] * 4, labels=vector).val_dataloader()
+
+
 def test_unlabelled_data_can_be_dealt():
     data = FederatedDataModule(TensorDataset(torch.zeros(10, 2)), fd.IID(5), val=TensorDataset(torch.zeros(5, 2)))
     assert data.client_sizes.tolist() == [2] * 5
