@@ -196,6 +196,9 @@ class LocalTrainer:
         if self.work is None:
             return
         if self._corrects:
+            for parameter in self.work.parameters:
+                if parameter.grad is not None and parameter.grad.is_sparse:
+                    parameter.grad = parameter.grad.to_dense()  # corrections are nowhere zero
             self._rule.correct_gradients(self.work)
         self.work.steps += 1
 
