@@ -154,6 +154,8 @@ class Bench:
         loss = self.local.full_gradient(work)
         for parameter, view in zip(work.parameters, work.layout.views(work.row), strict=True):
             gradient = parameter.grad
+            if gradient is not None and gradient.is_sparse:
+                gradient = gradient.to_dense()
             view.zero_() if gradient is None else torch.mul(gradient, self.lr, out=view)
         return loss
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import is_
 from typing import Any
 
 import torch
@@ -48,15 +49,32 @@ class ClientOptimizers:
     """
 
     def __init__(self, optimizers: Sequence[Optimizer], keep: bool) -> None:
-        self._slates = [OptimizerSlate(optimizer, shared) for optimizer, shared in with_wrapped(optimizers)]
         self._keep = keep
         self._kept: dict[int, list[dict[str, Any]]] = {}
         self._pending: dict[int, list[dict[str, Any]]] = {}
         self._busy = False
-        if keep:
-            for slate in self._slates:
+        self._take(optimizers)
+
+    def _take(self, optimizers: Sequence[Optimizer]) -> None:
+        self._optimizers = list(optimizers)
+        self._slates = [OptimizerSlate(optimizer, shared) for optimizer, shared in with_wrapped(optimizers)]
+        for slate in self._slates:
+            slate.take_options()
+            if self._keep:
                 slate.refuse_keeping()
-        self.begin_round()
+
+    def follow(self, optimizers: Sequence[Optimizer]) -> bool:
+        """Takes the trainer's present optimizers, which callbacks may have replaced, before any step of theirs.
+
+        Returns:
+            Whether they are others. States that clients have kept stay with them if the kinds are the same.
+        """
+        if len(optimizers) == len(self._optimizers) and all(map(is_, optimizers, self._optimizers)):
+            return False
+        if list(map(type, optimizers)) != list(map(type, self._optimizers)):
+            self._kept, self._pending = {}, {}
+        self._take(optimizers)
+        return True
 
     def begin_round(self) -> None:
         """Takes the groups' options, as schedulers left them, as every client's starting point."""

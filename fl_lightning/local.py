@@ -7,13 +7,14 @@ hooks; it is taken when nothing overrides them. Both give identical weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from math import ceil
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from fl_lightning._lightning import TRANSFER_HOOKS, LightningModule, Trainer, lightning_module
 from fl_lightning.algorithms.base import ClientRule, LocalWork, changes_loss
@@ -25,6 +26,7 @@ from fl_lightning.quick_sgd import QuickSGD
 from fl_lightning.results import QuickLog
 from fl_lightning.seeding import derive_seed
 from fl_lightning.silence import silenced
+from fl_lightning.step_output import loss_of
 
 if TYPE_CHECKING:
     from fl_lightning.bench import LogCall
@@ -76,7 +78,7 @@ class LocalTrainer:
         owners = [owner for owner in (self._module, self._trainer.datamodule) if owner is not None]
         self.hooked = any(helpers.is_overridden(name, owner) for owner in owners for name in TRANSFER_HOOKS)
         self._stays = not self.hooked and self._trainer.strategy.root_device.type == "cpu"
-        self._optimizer = QuickSGD(self._trainer.optimizers[0])
+        self.take_optimizer(self._trainer.optimizers[0])
         self._log: TrainingLog = QuickLog(self._module, loop._results)
         self.work: LocalWork | None = None
         self._index = 0  # place of the present batch; Lightning hides it from a training_step that does not ask
@@ -158,13 +160,10 @@ class LocalTrainer:
         attributes = vars(self._module)  # nn.Module's own way of setting one takes as long as a small operation
         attributes["_current_fx_name"] = "training_step"
         try:
-            output = self.training_output(batch, index)
+            loss = loss_of(self.training_output(batch, index))
         finally:
             attributes["_current_fx_name"] = None
-        loss = output.get("loss") if isinstance(output, Mapping) else output
-        if loss is None:
-            return None
-        return self.add_loss_term(loss, batch)
+        return None if loss is None else self.add_loss_term(loss, batch)
 
     def begin_batch(self, batch: Any) -> None:
         """Tells the client rule that the module is about to see a batch."""
@@ -187,8 +186,7 @@ class LocalTrainer:
     def own_loss(self, batch: Any, index: int) -> Tensor:
         """The module's loss of a batch as it is at the moment; nothing is logged and metrics stay as they are."""
         with silenced(self._module, evaluate=False), self._trainer.precision_plugin.train_step_context():
-            output = self.training_output(batch, index)
-        loss: Tensor | None = output.get("loss") if isinstance(output, Mapping) else output
+            loss = loss_of(self.training_output(batch, index))
         if loss is None:
             raise ValueError("training_step must return a loss for every batch for this method, found None")
         return loss
@@ -198,6 +196,9 @@ class LocalTrainer:
         if self.work is None:
             return
         if self._corrects:
+            for parameter in self.work.parameters:
+                if parameter.grad is not None and parameter.grad.is_sparse:
+                    parameter.grad = parameter.grad.to_dense()  # corrections are nowhere zero
             self._rule.correct_gradients(self.work)
         self.work.steps += 1
 
@@ -211,6 +212,10 @@ class LocalTrainer:
         if self._stays:
             return batch
         return self._trainer.strategy.batch_to_device(self._module._on_before_batch_transfer(batch))
+
+    def take_optimizer(self, optimizer: Optimizer) -> None:
+        """Lets the lean path step with another optimizer."""
+        self._optimizer = QuickSGD(optimizer)
 
     def take_log(self, log: TrainingLog) -> None:
         """Lets ``self.log`` in local training go elsewhere."""

@@ -111,12 +111,15 @@ class FederatedEpochLoop(_TrainingEpochLoop):
             self.batch_progress.increment_started()
             self.batch_progress.increment_processed()
         else:
+            # What callbacks log here counts as much as the client has samples, not as its last local batch.
+            self.expect(task, task.num_samples)
             call._call_callback_hooks(trainer, "on_train_batch_start", task, index)
             self.batch_progress.increment_started()
             with trainer.profiler.profile("run_training_batch"):
                 loss = self.conductor.train_client(task)
             self.batch_progress.increment_processed()
             outputs = {} if loss is None else {"loss": loss}
+            self.expect(task, task.num_samples)
             call._call_callback_hooks(trainer, "on_train_batch_end", outputs, task, index)
         connector.on_batch_end()
         self.batch_progress.increment_completed()

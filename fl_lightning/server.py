@@ -87,15 +87,21 @@ class Server:
         torch.sub(self._binding.theta, row, out=row)
         self._binding.bind_global()
 
-    def drop(self, current: Round, client_id: int, reason: str) -> None:
+    def drop(self, current: Round, client_id: int, reason: str, cause: Exception | None = None) -> None:
         """Leaves a client out of the round with a warning, or raises, by policy.
+
+        Args:
+            current: the round.
+            client_id: the client.
+            reason: why.
+            cause: what its training raised, if anything.
 
         Raises:
             ClientError: the policy is ``"raise"``.
         """
         if self._policy == "raise":
             hint = "on_client_error='drop' leaves such clients out"
-            raise ClientError(f"client {client_id} in round {current.index}: {reason} ({hint})")
+            raise ClientError(f"client {client_id} in round {current.index}: {reason} ({hint})") from cause
         current.dropped[client_id] = reason
         rank_zero_warn(f"client {client_id} is left out of round {current.index}: {reason}")
 

@@ -29,7 +29,7 @@ from fl_lightning.local_plan import LocalPlan, full_path_reason
 from fl_lightning.loop import ClientTask, FederatedEpochLoop
 from fl_lightning.records import RoundRecord
 from fl_lightning.refusals import refuse_module, refuse_schedulers, refuse_selection
-from fl_lightning.reports import ClientError, ErrorPolicy, Round
+from fl_lightning.reports import ErrorPolicy, Round
 from fl_lightning.seeding import derive_seed
 from fl_lightning.server import OptimizerFactory, Server, cohort_size
 
@@ -82,11 +82,8 @@ class FitSession:
         self._module: LightningModule = trainer.lightning_module
         self.algorithm, self.rule, self.binding, self.loaders = algorithm, rule, binding, loaders
         self._needs: Needs = algorithm.needs | rule.needs | Needs(full_gradients=options.full_gradients)
-        client_lr, _ = client_learning_rate(trainer.optimizers)
         refuse_schedulers(trainer.lr_scheduler_configs)
-        refuse_module(
-            self._module, self._needs, rule, len(trainer.optimizers), client_lr, type(algorithm).__name__
-        )  # fmt: skip
+        self._refuse_module()
         if options.attack is not None:
             options.attack.check(len(loaders))
         capacity = cohort_size(options.clients_per_round, len(loaders))
@@ -107,6 +104,13 @@ class FitSession:
         self.round: Round | None = None
         self._drop_outs: frozenset[int] = frozenset()
         self._began = 0.0
+
+    def _refuse_module(self) -> None:
+        optimizers = self._trainer.optimizers
+        client_lr, _ = client_learning_rate(optimizers)
+        refuse_module(
+            self._module, self._needs, self.rule, len(optimizers), client_lr, type(self.algorithm).__name__
+        )  # fmt: skip
 
     def _choose(self, executor: Executor) -> Crew:
         obstacle = executor.obstacle(self.bench)
@@ -219,6 +223,7 @@ class FitSession:
         self._drop_outs = frozenset(selection.drop_outs)
         self.round = Round(index)
         self._server.bank.remember()
+        self._follow_optimizers()
         self.bench.lr, self.bench.momentum = client_learning_rate(self._trainer.optimizers)
         self._optimizers.begin_round()
         tasks = [
@@ -241,19 +246,27 @@ class FitSession:
         if task.num_samples == 0:
             self._server.drop(current, client, "it has no training data")
             return None
+        self._follow_optimizers()
         try:
             arrival = self._crew.train(task)
         except Exception as error:
-            if self._options.on_client_error == "raise":
-                reason = f"{type(error).__name__}: {error}"
-                raise ClientError(f"client {client} in round {current.index}: {reason}") from error
-            self._server.drop(current, client, f"{type(error).__name__}: {error}")
+            self._server.drop(current, client, f"{type(error).__name__}: {error}", error)
             self.binding.thaw()
             return None
         finally:
             self.bench.tidy()
         current.arrivals.append(arrival)
         return arrival.train_loss
+
+    def _follow_optimizers(self) -> None:
+        """Goes on with the trainer's present optimizers, if somebody has replaced them since the last client."""
+        trainer = self._trainer
+        if not self._optimizers.follow(trainer.optimizers):
+            return
+        self._refuse_module()
+        trainer.optimizers = list(trainer.optimizers)  # Lightning steps with wrappers that it makes of a new list
+        self.local.take_optimizer(trainer.optimizers[0])
+        self.bench.lr, self.bench.momentum = client_learning_rate(trainer.optimizers)
 
     def _losses_at(self, params: Tensor, clients: Sequence[int]) -> Tensor:
         assert self.round is not None

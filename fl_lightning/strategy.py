@@ -133,6 +133,7 @@ class FederatedStrategy(OneDevice):
         check_clients_per_round(clients_per_round)
         if loss_batch_size is not None and loss_batch_size < 1:
             raise ValueError(f"loss_batch_size must be positive, found {loss_batch_size}")
+        seed = int(seed)  # also where numpy drew it: checkpoints hold it
         self.algorithm: ServerRule = FedAvg() if algorithm is None else algorithm
         self.client_rule: ClientRule = refuse_pair(self.algorithm, client, full_gradients)
         self.clients_per_round = clients_per_round

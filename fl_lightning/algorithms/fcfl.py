@@ -112,12 +112,13 @@ class FCFL(ServerRule):
         check_choice("FCFL", "stage2_hull", stage2_hull, ("smooth", "clients"))
         check_choice("FCFL", "stage2_constraint", stage2_constraint, ("always", "violated"))
         self.stage1_rounds, self.tol = stage1_rounds, tol
-        self.delta, self.beta, self.delta_factor, self.delta_floor = delta, beta, delta_factor, delta_floor
+        self.delta, self.beta = float(delta), float(beta)  # go into checkpoints, which hold no numbers of numpy
+        self.delta_factor, self.delta_floor = delta_factor, delta_floor
         self.feasibility, self.sharpen, self.joint_threshold = feasibility, sharpen, joint_threshold
         self.stage2_hull, self.stage2_constraint = stage2_hull, stage2_constraint
         measured = Disparities("FCFL", notion, sharpness)
         self._client = ClientRule() if budget is None else measured
-        self.stage, self._rounds, self._delta_loss, self._delta_disparity = 1, 0, delta, delta
+        self.stage, self._rounds, self._delta_loss, self._delta_disparity = 1, 0, self.delta, self.delta
         self.reset()
 
     def client_rule(self) -> ClientRule:

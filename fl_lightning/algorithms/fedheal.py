@@ -70,7 +70,7 @@ class FedHEAL(ServerRule):
             raise ValueError(f"tau of FedHEAL must lie strictly between 0 and 1, found {tau}")
         if not 0 <= beta <= 1:
             raise ValueError(f"beta of FedHEAL must be between 0 and 1, found {beta}")
-        self.tau, self.beta = Fraction(str(tau)), beta
+        self.tau, self.beta = Fraction(str(tau)), float(beta)  # weights go into checkpoints, as Python's numbers
         self.filter_updates, self.adapt_weights = filter_updates, adapt_weights
         self.order, self.weight_norm = order, weight_norm
         self.initial_weights, self.distance = initial_weights, distance

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Sized
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,10 @@ Labels = Tensor | Sequence[int] | Callable[[Any], int] | str
 """Labels themselves, a function from a sample to its label, or the name of the dataset's attribute."""
 
 _HINT = "pass labels= (a vector, a function of a sample, or an attribute's name)"
+_EVALUATION_HINT = (
+    "pass labels= as a function of a sample or as an attribute's name (a vector holds the training data's labels "
+    "alone), or evaluation='shared', which needs none"
+)
 _LABEL_KEYS = ("label", "labels", "target", "targets")
 
 
@@ -51,17 +55,21 @@ def labels_of(dataset: Dataset[Any], labels: Labels | None = None) -> Tensor:
     Raises:
         ValueError: no label was found, the labels are not integers, or their number differs from the samples'.
     """
-    n, name = num_samples(dataset), type(dataset).__name__
+    return _labels_of(dataset, labels, type(dataset).__name__, _HINT)
+
+
+def _labels_of(dataset: Dataset[Any], labels: Labels | None, name: str, hint: str) -> Tensor:
+    n = num_samples(dataset)
     if isinstance(labels, str):
-        return _integers(attribute_of(dataset, labels), n, f"attribute {labels!r} of {name}")
+        return _integers(attribute_of(dataset, labels), n, f"attribute {labels!r} of {name}", hint)
     if callable(labels):
-        return _integers(_read(dataset, n, labels), n, f"labels(sample) over {name}")
+        return _integers(_read(dataset, labels, name, hint), n, f"labels(sample) over {name}", hint)
     if labels is not None:
-        return _integers(_array(labels), n, "labels")
+        return _integers(_array(labels), n, "labels", hint)
     found = _known(dataset)
     if found is None:
-        found = _read(dataset, n, _label_of_sample)
-    return _integers(found, n, f"the labels of {name}")
+        found = _read(dataset, partial(_label_of_sample, name=name, hint=hint), name, hint)
+    return _integers(found, n, f"the labels of {name}", hint)
 
 
 def attribute_of(dataset: object, name: str) -> np.ndarray[Any, Any]:
@@ -98,7 +106,11 @@ class Samples:
 
     @cached_property
     def _found(self) -> Tensor:
-        labels = labels_of(self.dataset, self._given)
+        name = type(self.dataset).__name__
+        if self.stage == "train":
+            labels = _labels_of(self.dataset, self._given, name, _HINT)
+        else:
+            labels = _labels_of(self.dataset, self._given, f"the {self.stage} data ({name})", _EVALUATION_HINT)
         # Kept for every sample and every stage, so kept small.
         for dtype in (torch.int16, torch.int32):
             limits = torch.iinfo(dtype)
@@ -156,22 +168,24 @@ def _concatenated(parts: list[np.ndarray[Any, Any] | None]) -> np.ndarray[Any, A
     return np.concatenate(found) if len(found) == len(parts) else None
 
 
-def _read(dataset: Any, n: int, label: Callable[[Any], Any]) -> np.ndarray[Any, Any]:
-    rank_zero_info(f"Reading {n} samples of {type(dataset).__name__} once for their labels; to avoid it, {_HINT}.")
+def _read(dataset: Any, label: Callable[[Any], Any], name: str, hint: str) -> np.ndarray[Any, Any]:
+    n = num_samples(dataset)
+    rank_zero_info(f"Reading {n} samples of {name} once for their labels; to avoid it, {hint}.")
     # Random transforms would otherwise move the generators that training draws from.
     with isolated(0, torch.device("cpu")):
         return _array([label(dataset[index]) for index in range(n)])
 
 
-def _label_of_sample(sample: Any) -> Any:
+def _label_of_sample(sample: Any, name: str, hint: str) -> Any:
     if isinstance(sample, Mapping):
         for key in _LABEL_KEYS:
             if key in sample:
                 return sample[key]
-        raise ValueError(f"labels must be found in each sample, found only the keys {sorted(sample)}: {_HINT}")
+        keys = sorted(map(str, sample))
+        raise ValueError(f"labels must be found in each sample of {name}, found only the keys {keys}: {hint}")
     if isinstance(sample, (tuple, list)) and len(sample) > 1:
         return sample[-1]
-    raise ValueError(f"labels must be found in each sample, found only {type(sample).__name__}: {_HINT}")
+    raise ValueError(f"labels must be found in each sample of {name}, found only {type(sample).__name__}: {hint}")
 
 
 def _array(values: Any) -> np.ndarray[Any, Any]:
@@ -183,11 +197,11 @@ def _array(values: Any) -> np.ndarray[Any, Any]:
         return np.fromiter(values, dtype=object, count=len(values))
 
 
-def _integers(values: np.ndarray[Any, Any], n: int, what: str) -> Tensor:
+def _integers(values: np.ndarray[Any, Any], n: int, what: str, hint: str) -> Tensor:
     if n > 0 and values.shape[:1] == (n,) and values.size == n:
         values = values.reshape(n)  # tables often keep their target as a column
     if values.shape != (n,) or (n > 0 and values.dtype.kind not in "biu"):
         raise ValueError(
-            f"{what} must be a vector of {n} integers, found {values.dtype} of shape {list(values.shape)}: {_HINT}"
+            f"{what} must be a vector of {n} integers, found {values.dtype} of shape {list(values.shape)}: {hint}"
         )
     return torch.from_numpy(np.array(values, dtype=np.int64))

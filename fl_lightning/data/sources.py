@@ -6,7 +6,7 @@ That is loaders, datasets, or a LightningModule that has its loaders with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -44,8 +44,9 @@ class DatasetModule(LightningDataModule):
         if isinstance(data, DataLoader):
             return data
         if stage == "train":
-            return DataLoader(data, self.batch_size, shuffle=True)
-        return DataLoader(data, self.eval_batch_size)
+            return DataLoader(data, batch_size=self.batch_size, shuffle=True)
+        # By its name: for predictions Lightning makes the loader anew with a batch sampler in place of the size.
+        return DataLoader(data, batch_size=self.eval_batch_size)
 
     def train_dataloader(self) -> DataLoader[Any]:
         """The training data."""
@@ -143,12 +144,14 @@ def check_dataset(name: str, dataset: object) -> None:
                 f"{base.__module__.split('.')[0]}: set FL_LIGHTNING_TREE=pytorch_lightning or lightning.pytorch to "
                 "match"
             )
-    if isinstance(dataset, (list, tuple)) and any(isinstance(item, DataLoader) for item in dataset):
+    items = dataset.values() if isinstance(dataset, Mapping) else dataset if isinstance(dataset, (list, tuple)) else ()
+    if any(isinstance(item, DataLoader) for item in items):
         raise TypeError(
-            f"{name} must be one DataLoader, found {len(dataset)} of them: clients can be formed from a single "
+            f"{name} must be one DataLoader, found {len(items)} of them: clients can be formed from a single "
             "dataset, so join several with ConcatDataset"
         )
-    if not hasattr(dataset, "__getitem__"):
+    # A dict has a length whatever its keys are.
+    if not hasattr(dataset, "__getitem__") or (isinstance(dataset, Mapping) and 0 not in dataset):
         raise TypeError(
             f"{name} must be a LightningDataModule, a LightningModule that has loaders, a DataLoader, or a dataset "
             f"with a length and integer indices, found {type(dataset).__name__}"

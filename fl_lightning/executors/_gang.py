@@ -84,6 +84,9 @@ class Gang(Crew):
                 self._send_out()
             while self._under_way and self._turn not in self._outcomes:
                 self._listen()
+        except Exception as error:
+            # No client has failed here, so none may be dropped for it: what clients raise comes with their outcomes.
+            self._go_on_alone(f"{type(error).__name__} between this process and its workers: {error}")
         except BaseException:
             self._discard()
             raise
@@ -159,6 +162,7 @@ class Gang(Crew):
         bench, marks = self._bench, Marks()
         marks.add_module(bench.module, metrics=False)
         marks.add_structure(bench.module)
+        marks.add("optimizers", bench.trainer.optimizers)
         marks.add("loaders", bench.loaders)
         marks.add("dataset", bench.loaders.dataset)
         if bench.local.hooked:
@@ -227,8 +231,6 @@ class Gang(Crew):
         if outcome.counters:  # a worker that died has told nothing
             bench.loop.add_counters(outcome.counters)
         bench.log(outcome.logged)
-        if outcome.batch_size is not None:
-            bench.loop.expect(None, outcome.batch_size)
         if outcome.error is not None:
             self._failed = True
             raise outcome.error from (_WorkerError(outcome.trace) if outcome.trace else None)

@@ -60,8 +60,8 @@ class Marks:
                     self.values[prefix] = part._update_count
                 continue
             for name, value in vars(part).items():
-                # Most are the empty dicts for hooks that every module has.
-                if name not in _SKIPPED and (value or name not in _EMPTY):
+                # Most are the empty dicts for hooks that every module has; nobody else's truth may be asked for.
+                if name not in _SKIPPED and (name not in _EMPTY or value):
                     self.add(f"{prefix}.{name}" if prefix else name, value)
 
     def add_structure(self, module: nn.Module) -> None:
@@ -112,7 +112,11 @@ class Marks:
         return self._id(value), self._mark(own, depth + 1) if isinstance(own, dict) else None
 
     def _tensor(self, value: Tensor) -> Any:
-        return self._id(value), value.data_ptr(), 0 if value.is_inference() else value._version
+        try:
+            pointer = value.data_ptr()
+        except RuntimeError:  # sparse tensors have no memory of their own; their version counts changes all the same
+            pointer = 0
+        return self._id(value), pointer, 0 if value.is_inference() else value._version
 
     def _id(self, value: object) -> int:
         self._kept.append(value)

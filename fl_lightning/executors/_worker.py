@@ -72,7 +72,6 @@ class Outcome:
         counters: by how much the loop's counters moved.
         asked: somebody asked for the number of optimizer steps so far.
         logged: its calls of ``self.log``.
-        batch_size: samples of its last batch.
         aside: what the rule needs for its commit.
         optimizers: optimizer states to keep.
         warned: warnings as text, category, file and line.
@@ -86,7 +85,6 @@ class Outcome:
     counters: list[dict[str, int]] = field(default_factory=list)
     asked: bool = False
     logged: list[LogCall] = field(default_factory=list)
-    batch_size: int | None = None
     aside: State | None = None
     optimizers: list[dict[str, Any]] | None = None
     warned: list[tuple[str, type[Warning], str, int]] = field(default_factory=list)
@@ -190,7 +188,7 @@ class Apprentice:
             outcome.error, outcome.trace = _portable(error), traceback.format_exc()
             bench.binding.thaw()
         finally:
-            outcome.asked, outcome.batch_size = loop.asked_for_steps, loop.batch_size
+            outcome.asked = loop.asked_for_steps
             bench.tidy()
             bench.optimizers.forget_aside()
         after = loop.counters()

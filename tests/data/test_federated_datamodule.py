@@ -188,6 +188,8 @@ def test_datasets():
     assert FederatedDataModule(train, fd.IID(4), val=val, batch_size=7).val_dataloader().batch_size == 7
     listed = FederatedDataModule([(torch.zeros(1), i % 2) for i in range(10)], fd.Mutex(2))
     assert listed.label_counts().tolist() in ([[5, 0], [0, 5]], [[0, 5], [5, 0]])
+    keyed = FederatedDataModule({i: (torch.zeros(1), i % 2) for i in range(10)}, fd.Mutex(2))
+    assert keyed.client_sizes.tolist() == [5, 5]
 
 
 def test_batch_sizes_of_a_data_module_may_be_replaced():
@@ -230,6 +232,27 @@ def test_labels_from_an_argument():
     assert sorted(vector.client_sizes.tolist()) == [4, 6]
     with pytest.raises(ValueError, match="labels must be found in each sample"):
         FederatedDataModule(Told(10, 0), fd.Mutex(2)).train_dataloader()
+
+
+@pytest.mark.parametrize("partition", [fd.Dirichlet(4, 0.5), fd.ByKey([i % 4 for i in range(40)]), [range(20), [30]]])
+def test_errors_about_evaluation_labels_name_the_stage_and_a_remedy_that_works(partition):
+    def numbers(n):
+        return TensorDataset(torch.randn(n, 3), torch.randn(n))
+
+    vector, val = torch.arange(40) % 3, numbers(20)
+    words = r"the labels of the val data \(TensorDataset\) must be a vector of 20 integers, found float32 of shape"
+    for labels in (vector, lambda sample: int(sample[1] > 0)):
+        data = FederatedDataModule(numbers(40), partition, val=val, labels=labels)
+        assert int(data.train_dataloader().sizes.sum()) > 0
+        if labels is not vector:
+            assert used(data.val_dataloader()) == list(range(20))
+            continue
+        with pytest.raises(ValueError, match=rf"{words} \[20\]: pass labels= as a function .* or evaluation='shared'"):
+            data.val_dataloader()
+    shared = FederatedDataModule(numbers(40), partition, val=val, labels=vector, evaluation="shared")
+    assert len(shared.val_dataloader().indices(0)) == 20
+    with pytest.raises(ValueError, match=r"each sample of the val data \(list\), found only Tensor: pass labels= as a"):
+        FederatedDataModule(numbers(40), partition, val=[torch.zeros(3)] * 4, labels=vector).val_dataloader()
 
 
 def test_unlabelled_data_can_be_dealt():
@@ -303,6 +326,15 @@ def test_real_trainer_runs_every_stage():
         f"{what} {stage}" for stage in ("fit", "validate", "test", "predict") for what in ("setup", "teardown")
     ]
     assert data.data.trainer is run
+
+
+def test_predictions_of_a_dataset():
+    data = FederatedDataModule(make(50, 0), fd.IID(4), predict=make(10, 3), eval_batch_size=8)
+    net, run = Net(), trainer()
+    run.predict(net, data)
+    run.fit(net, data)
+    run.predict(net, data)
+    assert net.seen["predict"] == 20
 
 
 def test_without_the_strategy_one_sentence_says_what_is_missing():
@@ -413,7 +445,7 @@ def test_summary(caplog):
     assert data.summary() == sentence
     assert str(data).endswith(sentence)
     assert sentence in caplog.text
-    assert "Dirichlet(num_clients=5, alpha=0.1, min_size=1)" in repr(
+    assert "Dirichlet(num_clients=5, alpha=0.1, min_size=1, capped=False)" in repr(
         FederatedDataModule(make(9, 0), fd.Dirichlet(5, 0.1))
     )
 
@@ -519,6 +551,12 @@ class NoTrain(LightningDataModule):
         (lambda: FederatedDataModule(Stream(), fd.IID(2)), TypeError, "data must be a map-style dataset.*Stream"),
         (lambda: FederatedDataModule(make(9, 0), fd.IID(2), val=Stream()), TypeError, "val must be a map-style"),
         (lambda: FederatedDataModule([DataLoader(make(9, 0))] * 2, fd.IID(2)), TypeError, "one DataLoader, found 2"),
+        (
+            lambda: FederatedDataModule({"a": DataLoader(make(9, 0)), "b": DataLoader(make(9, 0))}, fd.IID(2)),
+            TypeError,
+            "data must be one DataLoader, found 2",
+        ),
+        (lambda: FederatedDataModule({"a": make(9, 0)}, fd.IID(2)), TypeError, "integer indices, found dict"),
         (lambda: FederatedDataModule(3, fd.IID(2)), TypeError, "data must be a LightningDataModule, .*found int"),
         (lambda: FederatedDataModule(make(9, 0), 5), TypeError, "partition must be a Partition or index vectors"),
         (lambda: FederatedDataModule(make(9, 0), fd.IID(2), batch_size=0), ValueError, "batch_size must be positive"),

@@ -106,7 +106,7 @@ def test_samples_in_dicts():
 
 @pytest.mark.parametrize("sample", [torch.zeros(3), (torch.zeros(3),), 5.0])
 def test_unlabelled_data(sample):
-    with pytest.raises(ValueError, match="labels must be found in each sample, found only"):
+    with pytest.raises(ValueError, match="labels must be found in each sample of Pairs, found only"):
         labels_of(Pairs([sample]))
 
 

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One optimizer object that is a new one for every client, or the client's own."""
 
+import sys
 from collections import defaultdict
+from functools import partial
 
+import lightning as L
 import pytest
 import torch
 import torch.nn.functional as F
@@ -277,6 +280,51 @@ def test_keep_in_a_fit():
     assert len(set(seen)) < len(seen)
     expected = federate(fresh(), 3, client(make), cohort=4)
     assert torch.allclose(weights(module), weights(expected), atol=1e-6, rtol=0)
+
+
+class Replacing(L.Callback):
+    """Puts other optimizers in the trainer's places, by assignment or in the list."""
+
+    def __init__(self, make, how):
+        self.make, self.how = make, how
+
+    def on_train_epoch_start(self, trainer, module):
+        if trainer.current_epoch == 1 and self.how == "assigned":
+            trainer.optimizers = [self.make(module.parameters())]
+        if trainer.current_epoch == 1 and self.how == "entry":
+            trainer.optimizers[0] = self.make(module.parameters())
+
+
+EXECUTORS = {"alone": None, "workers": fl.executors.Parallel(2), "at once": fl.executors.Vectorized()}
+
+
+@pytest.mark.parametrize("path", ["alone", "full", "workers", "at once"])
+@pytest.mark.parametrize("how", ["assigned", "entry"])
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_optimizers_that_are_replaced_during_a_fit(name, how, path):
+    if path == "workers" and sys.platform != "linux":
+        pytest.skip("workers are made by fork")
+    later = {"SGD": partial(torch.optim.SGD, lr=0.02, momentum=0.9), "Adam": partial(torch.optim.Adam, lr=0.01)}[name]
+    strategy = fl.FederatedStrategy(clients_per_round=3, seed=5, executor=EXECUTORS.get(path))
+    module, calls = fresh(), iter(range(9))
+    trainer = quiet_trainer(
+        strategy, 3, callbacks=[Replacing(later, how)], gradient_clip_val=1e9 if path == "full" else None
+    )
+    trainer.fit(module, federated_blobs())
+
+    def make(model):
+        return torch.optim.SGD(model.parameters(), lr=0.1) if next(calls) < 3 else later(model.parameters())
+
+    assert torch.allclose(weights(module), weights(federate(fresh(), 3, client(make))), atol=1e-6, rtol=0)
+    assert strategy.detour is None
+
+
+def test_an_optimizer_that_the_method_cannot_use_is_refused_when_it_comes():
+    callbacks = [Replacing(torch.optim.Adam, "assigned")]
+    trainer = quiet_trainer(fl.FederatedStrategy(fl.algorithms.SCAFFOLD()), 3, callbacks=callbacks)
+    with pytest.raises(ValueError, match=r"SCAFFOLD needs the clients' learning rate: use one torch\.optim\.SGD"):
+        trainer.fit(fresh(), federated_blobs())
+    assert trainer.current_epoch == 1
 
 
 @pytest.mark.parametrize("maker", MAKERS.values(), ids=MAKERS)

@@ -92,6 +92,36 @@ def test_training_values_of_an_epoch_are_means_over_the_rounds_samples(tmp_path)
     assert len(logged["train_loss"]) == 3 * 3  # once per client, of its last step
 
 
+class LogsClients(Callback):
+    """Logs once per client, before and after its training."""
+
+    def __init__(self):
+        self.sizes = {}
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        self.log("before", float(batch.client_id), on_step=False, on_epoch=True)
+        self.sizes.setdefault(trainer.current_epoch, {})[batch.client_id] = batch.num_samples
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        module.log("after", float(batch.client_id), on_step=False, on_epoch=True)
+        module.log("once", float(batch.client_id), on_step=False, on_epoch=True, batch_size=1)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("executor", [None, fl.executors.Vectorized()])
+def test_what_callbacks_log_per_client_counts_as_much_as_the_clients_samples(tmp_path, executor, log):
+    logger, callback = CSVLogger(tmp_path), LogsClients()
+    strategy = fl.FederatedStrategy(clients_per_round=3, executor=executor)
+    quiet_trainer(strategy, 3, logger=logger, callbacks=[callback]).fit(fresh(log=log), federated_blobs())
+    logged = by_name(csv_rows(logger))
+    for index, sizes in callback.sizes.items():
+        assert len(set(sizes.values())) > 1
+        expected = sum(client * size for client, size in sizes.items()) / sum(sizes.values())
+        assert logged["before"][index][-1] == pytest.approx(expected, rel=1e-5)
+        assert logged["after"][index][-1] == pytest.approx(expected, rel=1e-5)
+        assert logged["once"][index][-1] == pytest.approx(sum(sizes) / len(sizes), rel=1e-5)
+
+
 def test_tensorboard_files_hold_the_numbers(tmp_path):
     logger = TensorBoardLogger(tmp_path)
     module, _ = fit(logger=logger)

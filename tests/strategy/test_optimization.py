@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
 from plain_loop import evaluate, federate, sgd
-from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
+from support import FEATURES, Classifier, federated_blobs, fresh, quiet_trainer, weights
 from torch import nn
 
 import fl_lightning as fl
@@ -162,6 +162,40 @@ def test_local_steps_are_optimizer_steps_with_accumulation_too(window):
     # Clients have 2 to 10 batches, so passes end inside a window.
     trainer = run(fresh(), 2, {"local_steps": 4}, accumulate_grad_batches=window)
     assert trainer.global_step == 2 * 3 * 4
+
+
+# ---- sparse gradients
+
+
+class Words(Classifier):
+    """An embedding, which may have sparse gradients, in front of the network."""
+
+    def __init__(self, sparse):
+        super().__init__()
+        self.embedding = nn.Embedding(8, FEATURES, sparse=sparse)
+
+    def forward(self, x):
+        return super().forward(x + self.embedding((2 * x[:, 0].abs()).long().clamp(max=7)))
+
+
+SPARSE = {
+    "SCAFFOLD": {"algorithm": fl.algorithms.SCAFFOLD},
+    "FedDyn": {"algorithm": fl.algorithms.FedDyn},
+    "Ditto": {"algorithm": fl.algorithms.Ditto},
+    "FairReg": {"algorithm": fl.algorithms.FairReg},
+    "full gradients": {"algorithm": fl.algorithms.FedAvg, "full_gradients": True},
+}
+
+
+@pytest.mark.parametrize("path", [{}, {"gradient_clip_val": 1e9}], ids=["lean", "full"])
+@pytest.mark.parametrize("name", SPARSE)
+def test_sparse_gradients_train_like_dense_ones(name, path):
+    options, found = SPARSE[name], []
+    for sparse in (True, False):
+        module = fresh(Words, sparse=sparse)
+        run(module, strategy={**options, "algorithm": options["algorithm"]()}, **path)
+        found.append(weights(module))
+    assert torch.allclose(*found, atol=1e-5, rtol=0)
 
 
 def test_the_reference_can_tell_clients_apart():

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A round against hand-written references."""
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
 
 import fl_lightning as fl
@@ -82,6 +85,46 @@ def test_full_and_lean_paths_give_identical_weights(options, algorithm):
     lean, _ = run(lean=True, module=fresh(**options), algorithm=algorithm())
     full, _ = run(lean=False, module=fresh(**options), algorithm=algorithm())
     assert torch.equal(weights(lean), weights(full))
+
+
+class Returning(Classifier):
+    """Returns the loss as something else."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        returned = {
+            "float": float(loss), "tuple": (loss, batch), "dict": {"preds": loss}, "number": {"loss": loss.item()},
+            "None": None, "loss": {"loss": loss, "preds": batch},
+        }  # fmt: skip
+        return returned[self.how]
+
+
+@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize(
+    ("how", "found"),
+    [("float", "float"), ("tuple", "tuple"), ("dict", r"a dict with \['preds'\]"), ("number", "float as 'loss'")],
+)
+def test_what_is_no_loss_is_refused_on_both_paths(how, found, lean):
+    with pytest.raises(fl.ClientError) as caught:
+        run(1, lean, Returning(how))
+    if lean:
+        assert isinstance(caught.value.__cause__, MisconfigurationException)
+        assert re.search(rf"training_step must return a tensor, .*, found {found} \(", str(caught.value))
+    elif how != "number":  # Lightning takes it and then fails over it
+        assert isinstance(caught.value.__cause__, MisconfigurationException)
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_a_loss_in_a_dict_trains_and_none_skips(lean):
+    plain, _ = run(1, lean)
+    torch.manual_seed(0)
+    assert torch.equal(weights(run(1, lean, Returning("loss"))[0]), weights(plain))
+    torch.manual_seed(0)
+    assert torch.equal(weights(run(1, lean, Returning("None"))[0]), weights(fresh()))
 
 
 def test_same_seed_is_bit_identical_and_another_is_not():

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Worker processes and what modules and datasets have for attributes: looking at them must not fail."""
+
+import numpy as np
+import pytest
+import torch
+from support import CLASSES, Classifier, blobs, federated_blobs, fresh, quiet_trainer, weights
+from torch.nn import functional as F
+from worker_processes import FORKS, TWO
+
+import fl_lightning as fl
+
+pytestmark = FORKS
+
+
+class Neither:
+    """Has no truth value."""
+
+    def __bool__(self):
+        raise RuntimeError("neither true nor false")
+
+
+class Weighted(Classifier):
+    """Class weights in a plain attribute, as many people write them."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.class_weights = torch.linspace(0.5, 2, CLASSES)
+        self.others = {"empty": torch.empty(0), "sparse": torch.eye(3).to_sparse()}
+        self.array, self.empty, self.neither = np.zeros(3), torch.empty(0), Neither()
+        self.sparse = torch.eye(3).to_sparse()
+
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(self(batch[0]), batch[1], weight=self.class_weights)
+
+
+def fit(executor, module=None, data=None, **options):
+    strategy = fl.FederatedStrategy(executor=executor, clients_per_round=5, seed=5, **options)
+    module = module or fresh(Weighted)
+    quiet_trainer(strategy, 2).fit(module, data or federated_blobs())
+    return strategy, weights(module)
+
+
+@pytest.mark.parametrize("policy", ["raise", "drop"])
+def test_attributes_without_a_truth_value_or_a_memory_address_are_no_obstacle(policy):
+    (strategy, found), (_, expected) = fit(TWO, on_client_error=policy), fit(None)
+    assert strategy.detour is None
+    assert not strategy.last_round.dropped
+    assert torch.equal(found, expected)
+
+
+def test_what_changes_in_a_sparse_attribute_is_noticed():
+    class Growing(Weighted):
+        def training_step(self, batch, batch_idx):
+            self.sparse.mul_(2)
+            return super().training_step(batch, batch_idx)
+
+    assert fit(TWO, fresh(Growing))[0].detour == "Growing changes attribute 'sparse'"
+
+
+def test_datasets_with_sparse_tensors():
+    def data():
+        nodes = blobs(120)
+        nodes.graph = torch.eye(5).to_sparse()
+        return fl.FederatedDataModule(nodes, fl.data.IID(6), batch_size=10)
+
+    (strategy, found), (_, expected) = fit(TWO, data=data()), fit(None, data=data())
+    assert strategy.detour is None
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("policy", ["raise", "drop"])
+def test_an_error_between_the_processes_is_no_clients_error(monkeypatch, policy):
+    def broken(gang):
+        raise ArithmeticError("nothing can be sent")
+
+    monkeypatch.setattr("fl_lightning.executors._gang.Gang._send_out", broken)
+    (strategy, found), (_, expected) = fit(TWO, on_client_error=policy), fit(None)
+    assert strategy.detour == "ArithmeticError between this process and its workers: nothing can be sent"
+    assert not strategy.last_round.dropped
+    assert torch.equal(found, expected)
