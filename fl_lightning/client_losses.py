@@ -48,8 +48,10 @@ class ClientLosses:
         precision, loaders = self._trainer.precision_plugin, self._local.loaders
         totals = {name: torch.zeros((), dtype=torch.float64) for name in wanted}
         counts = dict.fromkeys(wanted, 0)
-        size = self._batch_size or loaders.batch_size
-        for index, (batch, number) in enumerate(loaders.batches(client, seed=None, batch_size=size)):
+        batches = loaders.batches(
+            client, seed=None, merge_single=self._local.merge_single, batch_size=self._batch_size or loaders.batch_size
+        )
+        for index, (batch, number) in enumerate(batches):
             moved = self._local.to_device(precision.convert_input(batch))
             for name, function in wanted.items():
                 with precision.val_step_context():

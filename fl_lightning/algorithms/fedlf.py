@@ -107,6 +107,8 @@ class FedLF(ServerRule):
         # K^l [L, m + h, m + h], beside the rows
         gram = self.history.joint_gram(cohort.updates, absent, cohort.client_ids)
         q = None if self.fair_row == "none" else fair_weights(losses, cosine=self.fair_row == "cos")
+        if q is not None and q.is_cpu and not bool(q.any()):
+            q = None  # undefined; on a device nobody looks, and a row of zeros is left out of the hull
         layers, solved = self._descend(gram, cohort, q, len(absent))  # lines 5 to 8
         coeff = _rescaled(layers, gram, m)  # line 15
         norms = row_norms(gram)

@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
+from support import Classifier, blobs, federated_blobs, fresh, quiet_trainer, weights
 from torch.nn import functional as F
 
 import fl_lightning as fl
@@ -40,6 +40,14 @@ def test_losses_are_measured_in_batches_as_in_training():
     trained, measured = ([size for training, size in SIZES if training == kind] for kind in (True, False))
     assert len(trained) > 6
     assert sorted(trained) == sorted(measured)
+
+
+def test_a_single_last_sample_joins_the_batch_before_as_in_training():
+    """Where a module has BatchNorm; some modules squeeze a batch of one away."""
+    SIZES.clear()
+    data = fl.FederatedDataModule(blobs(18), fl.data.IID(2), batch_size=4)
+    quiet_trainer(fl.FederatedStrategy(Noted()), 1).fit(fresh(OfBatch, norm=True), data)
+    assert [size for _, size in SIZES] == [4, 5] * 4
 
 
 def test_loss_batch_size():

@@ -61,7 +61,7 @@ def fit(algorithm, module, rounds=2, **strategy):
 @pytest.mark.parametrize("losses", [False, True])
 def test_accuracies_are_those_of_the_global_model_on_the_clients_training_data(losses):
     module, rule = fresh(Judged, dropout=0.5), Recorder(accuracies=True, losses=losses)
-    _, trainer = fit(rule, module)
+    _, trainer = fit(rule, module, loss_batch_size=1000)
     loaders, by_hand = client_batches(), fresh(dropout=0.5).eval()
     for cohort, params in zip(rule.cohorts, rule.params, strict=True):
         nn.utils.vector_to_parameters(params, by_hand.parameters())
