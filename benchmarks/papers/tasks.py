@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -67,35 +67,16 @@ class Images(Task):
     def federate(self, root: Path, seed: int, batch_size: int) -> fl.FederatedDataModule:
         """See the base class."""
         pair = self.source.load(root)
-        if not self.merged:
-            divided = fl.FederatedDataModule(
-                pair.train,
-                self.partition,
-                val=pair.test,
-                batch_size=batch_size,
-                eval_batch_size=EVAL_BATCH,
-                seed=seed,
-            )
-            if not self.tests:
-                return divided
-            chosen = drawn_like(divided.label_counts(), pair.test.tensors[1], self.tests, seed)
-            return fl.FederatedDataModule(
-                pair.train,
-                OwnTests(self.partition, self.tests),
-                val=TensorDataset(*(part[chosen] for part in pair.test.tensors)),
-                batch_size=batch_size,
-                eval_batch_size=EVAL_BATCH,
-                seed=seed,
-            )
-        joined = TensorDataset(*(torch.cat(halves) for halves in zip(*(half.tensors for half in pair), strict=True)))
-        return fl.FederatedDataModule(
-            joined,
-            self.partition,
-            holdout=self.share,
-            batch_size=batch_size,
-            eval_batch_size=EVAL_BATCH,
-            seed=seed,
-        )
+        divided = partial(fl.FederatedDataModule, batch_size=batch_size, eval_batch_size=EVAL_BATCH, seed=seed)
+        if self.merged:
+            parts = (torch.cat(halves) for halves in zip(*(half.tensors for half in pair), strict=True))
+            return divided(TensorDataset(*parts), self.partition, holdout=self.share)
+        data = divided(pair.train, self.partition, val=pair.test)
+        if not self.tests:
+            return data
+        chosen = drawn_like(data.label_counts(), pair.test.tensors[1], self.tests, seed)
+        tests = TensorDataset(*(part[chosen] for part in pair.test.tensors))
+        return divided(pair.train, OwnTests(self.partition, self.tests), val=tests)
 
 
 @dataclass(frozen=True)
