@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fingerprints of whole fits, to show that a change of the code changes no bit of what it computes.
+
+    python tests/golden_weights.py record FILE     before the change
+    python tests/golden_weights.py compare FILE    after it, on the same machine
+
+Every method trains with its defaults, one client after the other and in worker processes; further fits cover what
+executors, optimizers, buffers, hooks and checkpoints can do. A fingerprint hashes the final weights and every number
+that was logged, except times. Other machines and other releases of torch may round differently.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import logging
+import struct
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.loggers.logger import Logger
+from support import FEATURES, Classifier, federated_blobs, fresh, quiet_trainer, weights
+
+import fl_lightning as fl
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "FA": {"bases": 2 * torch.eye(FEATURES), "sigma": 4.0},
+    "FedMDFG": {"s": 2},
+    "FedProx": {"mu": 0.1},
+    "MMPF": {"inner_rounds": 1},
+}
+METHODS: dict[str, Callable[[], fl.algorithms.ServerRule]] = {
+    name: partial(rule, **OPTIONS.get(name, {}))
+    for name, rule in vars(fl.algorithms).items()
+    if isinstance(rule, type) and issubclass(rule, fl.algorithms.ServerRule) and rule is not fl.algorithms.ServerRule
+}
+
+
+class Digest(Logger):
+    """Hashes what it is given, in order."""
+
+    name, version = "digest", 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hash = hashlib.sha256()
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        for name in sorted(metrics):
+            if name != "fed/seconds":
+                self.hash.update(f"{step} {name} ".encode() + struct.pack("<d", float(metrics[name])))
+
+
+class Watching(L.Callback):
+    """A hook that sends local training through Lightning's own optimization."""
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
+        pass
+
+
+class Gathering(Classifier):
+    """Collects outputs in a list, and logs when validation ends."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.outputs: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.outputs.append((self(x).argmax(1), y))
+
+    def on_validation_epoch_end(self) -> None:
+        right = torch.cat([p == y for p, y in self.outputs])
+        self.log("val_acc", right.float().mean())
+        self.outputs.clear()
+
+
+class Manual(Classifier):
+    """Steps its optimizer itself."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(F.cross_entropy(self(x), y))
+        optimizer.step()
+
+
+class Scheduled(Classifier):
+    """Halves its learning rate every second round."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.hparams.lr)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)]
+
+
+def digest(
+    method: Callable[[], fl.algorithms.ServerRule] = fl.algorithms.FedAvg,
+    module: Callable[..., L.LightningModule] = Classifier,
+    options: Mapping[str, Any] | None = None,
+    trainer: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    **strategy: Any,
+) -> str:
+    """Trains three rounds, tests, and hashes; ``resume`` stops after two and goes on from a checkpoint."""
+    logger = Digest()
+    options, trainer = {"norm": True, "log": True, **(options or {})}, dict(trainer or {})
+
+    def fit(rounds: int, **more: Any) -> tuple[L.Trainer, L.LightningModule]:
+        built = fresh(module, 0, **options)
+        federated = fl.FederatedStrategy(method(), **{"clients_per_round": 4, "seed": 3, **strategy})
+        made = quiet_trainer(federated, rounds, logger=logger, **trainer)
+        made.fit(built, federated_blobs(train=120), **more)
+        return made, built
+
+    with tempfile.TemporaryDirectory() as folder:
+        if resume:
+            path = Path(folder) / "two.ckpt"
+            fit(2)[0].save_checkpoint(path)
+            last, built = fit(3, ckpt_path=path, weights_only=True)
+        else:
+            last, built = fit(3)
+    with redirect_stdout(StringIO()):  # the table of clients
+        last.test(built, federated_blobs(train=120), verbose=False)
+    logger.hash.update(weights(built).numpy().tobytes())
+    return logger.hash.hexdigest()[:20]
+
+
+def fits() -> dict[str, Callable[[], str]]:
+    """Every fit by name."""
+    parallel = {"executor": fl.executors.Parallel(2)}
+    drops = {"sampler": fl.data.AvailabilitySampler(1.0, drop_out=0.25)}
+    momentum = partial(torch.optim.SGD, lr=1.0, momentum=0.9)
+    some = ("FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "Ditto", "FedFV", "FedMDFG", "FedLF", "FedHEAL", "FCFL", "MOON")
+    found: dict[str, Callable[[], str]] = {name: partial(digest, METHODS[name]) for name in METHODS}
+    found |= {f"{name}, parallel": partial(digest, METHODS[name], **parallel) for name in some}
+    found |= {f"{name}, hooks": partial(digest, METHODS[name], trainer={"callbacks": [Watching()]}) for name in some[:6]}
+    found |= {f"{name}, resumed": partial(digest, METHODS[name], resume=True, **drops) for name in some}
+    found |= {
+        f"{name}, kept Adam": partial(
+            digest, options={"optimizer": "Adam", "lr": 0.01}, client_optimizer_state="keep", **more
+        )
+        for name, more in (("sequential", {}), ("parallel", parallel))
+    }
+    found |= {
+        "dropout": partial(digest, options={"dropout": 0.3, "momentum": 0.9}),
+        "dropout, parallel": partial(digest, options={"dropout": 0.3, "momentum": 0.9}, **parallel),
+        "gathering": partial(digest, module=Gathering),
+        "manual": partial(digest, module=Manual),
+        "scheduled": partial(digest, module=Scheduled, resume=True),
+        "accumulated": partial(digest, trainer={"accumulate_grad_batches": 2}),
+        "clipped": partial(digest, trainer={"gradient_clip_val": 0.1}),
+        "limited": partial(digest, trainer={"limit_train_batches": 2, "limit_val_batches": 1}),
+        "local steps": partial(digest, local_steps=7),
+        "local epochs": partial(digest, METHODS["FedLF"], local_epochs=2),
+        "full gradients": partial(digest, METHODS["FedFV"], full_gradients=True),
+        "server momentum": partial(digest, server_optimizer=momentum, resume=True),
+        "server Yogi": partial(digest, METHODS["FedLF"], server_optimizer=partial(fl.optim.FedYogi, lr=0.05)),
+        "largest buffers": partial(digest, buffers="largest"),
+        "global buffers": partial(digest, buffers="global", **drops),
+        "attack": partial(digest, attack=fl.attacks.RandomUpdates(clients=(1, 2))),
+        "FedHEAL with SCAFFOLD": partial(digest, METHODS["FedHEAL"], client=fl.algorithms.SCAFFOLD()),
+        "bfloat16": partial(digest, trainer={"precision": "bf16-mixed"}),
+        "double": partial(digest, METHODS["FedLF"], trainer={"precision": "64-true"}),
+    }
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=("record", "compare"))
+    parser.add_argument("file", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    found = {}
+    for name, fingerprint in fits().items():
+        found[name] = fingerprint()
+        print(f"{found[name]}  {name}", flush=True)
+    if arguments.action == "record":
+        arguments.file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        return
+    recorded = json.loads(arguments.file.read_text(encoding="utf-8"))
+    differing = sorted(name for name in recorded.keys() | found.keys() if recorded.get(name) != found.get(name))
+    print(f"{len(found) - len(differing)} of {len(found)} equal", *(f"differs: {name}" for name in differing), sep="\n")
+    sys.exit(bool(differing))
+
+
+if __name__ == "__main__":
+    main()
