@@ -152,7 +152,9 @@ def fits() -> dict[str, Callable[[], str]]:
     some = ("FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "Ditto", "FedFV", "FedMDFG", "FedLF", "FedHEAL", "FCFL", "MOON")
     found: dict[str, Callable[[], str]] = {name: partial(digest, METHODS[name]) for name in METHODS}
     found |= {f"{name}, parallel": partial(digest, METHODS[name], **parallel) for name in some}
-    found |= {f"{name}, hooks": partial(digest, METHODS[name], trainer={"callbacks": [Watching()]}) for name in some[:6]}
+    found |= {
+        f"{name}, hooks": partial(digest, METHODS[name], trainer={"callbacks": [Watching()]}) for name in some[:6]
+    }
     found |= {f"{name}, resumed": partial(digest, METHODS[name], resume=True, **drops) for name in some}
     found |= {
         f"{name}, kept Adam": partial(

@@ -4,6 +4,5 @@
 from fl_lightning.executors.base import Crew, Executor
 from fl_lightning.executors.parallel import Parallel
 from fl_lightning.executors.sequential import Sequential
-from fl_lightning.executors.vectorized import Vectorized
 
-__all__ = ["Crew", "Executor", "Parallel", "Sequential", "Vectorized"]
+__all__ = ["Crew", "Executor", "Parallel", "Sequential"]

@@ -295,10 +295,10 @@ class Replacing(L.Callback):
             trainer.optimizers[0] = self.make(module.parameters())
 
 
-EXECUTORS = {"alone": None, "workers": fl.executors.Parallel(2), "at once": fl.executors.Vectorized()}
+EXECUTORS = {"alone": None, "workers": fl.executors.Parallel(2)}
 
 
-@pytest.mark.parametrize("path", ["alone", "full", "workers", "at once"])
+@pytest.mark.parametrize("path", ["alone", "full", "workers"])
 @pytest.mark.parametrize("how", ["assigned", "entry"])
 @pytest.mark.parametrize("name", ["SGD", "Adam"])
 def test_optimizers_that_are_replaced_during_a_fit(name, how, path):

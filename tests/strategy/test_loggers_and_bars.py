@@ -108,7 +108,7 @@ class LogsClients(Callback):
 
 
 @pytest.mark.parametrize("log", [False, True])
-@pytest.mark.parametrize("executor", [None, fl.executors.Vectorized()])
+@pytest.mark.parametrize("executor", [None, fl.executors.Parallel(2)])
 def test_what_callbacks_log_per_client_counts_as_much_as_the_clients_samples(tmp_path, executor, log):
     logger, callback = CSVLogger(tmp_path), LogsClients()
     strategy = fl.FederatedStrategy(clients_per_round=3, executor=executor)

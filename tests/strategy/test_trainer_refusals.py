@@ -100,7 +100,7 @@ class FreezesLate(Classifier):
     [
         (fl.algorithms.SCAFFOLD, fl.executors.Sequential),
         (fl.algorithms.SCAFFOLD, partial(fl.executors.Parallel, workers=2)),
-        (fl.algorithms.FedLF, fl.executors.Vectorized),
+        (fl.algorithms.FedLF, fl.executors.Sequential),
     ],
 )
 def test_freezing_when_the_fit_starts_works(algorithm, executor):
