@@ -26,8 +26,9 @@ from benchmarks._kernels.problems import Shape, shapes
 from benchmarks._kernels.timing import Spread, seconds
 from fl_lightning import ops
 from fl_lightning.algorithms import FedLF
-from fl_lightning.cohort import Cohort
-from fl_lightning.updates import ParamLayout, UpdateMatrix
+from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.updates import UpdateMatrix
 
 SEED, REPEATS = 0, 31
 TARGET = 1e-3  # seconds, for ten clients in float32 on an H200

@@ -36,11 +36,11 @@ from benchmarks._kernels.memory import keep_freed_memory
 from benchmarks._rounds.shape import SHAPES, Shape
 from benchmarks._rounds.timing import Median
 from benchmarks._rounds.workloads import Classifier, federated
-from fl_lightning.bench import Bench
-from fl_lightning.executors._gang import Gang
-from fl_lightning.executors.base import Crew, Executor
-from fl_lightning.loop import ClientTask
-from fl_lightning.reports import Arrival
+from fl_lightning.core.lightning.epoch_loop import ClientTask
+from fl_lightning.executors.base import Executor, Runner
+from fl_lightning.executors.parallel.runner import ParallelRunner
+from fl_lightning.training.client_runner import ClientRunner
+from fl_lightning.training.upload import Upload
 
 WARM_UP = 1
 
@@ -51,11 +51,11 @@ class Alternating(Executor):
 
     workers: int
     fork: bool
-    gang: Gang | None = field(default=None, compare=False)
+    gang: ParallelRunner | None = field(default=None, compare=False)
 
-    def crew(self, bench: Bench) -> Crew:
+    def crew(self, bench: ClientRunner) -> Runner:
         """Both kinds."""
-        self.gang = Gang(bench, self.workers)
+        self.gang = ParallelRunner(bench, self.workers)
         return Alternate(bench, self.gang, self.fork)
 
     def rows(self, number: int, like: Tensor) -> Tensor:
@@ -63,10 +63,10 @@ class Alternating(Executor):
         return fl.executors.Parallel(self.workers).rows(number, like)
 
 
-class Alternate(Crew):
+class Alternate(Runner):
     """Lets a gang train every second round."""
 
-    def __init__(self, bench: Bench, gang: Gang, fork: bool) -> None:
+    def __init__(self, bench: ClientRunner, gang: ParallelRunner, fork: bool) -> None:
         self._bench, self._gang, self._fork = bench, gang, fork
         self._parallel = True
 
@@ -77,7 +77,7 @@ class Alternate(Crew):
             self._gang.close()
         self._gang.begin_round(tasks)
 
-    def train(self, task: ClientTask) -> Arrival:
+    def train(self, task: ClientTask) -> Upload:
         """In this process or a worker."""
         return self._gang.train(task) if self._parallel else self._bench.visit(task)
 

@@ -2,15 +2,16 @@
 """Fair federated learning for PyTorch Lightning."""
 
 from fl_lightning import algorithms, attacks, callbacks, data, executors, metrics, models, ops, optim, solvers
-from fl_lightning.checkpoint import newest_checkpoint
-from fl_lightning.client import ClientModule
-from fl_lightning.cohort import Cohort
+from fl_lightning.client_module import ClientModule
+from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.errors import ClientError
+from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.lightning.checkpoint_io import newest_checkpoint
+from fl_lightning.core.records import EvaluationRecord, RoundRecord
+from fl_lightning.core.updates import UpdateMatrix
+from fl_lightning.core.versions import __version__, show_versions
 from fl_lightning.data import FederatedDataModule
-from fl_lightning.records import EvaluationRecord, RoundRecord
-from fl_lightning.reports import ClientError
 from fl_lightning.strategy import FederatedStrategy
-from fl_lightning.updates import ParamLayout, UpdateMatrix
-from fl_lightning.versions import __version__, show_versions
 
 __all__ = [
     "ClientError",

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import sys
 
-from fl_lightning._lightning import LightningDataModule, LightningModule, lightning_module
-from fl_lightning.versions import show_versions
+from fl_lightning.core.lightning.names import LightningDataModule, LightningModule, lightning_module
+from fl_lightning.core.versions import show_versions
 
 _LIGHTNING_COMMANDS = ("fit", "validate", "test", "predict")
 

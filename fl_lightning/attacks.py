@@ -14,7 +14,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from fl_lightning.seeding import derive_seed
+from fl_lightning.core.seeding import derive_seed
 
 
 def dishonest_clients(num_clients: int, share: float, seed: int = 0) -> tuple[int, ...]:

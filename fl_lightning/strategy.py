@@ -13,48 +13,36 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fl_lightning._lightning import (
+from fl_lightning.algorithms import FedAvg
+from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.attacks import Attack
+from fl_lightning.core.lightning.checkpoint_io import STATE_KEY
+from fl_lightning.core.lightning.epoch_loop import ClientTask, FederatedEpochLoop, install
+from fl_lightning.core.lightning.names import (
     Callback,
     LightningModule,
     RunningStage,
     StrategyRegistry,
     Trainer,
     TrainerFn,
-)  # fmt: skip
-from fl_lightning.algorithms import FedAvg
-from fl_lightning.algorithms.base import ClientRule, ServerRule
-from fl_lightning.attacks import Attack
-from fl_lightning.clients import load_scheduled_state, scheduled_state
-from fl_lightning.data.loaders import ClientLoaders
-from fl_lightning.data.samplers import CohortSampler, UniformSampler
-from fl_lightning.device import OneDevice
-from fl_lightning.evaluation import FairnessWatch
+)
+from fl_lightning.core.lightning.single_device import OneDevice
+from fl_lightning.core.records import EvaluationRecord, RoundRecord, round_metrics
+from fl_lightning.core.seeding import derive_seed, isolated
+from fl_lightning.data.client_loaders import ClientLoaders
+from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler, check_clients_per_round, cohort_size
 from fl_lightning.executors.base import Executor
 from fl_lightning.executors.sequential import Sequential
-from fl_lightning.fits import Fits
-from fl_lightning.local_plan import LocalPlan
-from fl_lightning.loop import ClientTask, FederatedEpochLoop, install
-from fl_lightning.personal import PersonalEvaluation, models_to_evaluate
-from fl_lightning.records import EvaluationRecord, RoundRecord, round_metrics
-from fl_lightning.refusals import refuse_arguments, refuse_data, refuse_pair, refuse_trainer
-from fl_lightning.seeding import derive_seed, isolated
-from fl_lightning.server import check_clients_per_round, cohort_size
-from fl_lightning.session import FitOptions, FitSession
-from fl_lightning.state import STATE_KEY, FederatedState
-
-
-class RoundLoader:
-    """What the epoch loop iterates over: the places of a round, each taken by a client or empty."""
-
-    def __init__(self, strategy: FederatedStrategy, loaders: ClientLoaders) -> None:
-        self._strategy, self.loaders = strategy, loaders
-        self._size = cohort_size(strategy.clients_per_round, len(loaders))
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __iter__(self) -> Iterator[ClientTask]:
-        yield from self._strategy.open_round()
+from fl_lightning.simulation.checks import refuse_arguments, refuse_data, refuse_pair, refuse_trainer
+from fl_lightning.simulation.evaluation.evaluator import Evaluator
+from fl_lightning.simulation.evaluation.personal import PersonalEvaluation, models_to_evaluate
+from fl_lightning.simulation.fit import FederatedFit
+from fl_lightning.simulation.fit_lifecycle import FitLifecycle
+from fl_lightning.simulation.options import FitOptions
+from fl_lightning.simulation.round_loader import RoundLoader
+from fl_lightning.simulation.state_callback import FederatedState
+from fl_lightning.training.client_optimizers import load_scheduled_state, scheduled_state
+from fl_lightning.training.local_plan import LocalPlan
 
 
 class FederatedStrategy(OneDevice):
@@ -155,8 +143,8 @@ class FederatedStrategy(OneDevice):
         )
         self.last_round: RoundRecord | None = None
         self._state = FederatedState(self)
-        self._fits = Fits()
-        self._watch = FairnessWatch(fairness_metric, fairness_mode == "max")
+        self._fits = FitLifecycle()
+        self._watch = Evaluator(fairness_metric, fairness_mode == "max")
         self._guard = ExitStack()
 
     # ---- the life of a trainer function
@@ -206,7 +194,7 @@ class FederatedStrategy(OneDevice):
                 # Lightning is about to take clients for batches and warn that nothing will be logged.
                 self._guard.enter_context(warnings.catch_warnings())
                 warnings.filterwarnings("ignore", message="The number of training batches")
-                return RoundLoader(self, dataloader)
+                return RoundLoader(cohort_size(self.clients_per_round, len(dataloader)), dataloader, self.open_round)
         name = "test" if trainer.testing else "val"
         if not isinstance(dataloader, ClientLoaders):
             setattr(trainer, f"limit_{name}_batches", self.limits[f"limit_{name}_batches"])  # Lightning applies it
@@ -214,7 +202,7 @@ class FederatedStrategy(OneDevice):
         return self._watch.loader(name, dataloader, self.limits[f"limit_{name}_batches"])
 
     @property
-    def session(self) -> FitSession:
+    def session(self) -> FederatedFit:
         """The running fit."""
         assert self._fits.session is not None
         return self._fits.session

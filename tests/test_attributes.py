@@ -8,7 +8,7 @@ from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
 import fl_lightning as fl
-from fl_lightning.attributes import OwnAttributes
+from fl_lightning.core.module_state import OwnAttributes
 
 
 class Keeping(nn.Module):

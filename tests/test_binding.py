@@ -6,8 +6,8 @@ from support import CLASSES, FEATURES, Classifier, federated_blobs, fresh, quiet
 from torch import nn
 
 import fl_lightning as fl
-from fl_lightning.binding import Binding
-from fl_lightning.seeding import derive_seed
+from fl_lightning.core.seeding import derive_seed
+from fl_lightning.training.bound_parameters import BoundParameters
 
 
 def net():
@@ -19,7 +19,7 @@ def test_binding_copies_nothing():
     module = net()
     before = [p.detach().clone() for p in module.parameters()]
     objects = list(module.parameters())
-    binding = Binding(module, "module")
+    binding = BoundParameters(module, "module")
     row = binding.theta.clone() + 1
     for vector in (binding.theta, row, binding.theta):
         binding.bind_flat(vector)
@@ -34,7 +34,7 @@ def test_binding_copies_nothing():
 
 def test_what_happens_on_a_row_does_not_reach_the_global_vector():
     module = net()
-    binding = Binding(module, "tensor")
+    binding = BoundParameters(module, "tensor")
     theta, row = binding.theta.clone(), binding.theta.clone()
     binding.bind_flat(row)
     module(torch.ones(1, 4)).sum().backward()
@@ -47,7 +47,7 @@ def test_what_happens_on_a_row_does_not_reach_the_global_vector():
 
 def test_release_gives_every_parameter_a_storage_of_its_own():
     module = net()
-    binding = Binding(module, "module")
+    binding = BoundParameters(module, "module")
     binding.theta.add_(1)
     values = [p.detach().clone() for p in module.parameters()]
     binding.release()
@@ -60,7 +60,7 @@ def test_release_gives_every_parameter_a_storage_of_its_own():
 def test_release_brings_the_memory_format_back():
     conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
     value = conv.weight.detach().clone()
-    binding = Binding(conv, "module")
+    binding = BoundParameters(conv, "module")
     assert torch.equal(conv.weight, value)
     binding.release()
     assert torch.equal(conv.weight, value)
@@ -71,7 +71,7 @@ def test_parameters_of_mixed_dtype_are_refused_by_name():
     module = net()
     module[2].double()
     with pytest.raises(ValueError, match="share one dtype and device") as error:
-        Binding(module, "module")
+        BoundParameters(module, "module")
     assert "torch.float64 on cpu: '2.weight'" in str(error.value)
     assert "torch.float32 on cpu: '0.weight', '0.bias'" in str(error.value)
 
@@ -80,12 +80,12 @@ def test_complex_parameters_are_refused():
     module = nn.Module()
     module.w = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
     with pytest.raises(ValueError, match=r"floating point, found torch\.complex64"):
-        Binding(module, "module")
+        BoundParameters(module, "module")
 
 
 def test_settle_fetches_parameters_that_were_given_another_storage():
     module = net()
-    binding = Binding(module, "module")
+    binding = BoundParameters(module, "module")
     row = binding.theta.clone()
     binding.bind_flat(row)
     module[0].weight.data = module[0].weight.data + 1
@@ -101,7 +101,7 @@ def test_settle_fetches_parameters_that_were_given_another_storage():
 
 def test_what_is_assigned_while_the_module_is_global_is_kept():
     module = net()
-    binding = Binding(module, "module")
+    binding = BoundParameters(module, "module")
     module[0].weight.data = module[0].weight.data + 1
     with binding.showing(torch.zeros_like(binding.theta)):
         assert not module[0].weight.any()

@@ -7,9 +7,9 @@ from torch import nn
 from torchmetrics import MeanMetric
 
 import fl_lightning as fl
-from fl_lightning.client_files import ClientFiles
-from fl_lightning.client_models import ClientModels
-from fl_lightning.snapshot import Snapshot, packed_buffers, standing_in
+from fl_lightning.core.model_snapshot import Snapshot, packed_buffers, standing_in
+from fl_lightning.core.storage.model_files import ClientFiles
+from fl_lightning.core.storage.models import ClientModels
 
 
 def snapshot(value, n=4):

@@ -8,7 +8,8 @@ import torch
 
 import fl_lightning as fl
 from fl_lightning.algorithms import ServerRule
-from fl_lightning.updates import ParamLayout, UpdateMatrix
+from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.updates import UpdateMatrix
 
 LAYOUT = ParamLayout.from_sizes([3, 2])
 ROWS = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))

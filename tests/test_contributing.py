@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from fl_lightning.algorithms.base import ServerRule
-from fl_lightning.cohort import Cohort
-from fl_lightning.updates import ParamLayout, UpdateMatrix
+from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.updates import UpdateMatrix
 
 PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
 

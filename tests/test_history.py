@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from fl_lightning import ops
-from fl_lightning.history import ClientTensors, RowHistory
-from fl_lightning.updates import ParamLayout, UpdateMatrix
+from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.storage.row_history import ClientTensors, RowHistory
+from fl_lightning.core.updates import UpdateMatrix
 
 LAYOUT = ParamLayout.from_sizes([5, 0, 7, 3])
 

@@ -127,7 +127,7 @@ def test_the_variable_chooses_the_tree_and_the_strategy_is_known_by_name():
 def test_an_unknown_tree_is_refused():
     code = (
         "import importlib.util, json\n"
-        f"spec = importlib.util.spec_from_file_location('seam', {str(ROOT / 'fl_lightning' / '_lightning.py')!r})\n"
+        f"spec = importlib.util.spec_from_file_location('seam', {str(ROOT / 'fl_lightning' / 'core' / 'lightning' / 'names.py')!r})\n"
         "try:\n    spec.loader.exec_module(importlib.util.module_from_spec(spec))\n"
         "except ImportError as error:\n    print(json.dumps(str(error)))"
     )

@@ -23,7 +23,8 @@ from benchmarks.papers.sources import FASHION, MissingDataError
 from benchmarks.papers.tables.fedlf import AFLByPlace
 from benchmarks.papers.tables.fedlf_variants import Fragments
 from benchmarks.papers.tasks import Classes, Domains, Images
-from fl_lightning.updates import ParamLayout, UpdateMatrix
+from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.updates import UpdateMatrix
 
 ORIGIN = {"commit": "c0ffee", "fl_lightning": "0", "torch": "1", "lightning": "2", "python": "3"}
 

@@ -9,7 +9,7 @@ from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import fl_lightning as fl
-from fl_lightning.quick_sgd import QuickSGD
+from fl_lightning.training.fast_sgd import FastSGD
 
 
 def network():
@@ -39,7 +39,7 @@ def test_the_same_bits(kind, options):
         options = {name: value for name, value in options.items() if name in ("lr", "weight_decay", "maximize")}
     one, two = network(), network()
     mine, theirs = kind(one.parameters(), **options), kind(two.parameters(), **options)
-    assert torch.equal(train(one, mine, QuickSGD(mine)), train(two, theirs, theirs))
+    assert torch.equal(train(one, mine, FastSGD(mine)), train(two, theirs, theirs))
 
 
 def test_groups_and_missing_gradients():
@@ -50,14 +50,14 @@ def test_groups_and_missing_gradients():
         return model, torch.optim.SGD([*layers, {"params": [model.spare]}], lr=0.1)
 
     (one, mine), (two, theirs) = made(), made()
-    assert torch.equal(train(one, mine, QuickSGD(mine)), train(two, theirs, theirs))
+    assert torch.equal(train(one, mine, FastSGD(mine)), train(two, theirs, theirs))
     assert torch.equal(one.spare, torch.ones(2))
 
 
 def test_options_may_change_between_steps():
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    stepper, reference = QuickSGD(optimizer), deepcopy(model)
+    stepper, reference = FastSGD(optimizer), deepcopy(model)
     other = torch.optim.SGD(reference.parameters(), lr=0.1)
     for change in ({}, {"lr": 0.01}, {"momentum": 0.5}, {"momentum": 0.0, "weight_decay": 0.2}):
         optimizer.param_groups[0].update(change)
@@ -68,7 +68,7 @@ def test_options_may_change_between_steps():
 def test_who_listens_to_steps_hears_them():
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    stepper, heard = QuickSGD(optimizer), []
+    stepper, heard = FastSGD(optimizer), []
     handles = [
         optimizer.register_step_pre_hook(lambda *_: heard.append("pre")),
         optimizer.register_step_post_hook(lambda *_: heard.append("post")),
@@ -88,7 +88,7 @@ def test_schedulers_do_not_warn(recwarn):
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    train(model, optimizer, QuickSGD(optimizer), 1)
+    train(model, optimizer, FastSGD(optimizer), 1)
     schedule.step()
     assert optimizer.param_groups[0]["lr"] == 0.05
     assert not recwarn.list
@@ -101,5 +101,5 @@ def test_in_a_trainer_it_steps_instead_of_the_optimizer(monkeypatch):
         return weights(module)
 
     quick = run()
-    monkeypatch.setattr("fl_lightning.local.QuickSGD", lambda optimizer: optimizer)
+    monkeypatch.setattr("fl_lightning.training.local_trainer.FastSGD", lambda optimizer: optimizer)
     assert torch.equal(quick, run())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fl_lightning.seeding import derive_seed, isolated, seed_all
+from fl_lightning.core.seeding import derive_seed, isolated, seed_all
 
 CPU = torch.device("cpu")
 GOLDEN = {

@@ -7,7 +7,7 @@ from torch import nn
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
-from fl_lightning.submodules import modes_kept, outside_metrics, submodules
+from fl_lightning.core.modules import modes_kept, outside_metrics, submodules
 
 
 class Wrapping(MulticlassAccuracy):

@@ -4,7 +4,8 @@ import torch
 from torch import nn
 
 import fl_lightning as fl
-from fl_lightning.updates import ParamLayout, UpdateMatrix
+from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.updates import UpdateMatrix
 
 
 class Nested(nn.Module):

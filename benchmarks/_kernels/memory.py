@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from fl_lightning.executors import _memory
+from fl_lightning.executors.parallel import process
 
 
 def keep_freed_memory() -> str:
     """As in worker processes; says in words what holds now."""
-    if _memory.keep_freed_memory():
+    if process.keep_freed_memory():
         return "glibc keeps what is freed, so that outputs lie in memory that was used before"
     return "as the C library has it"

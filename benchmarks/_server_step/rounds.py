@@ -15,9 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks._kernels.problems import Shape
 from benchmarks._server_step.oracles import Oracle
 from fl_lightning.algorithms import FedLF
-from fl_lightning.algorithms._common_descent import fair_weights
-from fl_lightning.cohort import Cohort
-from fl_lightning.updates import ParamLayout, UpdateMatrix
+from fl_lightning.algorithms._shared.common_descent import fair_weights
+from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.updates import UpdateMatrix
 
 _SHIFT = 64  # elements between the beginnings of two clients' noise
 

@@ -156,7 +156,7 @@ class FederatedCase(Case):
             accelerator=job.accelerator,
             devices=1,
             logger=False,
-            callbacks=[Recorder(log, every)],
+            callbacks=[LogRecorder(log, every)],
             check_val_every_n_epoch=every,
             num_sanity_val_steps=0,
             enable_checkpointing=False,
@@ -170,7 +170,7 @@ class FederatedCase(Case):
             job.checkpoint.unlink(missing_ok=True)
 
 
-class Recorder(L.Callback):
+class LogRecorder(L.Callback):
     """Writes a line per evaluation, and a checkpoint after it; sums and time go on when the run is resumed."""
 
     def __init__(self, log: Log, every: int) -> None:

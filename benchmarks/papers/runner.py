@@ -21,7 +21,7 @@ import torch
 
 from benchmarks._kernels.memory import keep_freed_memory
 from benchmarks.papers.experiment import Case, Experiment, Job, Log
-from fl_lightning.versions import versions
+from fl_lightning.core.versions import versions
 
 SAY_EVERY = 30.0  # seconds between two lines about a run
 
@@ -127,7 +127,7 @@ def work(case: Case, job: Job, messages: Any) -> None:
         messages.put((job.name, -1, traceback.format_exc()))
 
 
-class Worker:
+class WorkerProcess:
     """A process, and the run that it is at."""
 
     def __init__(self, messages: Any) -> None:
@@ -163,7 +163,7 @@ class Pool:
         messages: Any = multiprocessing.get_context("spawn").Queue()
         by_name = {run.job.name: run for run in self.runs}
         waiting = list(self.runs)
-        workers: list[Worker] = [Worker(messages) for _ in range(min(self.jobs, len(waiting)))]
+        workers: list[WorkerProcess] = [WorkerProcess(messages) for _ in range(min(self.jobs, len(waiting)))]
         while waiting or any(worker.run for worker in workers):
             for worker in workers:
                 if worker.run is not None and worker.run.over:
@@ -178,7 +178,7 @@ class Pool:
                         if worker.run is not None and not worker.run.over:
                             said = f"its process ended with status {worker.process.exitcode}"
                             self._hear(by_name, worker.run.job.name, -1, said)
-                        workers[place] = Worker(messages)
+                        workers[place] = WorkerProcess(messages)
         for worker in workers:
             worker.inbox.put(None)
             worker.process.join()

@@ -3,18 +3,9 @@
 
 from __future__ import annotations
 
+from fl_lightning.algorithms._shared.weighting import data_weights, uniform_weights
 from fl_lightning.algorithms.afl import AFL
-from fl_lightning.algorithms.base import (
-    ClientReport,
-    ClientRule,
-    Federation,
-    LocalWork,
-    Needs,
-    ServerRule,
-    StepReport,
-    data_weights,
-    uniform_weights,
-)
+from fl_lightning.algorithms.base import ClientReport, ClientRule, Federation, LocalWork, Needs, ServerRule, StepReport
 from fl_lightning.algorithms.ditto import Ditto
 from fl_lightning.algorithms.drfl import DRFL
 from fl_lightning.algorithms.fa import FA

@@ -12,10 +12,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._weighting import stands_still
-from fl_lightning.algorithms.base import Federation, Needs, ServerRule, State, StepReport, uniform_weights
-from fl_lightning.algorithms.fedavg import weighted_mean
-from fl_lightning.cohort import Cohort
+from fl_lightning.algorithms._shared.weighting import stands_still, uniform_weights, weighted_mean
+from fl_lightning.algorithms.base import Federation, Needs, ServerRule, State, StepReport
+from fl_lightning.core.cohort import Cohort
 from fl_lightning.solvers.simplex import project_simplex
 
 NO_MASS = 1e-12  # less than this of lambda is what projections leave by rounding

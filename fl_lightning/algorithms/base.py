@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.cohort import Cohort
-from fl_lightning.snapshot import Snapshot
-from fl_lightning.updates import LayerSpec, ParamLayout
+from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.layout import LayerSpec, ParamLayout
+from fl_lightning.core.model_snapshot import Snapshot
 
 State = dict[str, Any]
 """Tensors, numbers, strings, and lists or dicts of them: what ``torch.load(weights_only=True)`` accepts."""
@@ -32,8 +32,8 @@ class Needs:
         requery: ``Cohort.losses_at``.
         accuracies: each client's accuracy at the global parameters, before local training, as ``extras["accuracy"]``.
             The module defines ``federated_accuracy(batch, batch_idx)``, the share of a batch that it predicts right.
-        features: the module's ``federated_features(batch)``, see :mod:`fl_lightning.features`.
-        groups: the module's ``federated_groups(batch)``, see :mod:`fl_lightning.groups`.
+        features: the module's ``federated_features(batch)``, see :mod:`fl_lightning.algorithms.features`.
+        groups: the module's ``federated_groups(batch)``, see :mod:`fl_lightning.algorithms.groups`.
     """
 
     losses: bool = False
@@ -290,13 +290,3 @@ class ServerRule(ABC):
 
     def load_state_dict(self, state: State) -> None:
         """Restores what :meth:`state_dict` returned."""
-
-
-def data_weights(cohort: Cohort) -> Tensor:
-    """``[m]`` weights proportional to the clients' sample counts, summing to 1 (float64)."""
-    return cohort.sizes / cohort.sizes.sum()
-
-
-def uniform_weights(cohort: Cohort) -> Tensor:
-    """``[m]`` equal weights summing to 1 (float64)."""
-    return torch.full_like(cohort.sizes, 1.0 / len(cohort))

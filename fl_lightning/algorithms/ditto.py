@@ -14,11 +14,11 @@ from torch import nn
 
 from fl_lightning.algorithms.base import ClientReport, ClientRule, Federation, LocalWork, Needs, State
 from fl_lightning.algorithms.fedavg import FedAvg
-from fl_lightning.client_files import ClientFiles
-from fl_lightning.client_models import ClientModels
-from fl_lightning.cohort import Cohort
-from fl_lightning.seeding import derive_seed, isolated
-from fl_lightning.snapshot import Snapshot, packed_buffers, standing_in
+from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.model_snapshot import Snapshot, packed_buffers, standing_in
+from fl_lightning.core.seeding import derive_seed, isolated
+from fl_lightning.core.storage.model_files import ClientFiles
+from fl_lightning.core.storage.models import ClientModels
 
 
 class Ditto(FedAvg):

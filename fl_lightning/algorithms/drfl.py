@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fl_lightning.algorithms._weighting import nonnegative_losses, shares
+from fl_lightning.algorithms._shared.weighting import nonnegative_losses, shares, weighted_mean
 from fl_lightning.algorithms.base import Needs, ServerRule, StepReport
-from fl_lightning.algorithms.fedavg import weighted_mean
-from fl_lightning.cohort import Cohort
+from fl_lightning.core.cohort import Cohort
 
 
 class DRFL(ServerRule):

@@ -16,9 +16,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from fl_lightning.algorithms.base import ClientReport, ClientRule, Federation, LocalWork, Needs, State
 from fl_lightning.algorithms.fedavg import FedAvg
-from fl_lightning.cohort import Cohort
-from fl_lightning.groups import group_scores
-from fl_lightning.snapshot import standing_in
+from fl_lightning.algorithms.groups import group_scores
+from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.model_snapshot import standing_in
 from fl_lightning.solvers import linear_program
 
 NO_KERNEL = 1e-12  # a basis that reaches less than this share of what the best one does has no samples

@@ -12,9 +12,9 @@ import math
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._disparity import Disparities, Notion, joint_gram, reported_disparities
+from fl_lightning.algorithms._shared.disparity import Disparities, Notion, joint_gram, reported_disparities
 from fl_lightning.algorithms.base import ClientRule, Needs, ServerRule, StepReport
-from fl_lightning.cohort import Cohort
+from fl_lightning.core.cohort import Cohort
 
 
 class FairReg(ServerRule):

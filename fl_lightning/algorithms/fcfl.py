@@ -14,15 +14,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._disparity import (
+from fl_lightning.algorithms._shared.disparity import (
     Disparities,
     Notion,
     check_choice,
     joint_gram,
     reported_disparities,
-)  # fmt: skip
+)
 from fl_lightning.algorithms.base import ClientRule, Federation, Needs, ServerRule, State, StepReport
-from fl_lightning.cohort import Cohort
+from fl_lightning.core.cohort import Cohort
 from fl_lightning.solvers import linear_program, min_norm
 
 

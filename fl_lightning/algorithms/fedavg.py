@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from fl_lightning.algorithms.base import ServerRule, StepReport, data_weights, uniform_weights
-from fl_lightning.cohort import Cohort
+from fl_lightning.algorithms._shared.weighting import data_weights, uniform_weights, weighted_mean
+from fl_lightning.algorithms.base import ServerRule, StepReport
+from fl_lightning.core.cohort import Cohort
 
 
 class FedAvg(ServerRule):
@@ -38,17 +38,3 @@ class FedAvg(ServerRule):
         step = weighted_mean(cohort, weights)
         self.report = StepReport(weights=weights)
         return step
-
-
-def weighted_mean(cohort: Cohort, weights: Tensor) -> Tensor:
-    """Linear combination of the rows with weights ``[m]``, the same in all layers.
-
-    Raises:
-        ValueError: names the clients whose row is not finite.
-    """
-    step = cohort.updates.combine(weights)
-    if not bool(torch.isfinite(step).all()):
-        finite = torch.isfinite(cohort.updates.rows).all(1).tolist()
-        clients = [i for i, fine in zip(cohort.client_ids, finite, strict=True) if not fine]
-        raise ValueError(f"updates must be finite, found NaN or infinity in the rows of clients {clients}")
-    return step

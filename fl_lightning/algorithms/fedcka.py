@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from fl_lightning.algorithms._previous_models import PreviousModels
+from fl_lightning.algorithms._shared.previous_models import PreviousModels
 from fl_lightning.algorithms.base import ClientRule, LocalWork
 from fl_lightning.algorithms.fedavg import FedAvg
-from fl_lightning.snapshot import Snapshot, standing_in
-from fl_lightning.submodules import submodules
+from fl_lightning.core.model_snapshot import Snapshot, standing_in
+from fl_lightning.core.modules import submodules
 
 
 class FedCKA(FedAvg):

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fl_lightning.algorithms.base import ClientRule, Federation, LocalWork, ServerRule, State
 from fl_lightning.algorithms.fedavg import FedAvg
-from fl_lightning.client_tensors import ClientTensors
-from fl_lightning.cohort import Cohort
+from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.storage.tensors import ClientTensors
 
 
 class FedDyn(FedAvg):

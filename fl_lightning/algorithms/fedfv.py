@@ -15,10 +15,16 @@ import torch
 from torch import Tensor
 
 from fl_lightning import ops
-from fl_lightning.algorithms._common_descent import ZERO_DIRECTION, ZERO_ROW, check_rows, rounding_error, row_norms
+from fl_lightning.algorithms._shared.common_descent import (
+    ZERO_DIRECTION,
+    ZERO_ROW,
+    check_rows,
+    rounding_error,
+    row_norms,
+)
 from fl_lightning.algorithms.base import Federation, Needs, ServerRule, State, StepReport
-from fl_lightning.cohort import Cohort
-from fl_lightning.history import RowHistory
+from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.storage.row_history import RowHistory
 
 
 class FedFV(ServerRule):

@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fl_lightning.algorithms._shared.weighting import weighted_mean
 from fl_lightning.algorithms.base import Needs, ServerRule, StepReport
-from fl_lightning.algorithms.fedavg import weighted_mean
-from fl_lightning.cohort import Cohort
+from fl_lightning.core.cohort import Cohort
 
 
 class FedGini(ServerRule):

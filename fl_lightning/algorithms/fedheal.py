@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from fl_lightning import ops
-from fl_lightning.algorithms.base import Federation, ServerRule, State, StepReport, data_weights, uniform_weights
-from fl_lightning.cohort import Cohort
+from fl_lightning.algorithms._shared.weighting import data_weights, uniform_weights
+from fl_lightning.algorithms.base import Federation, ServerRule, State, StepReport
+from fl_lightning.core.cohort import Cohort
 
 _WIDER = {torch.uint8: torch.int16, torch.int16: torch.int32}
 

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._common_descent import (
+from fl_lightning.algorithms._shared.common_descent import (
     ZERO_DIRECTION,
     ZERO_ROW,
     check_rows,
@@ -22,11 +22,11 @@ from fl_lightning.algorithms._common_descent import (
     rounding_error,
     row_norms,
 )
-from fl_lightning.algorithms._layer_blocks import Block, BlockSolver, joined_blocks
+from fl_lightning.algorithms._shared.layer_blocks import Block, BlockSolver, joined_blocks
 from fl_lightning.algorithms.base import Federation, Needs, ServerRule, State, StepReport
-from fl_lightning.cohort import Cohort
-from fl_lightning.history import RowHistory
-from fl_lightning.updates import LayerSpec
+from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.layout import LayerSpec
+from fl_lightning.core.storage.row_history import RowHistory
 
 
 class FedLF(ServerRule):

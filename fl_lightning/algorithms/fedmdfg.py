@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._common_descent import (
+from fl_lightning.algorithms._shared.common_descent import (
     ZERO_ROW,
     check_rows,
     common_descent,
@@ -24,8 +24,8 @@ from fl_lightning.algorithms._common_descent import (
     row_norms,
 )
 from fl_lightning.algorithms.base import Federation, Needs, ServerRule, State, StepReport
-from fl_lightning.cohort import Cohort
-from fl_lightning.history import RowHistory
+from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.storage.row_history import RowHistory
 
 
 class FedMDFG(ServerRule):

@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._common_descent import ZERO_DIRECTION, ZERO_ROW, check_rows, row_norms
+from fl_lightning.algorithms._shared.common_descent import ZERO_DIRECTION, ZERO_ROW, check_rows, row_norms
 from fl_lightning.algorithms.base import Needs, ServerRule, StepReport
-from fl_lightning.cohort import Cohort
+from fl_lightning.core.cohort import Cohort
 from fl_lightning.solvers import box_min_norm
 
 

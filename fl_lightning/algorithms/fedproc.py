@@ -12,7 +12,7 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fl_lightning.algorithms._prototypes import ClassPrototypes
+from fl_lightning.algorithms._shared.prototypes import ClassPrototypes
 from fl_lightning.algorithms.base import ClientRule, LocalWork
 from fl_lightning.algorithms.fedavg import FedAvg
 
@@ -20,7 +20,7 @@ from fl_lightning.algorithms.fedavg import FedAvg
 class FedProc(FedAvg):
     """Local training moves from telling classes apart by their prototypes to the module's own loss (Algorithm 1).
 
-    The module defines ``federated_features(batch)`` with class indices, see :mod:`fl_lightning.features`.
+    The module defines ``federated_features(batch)`` with class indices, see :mod:`fl_lightning.algorithms.features`.
 
     Args:
         rounds: round ``t`` weighs the contrastive loss by ``1 - t / (rounds - 1)`` and the module's by the rest; from

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from fl_lightning.algorithms._prototypes import ClassPrototypes
+from fl_lightning.algorithms._shared.prototypes import ClassPrototypes
 from fl_lightning.algorithms.base import ClientRule, LocalWork
 from fl_lightning.algorithms.fedavg import FedAvg
 
@@ -19,7 +19,7 @@ from fl_lightning.algorithms.fedavg import FedAvg
 class FedProto(FedAvg):
     """Features are drawn to the mean features that all clients have of their class (Algorithm 1), and models averaged.
 
-    The module defines ``federated_features(batch)`` with class indices, see :mod:`fl_lightning.features`.
+    The module defines ``federated_features(batch)`` with class indices, see :mod:`fl_lightning.algorithms.features`.
 
     Args:
         lam: weight of the distance to the prototypes, the paper's lambda; 0 is FedAvg.

@@ -11,10 +11,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._weighting import shares, stands_still
+from fl_lightning.algorithms._shared.weighting import shares, stands_still, weighted_mean
 from fl_lightning.algorithms.base import Federation, Needs, ServerRule, State, StepReport
-from fl_lightning.algorithms.fedavg import weighted_mean
-from fl_lightning.cohort import Cohort
+from fl_lightning.core.cohort import Cohort
 
 
 class MMPF(ServerRule):

@@ -11,16 +11,16 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
-from fl_lightning.algorithms._previous_models import PreviousModels
+from fl_lightning.algorithms._shared.previous_models import PreviousModels
 from fl_lightning.algorithms.base import ClientRule, LocalWork, Needs
+from fl_lightning.algorithms.features import features_of, own_features
 from fl_lightning.algorithms.fedavg import FedAvg
-from fl_lightning.features import features_of, own_features
 
 
 class MOON(FedAvg):
     """A client's features are drawn to the global model's and away from those of its last local model (Algorithm 1).
 
-    The module defines ``federated_features(batch)``, see :mod:`fl_lightning.features`.
+    The module defines ``federated_features(batch)``, see :mod:`fl_lightning.algorithms.features`.
 
     Args:
         mu: weight of the contrastive term; 0 is FedAvg. The paper tries 0.1, 1, 5 and 10.

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from fl_lightning.algorithms._shared.weighting import uniform_weights, weighted_mean
 from fl_lightning.algorithms.base import (
     ClientReport,
     ClientRule,
@@ -21,11 +22,9 @@ from fl_lightning.algorithms.base import (
     ServerRule,
     State,
     StepReport,
-    uniform_weights,
 )
-from fl_lightning.algorithms.fedavg import weighted_mean
-from fl_lightning.client_tensors import ClientTensors
-from fl_lightning.cohort import Cohort
+from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.storage.tensors import ClientTensors
 
 
 class SCAFFOLD(ServerRule):

@@ -12,10 +12,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._weighting import stands_still
+from fl_lightning.algorithms._shared.weighting import stands_still, weighted_mean
 from fl_lightning.algorithms.base import Needs, ServerRule, State, StepReport
-from fl_lightning.algorithms.fedavg import weighted_mean
-from fl_lightning.cohort import Cohort
+from fl_lightning.core.cohort import Cohort
 
 
 class TERM(ServerRule):

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Protocol, cast
 
-from fl_lightning._lightning import Callback, Trainer, TrainerFn
-from fl_lightning.records import EvaluationRecord, RoundRecord
+from fl_lightning.core.lightning.names import Callback, Trainer, TrainerFn
+from fl_lightning.core.records import EvaluationRecord, RoundRecord
 
 
 class FederatedRecords(Protocol):

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fl_lightning._lightning import Callback, LightningModule, Trainer
 from fl_lightning.callbacks._federated import evaluation, is_fitting, is_fresh_fit, records
+from fl_lightning.core.lightning.names import Callback, LightningModule, Trainer
+from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.metrics.functional import fairness_summary, is_larger_better
-from fl_lightning.records import EvaluationRecord
 
 COLUMNS = ("round", "stage", "client", "samples", "metric", "value")
 _SUMMARY = {

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from fl_lightning._lightning import Callback, LightningModule, Trainer
 from fl_lightning.callbacks._federated import is_fitting, is_fresh_fit, records
+from fl_lightning.core.lightning.names import Callback, LightningModule, Trainer
 
 
 @dataclass(frozen=True)

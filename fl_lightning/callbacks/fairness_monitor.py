@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fl_lightning._lightning import Callback, LightningModule, Trainer
 from fl_lightning.callbacks._federated import evaluation, is_fitting, is_fresh_fit, records
+from fl_lightning.core.lightning.names import Callback, LightningModule, Trainer
 from fl_lightning.metrics.functional import fairness_summary, is_larger_better
 
 

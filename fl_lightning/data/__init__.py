@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Federated data: partitions, per-client loaders, the data module, and samplers of cohorts."""
 
-from fl_lightning.data.labels import Samples, labels_of
-from fl_lightning.data.loaders import ClientLoaders
-from fl_lightning.data.matching import label_counts, matched_split
-from fl_lightning.data.module import FederatedDataModule
-from fl_lightning.data.partitions import by_key, dirichlet, iid, mutex, pathological, shards, unbalanced
-from fl_lightning.data.plot import plot_partition
-from fl_lightning.data.samplers import (
+from fl_lightning.data.client_indices import ClientIndices
+from fl_lightning.data.client_loaders import ClientLoaders
+from fl_lightning.data.cohort_samplers import (
     AllClients,
     AvailabilitySampler,
     CohortSampler,
@@ -15,9 +11,13 @@ from fl_lightning.data.samplers import (
     SizeWeightedSampler,
     UniformSampler,
 )
-from fl_lightning.data.settings import LoaderSettings
-from fl_lightning.data.specs import IID, ByKey, Dirichlet, Mutex, Partition, Pathological, Shards, Unbalanced
-from fl_lightning.data.views import ClientIndices
+from fl_lightning.data.datamodule import FederatedDataModule
+from fl_lightning.data.labels import Samples, labels_of
+from fl_lightning.data.loader_settings import LoaderSettings
+from fl_lightning.data.matched_split import label_counts, matched_split
+from fl_lightning.data.partition_functions import by_key, dirichlet, iid, mutex, pathological, shards, unbalanced
+from fl_lightning.data.partitions import IID, ByKey, Dirichlet, Mutex, Partition, Pathological, Shards, Unbalanced
+from fl_lightning.data.plot import plot_partition
 
 __all__ = [
     "IID",

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from fl_lightning._lightning import rank_zero_info
-from fl_lightning.seeding import isolated
+from fl_lightning.core.lightning.names import rank_zero_info
+from fl_lightning.core.seeding import isolated
 
 Labels = Tensor | Sequence[int] | Callable[[Any], int] | str
 """Labels themselves, a function from a sample to its label, or the name of the dataset's attribute."""

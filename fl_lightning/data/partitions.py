@@ -1,273 +1,232 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to divide a dataset among clients, as pure functions of labels and a seed.
-
-Each returns one int64 index tensor per client, ascending inside a client; together they hold every sample exactly once.
-"""
+"""The partitions as values that configuration files can name."""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Hashable, Sequence
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.seeding import derive_seed
+from fl_lightning.data import partition_functions as partitions
+from fl_lightning.data.labels import Samples, attribute_of
+from fl_lightning.data.matched_split import matched_split
 
-_Ints = np.ndarray[Any, np.dtype[np.int64]]
-
-
-def iid(num_samples: int, num_clients: int, seed: int) -> list[Tensor]:
-    """Deals all samples at random; client sizes differ by one at most.
-
-    Raises:
-        ValueError: there are more clients than samples.
-    """
-    _check_clients(num_clients, num_samples)
-    return deal(num_samples, num_clients, seed)
+_Keys = TypeVar("_Keys")
 
 
-def deal(num_samples: int, num_clients: int, seed: int) -> list[Tensor]:
-    """As :func:`iid`, but some clients stay empty where there are fewer samples than clients."""
-    rng = _generator(seed, "iid")
-    return _parts(rng.permutation(rng.permutation(num_clients)[np.arange(num_samples) % num_clients]), num_clients)
+class Partition(ABC):
+    """How samples are divided among clients. Not a dataclass: jsonargparse refuses subclasses of dataclass types."""
+
+    @abstractmethod
+    def split(self, labels: Tensor, seed: int) -> list[Tensor]:
+        """Divides samples by their labels ``[n]``: one int64 index tensor per client, every sample exactly once."""
+
+    def divide(self, samples: Samples, seed: int) -> list[Tensor]:
+        """Divides a dataset; looks its labels up unless the partition does without them."""
+        return self.split(samples.labels, seed)
+
+    def match(self, train: Samples, parts: Sequence[Tensor], samples: Samples, seed: int) -> list[Tensor]:
+        """Divides evaluation samples so that they follow the clients' training data."""
+        return matched_split(train.labels, parts, samples.labels, seed)
 
 
-def dirichlet(
-    labels: Tensor | Sequence[int], num_clients: int, alpha: float, seed: int, min_size: int = 1, capped: bool = False
-) -> list[Tensor]:
-    """Divides each class by shares drawn from a symmetric Dirichlet distribution (Hsu et al. 2019, arXiv 1909.06335).
+@dataclass(frozen=True)
+class IID(Partition):
+    """Equal random shares, see :func:`iid`. Needs no labels: evaluation data is dealt at random as well."""
 
-    Nothing is drawn again until it fits, so the time is bounded. Afterwards clients below ``min_size`` are filled one
-    sample at a time: each is taken from the client that is largest at that moment, out of the class of which that
-    client holds most.
+    num_clients: int
 
-    Args:
-        labels: ``[n]`` integers.
-        num_clients: number of clients.
-        alpha: concentration; small values give clients of few classes and uneven sizes.
-        seed: seed of the draw.
-        min_size: samples that every client must have at least.
-        capped: classes are divided in ascending order, and those who already hold their equal part, ``n / num_clients``
-            samples, get nothing of the classes that follow. Sizes are then more even. So do the code of FedMA (Wang et
-            al. 2020, arXiv 2002.06440) and NIID-Bench (Li et al. 2022, arXiv 2102.02079), and many that build on them.
+    def __post_init__(self) -> None:
+        _positive("num_clients", self.num_clients)
 
-    Raises:
-        ValueError: ``alpha`` is not positive, or ``num_clients * min_size`` exceeds the number of samples.
-    """
-    members, _ = _by_class(labels)
-    n = sum(map(len, members))
-    _check_clients(num_clients, n if min_size > 0 else num_clients)
-    if not 0 < alpha < float("inf"):
-        raise ValueError(f"alpha must be positive and finite, found {alpha}")
-    if min_size < 0 or num_clients * min_size > n:
-        raise ValueError(
-            f"min_size must lie between 0 and {n // num_clients} for {n} samples and {num_clients} clients, "
-            f"found {min_size}"
-        )
-    rng = _generator(seed, "dirichlet")
-    owner, sizes = np.empty(n, dtype=np.int64), np.zeros(num_clients, dtype=np.int64)
-    for index in members:
-        # Gamma(alpha) as Gamma(alpha + 1) * U^(1 / alpha), in logarithms: a small alpha underflows otherwise.
-        log_share = np.log(rng.standard_gamma(alpha + 1.0, num_clients)) + np.log1p(-rng.random(num_clients)) / alpha
-        if capped:
-            log_share[sizes * num_clients >= n] = -np.inf
-        share = np.exp(log_share - log_share.max())
-        cuts = np.rint(np.cumsum(share) / share.sum() * len(index)).astype(np.int64)
-        counts = np.diff(cuts, prepend=0)
-        owner[rng.permutation(index)] = np.repeat(np.arange(num_clients), counts)
-        sizes += counts
-    _fill(owner, members, num_clients, min_size, rng)
-    return _parts(owner, num_clients)
+    def split(self, labels: Tensor, seed: int) -> list[Tensor]:
+        """Uses only the number of labels."""
+        return partitions.iid(len(labels), self.num_clients, seed)
+
+    def divide(self, samples: Samples, seed: int) -> list[Tensor]:
+        """Deals the samples; labels are not looked up."""
+        return partitions.iid(len(samples), self.num_clients, seed)
+
+    def match(self, train: Samples, parts: Sequence[Tensor], samples: Samples, seed: int) -> list[Tensor]:
+        """Deals the evaluation samples; with fewer samples than clients, some clients have none."""
+        return partitions.deal(len(samples), self.num_clients, seed)
 
 
-def pathological(labels: Tensor | Sequence[int], num_clients: int, classes_per_client: int, seed: int) -> list[Tensor]:
-    """Gives every client exactly ``classes_per_client`` distinct classes, drawn at random.
+@dataclass(frozen=True)
+class Dirichlet(Partition):
+    """Class shares from a Dirichlet distribution, see :func:`dirichlet`."""
 
-    Every class is used. The classes go to equally many clients (up to one, and never to more than they have samples),
-    and a class is divided into parts that differ by one sample at most.
+    num_clients: int
+    alpha: float
+    min_size: int = 1
+    capped: bool = False
 
-    Raises:
-        ValueError: a client cannot have that many classes, or the clients are too few to use every class.
-    """
-    members, classes = _by_class(labels)
-    counts = np.array([len(index) for index in members], dtype=np.int64)
-    _check_clients(num_clients, int(counts.sum()))
-    slots = num_clients * classes_per_client
-    if not 1 <= classes_per_client <= len(classes):
-        raise ValueError(f"classes_per_client must lie between 1 and {len(classes)}, found {classes_per_client}")
-    if slots < len(classes):
-        raise ValueError(
-            f"num_clients * classes_per_client must be at least {len(classes)} to use every class, found {slots}"
-        )
-    if int(np.minimum(counts, num_clients).sum()) < slots:
-        raise ValueError(
-            f"classes_per_client must leave each client a sample of each of its classes, found {classes_per_client} "
-            f"for {num_clients} clients and classes of {counts.min()} to {counts.max()} samples"
-        )
-    rng = _generator(seed, "pathological")
-    takes = _draw_classes(counts, num_clients, classes_per_client, rng)
-    owner = np.empty(int(counts.sum()), dtype=np.int64)
-    for index, column in zip(members, takes.T, strict=True):
-        clients = rng.permutation(np.flatnonzero(column))
-        owner[rng.permutation(index)] = clients[np.arange(len(index)) % len(clients)]
-    return _parts(owner, num_clients)
+    def __post_init__(self) -> None:
+        _positive("num_clients", self.num_clients)
+        if not 0 < self.alpha < float("inf"):
+            raise ValueError(f"alpha must be positive and finite, found {self.alpha}")
+        if self.min_size < 0:
+            raise ValueError(f"min_size must not be negative, found {self.min_size}")
+
+    def split(self, labels: Tensor, seed: int) -> list[Tensor]:
+        """Draws class shares."""
+        return partitions.dirichlet(labels, self.num_clients, self.alpha, seed, self.min_size, self.capped)
 
 
-def shards(labels: Tensor | Sequence[int], num_clients: int, shards_per_client: int, seed: int) -> list[Tensor]:
-    """Sorts by label, cuts into equal shards and deals ``shards_per_client`` random ones to each client.
+@dataclass(frozen=True)
+class Pathological(Partition):
+    """Exactly ``classes_per_client`` classes for every client, see :func:`pathological`."""
 
-    McMahan et al. 2017 (arXiv 1602.05629), section 3. Shard sizes differ by one at most; inside a class the order is
-    random. A shard may hold the end of one class and the beginning of the next.
+    num_clients: int
+    classes_per_client: int = 2
 
-    Raises:
-        ValueError: there are more shards than samples.
-    """
-    members, _ = _by_class(labels)
-    n, count = sum(map(len, members)), num_clients * shards_per_client
-    _check_clients(num_clients, n)
-    if shards_per_client < 1 or count > n:
-        raise ValueError(
-            f"shards_per_client must lie between 1 and {n // num_clients} for {n} samples and {num_clients} clients, "
-            f"found {shards_per_client}"
-        )
-    rng = _generator(seed, "shards")
-    order = np.concatenate([rng.permutation(index) for index in members])
-    dealt = rng.permutation(np.arange(count) % num_clients)
-    owner = np.empty(n, dtype=np.int64)
-    owner[order] = dealt[np.arange(n) * count // n]
-    return _parts(owner, num_clients)
+    def __post_init__(self) -> None:
+        _positive("num_clients", self.num_clients)
+        _positive("classes_per_client", self.classes_per_client)
+
+    def split(self, labels: Tensor, seed: int) -> list[Tensor]:
+        """Draws classes for the clients."""
+        return partitions.pathological(labels, self.num_clients, self.classes_per_client, seed)
 
 
-def mutex(labels: Tensor | Sequence[int], num_clients: int, seed: int) -> list[Tensor]:
-    """One class per client; with more clients than classes, several clients share a class in equal parts.
+@dataclass(frozen=True)
+class Shards(Partition):
+    """Shards of data sorted by label, see :func:`shards`."""
 
-    Raises:
-        ValueError: there are fewer clients than classes, so that some class would go unused.
-    """
-    return pathological(labels, num_clients, 1, seed)
+    num_clients: int
+    shards_per_client: int = 2
+
+    def __post_init__(self) -> None:
+        _positive("num_clients", self.num_clients)
+        _positive("shards_per_client", self.shards_per_client)
+
+    def split(self, labels: Tensor, seed: int) -> list[Tensor]:
+        """Deals shards."""
+        return partitions.shards(labels, self.num_clients, self.shards_per_client, seed)
 
 
-def unbalanced(labels: Tensor | Sequence[int], groups: Sequence[Sequence[int]], seed: int) -> list[Tensor]:
-    """One client per group of classes; a class named by several groups is divided into equal random parts.
+@dataclass(frozen=True)
+class Mutex(Partition):
+    """One class per client, see :func:`mutex`."""
+
+    num_clients: int
+
+    def __post_init__(self) -> None:
+        _positive("num_clients", self.num_clients)
+
+    def split(self, labels: Tensor, seed: int) -> list[Tensor]:
+        """Deals classes."""
+        return partitions.mutex(labels, self.num_clients, seed)
+
+
+@dataclass(frozen=True)
+class Unbalanced(Partition):
+    """One client per group of classes, see :func:`unbalanced`. The default are FedMDFG's groups for ten classes."""
+
+    groups: tuple[tuple[int, ...], ...] = ((0,), (1, 2), (3, 4, 5, 6), (7,), (8, 9))
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "groups", tuple(tuple(int(value) for value in group) for group in self.groups))
+        if not self.groups or not all(self.groups):
+            raise ValueError(f"groups must be non-empty tuples of classes, found {self.groups}")
+
+    @property
+    def num_clients(self) -> int:
+        """One client per group."""
+        return len(self.groups)
+
+    def split(self, labels: Tensor, seed: int) -> list[Tensor]:
+        """Gives each client its group."""
+        return partitions.unbalanced(labels, self.groups, seed)
+
+
+@dataclass(frozen=True)
+class ByKey(Partition):
+    """One client per distinct key: owners, sites, domains.
 
     Args:
-        labels: ``[n]`` integers.
-        groups: label values per client, for instance ``((0,), (1, 2), (3, 4, 5, 6), (7,), (8, 9))``.
-        seed: seed of the draw.
-
-    Raises:
-        ValueError: a class of the data is in no group, or a group names a class that the data does not have.
+        keys: the name of an attribute of the training and evaluation datasets with one key per sample; or a function
+            that takes such a dataset and returns them; or the keys of the training samples, and then evaluation data
+            follows the clients' labels; or such keys per stage in a mapping with ``"train"`` and, as far as known,
+            ``"val"`` and ``"test"``.
     """
-    members, classes = _by_class(labels)
-    _check_clients(len(groups), sum(map(len, members)))
-    named = {value for group in groups for value in group}
-    missing, unknown = sorted(set(classes) - named), sorted(named - set(classes))
-    if missing or unknown or not all(groups):
-        raise ValueError(
-            f"groups must be non-empty and name every class of the data, found missing {missing}, unknown {unknown}"
-        )
-    rng = _generator(seed, "unbalanced")
-    owner = np.empty(sum(map(len, members)), dtype=np.int64)
-    for index, value in zip(members, classes, strict=True):
-        clients = rng.permutation([client for client, group in enumerate(groups) if value in group])
-        owner[rng.permutation(index)] = clients[np.arange(len(index)) % len(clients)]
-    return _parts(owner, len(groups))
+
+    keys: str | Callable[[Any], Sequence[int | str]] | Sequence[int | str] | Mapping[str, Sequence[int | str]] = field(
+        repr=False
+    )
+
+    def __post_init__(self) -> None:
+        if callable(self.keys):
+            return
+        if len(self.keys) == 0:
+            raise ValueError("keys must not be empty, found nothing")
+        if isinstance(self.keys, Mapping) and ("train" not in self.keys or set(self.keys) - {"train", "val", "test"}):
+            raise ValueError(f"keys must have the entry 'train' and may have 'val', 'test', found {list(self.keys)}")
+
+    def split(self, labels: Tensor, seed: int) -> list[Tensor]:
+        """Divides by the keys; where ``keys`` asks a dataset for them, ``labels`` are taken for its answer."""
+        if isinstance(self.keys, str) or callable(self.keys):
+            return partitions.by_key(labels)
+        return partitions.by_key(_of_length(_given(self.keys, "train") or (), len(labels)))
+
+    def divide(self, samples: Samples, seed: int) -> list[Tensor]:
+        """Divides by the keys of the samples' stage."""
+        return partitions.by_key(self._keys_of(samples))
+
+    def match(self, train: Samples, parts: Sequence[Tensor], samples: Samples, seed: int) -> list[Tensor]:
+        """Gives evaluation samples to the client that has their key in training.
+
+        Raises:
+            ValueError: an evaluation key does not occur in training.
+        """
+        asks = isinstance(self.keys, str) or callable(self.keys)
+        if not asks and _given(self.keys, samples.stage) is None:
+            return super().match(train, parts, samples, seed)
+        order = partitions.distinct_keys(self._keys_of(train))
+        client_of = {key: client for client, key in enumerate(order)}
+        keys = self._keys_of(samples)
+        unknown = [key for key in dict.fromkeys(keys) if key not in client_of]
+        if unknown:
+            raise ValueError(f"keys of the {samples.stage} samples must occur in training, found also {unknown[:10]}")
+        owner = np.array([client_of[key] for key in keys], dtype=np.int64)
+        flat = torch.from_numpy(np.argsort(owner, kind="stable"))
+        return list(torch.split(flat, np.bincount(owner, minlength=len(order)).tolist()))
+
+    def _keys_of(self, samples: Samples) -> Sequence[Hashable]:
+        if callable(self.keys):
+            return _of_length(_plain(self.keys(samples.dataset)), len(samples))
+        if isinstance(self.keys, str):
+            found: list[Any] = attribute_of(samples.dataset, self.keys).tolist()
+            return [tuple(key) if isinstance(key, list) else key for key in found]
+        given = _given(self.keys, samples.stage)
+        if given is None:
+            raise ValueError(f"keys must be given for the {samples.stage} samples too, or as an attribute's name")
+        return _of_length(given, len(samples))
 
 
-def by_key(keys: Tensor | Sequence[Hashable]) -> list[Tensor]:
-    """One client per distinct key: natural owners, sites or domains.
-
-    Clients are numbered as :func:`distinct_keys` orders the keys.
-
-    Raises:
-        ValueError: there are no samples.
-    """
-    values = keys.tolist() if isinstance(keys, Tensor) else list(keys)
-    order = distinct_keys(values)
-    _check_clients(len(order), len(values))
-    client_of = {key: client for client, key in enumerate(order)}
-    return _parts(np.array([client_of[key] for key in values], dtype=np.int64), len(order))
+def _given(keys: Any, stage: str) -> Sequence[Hashable] | None:
+    """The keys given for a stage, as plain Python values."""
+    per_stage = keys if isinstance(keys, Mapping) else {"train": keys}
+    found: Sequence[Hashable] | None = per_stage.get(stage)
+    return _plain(found)
 
 
-def distinct_keys(keys: Sequence[Hashable]) -> list[Any]:
-    """The distinct keys in ascending order; in order of first appearance if they cannot be compared."""
-    seen: list[Any] = list(dict.fromkeys(keys))
-    try:
-        return sorted(seen)
-    except TypeError:
-        return seen
+def _plain(keys: _Keys) -> _Keys:
+    as_list: Callable[[], _Keys] | None = getattr(keys, "tolist", None)
+    return keys if as_list is None else as_list()
 
 
-def _generator(seed: int, name: str) -> np.random.Generator:
-    return np.random.default_rng(derive_seed(seed, name))
+def _of_length(keys: Sequence[Hashable], n: int) -> Sequence[Hashable]:
+    if len(keys) != n:
+        raise ValueError(f"keys must hold one entry for each of the {n} samples, found {len(keys)}")
+    return keys
 
 
-def _check_clients(num_clients: int, num_samples: int) -> None:
-    if not 1 <= num_clients <= num_samples:
-        raise ValueError(f"num_clients must lie between 1 and the {num_samples} samples, found {num_clients}")
-
-
-def _by_class(labels: Tensor | Sequence[int]) -> tuple[list[_Ints], list[int]]:
-    """Ascending sample indices of each class, and the classes in ascending order."""
-    vector = torch.as_tensor(labels)
-    if vector.dim() != 1 or vector.is_floating_point() or vector.is_complex():
-        raise ValueError(f"labels must be a vector of integers, found {vector.dtype} of shape {list(vector.shape)}")
-    if vector.numel() == 0:
-        raise ValueError("labels must not be empty, found shape [0]")
-    classes, counts = np.unique(vector.cpu().numpy(), return_counts=True)
-    order = np.argsort(vector.cpu().numpy(), kind="stable")
-    return np.split(order, np.cumsum(counts)[:-1]), [int(value) for value in classes]
-
-
-def _parts(owner: _Ints, num_clients: int) -> list[Tensor]:
-    flat = torch.from_numpy(np.argsort(owner, kind="stable"))
-    return list(torch.split(flat, np.bincount(owner, minlength=num_clients).tolist()))
-
-
-def _fill(owner: _Ints, members: list[_Ints], num_clients: int, min_size: int, rng: np.random.Generator) -> None:
-    sizes = np.bincount(owner, minlength=num_clients)
-    if sizes.min() >= min_size:
-        return
-    class_of = np.empty_like(owner)
-    for number, index in enumerate(members):
-        class_of[index] = number
-    held = _parts(owner, num_clients)
-    largest = [(-int(size), client) for client, size in enumerate(sizes)]
-    heapq.heapify(largest)
-    stocks: dict[int, list[list[int]]] = {}
-    for receiver in np.flatnonzero(sizes < min_size):
-        while sizes[receiver] < min_size:
-            size, donor = heapq.heappop(largest)
-            if -size != sizes[donor]:
-                continue  # an entry from before the client received samples
-            if donor not in stocks:
-                own = rng.permutation(held[donor].numpy())
-                stocks[donor] = [own[class_of[own] == number].tolist() for number in np.unique(class_of[own])]
-            owner[max(stocks[donor], key=len).pop()] = receiver
-            sizes[donor] -= 1
-            sizes[receiver] += 1
-            heapq.heappush(largest, (-int(sizes[donor]), donor))
-
-
-def _draw_classes(counts: _Ints, num_clients: int, per_client: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """``[N, C]`` booleans with ``per_client`` true values in every row and nearly equal column sums."""
-    caps, quota = np.minimum(counts, num_clients), np.zeros_like(counts)
-    left = num_clients * per_client
-    while left:
-        room = np.flatnonzero(quota < caps)
-        room = room if len(room) <= left else rng.choice(room, left, replace=False)
-        quota[room] += 1
-        left -= len(room)
-    takes = np.zeros((num_clients, len(counts)), dtype=bool)
-    for position, client in enumerate(rng.permutation(num_clients)):
-        # A class that still needs as many clients as are left must be taken now; the others go by their need.
-        with np.errstate(divide="ignore"):
-            rank = rng.standard_exponential(len(counts)) / quota
-        rank[quota == num_clients - position] = -1.0
-        chosen = np.argsort(rank, kind="stable")[:per_client]
-        takes[client, chosen] = True
-        quota[chosen] -= 1
-    return takes
+def _positive(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, found {value!r}")

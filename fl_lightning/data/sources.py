@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from fl_lightning._lightning import LightningDataModule, LightningModule, lightning_module
+from fl_lightning.core.lightning.names import LightningDataModule, LightningModule, lightning_module
 from fl_lightning.data.labels import num_samples
 
 _LOADERS = tuple(f"{stage}_dataloader" for stage in ("train", "val", "test", "predict"))

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from fl_lightning.bench import Bench
-    from fl_lightning.loop import ClientTask
-    from fl_lightning.reports import Arrival
+    from fl_lightning.core.lightning.epoch_loop import ClientTask
+    from fl_lightning.training.client_runner import ClientRunner
+    from fl_lightning.training.upload import Upload
 
 
 class Executor(ABC):
     """How the clients of a round are trained. Holds settings alone, so one object serves any number of fits."""
 
-    def obstacle(self, bench: Bench) -> str | None:
+    def obstacle(self, bench: ClientRunner) -> str | None:
         """Why this fit's clients have to be trained one after the other in this process; ``None`` if they need not.
 
         The strategy then logs the sentence once and uses :class:`Sequential`.
@@ -30,7 +30,7 @@ class Executor(ABC):
         return None
 
     @abstractmethod
-    def crew(self, bench: Bench) -> Crew:
+    def crew(self, bench: ClientRunner) -> Runner:
         """Whoever trains the clients of one fit."""
 
     def rows(self, number: int, like: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ class Executor(ABC):
         return torch.empty(number, like.numel(), dtype=like.dtype, device=like.device)
 
 
-class Crew(ABC):
+class Runner(ABC):
     """Trains the clients of one fit, round by round."""
 
     def begin_round(self, tasks: Sequence[ClientTask]) -> None:
@@ -55,12 +55,12 @@ class Crew(ABC):
         """
 
     @abstractmethod
-    def train(self, task: ClientTask) -> Arrival:
+    def train(self, task: ClientTask) -> Upload:
         """Hands over what training one client gave; called once per task, in order, with the global model bound.
 
         Row ``task.index`` of the update matrix then holds the client's update, and everything that the client left
-        behind has happened in this process: its steps are counted (:meth:`Bench.count`), what it logged is logged
-        (:meth:`Bench.log`), its optimizer state and what its rule sets aside for ``commit`` are in their places.
+        behind has happened in this process: its steps are counted, what it logged is logged, its optimizer state and
+        what its rule sets aside for ``commit`` are in their places.
         Parameters, buffers and optimizers are put back by the caller, also after an error.
 
         Raises:

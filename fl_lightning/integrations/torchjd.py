@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.algorithms.base import ServerRule, StepReport
-from fl_lightning.cohort import Cohort
-from fl_lightning.seeding import derive_seed, isolated
+from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.layout import LayerSpec
+from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.solvers.dual_cone import dual_cone
-from fl_lightning.updates import LayerSpec
 
 try:
     from torchjd import aggregation

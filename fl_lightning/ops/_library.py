@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fl_lightning.ops import _extension, _reference
 from fl_lightning.ops._min_norm import min_norm
+from fl_lightning.ops.dtypes import accumulation_device
 
 
 class _Op(NamedTuple):
@@ -70,7 +71,7 @@ def _puc_combine(rows: Tensor, keep: Tensor, weights: Tensor) -> Tensor:
 
 
 def _float64(rows: Tensor, *shape: int) -> Tensor:
-    return torch.empty(shape, dtype=torch.float64, device=_reference.accumulation_device(rows))
+    return torch.empty(shape, dtype=torch.float64, device=accumulation_device(rows))
 
 
 _OPS = {

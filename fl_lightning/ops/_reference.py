@@ -14,17 +14,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from fl_lightning.ops.dtypes import accumulation_device
+
 _CPU_BLOCK = 1 << 18  # elements of a float64 block: 2 MiB, about a core's share of cache
 _DEVICE_BLOCK = 1 << 24
 _MIN_COLUMNS = 2048
 _STRIP = 2  # rows per matrix product: with more, BLAS libraries divide long sums among threads
 _WORD = 32  # keep bits per int32 word
 _INT32_MAX = 2**31 - 1
-
-
-def accumulation_device(rows: Tensor) -> torch.device:
-    """Where float64 results about ``rows`` live: beside them, or on the CPU where the device has no float64."""
-    return torch.device("cpu") if rows.device.type == "mps" else rows.device
 
 
 def layer_gram(rows: Tensor, offsets: Tensor) -> Tensor:

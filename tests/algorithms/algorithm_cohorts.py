@@ -6,8 +6,9 @@ from __future__ import annotations
 import torch
 
 from fl_lightning.algorithms import LocalWork
-from fl_lightning.cohort import Cohort
-from fl_lightning.updates import ParamLayout, UpdateMatrix
+from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.updates import UpdateMatrix
 
 SIZES = (30, 12, 50)
 COLUMNS = sum(SIZES)

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from fl_lightning.algorithms import Federation, LocalWork
-from fl_lightning.cohort import Cohort
-from fl_lightning.updates import ParamLayout, UpdateMatrix
+from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.updates import UpdateMatrix
 
 INPUTS, WIDTH, CLASSES = 5, 6, 4
 

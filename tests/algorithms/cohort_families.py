@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from algorithm_cohorts import SIZES, make_cohort
 
-from fl_lightning.updates import ParamLayout
+from fl_lightning.core.layout import ParamLayout
 
 LAYOUT = ParamLayout.from_sizes(SIZES)
 

@@ -8,7 +8,7 @@ import torch
 from algorithm_cohorts import make_cohort, random_rows
 from vector_forms import shortest_point
 
-from fl_lightning.algorithms._common_descent import (
+from fl_lightning.algorithms._shared.common_descent import (
     common_descent,
     fair_weights,
     loss_angle,

@@ -10,7 +10,8 @@ import torch
 from algorithm_cohorts import SIZES, make_cohort, random_rows, sampled_rounds
 
 from fl_lightning import algorithms as fl
-from fl_lightning.updates import ParamLayout, UpdateMatrix
+from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.updates import UpdateMatrix
 
 RULES = {
     "FedAvg": fl.FedAvg,

@@ -13,9 +13,10 @@ from cohort_families import LAYOUT
 from torch import nn
 
 from fl_lightning.algorithms import FCFL, FairReg, LocalWork
-from fl_lightning.algorithms._disparity import Disparities
-from fl_lightning.groups import group_scores
-from fl_lightning.updates import ParamLayout, UpdateMatrix
+from fl_lightning.algorithms._shared.disparity import Disparities
+from fl_lightning.algorithms.groups import group_scores
+from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.updates import UpdateMatrix
 
 LR, SHARPNESS = 0.3, 4.0
 

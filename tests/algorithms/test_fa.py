@@ -12,7 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import fl_lightning as fl
 from fl_lightning.algorithms import FA, LocalWork
-from fl_lightning.updates import ParamLayout
+from fl_lightning.core.layout import ParamLayout
 
 BASES = torch.tensor([[0.0, 0.0], [2.0, 0.0], [-1.0, 1.0]], dtype=torch.float64)
 

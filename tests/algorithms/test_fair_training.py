@@ -8,7 +8,7 @@ import torch
 from algorithm_cohorts import make_cohort
 
 from fl_lightning.algorithms import AFL, DRFL, TERM, FedAvg, FedFV, FedGini, FedLF, FedMDFG, FedMGDAPlus, QFedAvg
-from fl_lightning.updates import ParamLayout
+from fl_lightning.core.layout import ParamLayout
 
 N, SIZES = 8, (10, 6, 4)
 

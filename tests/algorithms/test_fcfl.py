@@ -13,7 +13,8 @@ from fcfl_vectors import VectorFCFL
 
 from fl_lightning.algorithms import FCFL, ClientRule, FairReg, Federation
 from fl_lightning.algorithms.fcfl import min_max
-from fl_lightning.updates import ParamLayout, UpdateMatrix
+from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.updates import UpdateMatrix
 
 CLIENTS, LR = 6, 8.0
 

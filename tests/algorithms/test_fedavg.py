@@ -7,7 +7,7 @@ from algorithm_cohorts import make_cohort, random_rows, train_locally
 from torch import nn
 
 from fl_lightning.algorithms import FedAvg, FedProx
-from fl_lightning.updates import ParamLayout
+from fl_lightning.core.layout import ParamLayout
 
 
 def test_weighs_by_samples_or_alike():

@@ -11,7 +11,7 @@ from algorithm_cohorts import SIZES, make_cohort, random_rows, sampled_rounds
 
 from fl_lightning import ops
 from fl_lightning.algorithms import Federation, FedFV
-from fl_lightning.updates import ParamLayout
+from fl_lightning.core.layout import ParamLayout
 
 
 def opposed_rows(m, seed):

@@ -12,7 +12,8 @@ from implementations import every
 import fl_lightning as fl
 from fl_lightning import ops
 from fl_lightning.algorithms.fedheal import FedHEAL
-from fl_lightning.updates import ParamLayout, UpdateMatrix
+from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.updates import UpdateMatrix
 
 LAYOUT = ParamLayout.from_sizes([5, 1, 40, 3])
 N = LAYOUT.numel

@@ -11,7 +11,7 @@ import vector_forms
 from algorithm_cohorts import SIZES, make_cohort, random_rows, sampled_rounds
 
 from fl_lightning.algorithms import FedLF, FedMDFG
-from fl_lightning.updates import ParamLayout
+from fl_lightning.core.layout import ParamLayout
 
 STARTS = (0, 30, 42, 92)
 

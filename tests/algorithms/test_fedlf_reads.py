@@ -12,7 +12,7 @@ from algorithm_cohorts import make_cohort, random_rows, sampled_rounds
 from remote_device import RemoteDevice
 
 from fl_lightning.algorithms import FedFV, FedLF
-from fl_lightning.updates import ParamLayout
+from fl_lightning.core.layout import ParamLayout
 
 
 def elsewhere(device, cohort):

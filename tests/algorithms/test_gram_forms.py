@@ -14,7 +14,8 @@ import vector_forms
 from cohort_families import FAMILIES, LAYOUT, rounds_of
 from solvers import qp_cases
 
-from fl_lightning.algorithms import FedFV, FedLF, FedMDFG, FedMGDAPlus, _common_descent
+from fl_lightning.algorithms import FedFV, FedLF, FedMDFG, FedMGDAPlus
+from fl_lightning.algorithms._shared import common_descent as _common_descent
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
 SCALES = (1e-12, 1.0, 1e12)

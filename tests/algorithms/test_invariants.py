@@ -13,11 +13,12 @@ from algorithm_cohorts import make_cohort
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis.extra.numpy import arrays
 
-from fl_lightning.algorithms import FedAvg, FedFV, FedLF, FedMDFG, FedMGDAPlus, _common_descent
+from fl_lightning.algorithms import FedAvg, FedFV, FedLF, FedMDFG, FedMGDAPlus
+from fl_lightning.algorithms._shared import common_descent as _common_descent
+from fl_lightning.core.layout import ParamLayout
 from fl_lightning.metrics.functional import fairness_angle
 from fl_lightning.ops import project_conflicts
 from fl_lightning.solvers import min_norm
-from fl_lightning.updates import ParamLayout
 
 COLUMNS = (3, 1, 4)
 LAYOUT = ParamLayout.from_sizes(COLUMNS)

@@ -4,7 +4,7 @@ import torch
 from algorithm_cohorts import make_cohort, random_rows
 
 from fl_lightning.algorithms import MMPF
-from fl_lightning.updates import ParamLayout
+from fl_lightning.core.layout import ParamLayout
 
 LAYOUT = ParamLayout.from_sizes([2])
 

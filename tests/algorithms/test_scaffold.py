@@ -10,7 +10,8 @@ from torch import nn
 
 from fl_lightning.algorithms import SCAFFOLD, Federation, LocalWork
 from fl_lightning.algorithms.scaffold import accumulated_steps
-from fl_lightning.updates import ParamLayout, UpdateMatrix
+from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.updates import UpdateMatrix
 
 N, SIZE = 6, 8
 

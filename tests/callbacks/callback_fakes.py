@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import torch
 
-from fl_lightning._lightning import TrainerFn
-from fl_lightning.records import EvaluationRecord, RoundRecord
+from fl_lightning.core.lightning.names import TrainerFn
+from fl_lightning.core.records import EvaluationRecord, RoundRecord
 
 
 def fake_trainer(**changes):

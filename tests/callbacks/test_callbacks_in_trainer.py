@@ -9,8 +9,8 @@ import pytest
 import torch
 from callback_fakes import evaluation_record, fake_trainer, round_record
 
-from fl_lightning._lightning import TREE, LightningModule, SingleDeviceStrategy, Trainer, lightning_module
 from fl_lightning.callbacks import ClientTable, ConflictMonitor, FairnessMonitor
+from fl_lightning.core.lightning.names import TREE, LightningModule, SingleDeviceStrategy, Trainer, lightning_module
 
 CSVLogger = lightning_module("loggers").CSVLogger
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 from callback_fakes import evaluation_record, fake_trainer, validate
 
-from fl_lightning._lightning import TrainerFn
 from fl_lightning.callbacks import ClientTable, format_client_table
+from fl_lightning.core.lightning.names import TrainerFn
 
 
 def rows(path):

@@ -7,8 +7,8 @@ import pytest
 import torch
 from callback_fakes import evaluation_record, fake_trainer, validate
 
-from fl_lightning._lightning import TrainerFn
 from fl_lightning.callbacks import FairnessCurve, FairnessMonitor
+from fl_lightning.core.lightning.names import TrainerFn
 from fl_lightning.metrics.functional import fairness_angle
 
 

@@ -146,7 +146,7 @@ def test_tensor_data_never_meets_a_dataloader(monkeypatch):
 
     nested = Subset(Subset(TensorDataset(X, Y), list(range(19, -1, -1))), range(1, 20))
     expected = list(loaders(Subset(Plain(), range(18, -1, -1)), parts=PARTS).batches(0, seed=4))
-    monkeypatch.setattr("fl_lightning.data.loaders.DataLoader", fail)
+    monkeypatch.setattr("fl_lightning.data.client_loaders.DataLoader", fail)
     same(loaders(nested).batches(0, seed=4), expected)
     list(loaders(num_workers=2).batches(0, seed=0))
     with pytest.raises(AssertionError, match="no DataLoader"):
@@ -169,9 +169,9 @@ def test_subclasses_of_tensor_dataset_are_asked_for_their_samples():
 
 def test_large_data_is_gathered_in_pieces(monkeypatch):
     expected = list(loaders().batches(0, seed=3))
-    monkeypatch.setattr("fl_lightning.data.loaders._CHUNK_BYTES", 1)
+    monkeypatch.setattr("fl_lightning.data.client_loaders._CHUNK_BYTES", 1)
     same(loaders().batches(0, seed=3), expected)
-    monkeypatch.setattr("fl_lightning.data.loaders._CHUNK_BYTES", 16 * 3 * 2 + 1)
+    monkeypatch.setattr("fl_lightning.data.client_loaders._CHUNK_BYTES", 16 * 3 * 2 + 1)
     same(loaders().batches(0, seed=3, merge_single=True), loaders(Plain()).batches(0, seed=3, merge_single=True))
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from fl_lightning._lightning import lightning_module
+from fl_lightning.core.lightning.names import lightning_module
 from fl_lightning.data import ClientLoaders, LoaderSettings
 
 DATA = TensorDataset(torch.zeros(10, 2), torch.zeros(10, dtype=torch.int64))

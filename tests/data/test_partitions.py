@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_lightning.data import by_key, dirichlet, iid, label_counts, mutex, pathological, shards, unbalanced
-from fl_lightning.data.partitions import deal, distinct_keys
+from fl_lightning.data.partition_functions import deal, distinct_keys
 
 SEEDS = st.integers(0, 2**62)
 LABELS = st.lists(st.sampled_from([-3, 0, 1, 2, 7, 100]), min_size=1, max_size=120)

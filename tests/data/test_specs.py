@@ -8,7 +8,8 @@ import torch
 from torch.utils.data import Subset, TensorDataset
 
 from fl_lightning import data as fd
-from fl_lightning.data import Samples, label_counts, labels_of, partitions
+from fl_lightning.data import Samples, label_counts, labels_of
+from fl_lightning.data import partition_functions as partitions
 
 
 class Owned(TensorDataset):

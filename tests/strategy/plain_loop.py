@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from support import federated_blobs
 
-from fl_lightning.data.samplers import UniformSampler
-from fl_lightning.seeding import derive_seed, isolated
+from fl_lightning.core.seeding import derive_seed, isolated
+from fl_lightning.data.cohort_samplers import UniformSampler
 
 
 def client_batches(stage="train", data=None):

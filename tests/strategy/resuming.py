@@ -117,7 +117,7 @@ class Project:
 
     def fit(
         self, folder: Path, rounds: int | None = None, ckpt_path: Path | None = None, extra: tuple[L.Callback, ...] = ()
-    ) -> Outcome:
+    ) -> ClientResult:
         # A resumed fit starts from other weights and other generators.
         module = fresh(self.module, seed=0 if ckpt_path is None else 100, **self.options)
         strategy = fl.FederatedStrategy(self.algorithm(), **{"clients_per_round": 3, "seed": 5, **self.strategy})
@@ -126,10 +126,10 @@ class Project:
         limits["enable_checkpointing"] = any(isinstance(callback, Checkpoint) for callback in callbacks)
         trainer = quiet_trainer(strategy, logger=Rows(), callbacks=callbacks, **limits)
         trainer.fit(module, federated_blobs(), ckpt_path=ckpt_path)
-        return Outcome(module, trainer, strategy)
+        return ClientResult(module, trainer, strategy)
 
 
-class Outcome:
+class ClientResult:
     """What a fit leaves behind."""
 
     def __init__(self, module: L.LightningModule, trainer: L.Trainer, strategy: fl.FederatedStrategy) -> None:
@@ -177,7 +177,7 @@ def _bytes(tensor: Tensor) -> bytes:
     return tensor.detach().contiguous().numpy().tobytes()
 
 
-def assert_equal(resumed: Outcome, whole: Outcome, first_row: int, name: object = "") -> None:
+def assert_equal(resumed: ClientResult, whole: ClientResult, first_row: int, name: object = "") -> None:
     """The resumed fit ends where the uninterrupted one does, and logs what that logged from ``first_row`` on."""
     found = differences(resumed.state, whole.state) + differences(resumed.rows, whole.rows[first_row:], "rows")
     assert not found, f"{name}: " + "\n".join(found[:20])

@@ -10,9 +10,9 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 import fl_lightning as fl
-from fl_lightning.buffers import BufferBank
+from fl_lightning.core.seeding import derive_seed
 from fl_lightning.data import CohortSampler, Selection
-from fl_lightning.seeding import derive_seed
+from fl_lightning.training.buffers import BufferBank
 
 SIZES = (3, 5, 5)
 

@@ -19,7 +19,7 @@ from support import Blobs, Classifier, federated_blobs, fresh, quiet_trainer, we
 from torch import nn
 
 import fl_lightning as fl
-from fl_lightning.checkpoint import AtomicCheckpointIO
+from fl_lightning.core.lightning.checkpoint_io import AtomicCheckpointIO
 
 # ---- what is in a file
 
@@ -115,7 +115,7 @@ import torch
 from torch import nn
 
 
-class Alone(L.LightningModule):
+class SequentialRunner(L.LightningModule):
     def __init__(self, width=8):
         super().__init__()
         self.save_hyperparameters()
@@ -138,9 +138,9 @@ class Missing:
 
 
 sys.meta_path.insert(0, Missing())
-from alone import Alone
+from alone import SequentialRunner
 
-model = Alone.load_from_checkpoint(sys.argv[1])
+model = SequentialRunner.load_from_checkpoint(sys.argv[1])
 assert not any(name.split(".")[0] == "fl_lightning" for name in sys.modules)
 print(model.hparams.width, repr(float(sum(t.double().sum() for t in model.state_dict().values()))))
 """
@@ -153,7 +153,7 @@ def alone(tmp_path, monkeypatch):
     (tmp_path / "load.py").write_text(LOADER)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "alone", raising=False)
-    module = importlib.import_module("alone").Alone
+    module = importlib.import_module("alone").SequentialRunner
     project = Project(ALGORITHMS["FedLF"], module, {"width": 6}, callbacks=lambda f: [ModelCheckpoint(f)])
     outcome = project.fit(tmp_path / "files", rounds=2)
     (file,) = (tmp_path / "files").glob("*.ckpt")

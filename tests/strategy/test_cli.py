@@ -71,7 +71,7 @@ def config(tmp_path, monkeypatch):
 
 
 def cli(*arguments):
-    from fl_lightning._lightning import LightningCLI, LightningDataModule, LightningModule
+    from fl_lightning.core.lightning.names import LightningCLI, LightningDataModule, LightningModule
 
     return LightningCLI(
         LightningModule,

@@ -15,9 +15,9 @@ from torchmetrics import MaxMetric, MeanMetric
 
 import fl_lightning as fl
 from fl_lightning.algorithms import ClientRule, FedAvg, FedLF, FedProto, Needs
-from fl_lightning.features import FeatureTap, own_features
-from fl_lightning.silence import silenced
-from fl_lightning.snapshot import Snapshot
+from fl_lightning.algorithms.features import FeatureRecorder, own_features
+from fl_lightning.core.model_snapshot import Snapshot
+from fl_lightning.core.module_state import silenced
 
 PATHS = [{}, {"gradient_clip_val": 1e9}]
 both_paths = pytest.mark.parametrize("path", PATHS, ids=["lean", "full"])
@@ -241,7 +241,7 @@ def test_features_of_an_earlier_pass_are_not_taken_for_new_ones():
 
 def test_a_tap_keeps_only_what_was_computed_with_gradients():
     module = fresh()
-    tap, batch = FeatureTap(module), [torch.randn(3, FEATURES), torch.zeros(3, dtype=torch.int64)]
+    tap, batch = FeatureRecorder(module), [torch.randn(3, FEATURES), torch.zeros(3, dtype=torch.int64)]
     tap.install()
     with torch.no_grad():
         module.federated_features(batch)

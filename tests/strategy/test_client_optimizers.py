@@ -14,7 +14,12 @@ from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
 from torch import nn
 
 import fl_lightning as fl
-from fl_lightning.clients import ClientOptimizers, client_learning_rate, load_scheduled_state, scheduled_state
+from fl_lightning.training.client_optimizers import (
+    ClientOptimizers,
+    client_learning_rate,
+    load_scheduled_state,
+    scheduled_state,
+)
 
 
 class Lookahead(torch.optim.Optimizer):

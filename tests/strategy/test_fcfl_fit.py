@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 import fl_lightning as fl
 from fl_lightning.algorithms import FCFL, FairReg, FedAvg
-from fl_lightning.reports import ClientError
+from fl_lightning.core.errors import ClientError
 
 LR, SIZES, BUDGETS = 0.5, (30, 20, 25), (0.05, 0.2, 0.4)
 

@@ -10,7 +10,7 @@ from support import Blobs, Classifier, blobs, federated_blobs, fresh, quiet_trai
 from torch.utils.data import DataLoader, Dataset
 
 import fl_lightning as fl
-from fl_lightning.loop import ClientTask
+from fl_lightning.core.lightning.epoch_loop import ClientTask
 
 
 def strategy(**options):

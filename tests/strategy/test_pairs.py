@@ -27,7 +27,7 @@ from fl_lightning.algorithms import (
     Needs,
     QFedAvg,
 )
-from fl_lightning.server import cohort_size
+from fl_lightning.data.cohort_samplers import cohort_size
 
 GOOD = {
     "FedLF+SCAFFOLD": (FedLF, SCAFFOLD),

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from worker_processes import FORKS, TWO, children
 
 import fl_lightning as fl
-from fl_lightning.executors._team import training_order
+from fl_lightning.executors.parallel.pool import training_order
 
 pytestmark = FORKS
 

@@ -74,7 +74,7 @@ def test_an_error_between_the_processes_is_no_clients_error(monkeypatch, policy)
     def broken(gang):
         raise ArithmeticError("nothing can be sent")
 
-    monkeypatch.setattr("fl_lightning.executors._gang.Gang._send_out", broken)
+    monkeypatch.setattr("fl_lightning.executors.parallel.runner.ParallelRunner._send_out", broken)
     (strategy, found), (_, expected) = fit(TWO, on_client_error=policy), fit(None)
     assert strategy.detour == "ArithmeticError between this process and its workers: nothing can be sent"
     assert not strategy.last_round.dropped

@@ -189,7 +189,7 @@ def test_obstacles_are_said_before_the_first_round(caplog, name):
 
 
 def test_copies_that_cannot_train_are_given_up(monkeypatch):
-    monkeypatch.setattr("fl_lightning.executors._worker.can_train", lambda: "autograd does not survive forks")
+    monkeypatch.setattr("fl_lightning.executors.parallel.worker.can_train", lambda: "autograd does not survive forks")
     module, alone = fresh(), fresh()
     strategy, _ = fit(module)
     fit(alone, executor=None)

@@ -14,8 +14,8 @@ from support import Classifier, blobs, federated_blobs, fresh, quiet_trainer, we
 from torch import nn
 
 import fl_lightning as fl
+from fl_lightning.core.storage.row_history import RowHistory
 from fl_lightning.data import AvailabilitySampler, CohortSampler, Selection
-from fl_lightning.history import RowHistory
 
 BAD = 2
 

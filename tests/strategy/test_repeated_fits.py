@@ -9,9 +9,9 @@ from plain_loop import evaluate
 from support import Blobs, federated_blobs, fresh, quiet_trainer, weights
 
 import fl_lightning as fl
-from fl_lightning.checkpoint import AtomicCheckpointIO
-from fl_lightning.loop import FederatedEpochLoop
-from fl_lightning.state import FederatedState
+from fl_lightning.core.lightning.checkpoint_io import AtomicCheckpointIO
+from fl_lightning.core.lightning.epoch_loop import FederatedEpochLoop
+from fl_lightning.simulation.state_callback import FederatedState
 
 
 def strategy(**options):

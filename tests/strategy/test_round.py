@@ -10,8 +10,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
 
 import fl_lightning as fl
-from fl_lightning.data.samplers import UniformSampler
-from fl_lightning.seeding import derive_seed, isolated
+from fl_lightning.core.seeding import derive_seed, isolated
+from fl_lightning.data.cohort_samplers import UniformSampler
 
 
 def run(max_epochs=3, lean=None, module=None, trainer=None, data=None, **strategy):

@@ -28,17 +28,18 @@ from fl_lightning.algorithms import (
     FedProx,
     Needs,
 )
-from fl_lightning.binding import Binding
-from fl_lightning.buffers import BufferBank, BufferReport
-from fl_lightning.reports import Arrival, norm_of, stacked, usable
-from fl_lightning.server import Server
+from fl_lightning.simulation.server import Server
+from fl_lightning.simulation.uploads import norm_of, stacked, usable
+from fl_lightning.training.bound_parameters import BoundParameters
+from fl_lightning.training.buffers import BufferBank, BufferReport
+from fl_lightning.training.upload import Upload
 
 
 def flat(module):
     return torch.cat([p.detach().reshape(-1).clone() for p in module.parameters()])
 
 
-class Recorder(FedAvg):
+class LogRecorder(FedAvg):
     """Keeps what it saw."""
 
     def __init__(self, **needs):
@@ -120,7 +121,7 @@ SERVERS = {
 @pytest.mark.parametrize("name", SERVERS)
 def test_the_step_is_the_server_optimizers_gradient_and_its_state_lives_on(name):
     make, by_hand = SERVERS[name]
-    module, rule = fresh(), Recorder()
+    module, rule = fresh(), LogRecorder()
     start = flat(module)
     strategy = fl.FederatedStrategy(rule, clients_per_round=3, server_optimizer=make)
     quiet_trainer(strategy, 4).fit(module, federated_blobs())
@@ -141,7 +142,7 @@ def test_a_round_without_reports_takes_no_server_step():
                 raise RuntimeError("off")
             return super().training_step(batch, batch_idx)
 
-    module, rule = fresh(Broken), Recorder()
+    module, rule = fresh(Broken), LogRecorder()
     start = flat(module)
     make = functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9)
     strategy = fl.FederatedStrategy(rule, clients_per_round=2, server_optimizer=make, on_client_error="drop")
@@ -160,7 +161,7 @@ def client_data(data, client):
 
 @pytest.mark.parametrize("options", [{}, {"log": True}, {"momentum": 0.9}])
 def test_full_gradient_rows_are_learning_rate_times_gradient(options):
-    module, rule = fresh(lr=0.3, **options), Recorder(full_gradients=True)
+    module, rule = fresh(lr=0.3, **options), LogRecorder(full_gradients=True)
     reference = copy.deepcopy(module)
     data = federated_blobs()
     trainer = quiet_trainer(fl.FederatedStrategy(rule, clients_per_round=4), 2)
@@ -185,7 +186,7 @@ def dropping_last(batch_size=8):
 
 
 def test_full_gradients_see_all_samples_also_where_training_drops_some():
-    module, rule = fresh(), Recorder(full_gradients=True)
+    module, rule = fresh(), LogRecorder(full_gradients=True)
     reference, data = copy.deepcopy(module), dropping_last()
     quiet_trainer(fl.FederatedStrategy(rule), 1).fit(module, data)
     for client in range(2):
@@ -201,7 +202,7 @@ def test_full_gradients_of_parameters_out_of_use_are_zero():
             super().__init__()
             self.spare = nn.Parameter(torch.ones(5))
 
-    module, rule = fresh(Spare), Recorder(full_gradients=True)
+    module, rule = fresh(Spare), LogRecorder(full_gradients=True)
     quiet_trainer(fl.FederatedStrategy(rule), 1).fit(module, federated_blobs())
     start = rule.cohorts[0].updates.layout.layer_starts[:2]
     assert not rule.rows[0][:, start[0] : start[1]].any()
@@ -209,7 +210,7 @@ def test_full_gradients_of_parameters_out_of_use_are_zero():
 
 
 def test_rows_of_local_training_are_before_minus_after():
-    module, rule = fresh(), Recorder()
+    module, rule = fresh(), LogRecorder()
     strategy = fl.FederatedStrategy(rule, clients_per_round=1)
     start = flat(module)
     quiet_trainer(strategy, 1).fit(module, federated_blobs())
@@ -233,7 +234,7 @@ def by_hand(module, data, client):
 
 @pytest.mark.parametrize("options", [{"dropout": 0.5}, {"norm": True}, {"log": True}])
 def test_losses_are_those_of_the_global_model_in_eval_mode(options):
-    module, rule = fresh(**options), Recorder(losses=True)
+    module, rule = fresh(**options), LogRecorder(losses=True)
     reference, data = copy.deepcopy(module), federated_blobs()
     quiet_trainer(fl.FederatedStrategy(rule), 1).fit(module, data)
     expected = [by_hand(reference, data, client) for client in range(6)]
@@ -243,7 +244,7 @@ def test_losses_are_those_of_the_global_model_in_eval_mode(options):
 
 
 def test_losses_see_all_samples_also_where_training_drops_some():
-    module, rule = fresh(), Recorder(losses=True)
+    module, rule = fresh(), LogRecorder(losses=True)
     reference, data = copy.deepcopy(module), dropping_last()
     quiet_trainer(fl.FederatedStrategy(rule), 1).fit(module, data)
     assert rule.cohorts[0].losses.tolist() == pytest.approx([by_hand(reference, data, c) for c in range(2)], abs=1e-6)
@@ -271,7 +272,7 @@ class Logging(Classifier):
 
 def test_losses_leave_logs_metrics_and_random_numbers_alone():
     results = []
-    for rule in (Recorder(), Recorder(losses=True), Recorder(losses=True, requery=True)):
+    for rule in (LogRecorder(), LogRecorder(losses=True), LogRecorder(losses=True, requery=True)):
         module = fresh(Logging)
         trainer = quiet_trainer(fl.FederatedStrategy(rule), 2)
         trainer.fit(module, federated_blobs())
@@ -375,7 +376,7 @@ def test_manual_optimization_with_a_federated_loss(algorithm):
 
 def arrival(index, client_id, size=1, **more):
     fields = {"train_loss": None, "loss": None, "report": ClientReport(), "buffers": BufferReport(size, {})}
-    return Arrival(index, client_id, size, **{**fields, **more})
+    return Upload(index, client_id, size, **{**fields, **more})
 
 
 def test_usable_moves_rows_to_the_front_and_names_reasons():
@@ -427,7 +428,7 @@ def test_extras_and_companions_reach_the_rule():
         def end_client(self, work):
             return ClientReport({"id": torch.tensor([work.client_id, work.steps])}, {"row": work.row + 1})
 
-    class Listening(Recorder):
+    class Listening(LogRecorder):
         def client_rule(self):
             return Telling()
 
@@ -498,6 +499,6 @@ def test_the_memory_plan_counts_all_that_is_asked_for(caplog_of_lightning):
 
 def test_an_update_matrix_beyond_memory_is_named():
     module = nn.Linear(1000, 1000, bias=False)
-    binding = Binding(module, "module")
+    binding = BoundParameters(module, "module")
     with pytest.raises(MemoryError, match=r"clients_per_round=1000000000 clients need 4,000,000,000,000,000 B on cpu"):
         Server(FedAvg(), ClientRule(), binding, BufferBank(module, "mean"), 10**9, 10**9, None, "raise")

@@ -21,7 +21,7 @@ from fl_lightning.algorithms import (
     ServerRule,
     StepReport,
 )
-from fl_lightning.records import RoundRecord, round_metrics
+from fl_lightning.core.records import RoundRecord, round_metrics
 
 RULES = {
     "FedAvg": FedAvg,

@@ -20,8 +20,8 @@ from plain_loop import evaluate
 from support import Blobs, Classifier, federated_blobs, fresh, quiet_trainer, weights
 
 import fl_lightning as fl
-from fl_lightning import loop
-from fl_lightning._lightning import pl
+from fl_lightning.core.lightning import epoch_loop as loop
+from fl_lightning.core.lightning.names import pl
 
 
 def fit(data=None, module=None, **trainer):

@@ -14,11 +14,11 @@ from torch import nn
 
 import fl_lightning as fl
 from fl_lightning.algorithms import SCAFFOLD, ClientRule, FedAvg, FedProx, Needs
-from fl_lightning.data.samplers import UniformSampler
-from fl_lightning.seeding import derive_seed
+from fl_lightning.core.seeding import derive_seed
+from fl_lightning.data.cohort_samplers import UniformSampler
 
 
-class Recorder(FedAvg):
+class LogRecorder(FedAvg):
     """FedAvg that keeps what it was given."""
 
     def __init__(self, **needs):
@@ -60,7 +60,7 @@ def fit(algorithm, module, rounds=2, **strategy):
 
 @pytest.mark.parametrize("losses", [False, True])
 def test_accuracies_are_those_of_the_global_model_on_the_clients_training_data(losses):
-    module, rule = fresh(Judged, dropout=0.5), Recorder(accuracies=True, losses=losses)
+    module, rule = fresh(Judged, dropout=0.5), LogRecorder(accuracies=True, losses=losses)
     _, trainer = fit(rule, module, loss_batch_size=1000)
     loaders, by_hand = client_batches(), fresh(dropout=0.5).eval()
     for cohort, params in zip(rule.cohorts, rule.params, strict=True):
@@ -79,14 +79,14 @@ def test_accuracies_are_those_of_the_global_model_on_the_clients_training_data(l
 
 def test_nobody_is_asked_for_accuracies_in_vain():
     module = fresh(Judged)
-    fit(Recorder(losses=True), module)
+    fit(LogRecorder(losses=True), module)
     assert module.asked.count == 0
 
 
 def test_asking_changes_no_weights():
     judged, silent = fresh(Judged, dropout=0.5, norm=True), fresh(dropout=0.5, norm=True)
-    fit(Recorder(accuracies=True), judged)
-    fit(Recorder(), silent)
+    fit(LogRecorder(accuracies=True), judged)
+    fit(LogRecorder(), silent)
     assert torch.equal(weights(judged), weights(silent))
 
 
@@ -103,22 +103,22 @@ class Sometimes(Judged):
 
 def test_accuracies_that_are_none_are_refused_or_dropped():
     with pytest.raises(fl.ClientError, match=r"Wrong\.federated_accuracy must return a share between 0 and 1, found"):
-        fit(Recorder(accuracies=True), fresh(Wrong))
-    rule = Recorder(accuracies=True)
+        fit(LogRecorder(accuracies=True), fresh(Wrong))
+    rule = LogRecorder(accuracies=True)
     with pytest.warns(UserWarning, match="federated_accuracy must return a share"):
         fit(rule, fresh(Sometimes), 1, on_client_error="drop")
     assert rule.cohorts[0].extras["accuracy"].tolist() == [0.5, 0.5]
 
 
 def test_a_module_that_does_not_know_its_accuracy_is_told_what_to_define():
-    words = r"Recorder needs each client's accuracy: define federated_accuracy\(self, batch, batch_idx\) on Plain"
+    words = r"LogRecorder needs each client's accuracy: define federated_accuracy\(self, batch, batch_idx\) on Plain"
     with pytest.raises(ValueError, match=words):
-        fit(Recorder(accuracies=True), fresh(type("Plain", (Classifier,), {"federated_accuracy": None})))
+        fit(LogRecorder(accuracies=True), fresh(type("Plain", (Classifier,), {"federated_accuracy": None})))
 
 
 def test_the_ready_module_knows_its_accuracy():
     torch.manual_seed(0)
-    rule = Recorder(accuracies=True)
+    rule = LogRecorder(accuracies=True)
     fit(rule, fl.ClientModule(nn.Linear(FEATURES, CLASSES)), 1)
     assert (rule.cohorts[0].extras["accuracy"] > 0).any()
     module = fl.ClientModule(nn.Linear(FEATURES, 1), loss=nn.functional.mse_loss)

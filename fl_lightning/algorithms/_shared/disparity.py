@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Differentiable disparities between two groups, measured by each client on all of its data (FCFL and its baselines).
+
+With ``u`` the prediction of a sample, ``D = mean of u over group 1 - mean over group 0``, taken over all samples for
+demographic parity and over those with label 1 for equal opportunity. Training replaces the indicator ``u = 1[z > 0]``
+of a score ``z`` by ``sigmoid(c z)``, and the disparity is ``g = |D|``.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fl_lightning.algorithms.base import ClientReport, ClientRule, Federation, LocalWork, Needs, ServerRule
+from fl_lightning.algorithms.groups import GroupScores, group_scores
+from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.updates import UpdateMatrix
+
+Notion = Literal["dp", "eo"]
+NAME = "disparity"
+
+
+def check_choice(method: str, name: str, choice: str, allowed: tuple[str, ...]) -> None:
+    """Raises ValueError unless ``choice`` is one of those allowed."""
+    if choice not in allowed:
+        raise ValueError(f"{name} of {method} must be one of {allowed}, found {choice!r}")
+
+
+class Disparities(ClientRule):
+    """Reports ``g`` at the global parameters, and the learning rate times its gradient as a companion row.
+
+    A client that lacks one of the groups (for ``"eo"``: with label 1) has no disparity: it reports NaN and a row of
+    zeros, with a warning. At ``D = 0`` the sub-gradient 0 is taken.
+
+    Args:
+        method: whose half this is, for errors.
+        notion: ``"dp"`` for demographic parity, ``"eo"`` for equal opportunity.
+        sharpness: ``c``.
+
+    Raises:
+        ValueError: ``notion`` is neither, or ``sharpness`` is not positive.
+    """
+
+    needs = Needs(groups=True, client_lr=True)
+
+    def __init__(self, method: str, notion: Notion, sharpness: float) -> None:
+        check_choice(method, "notion", notion, ("dp", "eo"))
+        if not 0 < sharpness < math.inf:
+            raise ValueError(f"sharpness of {method} must be positive and finite, found {sharpness}")
+        self.notion, self.sharpness = notion, sharpness
+        self._report = ClientReport()
+
+    def refusal(self, server: ServerRule) -> str | None:
+        """Nobody else reads what this half reports."""
+        if isinstance(server.client_rule(), Disparities):
+            return None
+        return f"reports disparities, and {type(server).__name__} reads none: leave client out"
+
+    def begin_client(self, work: LocalWork) -> None:
+        """Passes over the client's data once.
+
+        Raises:
+            ValueError: there is no data to ask for, no learning rate, or the module's method breaks its contract.
+        """
+        if work.batches is None or work.client_lr is None:
+            raise ValueError("batches and client_lr of the client's work must be given to measure a disparity")
+        sums, counts = torch.zeros(2, dtype=torch.float64), [0, 0]
+        gradients = work.params.new_zeros(2, work.layout.numel)
+        for batch, _ in work.batches():
+            with work.forward_context():
+                asked = group_scores(work.module, batch)
+            soft = torch.sigmoid(self.sharpness * _single(asked.scores))
+            for group, chosen in enumerate(_groups(asked, self.notion)):
+                number = int(chosen.sum())
+                if number == 0:
+                    continue
+                total = (soft * chosen).sum()
+                counts[group] += number
+                sums[group] += total.detach().cpu()
+                parts = torch.autograd.grad(total, work.parameters, retain_graph=True, allow_unused=True)
+                for view, part in zip(work.layout.views(gradients[group]), parts, strict=True):
+                    if part is not None:
+                        view.add_(part)
+        self._report = self._reported(work, sums, counts, gradients)
+
+    def _reported(self, work: LocalWork, sums: Tensor, counts: list[int], gradients: Tensor) -> ClientReport:
+        assert work.client_lr is not None
+        if 0 in counts:
+            lacking = "no sample" if self.notion == "dp" else "no sample with label 1"
+            warnings.warn(
+                f"client {work.client_id} has {lacking} in group {counts.index(0)}: its disparity is undefined",
+                stacklevel=2,
+            )
+            undefined = torch.full((), torch.nan, dtype=torch.float64)
+            return ClientReport({NAME: undefined}, {NAME: torch.zeros_like(work.params)})
+        gap = sums[1] / counts[1] - sums[0] / counts[0]
+        factor = work.client_lr * float(gap.sign())
+        row = torch.sub(gradients[1] * (factor / counts[1]), gradients[0], alpha=factor / counts[0])
+        return ClientReport({NAME: gap.abs()}, {NAME: row})
+
+    def end_client(self, work: LocalWork) -> ClientReport:
+        """What was measured at the global parameters."""
+        return self._report
+
+    def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
+        """Bytes of the gradients per group of one client, and of the cohort's rows (twice while they are stacked)."""
+        row = federation.layout.numel * federation.dtype.itemsize
+        return {"group_gradients": 2 * row, "disparity_rows": 2 * cohort_size * row}
+
+
+def reported_disparities(cohort: Cohort, method: str) -> tuple[Tensor, UpdateMatrix]:
+    """``[m]`` disparities on the CPU, NaN where undefined, and their rows, as :class:`Disparities` sent them.
+
+    Raises:
+        ValueError: the cohort carries none, or some that no :class:`Disparities` sends.
+    """
+    values, rows = cohort.extras.get(NAME), cohort.companions.get(NAME)
+    if values is None or rows is None:
+        raise ValueError(f"extras and companions must hold {NAME!r} for {method}: its clients report their disparity")
+    if values.shape != (len(cohort),) or bool((values < 0).any() | values.isinf().any()):
+        raise ValueError(
+            f"extras[{NAME!r}] must be {len(cohort)} numbers, none negative, NaN if undefined, found {values.tolist()}"
+        )
+    return values.cpu(), rows
+
+
+def joint_gram(cohort: Cohort, companions: UpdateMatrix | None, method: str) -> Tensor:
+    """Products ``[2m, 2m]`` of all loss and disparity rows, in this order, on the CPU; zeros without companions.
+
+    Raises:
+        ValueError: names the clients whose rows are not finite.
+    """
+    m = len(cohort)
+    gram = torch.zeros(2 * m, 2 * m, dtype=torch.float64)
+    gram[:m, :m] = cohort.updates.gram().sum(0)
+    if companions is not None:
+        gram[:m, m:] = cohort.updates.cross_gram(companions.rows).sum(0)
+        gram[m:, :m] = gram[:m, m:].T
+        gram[m:, m:] = companions.gram().sum(0)
+    finite = gram.diagonal().isfinite().reshape(2, m).all(0).tolist()
+    bad = [client for client, fine in zip(cohort.client_ids, finite, strict=True) if not fine]
+    if bad:
+        raise ValueError(f"updates must be finite for {method}, found NaN or infinity in the rows of clients {bad}")
+    return gram
+
+
+def _groups(asked: GroupScores, notion: Notion) -> tuple[Tensor, Tensor]:
+    """``[B]`` booleans: who counts in group 0, and in group 1."""
+    if notion == "dp":
+        return ~asked.member, asked.member
+    return asked.positive & ~asked.member, asked.positive & asked.member
+
+
+def _single(scores: Tensor) -> Tensor:
+    # Half precision has no room for a sum over a client's samples.
+    return scores if scores.dtype.itemsize > 2 else scores.float()

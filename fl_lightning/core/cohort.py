@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server rule may know about one round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from operator import index
+
+import torch
+from torch import Tensor
+
+from fl_lightning.core.updates import UpdateMatrix
+from fl_lightning.ops.dtypes import accumulation_device
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The reports of the clients that took part in a round, in sampling order.
+
+    Parameters and rows are the strategy's own memory: not to be written, and to be copied by rules that keep them.
+    ``losses``, ``sizes`` and ``extras``, tensors or sequences, become float64 on the rows' device (on the CPU where the
+    device has no float64).
+
+    Attributes:
+        params: ``[n]`` global parameters at the start of the round.
+        updates: one row per client, ``theta - theta_i`` (or learning rate times full gradient).
+        losses: ``[m]`` loss of each client at ``params``, before local training; ``None`` if nobody asked for them.
+        sizes: ``[m]`` training samples per client.
+        client_ids: ``m`` distinct ids, the keys of everything that rules remember.
+        round: index of the round, from 0.
+        client_lr: the clients' learning rate where their optimizer defines one.
+        num_clients: how many clients are registered, sampled or not; ``None`` outside a trainer.
+        extras: further tensors, first dimension ``m`` (accuracies, disparities).
+        companions: a second row per client (control variates, disparity gradients).
+        losses_at: the cohort's losses ``[m]`` at given parameters ``[n]``; ``None`` if clients cannot be asked again.
+
+    Raises:
+        ValueError: a field's length, shape or content breaks the rules above; the message names the field.
+    """
+
+    params: Tensor
+    updates: UpdateMatrix
+    losses: Tensor | None
+    sizes: Tensor
+    client_ids: tuple[int, ...]
+    round: int
+    client_lr: float | None = None
+    num_clients: int | None = None
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+    companions: Mapping[str, UpdateMatrix] = field(default_factory=dict)
+    losses_at: Callable[[Tensor], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        rows = self.updates.rows
+        m, n = rows.shape
+        if m == 0:
+            raise ValueError("updates must have at least one row, found none")
+        if self.params.shape != (n,) or self.params.device != rows.device:
+            found = f"{tuple(self.params.shape)} on {self.params.device}"
+            raise ValueError(f"params must have shape [{n}] on {rows.device}, found {found}")
+        object.__setattr__(self, "client_ids", _distinct(self.client_ids, m))
+        if self.round < 0:
+            raise ValueError(f"round must not be negative, found {self.round}")
+        if self.client_lr is not None and not (isfinite(self.client_lr) and self.client_lr >= 0):
+            raise ValueError(f"client_lr must be finite and not negative, found {self.client_lr}")
+        if self.num_clients is not None and self.num_clients < m:
+            raise ValueError(f"num_clients must be at least the {m} clients of the round, found {self.num_clients}")
+        object.__setattr__(self, "sizes", _vector("sizes", self.sizes, m, rows, positive=True))
+        if self.losses is not None:
+            object.__setattr__(self, "losses", _vector("losses", self.losses, m, rows))
+        extras = {name: _wide(value, rows) for name, value in self.extras.items()}
+        for name, value in extras.items():
+            if value.dim() == 0 or value.shape[0] != m:
+                raise ValueError(f"extras[{name!r}] must have first dimension {m}, found {tuple(value.shape)}")
+        object.__setattr__(self, "extras", extras)
+        for name, matrix in self.companions.items():
+            if matrix.rows.shape != (m, n):
+                raise ValueError(f"companions[{name!r}] must have shape [{m}, {n}], found {tuple(matrix.rows.shape)}")
+
+    def __len__(self) -> int:
+        return len(self.updates)
+
+    @property
+    def known_losses(self) -> Tensor:
+        """The losses, for rules that need them.
+
+        Raises:
+            ValueError: the cohort was built without losses.
+        """
+        if self.losses is None:
+            raise ValueError("losses must be given: this rule weighs clients by their loss at params")
+        return self.losses
+
+
+def _distinct(client_ids: Sequence[int], m: int) -> tuple[int, ...]:
+    try:
+        ids = tuple(index(i) for i in client_ids)
+    except TypeError:
+        ids = ()
+    if len(ids) != m or len(set(ids)) != m:
+        raise ValueError(f"client_ids must be {m} distinct integers, found {client_ids}")
+    return ids
+
+
+def _given(value: Tensor | Sequence[float]) -> Tensor:
+    return value.detach() if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
+
+
+def _wide(value: Tensor | Sequence[float], rows: Tensor) -> Tensor:
+    given, device = _given(value), accumulation_device(rows)
+    if given.is_cpu:
+        return given.to(torch.float64).to(device, non_blocking=True)  # nothing waits for the device
+    return given.to(device).to(torch.float64)
+
+
+def _vector(name: str, value: Tensor | Sequence[float], m: int, rows: Tensor, positive: bool = False) -> Tensor:
+    given = _given(value)
+    if given.shape != (m,):
+        raise ValueError(f"{name} must have shape [{m}], found {tuple(given.shape)}")
+    # Where they are given, mostly on the CPU: a look at numbers on a device waits for it.
+    if not bool(torch.isfinite(given).all()):
+        raise ValueError(f"{name} must be finite, found {given.double().tolist()}")
+    if positive and bool((given <= 0).any()):
+        raise ValueError(f"{name} must be positive, found {given.double().tolist()}")
+    return _wide(given, rows)

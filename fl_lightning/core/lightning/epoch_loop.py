@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lightning's training epoch loop with a client in place of a batch: one epoch is one communication round.
+
+Only this folder touches Lightning's private loops. :func:`check_contract` raises if a Lightning release moves what is
+used here.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from torch import Tensor
+
+from fl_lightning.core.lightning.names import TREE, Trainer, lightning_module
+from fl_lightning.core.lightning.round_progress import RoundProgress
+
+if TYPE_CHECKING:
+    from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+    from lightning.pytorch.trainer import call
+else:
+    _TrainingEpochLoop = lightning_module("loops.training_epoch_loop")._TrainingEpochLoop
+    call = lightning_module("trainer.call")
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class ClientTask:
+    """What callbacks see as a "batch": one client of the round.
+
+    Attributes:
+        client_id: the client, or ``None`` for a place that nobody took.
+        index: place in the cohort.
+        round: index of the round.
+        num_samples: the client's training samples.
+        num_batches: local batches of one local epoch.
+    """
+
+    client_id: int | None
+    index: int
+    round: int
+    num_samples: int = 0
+    num_batches: int = 0
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+
+class RoundConductor(Protocol):
+    """What the loop asks of the strategy."""
+
+    def train_client(self, task: ClientTask) -> Tensor | None:
+        """Trains one client and returns its mean loss, or None if it was dropped."""
+
+    def close_round(self) -> None:
+        """Aggregates and applies the server step; called once per round, before validation."""
+
+    def publish_round(self) -> None:
+        """Logs the round that was closed."""
+
+
+class FederatedEpochLoop(_TrainingEpochLoop):
+    """Runs the clients of a round, then the server step, then validation.
+
+    Callbacks live on the server: their ``on_train_batch_*`` hooks run once per client, with the global weights in the
+    module. Module hooks live on the client: they run once per local batch.
+    """
+
+    def __init__(self, trainer: Trainer, conductor: RoundConductor, replaced: _TrainingEpochLoop) -> None:
+        super().__init__(trainer, min_steps=replaced.min_steps, max_steps=replaced.max_steps)
+        # The old validation loop already knows its data source.
+        self.val_loop = replaced.val_loop
+        self.conductor = conductor
+        self.position = RoundProgress(trainer)
+        self.asked_for_steps = False
+        self._accumulating = False
+
+    # ---- the round
+
+    @property
+    def done(self) -> bool:
+        """A round ends when all its clients are done: stop requests wait for that.
+
+        One that a checkpoint left unfinished has clients that are done, and is yet to end. Lightning would take a
+        validation of an earlier fit of this trainer for this round's, end it at once, and never train again.
+        """
+        return self._num_ready_batches_reached() and not self.restarting
+
+    def advance(self, data_fetcher: Any) -> None:
+        """Trains one client; after the last one, takes the server step."""
+        if self.restarting:
+            # The checkpoint was taken after this round's server step: validation or the end of the epoch is left.
+            self._skip_next_val = self.position.place == "validated"
+            if not self._skip_next_val:
+                self.val_loop.batch_progress.total.reset()
+            self.val_loop.restarting = False
+            # Or Lightning would leave out plateau schedulers at the end of this epoch; their metrics are there.
+            self.trainer.fit_loop._restarting = False
+            return
+        self.val_loop.restarting = False
+        trainer, connector = self.trainer, self.trainer._logger_connector
+        task, _, _ = next(data_fetcher)
+        index = self.batch_idx + 1
+        self.batch_progress.is_last_batch = data_fetcher.done
+        self.batch_progress.increment_ready()
+        connector.on_batch_start(task)
+        if task.client_id is None:
+            self.batch_progress.increment_started()
+            self.batch_progress.increment_processed()
+        else:
+            # What callbacks log here counts as much as the client has samples, not as its last local batch.
+            self.expect(task, task.num_samples)
+            call._call_callback_hooks(trainer, "on_train_batch_start", task, index)
+            self.batch_progress.increment_started()
+            with trainer.profiler.profile("run_training_batch"):
+                loss = self.conductor.train_client(task)
+            self.batch_progress.increment_processed()
+            outputs = {} if loss is None else {"loss": loss}
+            self.expect(task, task.num_samples)
+            call._call_callback_hooks(trainer, "on_train_batch_end", outputs, task, index)
+        connector.on_batch_end()
+        self.batch_progress.increment_completed()
+        if self._num_ready_batches_reached():
+            self.conductor.close_round()
+            self.position.place = "aggregated"
+            for optimizer in trainer.optimizers:
+                optimizer._opt_called = True  # or schedulers warn where clients took no step of this very optimizer
+            self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+            self.conductor.publish_round()
+        if task.client_id is not None:
+            connector.update_train_step_metrics()
+
+    def _should_accumulate(self) -> bool:
+        return self._accumulating
+
+    # ---- one local batch through Lightning's own optimization
+
+    def local_step(self, batch: Any, batch_idx: int, num_samples: int, is_last: bool) -> tuple[Tensor | None, bool]:
+        """Runs every hook that Lightning runs for a batch.
+
+        Returns:
+            The detached loss (``None`` if the step gave none), and whether ``on_train_batch_start`` asked to stop.
+        """
+        trainer, module = self.trainer, self.trainer.lightning_module
+        batch = trainer.precision_plugin.convert_input(batch)
+        batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
+        batch = call._call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
+        self.expect(batch, num_samples)
+        if call._call_lightning_module_hook(trainer, "on_train_batch_start", batch, batch_idx) == -1:
+            return None, True
+        kwargs = self._build_kwargs(OrderedDict(), batch, batch_idx)
+        if module.automatic_optimization:
+            self._accumulating = (batch_idx + 1) % trainer.accumulate_grad_batches != 0 and not is_last
+            try:
+                outputs: Any = self.automatic_optimization.run(trainer.optimizers[0], batch_idx, kwargs)
+            finally:
+                self._accumulating = False
+        else:
+            outputs = self.manual_optimization.run(kwargs)
+        call._call_lightning_module_hook(trainer, "on_train_batch_end", outputs, batch, batch_idx)
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        return (loss.detach() if isinstance(loss, Tensor) else None), False
+
+    def expect(self, batch: Any, num_samples: int | None) -> None:
+        """Tells ``self.log`` how much the next values weigh."""
+        connector = self.trainer._logger_connector
+        if connector._current_fx is not None and connector._first_loop_iter:
+            # Only the first batch of a round may reset what was logged before.
+            connector._first_loop_iter = False
+        self._results.batch = batch
+        self._results.batch_size = num_samples
+
+    def count_step(self, steps: int = 1) -> None:
+        """Counts optimizer steps that were taken outside Lightning's optimization loop."""
+        progress = self.automatic_optimization.optim_progress.optimizer
+        progress.step.increment_by(steps)
+        progress.zero_grad.increment_by(steps)
+
+    # ---- clients in other processes
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps so far; notes that somebody asked, because clients in other processes cannot be sure."""
+        self.asked_for_steps = True
+        return super().global_step
+
+    def counters(self) -> list[dict[str, int]]:
+        """How often local training has stepped, as Lightning counts it."""
+        return [dict(vars(tracker)) for tracker in self._trackers()]
+
+    def add_counters(self, counters: Sequence[Mapping[str, int]]) -> None:
+        """Adds differences of :meth:`counters`."""
+        for tracker, added in zip(self._trackers(), counters, strict=True):
+            for name, number in added.items():
+                setattr(tracker, name, getattr(tracker, name) + number)
+
+    def _trackers(self) -> list[Any]:
+        automatic = self.automatic_optimization.optim_progress.optimizer
+        progresses = (automatic.step, automatic.zero_grad, self.manual_optimization.optim_step_progress)
+        return [tracker for progress in progresses for tracker in (progress.total, progress.current)]
+
+    def standing(self) -> dict[str, Any]:
+        """Everything that tells how far the fit is, for a copy of the loop in another process."""
+        return {
+            "epochs": self.trainer.fit_loop.epoch_progress.state_dict(),
+            "batches": self.batch_progress.state_dict(),
+            "steps": self.counters(),
+        }
+
+    def stand_at(self, standing: Mapping[str, Any], place: int, steps: int, is_last: bool) -> None:
+        """Brings the counters to where they are when a client of the round trains.
+
+        Args:
+            standing: of another copy of the loop, when the round's first client was about to train.
+            place: the client's place among those that are asked to train or not.
+            steps: optimizer steps since then.
+            is_last: nobody comes after it.
+        """
+        self.trainer.fit_loop.epoch_progress.load_state_dict(standing["epochs"])
+        self.batch_progress.load_state_dict(standing["batches"])
+        self.batch_progress.increment_by(place)
+        self.batch_progress.is_last_batch = is_last
+        for tracker, counts in zip(self._trackers(), standing["steps"], strict=True):
+            vars(tracker).update(counts)
+            tracker.completed += steps
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples of the batch in training."""
+        return self._results.batch_size
+
+    def replace_metrics(self, wrap: Callable[[dict[str, Any]], _T]) -> list[_T]:
+        """Puts others in the places of the trainer's dicts of metrics; returns them."""
+        connector, wrapped = self.trainer._logger_connector, []
+        for name in ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics"):
+            wrapped.append(wrap(getattr(connector, name)))
+            setattr(connector, name, wrapped[-1])
+        return wrapped
+
+    def leave_validation(self) -> None:
+        """Ends a validation that was interrupted: the submodules are in training mode again where they were before."""
+        if self.trainer.validating or self.trainer.sanity_checking:
+            self.val_loop._on_evaluation_model_train()
+
+    def forget_data(self) -> None:
+        """Lets Lightning ask for the training data once more, if somebody did before the fit was set up."""
+        self.trainer.fit_loop._combined_loader = None
+
+    # ---- logging beside self.log
+
+    def publish(self, metrics: Mapping[str, float], bar: Mapping[str, float | str]) -> None:
+        """Makes numbers available to loggers, monitors (``callback_metrics``) and progress bars."""
+        connector = self.trainer._logger_connector
+        if metrics:
+            connector._callback_metrics.update({name: _scalar(value) for name, value in metrics.items()})
+            connector.log_metrics(dict(metrics))
+        connector._progress_bar_metrics.update(bar)
+
+    # ---- resuming
+
+    def on_save_checkpoint(self) -> dict[str, Any]:
+        """Lightning's counters, and where in the round they were taken."""
+        return {**super().on_save_checkpoint(), "federated": self.position.state_dict()}
+
+    def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
+        """Restores what :meth:`on_save_checkpoint` returned."""
+        super().on_load_checkpoint(state_dict)
+        self.position.load_state_dict(state_dict["federated"])
+
+    def reset(self) -> None:
+        """Starts a round from zero, or keeps the counters of the one being finished."""
+        self.position.release()
+        if self.restarting:
+            self.batch_progress.reset_on_restart()
+            self.scheduler_progress.reset_on_restart()
+            self.automatic_optimization.optim_progress.reset_on_restart()
+            return
+        super().reset()
+
+
+def install(trainer: Trainer, conductor: RoundConductor) -> FederatedEpochLoop:
+    """Puts a :class:`FederatedEpochLoop` into the trainer, once."""
+    check_contract(trainer)
+    current = trainer.fit_loop.epoch_loop
+    if isinstance(current, FederatedEpochLoop) and current.conductor is conductor:
+        return current
+    loop = FederatedEpochLoop(trainer, conductor, current)
+    trainer.fit_loop.epoch_loop = loop
+    return loop
+
+
+_CONTRACT: dict[str, tuple[str, ...]] = {
+    "fit_loop": ("epoch_loop", "epoch_progress", "state_dict", "load_state_dict", "_restarting", "_combined_loader"),
+    "fit_loop.epoch_loop": (
+        "val_loop", "batch_progress", "scheduler_progress", "automatic_optimization", "manual_optimization",
+        "_results", "_batches_that_stepped", "_skip_next_val", "_restarting", "_build_kwargs", "update_lr_schedulers",
+        "_num_ready_batches_reached", "_should_check_val_epoch", "restarting", "max_steps",
+        "on_save_checkpoint", "on_load_checkpoint",
+    ),
+    "fit_loop.epoch_loop.automatic_optimization": ("run", "optim_progress"),
+    "fit_loop.epoch_loop.manual_optimization": ("run", "optim_step_progress"),
+    "fit_loop.epoch_loop.val_loop": ("batch_progress", "_results", "restarting", "_on_evaluation_model_train"),
+    "_logger_connector": (
+        "on_batch_start", "on_batch_end", "update_train_step_metrics", "log_metrics", "_callback_metrics",
+        "_logged_metrics", "_progress_bar_metrics", "_first_loop_iter", "_current_fx",
+    ),
+}  # fmt: skip
+
+
+def check_contract(trainer: Trainer) -> None:
+    """Checks that this Lightning still has the private attributes in use.
+
+    Raises:
+        RuntimeError: an attribute is missing; names it, the Lightning version and the supported range.
+    """
+    for path, names in _CONTRACT.items():
+        owner: Any = trainer
+        for part in path.split("."):
+            owner = getattr(owner, part)
+        missing = [name for name in names if not hasattr(owner, name)]
+        if missing:
+            version = lightning_module("").__version__
+            raise RuntimeError(
+                f"{TREE} {version} is not supported: trainer.{path} lacks {missing}; "
+                "fl_lightning was written for lightning 2.5 and 2.6"
+            )
+
+
+def _scalar(value: float) -> Tensor:
+    return Tensor([value]).squeeze(0)

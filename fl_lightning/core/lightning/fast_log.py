@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Logging in local training: a call as a record, and ``self.log`` with less overhead."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fl_lightning.core.lightning.names import LightningModule, lightning_module
+
+if TYPE_CHECKING:
+    from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
+else:
+    _result = lightning_module("trainer.connectors.logger_connector.result")
+    _ResultCollection = _result._ResultCollection
+    _ResultMetric = _result._ResultMetric
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class LogCall:
+    """One call of ``self.log`` in local training.
+
+    Attributes:
+        fx: name of the hook that it came from, ``"training_step"`` for instance.
+        size: samples of the batch in training.
+        name: what was logged.
+        value: its value, without a graph.
+        args: further positional arguments of the call.
+        kwargs: keyword arguments of the call.
+    """
+
+    fx: str
+    size: int | None
+    name: str
+    value: Any
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+class FastLog:
+    """``self.log`` with a short path for the call that local steps repeat.
+
+    Logging a mean once more with the same arguments goes straight to the stored metric: what Lightning checks on every
+    call was checked the first time. Everything else goes to ``LightningModule.log``.
+
+    Args:
+        module: the module; its ``log`` is shadowed between :meth:`install` and :meth:`remove`.
+        results: the collection that training logs into.
+    """
+
+    def __init__(self, module: LightningModule, results: _ResultCollection) -> None:
+        self._module, self._results = module, results
+        self._connector = module.trainer._logger_connector
+        self._seen: dict[tuple[Any, ...], _ResultMetric] = {}
+        self._log = type(module).log
+
+    def install(self) -> None:
+        """Shadows the module's ``log``."""
+        self._module.__dict__["log"] = self
+
+    def remove(self) -> None:
+        """Gives the module its own ``log`` back."""
+        self._module.__dict__.pop("log", None)
+
+    def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """See :meth:`lightning.pytorch.LightningModule.log`."""
+        results, fx = self._results, self._module._current_fx_name
+        call = (fx, name, args, *kwargs.items())
+        try:
+            metric = self._seen.get(call)
+        except TypeError:  # an unhashable argument
+            self._log(self._module, name, value, *args, **kwargs)
+            return
+        size = results.batch_size
+        if (
+            metric is not None
+            and size is not None
+            and self._connector._first_loop_iter is False
+            and isinstance(value, Tensor)
+            and value.numel() == 1
+            and value.device == metric.value.device
+        ):
+            metric.forward(value.detach().reshape(()), size)
+            metric.has_reset = False
+            return
+        self._log(self._module, name, value, *args, **kwargs)
+        if args or "batch_size" in kwargs or kwargs.get("sync_dist") or kwargs.get("enable_graph"):
+            return
+        entry = results.get(f"{fx}.{name}")
+        if entry is not None and entry.is_tensor and entry.meta.is_mean_reduction:
+            self._seen[call] = entry

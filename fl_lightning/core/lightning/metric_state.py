@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The accumulated state of a torchmetrics metric, taken out and put back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat, dim_zero_max, dim_zero_mean, dim_zero_min, dim_zero_sum
+
+from fl_lightning.core.lightning.names import lightning_module
+
+if TYPE_CHECKING:
+    from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
+else:
+    _result = lightning_module("trainer.connectors.logger_connector.result")
+    _ResultCollection = _result._ResultCollection
+    _ResultMetric = _result._ResultMetric
+
+State = dict[str, Tensor | list[Tensor]]
+
+
+_Merge = Callable[[Any, Any], Any]
+
+
+def _add(a: Tensor, b: Tensor) -> Tensor:
+    return a + b
+
+
+def _rows(value: Tensor) -> Tensor:
+    return value.reshape(1) if value.dim() == 0 else value
+
+
+_MERGES: dict[Any, _Merge] = {
+    dim_zero_sum: _add,
+    dim_zero_max: torch.maximum,
+    dim_zero_min: torch.minimum,
+    dim_zero_cat: lambda a, b: a + b if isinstance(a, list) else torch.cat([_rows(a), _rows(b)]),
+}
+
+
+class MetricState:
+    """The accumulated state of one torchmetrics metric, taken out so that a client can start from zero."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+        self._state: State = read_state(metric)
+        self._updates = metric._update_count
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the metric has been updated as often as when its state was taken."""
+        return self._metric._update_count == self._updates
+
+    def reset(self) -> None:
+        """Empties the metric; what it had accumulated is kept here."""
+        self._metric.reset()
+
+    def put_back(self) -> None:
+        """Gives the metric the saved state instead of what it has accumulated since."""
+        write_state(self._metric, self._state, self._updates)
+
+    def merge_back(self) -> None:
+        """Adds the saved state to what the metric has accumulated since."""
+        metric = self._metric
+        since, updates = read_state(metric), metric._update_count
+        for name, before in self._state.items():
+            reduction = metric._reductions[name]
+            if reduction is dim_zero_mean:
+                total = max(self._updates + updates, 1)
+                merged: Any = (self._updates * before + updates * since[name]) / total  # type: ignore[operator]
+            else:
+                merged = _MERGES[reduction](before, since[name])
+            setattr(metric, name, merged)
+        metric._update_count = self._updates + updates
+        metric._computed = None
+
+
+def read_state(metric: Metric) -> State:
+    """References to a metric's states; list states are copied because ``reset`` empties them in place."""
+    state: State = {}
+    for name in metric._defaults:
+        value = getattr(metric, name)
+        state[name] = list(value) if isinstance(value, list) else value
+    return state
+
+
+def write_state(metric: Metric, state: State, updates: int) -> None:
+    """Puts back what :func:`read_state` returned."""
+    for name, value in state.items():
+        setattr(metric, name, value)
+    metric._update_count = updates
+    metric._computed = None
+
+
+def is_mergeable(metric: Metric) -> bool:
+    """Whether two states of the metric can be joined exactly: not with custom reductions, nor if it wraps others."""
+    if any(isinstance(module, Metric) for module in metric.modules() if module is not metric):
+        return False
+    return all(reduction is dim_zero_mean or reduction in _MERGES for reduction in metric._reductions.values())

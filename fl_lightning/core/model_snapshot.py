@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model outside the module, and the module standing in for it for a moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.modules import model_buffers, modes_kept, outside_metrics, submodules
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Parameters and buffers of one model.
+
+    Attributes:
+        params: ``[n]`` parameters in flat order.
+        buffers: ``[bytes]`` the persistent buffers one after the other, as uint8: exact for every dtype.
+    """
+
+    params: Tensor
+    buffers: Tensor
+
+    def to(self, device: torch.device | str) -> Snapshot:
+        """The same model on another device."""
+        return Snapshot(self.params.to(device), self.buffers.to(device))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.params.numel() * self.params.element_size() + self.buffers.numel()
+
+
+def packed_buffers(module: nn.Module, device: torch.device) -> Tensor:
+    """The module's persistent buffers (those of its metrics left out) as bytes, a copy on ``device``."""
+    values = [value.detach().reshape(-1).contiguous() for value in model_buffers(module)]
+    parts = [value.view(torch.uint8).to(device) for value in values if value.numel() > 0]
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8, device=device)
+
+
+@contextmanager
+def standing_in(
+    module: nn.Module,
+    parameters: Sequence[nn.Parameter],
+    layout: ParamLayout,
+    model: Snapshot | None = None,
+    evaluate: bool = False,
+) -> Iterator[None]:
+    """Lets the module be another model, or a copy of itself whose buffers may change.
+
+    Parameters and buffers come back as the same tensors, untouched, so a graph that was built before and is used
+    afterwards stays valid. Whatever the body does to the buffers (BatchNorm counts batches) is lost with it.
+
+    Args:
+        module: the module.
+        parameters: its parameters in flat order.
+        layout: the flat order.
+        model: the other model; ``None``: the module's present parameters and copies of its present buffers.
+        evaluate: everything in evaluation mode; otherwise the modes stay as they are.
+
+    Raises:
+        ValueError: the model's buffers are not those of the module.
+    """
+    parts = submodules(module)
+    data = [parameter.data for parameter in parameters]
+    slots = _buffer_slots(parts)
+    copies = {id(value): value.detach().clone() for _, _, value in slots}
+    if model is not None:
+        _unpack(model.buffers, [copies[id(value)] for value in model_buffers(module)])
+        for parameter, view in zip(parameters, layout.views(model.params), strict=True):
+            parameter.data = view
+    for owner, key, value in slots:
+        owner._buffers[key] = copies[id(value)]
+    try:
+        with modes_kept(parts):
+            if evaluate:
+                module.eval()
+            yield
+    finally:
+        for owner, key, value in slots:
+            owner._buffers[key] = value
+        for parameter, tensor in zip(parameters, data, strict=True):
+            parameter.data = tensor
+
+
+def _buffer_slots(parts: Sequence[tuple[str, nn.Module]]) -> list[tuple[nn.Module, str, Tensor]]:
+    """Every place that holds a buffer, aliases included; metrics keep theirs."""
+    owners = [owner for _, owner in outside_metrics(parts)]
+    return [(owner, key, value) for owner in owners for key, value in owner._buffers.items() if value is not None]
+
+
+def _unpack(packed: Tensor, into: Sequence[Tensor]) -> None:
+    sizes = [value.numel() * value.element_size() for value in into]
+    if packed.numel() != sum(sizes):
+        raise ValueError(f"a client's stored model must have {sum(sizes)} B of buffers, found {packed.numel()} B")
+    for value, part in zip(into, torch.split(packed, sizes), strict=True):
+        # A copy, because a part may begin where its dtype must not.
+        value.copy_(part.clone().view(value.dtype).view(value.shape))

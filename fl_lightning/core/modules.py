@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Submodules found quickly, for code that runs at every batch.
+
+``nn.Module.modules`` keeps a set of modules, and the hash of a torchmetrics metric is one of all its states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+
+def submodules(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """What ``module.named_modules()`` yields, each module once, in the same order."""
+    found: list[tuple[str, nn.Module]] = []
+    _visit(module, "", set(), found)
+    return found
+
+
+def outside_metrics(parts: Sequence[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
+    """Those that are no metric and no part of one, also if the module holds them elsewhere as well."""
+    metrics = [part for _, part in parts if isinstance(part, Metric)]
+    skipped = {id(part) for metric in metrics for _, part in submodules(metric)}
+    return [(name, part) for name, part in parts if id(part) not in skipped]
+
+
+@contextmanager
+def modes_kept(parts: Iterable[tuple[str, nn.Module]]) -> Iterator[None]:
+    """Gives every module its training or evaluation mode back in the end."""
+    modes = [(part, part.training) for _, part in parts]
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            if part.training != mode:  # setting an attribute of a module costs more than reading one
+                part.training = mode
+
+
+def _visit(module: nn.Module, name: str, seen: set[int], found: list[tuple[str, nn.Module]]) -> None:
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    found.append((name, module))
+    for key, child in module._modules.items():
+        if child is not None:
+            _visit(child, f"{name}.{key}" if name else key, seen, found)
+
+
+class _Buffer(NamedTuple):
+    owner: nn.Module
+    key: str
+    name: str
+    value: Tensor
+
+
+def model_buffers(module: nn.Module) -> list[Tensor]:
+    """The persistent buffers of a module without those of its metrics, each once, in a fixed order."""
+    return [buffer.value for buffer in _buffers_of(module)[0]]
+
+
+def _buffers_of(module: nn.Module) -> tuple[list[_Buffer], list[_Buffer]]:
+    """A module's buffers without those of its metrics: the persistent ones, and the others."""
+    found: tuple[list[_Buffer], list[_Buffer]] = ([], [])
+    seen: set[int] = set()
+    for prefix, owner in outside_metrics(submodules(module)):
+        for key, value in owner._buffers.items():
+            if value is not None and id(value) not in seen:
+                seen.add(id(value))
+                name = f"{prefix}.{key}" if prefix else key
+                found[key in owner._non_persistent_buffers_set].append(_Buffer(owner, key, name, value))
+    return found

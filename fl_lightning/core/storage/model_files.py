@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One model per client in files, for models that are too large or too many for memory and checkpoints."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.core.model_snapshot import Snapshot
+
+
+class ClientFiles:
+    """One :class:`~fl_lightning.core.model_snapshot.Snapshot` per client: ``<directory>/client-<id>/round-<when>.pt``.
+
+    A checkpoint holds ids, rounds and digests only; the files are what it refers to. A file is never changed, and stays
+    as long as it is a client's newest or one of the last ``keep_checkpoints`` different states refers to it. Every fit
+    needs a directory of its own.
+
+    Args:
+        directory: where the files live; made when the first is written.
+        keep_checkpoints: how many of the newest checkpoints can be resumed from; ``None``: all.
+
+    Raises:
+        ValueError: ``keep_checkpoints`` is not positive.
+    """
+
+    def __init__(self, directory: str | Path, keep_checkpoints: int | None = 2) -> None:
+        if keep_checkpoints is not None and keep_checkpoints < 1:
+            raise ValueError(f"keep_checkpoints must be at least 1, found {keep_checkpoints}")
+        self.directory, self.keep_checkpoints = Path(directory), keep_checkpoints
+        self.clear()
+
+    def __len__(self) -> int:
+        return len(self._newest)
+
+    def __contains__(self, client_id: int) -> bool:
+        return client_id in self._newest
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held in memory: none."""
+        return 0
+
+    def get(self, client_id: int) -> Snapshot | None:
+        """Reads the client's model, or ``None`` if there is none.
+
+        Raises:
+            ValueError: the file is not the one that a restored state refers to.
+        """
+        if client_id not in self._newest:
+            return None
+        when, digest = self._newest[client_id]
+        path = self._path(client_id, when)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        model = Snapshot(content["params"], content["buffers"])
+        if _digest(model) != digest:
+            raise ValueError(
+                f"{path} is not the model of client {client_id} that the checkpoint refers to: another fit has "
+                "written to this directory; give every fit one of its own"
+            )
+        return model
+
+    def set(self, client_id: int, model: Snapshot, when: int) -> None:
+        """Writes the client's model of round ``when``, flushed to disk before it gets its name."""
+        model = model.to("cpu")
+        path = self._path(client_id, when)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.part")
+        with partial.open("wb") as file:
+            torch.save({"client": client_id, "round": when, "params": model.params, "buffers": model.buffers}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        before = self._newest.get(client_id)
+        self._newest[client_id] = when, _digest(model)
+        if before is not None:
+            self._remove({(client_id, before[0])})
+
+    def clear(self) -> None:
+        """Forgets everything; files stay where they are."""
+        self._newest: dict[int, tuple[int, int]] = {}
+        self._referred: list[dict[int, int]] = []  # client to round, per state handed out
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which files are the newest, ``[k, 3]``: client, round, digest. Their removal waits for later states."""
+        state = {client: when for client, (when, _) in self._newest.items()}
+        if state and (not self._referred or self._referred[-1] != state):
+            self._referred.append(state)
+            if self.keep_checkpoints is not None:
+                dropped = self._referred[: -self.keep_checkpoints]
+                self._referred = self._referred[-self.keep_checkpoints :]
+                self._remove({entry for old in dropped for entry in old.items()})
+        entries = [[client, when, digest] for client, (when, digest) in sorted(self._newest.items())]
+        return {"files": torch.tensor(entries, dtype=torch.int64).view(-1, 3)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores :meth:`state_dict`; files are read when they are asked for.
+
+        Raises:
+            FileNotFoundError: a file that the state refers to is gone.
+        """
+        self.clear()
+        self._newest = {client: (when, digest) for client, when, digest in state["files"].tolist()}
+        for client, (when, _) in self._newest.items():
+            if not self._path(client, when).exists():
+                raise FileNotFoundError(
+                    f"{self._path(client, when)} is gone, the model of client {client} after round {when} that the "
+                    "checkpoint refers to: resume from a newer checkpoint, or keep the files of more (keep_checkpoints)"
+                )
+        self._referred = [{client: when for client, (when, _) in self._newest.items()}] if self._newest else []
+
+    def _path(self, client_id: int, when: int) -> Path:
+        return self.directory / f"client-{client_id:06d}" / f"round-{when:06d}.pt"
+
+    def _remove(self, entries: AbstractSet[tuple[int, int]]) -> None:
+        """Deletes files that nothing refers to any more."""
+        kept = {entry for state in self._referred for entry in state.items()}
+        kept |= {(client, when) for client, (when, _) in self._newest.items()}
+        for client, when in entries - kept:
+            self._path(client, when).unlink(missing_ok=True)
+
+
+def _digest(model: Snapshot) -> int:
+    digest = hashlib.blake2b(digest_size=8)
+    for part in (model.params, model.buffers):
+        digest.update(_bytes(part))
+    return int.from_bytes(digest.digest(), "little", signed=True)
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.detach().contiguous().view(torch.uint8).numpy().data

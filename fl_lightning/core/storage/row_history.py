@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What rules remember about clients between rounds: their last update with its inner products, or one tensor each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fl_lightning import ops
+from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.storage.gram_cache import GramCache, moved
+from fl_lightning.core.storage.tensors import ClientTensors
+from fl_lightning.core.updates import UpdateMatrix
+from fl_lightning.ops.dtypes import accumulation_device
+
+__all__ = ["ClientTensors", "RowHistory"]
+
+
+class _Entry(NamedTuple):
+    slot: int
+    round: int
+    scale: float
+
+
+class _Fresh(NamedTuple):
+    updates: UpdateMatrix
+    rows: Tensor
+    slots: Tensor
+    products: Tensor
+
+
+class RowHistory:
+    """The last update of each client, and the inner products among the remembered ones.
+
+    Products are kept per layer; what :meth:`joint_gram` has computed is reused when the new rows are remembered, so a
+    round computes products of new rows only. A product that no round has needed yet is NaN inside and computed on
+    demand. Storage grows by half when it is full, never beyond ``capacity``. Products lie beside the rows; nothing but
+    :meth:`load_state_dict` looks at them, so a device is not waited for.
+
+    Args:
+        capacity: most rows to keep; rows of the oldest rounds leave first (among equals, larger client ids).
+            ``None``: no limit.
+        device: where the rows live; ``None``: beside the updates. Products with rows elsewhere are computed there.
+
+    Raises:
+        ValueError: ``capacity`` is not positive.
+    """
+
+    def __init__(self, capacity: int | None = None, device: torch.device | str | None = None) -> None:
+        if capacity is not None and capacity < 1:
+            raise ValueError(f"capacity must be at least 1 row, found {capacity}")
+        self.capacity = capacity
+        self.device = None if device is None else torch.device(device)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets every row and frees the memory."""
+        self._entries: dict[int, _Entry] = {}
+        self._rows = torch.empty(0, 0)  # [C, n], one slot per client
+        self._products = GramCache.empty(0, 0)  # without the scales, beside the rows
+        self._fresh: _Fresh | None = None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, client_id: int) -> bool:
+        return client_id in self._entries
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by rows and products."""
+        return self._rows.numel() * self._rows.element_size() + 8 * self._products.gram.numel()
+
+    @staticmethod
+    def planned_nbytes(rows: int, layout: ParamLayout, dtype: torch.dtype) -> int:
+        """Bytes that storage for ``rows`` rows takes, products included."""
+        return rows * layout.numel * dtype.itemsize + layout.num_layers * rows * rows * 8
+
+    def select(self, exclude: Collection[int] = (), since: float | None = None) -> list[int]:
+        """Remembered clients, those of the newest round first, then by id.
+
+        Args:
+            exclude: ids to leave out.
+            since: first round that counts; ``None``: all.
+        """
+        chosen = [i for i, e in self._entries.items() if i not in exclude and (since is None or e.round >= since)]
+        return sorted(chosen, key=lambda i: (-self._entries[i].round, i))
+
+    def rounds(self, clients: Sequence[int]) -> list[int]:
+        """The rounds that the remembered rows of ``clients`` come from.
+
+        Raises:
+            KeyError: a client is not remembered.
+        """
+        return [self._entries[i].round for i in clients]
+
+    def joint_gram(self, updates: UpdateMatrix, clients: Sequence[int], leaving: Collection[int] = ()) -> Tensor:
+        """Gram matrices of the new rows followed by the remembered rows of ``clients``.
+
+        Args:
+            updates: ``m`` new rows.
+            clients: ``h`` remembered client ids.
+            leaving: ids whose rows :meth:`remember` is about to replace: of these no products are computed.
+
+        Returns:
+            ``[L, m + h, m + h]`` float64 where ``updates.gram()`` is; remembered rows carry the scale given to
+            :meth:`remember`.
+
+        Raises:
+            KeyError: a client is not remembered.
+            ValueError: the new rows do not fit the remembered ones.
+        """
+        self._fresh = None
+        gram = updates.gram()
+        if not clients:
+            return gram
+        self._check(updates)
+        offsets, (slots, scales) = updates.layout.offsets, self._slots(clients)
+        rows = updates.rows.to(self._rows.device)
+        gone = set(leaving).difference(clients)
+        staying = torch.tensor(sorted(e.slot for i, e in self._entries.items() if i not in gone))
+        products = ops.layer_cross_gram(rows, self._rows[: self._top()], offsets, staying)
+        self._fresh = _Fresh(updates, rows, staying, products)
+        if not self._products.complete(slots):
+            self._products.fill(slots, ops.layer_gram(self._rows[moved(slots, self._rows)], offsets))
+        there, scales = moved(torch.searchsorted(staying, slots), products), moved(scales, products)
+        cross = (products[:, :, there] * scales).to(gram.device)
+        among = (self._products.among(slots) * torch.outer(scales, scales)).to(gram.device)
+        return torch.cat([torch.cat([gram, cross], 2), torch.cat([cross.mT, among], 2)], 1)
+
+    def combine(self, updates: UpdateMatrix, coeff: Tensor, clients: Sequence[int]) -> Tensor:
+        """Linear combination of new and remembered rows, rounded once.
+
+        Args:
+            updates: ``m`` new rows.
+            coeff: ``[L, m + h]`` float64 on the CPU or beside the rows, in the order of :meth:`joint_gram`.
+            clients: ``h`` remembered client ids.
+
+        Returns:
+            ``[n]`` on the device and in the dtype of the new rows.
+        """
+        m, rows = len(updates), updates.rows
+        if not clients:
+            return updates.combine(coeff)
+        slots, scales = (moved(each, coeff) for each in self._slots(clients))
+        weights = coeff.new_zeros(coeff.shape[0], self._top())
+        weights[:, slots] = coeff[:, m:] * scales
+        if rows.device == self._rows.device and rows.dtype == self._rows.dtype:
+            both = torch.cat([coeff[:, :m], weights], 1)
+            return ops.layer_cross_combine(rows, self._rows[: self._top()], updates.layout.offsets, both)
+        # New and remembered parts may cancel, so they are summed before the result is rounded to the rows' dtype.
+        wide = torch.float32 if rows.device.type == "mps" else torch.float64
+        step = updates.combine(coeff[:, :m], out=torch.zeros(rows.shape[1], dtype=wide, device=rows.device))
+        step, weights = step.to(self._rows.device), weights.to(self._products.gram.device)
+        ops.layer_combine(self._rows[: self._top()], updates.layout.offsets, weights, step)
+        return step.to(rows.device, rows.dtype)
+
+    def remember(
+        self, updates: UpdateMatrix, clients: Mapping[int, int], when: int, scales: Tensor | float = 1.0
+    ) -> None:
+        """Stores new rows in place of the clients' old ones.
+
+        Args:
+            updates: ``m`` new rows.
+            clients: row position to client id, of the rows to store; at most the first ``capacity`` are.
+            when: the round they come from.
+            scales: ``[m]`` or a number: factors that products and combinations apply to the stored rows.
+
+        Raises:
+            ValueError: the new rows do not fit the remembered ones.
+        """
+        kept = dict(list(clients.items())[: self.capacity])
+        if not kept:
+            return
+        fresh = self._fresh if self._fresh is not None and self._fresh.updates is updates else None
+        self._fresh = None
+        if self._rows.numel():
+            self._check(updates)
+        slots, where = self._assign(list(kept.values()), updates), torch.tensor(list(kept))
+        rows = updates.rows if fresh is None else fresh.rows
+        factors = torch.as_tensor(scales, dtype=torch.float64).expand(len(updates)).tolist()
+        for slot, (position, client) in zip(slots.tolist(), kept.items(), strict=True):
+            self._rows[slot].copy_(rows[position])
+            self._entries[client] = _Entry(slot, when, factors[position])
+        self._products.clear(slots)
+        if fresh is not None:
+            self._products.put_cross(slots, fresh.slots, fresh.products[:, moved(where, fresh.products)])
+        # Last, because it also replaces the products with rows that these slots held before.
+        own, where = updates.gram(), moved(where, updates.gram())
+        self._products.put(slots, own[:, where[:, None], where].to(self._products.gram.device))
+
+    def forget(self, before: int) -> None:
+        """Forgets rows of rounds earlier than ``before``; their memory is used again."""
+        self._entries = {i: e for i, e in self._entries.items() if e.round >= before}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rows, products and their bookkeeping; the tensors share memory with the history."""
+        entries = sorted(self._entries.items())
+        return {
+            "rows": self._rows,
+            "gram": self._products.gram,
+            "clients": torch.tensor([[i, e.slot, e.round] for i, e in entries], dtype=torch.int64).view(-1, 3),
+            "scales": torch.tensor([e.scale for _, e in entries], dtype=torch.float64),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned, products bit for bit."""
+        self.clear()
+        self._rows = state["rows"].to(self.device or state["rows"].device, copy=True)
+        self._products = GramCache(state["gram"].to(accumulation_device(self._rows), copy=True))
+        for (client, slot, when), scale in zip(state["clients"].tolist(), state["scales"].tolist(), strict=True):
+            self._entries[client] = _Entry(slot, when, scale)
+
+    def _top(self) -> int:
+        return max(e.slot for e in self._entries.values()) + 1
+
+    def _slots(self, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
+        entries = [self._entries[i] for i in clients]
+        return torch.tensor([e.slot for e in entries]), torch.tensor([e.scale for e in entries], dtype=torch.float64)
+
+    def _check(self, updates: UpdateMatrix) -> None:
+        rows, held, layers = updates.rows, self._rows, len(self._products.gram)
+        if rows.shape[1] != held.shape[1] or rows.dtype != held.dtype or updates.layout.num_layers != layers:
+            raise ValueError(
+                f"updates must match the remembered rows, {layers} layers, {held.shape[1]} columns, "
+                f"{held.dtype}; found {updates.layout.num_layers}, {rows.shape[1]}, {rows.dtype}"
+            )
+        if self.device is None and held.device != rows.device:  # a restored history may come from another device
+            self._rows, self._products = held.to(rows.device), self._products.to(accumulation_device(rows))
+
+    def _assign(self, arriving: list[int], updates: UpdateMatrix) -> Tensor:
+        """Slots for the clients: the ones they have, else the lowest free ones, after the oldest have left."""
+        if self.capacity is not None:
+            for client in self.select(exclude=arriving)[self.capacity - len(arriving) :]:
+                del self._entries[client]
+        taken = {e.slot for e in self._entries.values()}
+        new = [i for i in arriving if i not in self._entries]
+        if len(taken) + len(new) > len(self._rows):
+            self._grow(len(taken) + len(new), updates)
+        free = iter([slot for slot in range(len(self._rows)) if slot not in taken])
+        return torch.tensor([next(free) if i in new else self._entries[i].slot for i in arriving])
+
+    def _grow(self, wanted: int, updates: UpdateMatrix) -> None:
+        held, n, layers = len(self._rows), updates.rows.shape[1], updates.layout.num_layers
+        slots = max(wanted, held + held // 2)
+        slots = slots if self.capacity is None else min(slots, self.capacity)
+        rows = torch.zeros(slots, n, dtype=updates.rows.dtype, device=self.device or updates.rows.device)
+        there = accumulation_device(rows)
+        if held:
+            rows[:held] = self._rows
+        products = self._products.grown(slots, there) if held else GramCache.empty(layers, slots, there)
+        self._rows, self._products = rows, products

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which samples belong to which client, at eight bytes per sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from fl_lightning.core.seeding import derive_seed
+
+
+class ClientIndices:
+    """The index lists of all clients in one int64 tensor; what clients get are views of it.
+
+    Args:
+        parts: one vector of sample indices per client; empty ones are allowed.
+        num_samples: size of the dataset that the indices point into.
+
+    Attributes:
+        sizes: ``[N]`` int64 samples per client.
+
+    Raises:
+        ValueError: there is no client, an index is not an integer below ``num_samples``, or a sample occurs twice.
+    """
+
+    def __init__(self, parts: Sequence[Tensor] | Sequence[Sequence[int]], num_samples: int) -> None:
+        if len(parts) == 0:
+            raise ValueError("parts must hold at least one client, found none")
+        self.sizes = torch.tensor([len(part) for part in parts], dtype=torch.int64)
+        self._flat = torch.empty(int(self.sizes.sum()), dtype=torch.int64)
+        self._starts = self.sizes.cumsum(0) - self.sizes
+        self._num_samples = num_samples
+        for client_id, part in enumerate(parts):
+            vector = torch.as_tensor(part)
+            integers = not (vector.is_floating_point() or vector.is_complex() or vector.dtype is torch.bool)
+            if vector.numel() and (vector.dim() != 1 or not integers):
+                raise ValueError(
+                    f"parts[{client_id}] must be a vector of integers, found {vector.dtype} of {list(vector.shape)}"
+                )
+            self[client_id].copy_(vector.reshape(-1))
+        if self._flat.numel():
+            low, high = int(self._flat.min()), int(self._flat.max())
+            if low < 0 or high >= num_samples:
+                raise ValueError(f"parts must hold indices from 0 to {num_samples - 1}, found {low} to {high}")
+        seen = torch.bincount(self._flat, minlength=num_samples)
+        if num_samples and int(seen.max()) > 1:
+            raise ValueError(f"parts must hold each sample at most once, found sample {int(seen.argmax())} twice")
+
+    @classmethod
+    def shared(cls, num_samples: int, num_clients: int) -> ClientIndices:
+        """Every client has the whole dataset; the indices are stored once."""
+        whole = cls([torch.arange(num_samples)], num_samples)
+        whole.sizes = whole.sizes.repeat(num_clients)
+        whole._starts = whole._starts.repeat(num_clients)
+        return whole
+
+    @property
+    def num_samples(self) -> int:
+        """Size of the dataset that the indices point into."""
+        return self._num_samples
+
+    @property
+    def num_used(self) -> int:
+        """How many of the dataset's samples belong to a client."""
+        return self._flat.numel()
+
+    def __len__(self) -> int:
+        return self.sizes.numel()
+
+    def __getitem__(self, client_id: int) -> Tensor:
+        if not 0 <= client_id < len(self):
+            raise IndexError(f"client_id must lie between 0 and {len(self) - 1}, found {client_id}")
+        start = int(self._starts[client_id])
+        return self._flat[start : start + int(self.sizes[client_id])]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[client_id] for client_id in range(len(self)))
+
+    def summary(self) -> str:
+        """One sentence about the clients' sizes."""
+        return (
+            f"{len(self)} clients with {int(self.sizes.min())} to {int(self.sizes.max())} training samples each "
+            f"(median {float(self.sizes.double().quantile(0.5)):g}, together {self.num_used} of {self.num_samples})."
+        )
+
+    def hold_out(self, fraction: float, seed: int) -> tuple[ClientIndices, ClientIndices]:
+        """Splits every client's samples at random.
+
+        A client of ``n`` samples gives away ``round(fraction * n)``, but keeps at least one and, if it has two or more,
+        gives at least one.
+
+        Args:
+            fraction: share to set aside, between 0 and 1.
+            seed: client ``i`` draws with a seed of its own.
+
+        Returns:
+            What the clients keep, and what is set aside.
+        """
+        kept, aside = [], []
+        for client_id, part in enumerate(self):
+            n = len(part)
+            count = min(max(round(fraction * n), 1), n - 1) if n > 1 else 0
+            generator = torch.Generator().manual_seed(derive_seed(seed, "holdout", client_id))
+            order = torch.randperm(n, generator=generator)
+            aside.append(part[order[:count].sort().values])
+            kept.append(part[order[count:].sort().values])
+        return ClientIndices(kept, self._num_samples), ClientIndices(aside, self._num_samples)

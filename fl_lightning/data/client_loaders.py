@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All clients' views of the data of one stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
+
+from fl_lightning.core.seeding import derive_seed
+from fl_lightning.data.client_indices import ClientIndices
+from fl_lightning.data.labels import num_samples
+from fl_lightning.data.loader_settings import LoaderSettings
+
+_CHUNK_BYTES = 16 * 2**20
+"""Tensors are gathered for as many batches at once as fit in here: one gather is cheaper than one per batch."""
+
+
+class ClientLoaders:
+    """Hands out one client's batches at a time.
+
+    Registered clients cost 16 bytes each and 8 per sample; nothing is loaded before somebody asks. Batches of a
+    ``TensorDataset`` (also behind ``Subset``) with the default collate function are gathered directly from its tensors;
+    all other data goes through a ``DataLoader`` per call. Both give the same batches.
+
+    ``drop_last`` is kept with two exceptions: a client with fewer samples than one batch keeps its short batch, so that
+    nobody silently trains zero steps; and nothing is dropped when the caller sets ``batch_size``, because who asks for
+    other batches wants to see all samples.
+
+    Args:
+        dataset: a map-style dataset.
+        parts: one vector of sample indices per client, or the indices in their compact form.
+        stage: what the data is for.
+        settings: how to batch it.
+
+    Attributes:
+        stage: what the data is for.
+        dataset: the dataset of all clients.
+        settings: how it is batched.
+        sizes: ``[N]`` int64 samples per client.
+        batch_size: samples per batch, unless a call says otherwise.
+
+    Raises:
+        ValueError: ``parts`` do not fit the dataset.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        parts: ClientIndices | Sequence[Tensor] | Sequence[Sequence[int]],
+        stage: Literal["train", "val", "test", "predict"] = "train",
+        settings: LoaderSettings | None = None,
+    ) -> None:
+        total = num_samples(dataset)
+        if settings is None:
+            settings = LoaderSettings(shuffle=stage == "train")
+        if not isinstance(parts, ClientIndices):
+            parts = ClientIndices(parts, total)
+        if parts.num_samples != total:
+            raise ValueError(f"parts must be made for the dataset's {total} samples, found {parts.num_samples}")
+        self.stage: Literal["train", "val", "test", "predict"] = stage
+        self.dataset = dataset
+        self.settings = settings
+        self.sizes = parts.sizes
+        self.batch_size = settings.batch_size
+        self._parts = parts
+        self._source = _tensor_source(dataset) if settings.collate_fn is default_collate else None
+
+    @classmethod
+    def from_dataloader(
+        cls,
+        loader: object,
+        parts: ClientIndices | Sequence[Tensor] | Sequence[Sequence[int]],
+        stage: Literal["train", "val", "test", "predict"] = "train",
+    ) -> ClientLoaders:
+        """Divides the samples of a user's DataLoader and keeps its settings.
+
+        Raises:
+            TypeError: see :meth:`LoaderSettings.from_dataloader`.
+            ValueError: see there.
+        """
+        settings = LoaderSettings.from_dataloader(loader, f"{stage} loader")
+        assert isinstance(loader, DataLoader)
+        return cls(loader.dataset, parts, stage, settings)
+
+    def __len__(self) -> int:
+        """Number of clients."""
+        return len(self._parts)
+
+    def __repr__(self) -> str:
+        return f"ClientLoaders(stage={self.stage!r}, clients={len(self)}, samples={int(self.sizes.sum())})"
+
+    def __iter__(self) -> Iterator[Any]:
+        # Lightning calls iter() on every loader before the strategy gets to see it: only taking a batch may fail.
+        return map(_refuse, (self,))
+
+    def indices(self, client_id: int) -> Tensor:
+        """The client's samples: ``[n]`` int64 indices into the dataset, ascending; a view, not to be written.
+
+        Raises:
+            IndexError: there is no such client.
+        """
+        return self._parts[client_id]
+
+    def num_batches(self, client_id: int, *, batch_size: int | None = None, merge_single: bool = False) -> int:
+        """How many batches one call of :meth:`batches` gives; 0 for a client without data.
+
+        Raises:
+            IndexError: there is no such client.
+            ValueError: ``batch_size`` is not positive.
+        """
+        return len(self._cuts(len(self._parts[client_id]), batch_size, merge_single)) - 1
+
+    def batches(
+        self, client_id: int, *, seed: int | None, batch_size: int | None = None, merge_single: bool = False
+    ) -> Iterator[tuple[Any, int]]:
+        """One pass over the client's data.
+
+        Args:
+            client_id: the client.
+            seed: decides the order, if the loader shuffles, and the seeds of worker processes, and nothing else does;
+                ``None`` keeps the order of the dataset.
+            batch_size: samples per batch instead of the loader's; then ``drop_last`` does not apply.
+            merge_single: join a last batch of one sample to the one before (BatchNorm cannot train on one sample).
+
+        Yields:
+            The collated batch and its number of samples.
+
+        Raises:
+            IndexError: there is no such client.
+            ValueError: ``batch_size`` is not positive.
+        """
+        order = self._order(client_id, seed)
+        cuts = self._cuts(len(order), batch_size, merge_single)
+        if self._source is not None:
+            return _gather(*self._source, order, cuts, self.settings.pin_memory)
+        return self._load(order, cuts, derive_seed(0 if seed is None else seed, "workers"))
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether :meth:`places` and :meth:`take` can be used."""
+        return self._source is not None
+
+    def places(self, client_id: int, *, seed: int | None, merge_single: bool = False) -> tuple[Tensor, list[int]]:
+        """Where the samples of one call of :meth:`batches` lie in memory.
+
+        Returns:
+            ``[n]`` int64 places for :meth:`take`, and where in them batches begin, with the end of the last one.
+        """
+        assert self._source is not None
+        rows, order = self._source[1], self._order(client_id, seed)
+        cuts = self._cuts(len(order), None, merge_single)
+        return (order if rows is None else rows[order]), cuts
+
+    def take(self, places: Tensor) -> list[Tensor]:
+        """The samples at these places, as one batch: clients' batches may be gathered together."""
+        assert self._source is not None
+        columns = [tensor.index_select(0, places.to(tensor.device)) for tensor in self._source[0]]
+        return _pinned(columns) if self.settings.pin_memory else columns
+
+    def _order(self, client_id: int, seed: int | None) -> Tensor:
+        order = self._parts[client_id]
+        if seed is None or not self.settings.shuffle:
+            return order
+        return order[torch.randperm(len(order), generator=torch.Generator().manual_seed(seed))]
+
+    def _cuts(self, size: int, batch_size: int | None, merge_single: bool) -> list[int]:
+        """Where batches begin, and the end of the last one."""
+        step = self.batch_size if batch_size is None else batch_size
+        if step < 1:
+            raise ValueError(f"batch_size must be positive, found {step}")
+        cuts = [*range(0, size, step), size]
+        rest = size % step
+        if len(cuts) > 2 and rest:
+            if self.settings.drop_last and batch_size is None:
+                cuts.pop()
+            elif merge_single and rest == 1:
+                del cuts[-2]
+        return cuts
+
+    def _load(self, order: Tensor, cuts: list[int], seed: int) -> Iterator[tuple[Any, int]]:
+        if len(cuts) < 2:
+            return
+        indices, settings = order.tolist(), self.settings
+        plan = [indices[start:stop] for start, stop in pairwise(cuts)]
+        loader = DataLoader(
+            self.dataset,
+            batch_sampler=plan,
+            collate_fn=settings.collate_fn,
+            num_workers=settings.num_workers,
+            pin_memory=settings.pin_memory,
+            worker_init_fn=settings.worker_init_fn,
+            timeout=settings.timeout,
+            multiprocessing_context=settings.multiprocessing_context,
+            prefetch_factor=settings.prefetch_factor,
+            generator=torch.Generator().manual_seed(seed),
+        )
+        for batch, chosen in zip(loader, plan, strict=True):
+            yield batch, len(chosen)
+
+
+def _refuse(loaders: ClientLoaders) -> Any:
+    raise TypeError(
+        f"{loaders!r} holds the batches of many clients and has no order of its own: train it with "
+        "Trainer(strategy=FederatedStrategy(...)), or take one client's data with batches(client_id, seed=...)"
+    )
+
+
+def _tensor_source(dataset: Dataset[Any]) -> tuple[tuple[Tensor, ...], Tensor | None] | None:
+    """The tensors behind a dataset and where its samples lie in them; ``None`` if samples must be asked one by one."""
+    rows: Tensor | None = None
+    # Exact types: a subclass may change what a sample is.
+    while type(dataset) is Subset:
+        outer = torch.as_tensor(dataset.indices, dtype=torch.int64)
+        rows = outer if rows is None else outer[rows]
+        dataset = dataset.dataset
+    if type(dataset) is not TensorDataset or any(tensor.layout != torch.strided for tensor in dataset.tensors):
+        return None
+    return dataset.tensors, rows
+
+
+def _gather(
+    tensors: tuple[Tensor, ...], rows: Tensor | None, order: Tensor, cuts: list[int], pin: bool
+) -> Iterator[tuple[Any, int]]:
+    if rows is not None:
+        order = rows[order]
+    sizes = [stop - start for start, stop in pairwise(cuts)]
+    if not sizes:
+        return
+    sample_bytes = sum(tensor.nbytes // max(len(tensor), 1) for tensor in tensors)
+    group = max(1, _CHUNK_BYTES // max(sample_bytes * max(sizes), 1))
+    for first in range(0, len(sizes), group):
+        some = sizes[first : first + group]
+        chosen = order[cuts[first] : cuts[first] + sum(some)]
+        columns = [tensor.index_select(0, chosen.to(tensor.device)) for tensor in tensors]
+        if pin:
+            columns = _pinned(columns)
+        # Not views of one another for autograd: changing a batch in place leaves the other batches alone.
+        pieces = [torch.unsafe_split_with_sizes(column, some) for column in columns]
+        yield from zip(map(list, zip(*pieces, strict=True)), some, strict=True)
+
+
+def _pinned(columns: list[Tensor]) -> list[Tensor]:
+    if not torch.cuda.is_available():
+        return columns
+    return [column if column.is_cuda else column.pin_memory() for column in columns]

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data module that divides an ordinary one among clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fl_lightning.core.lightning.names import TRANSFER_HOOKS, LightningDataModule, LightningModule, Trainer
+from fl_lightning.data.client_loaders import ClientLoaders
+from fl_lightning.data.division import Division
+from fl_lightning.data.matched_split import label_counts
+from fl_lightning.data.partitions import Partition
+from fl_lightning.data.sources import AnyDataset, DatasetModule, ModuleLoaders, check_dataset, defines, hide
+
+
+class FederatedDataModule(LightningDataModule):
+    """Divides the data of an unchanged LightningDataModule, of loaders or of datasets among clients.
+
+    The wrapped module's loaders are asked for as ever; their datasets are divided and their settings (batch size,
+    collate function, workers, ``drop_last``, whether they shuffle) apply within each client. All hooks are forwarded,
+    and attributes that this class does not have are looked up in the wrapped module.
+
+    The division is made once per ``setup("fit")`` and kept for validation and test. Where evaluation runs without a
+    fit, the wrapped module is set up for fitting as well, because clients are defined by their training data.
+
+    Args:
+        data: a LightningDataModule with one training loader; or a LightningModule that has its loaders with it; or the
+            training loader or dataset.
+        partition: how to divide, or ready vectors of training sample indices, one per client.
+        val: validation loader or dataset; only next to a training loader or dataset, as ``test`` and ``predict``.
+        test: test loader or dataset.
+        predict: loader or dataset for ``trainer.predict``, which is not divided.
+        labels: one integer per training sample, or a function from a sample of any stage to its label, or the name of
+            an attribute of every stage's dataset. Looked for by :func:`labels_of` if left out.
+        batch_size: samples per training batch; default the loader's own, 32 for datasets.
+        eval_batch_size: samples per validation and test batch; default the loader's own, ``batch_size`` for datasets.
+        evaluation: ``"matched"`` gives each client evaluation data that follows its training labels;
+            ``"independent"`` applies the partition anew to the evaluation data; ``"shared"`` evaluates every client on
+            all of it.
+        holdout: share of each client's training data to set aside for evaluation, where ``data`` has none. It goes
+            through the training dataset's transforms.
+        holdout_stage: whether this share is the validation or the test data.
+        seed: decides the division.
+
+    Raises:
+        TypeError: ``data`` or a dataset cannot be divided.
+        ValueError: arguments contradict one another; the message names them.
+    """
+
+    def __init__(
+        self,
+        data: LightningDataModule | LightningModule | AnyDataset,
+        partition: Partition | Sequence[Tensor] | Sequence[Sequence[int]],
+        *,
+        val: AnyDataset | None = None,
+        test: AnyDataset | None = None,
+        predict: AnyDataset | None = None,
+        labels: Tensor | Sequence[int] | Callable[[Any], int] | str | None = None,
+        batch_size: int | None = None,
+        eval_batch_size: int | None = None,
+        evaluation: Literal["matched", "independent", "shared"] = "matched",
+        holdout: float = 0.0,
+        holdout_stage: Literal["val", "test"] = "val",
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        for name, value in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be positive, found {value}")
+        given = {name: s for name, s in (("val", val), ("test", test), ("predict", predict)) if s is not None}
+        if isinstance(data, (LightningDataModule, LightningModule)):
+            if given:
+                raise ValueError(f"{', '.join(given)} must come from the module {type(data).__name__} itself")
+            self.data: LightningDataModule = data if isinstance(data, LightningDataModule) else ModuleLoaders(data)
+        else:
+            for name, dataset in (("data", data), *given.items()):
+                check_dataset(name, dataset)
+            size = batch_size or 32
+            self.data = DatasetModule({"train": data, **given}, size, eval_batch_size or size)
+        if not isinstance(partition, (Partition, Sequence)):
+            raise TypeError(f"partition must be a Partition or index vectors, found {type(partition).__name__}")
+        if evaluation not in ("matched", "independent", "shared"):
+            raise ValueError(f"evaluation must be 'matched', 'independent' or 'shared', found {evaluation!r}")
+        if evaluation == "independent" and not isinstance(partition, Partition):
+            raise ValueError("evaluation must be 'matched' or 'shared' for ready index vectors, found 'independent'")
+        if not 0.0 <= holdout < 1.0:
+            raise ValueError(f"holdout must be at least 0 and below 1, found {holdout}")
+        if holdout_stage not in ("val", "test"):
+            raise ValueError(f"holdout_stage must be 'val' or 'test', found {holdout_stage!r}")
+        if holdout and defines(self.data, f"{holdout_stage}_dataloader"):
+            raise ValueError(f"holdout must be 0 where data has {holdout_stage} data of its own, found {holdout}")
+        if not defines(self.data, "train_dataloader"):
+            raise ValueError(f"data must define train_dataloader, found {type(data).__name__} without it")
+        self.partition = partition
+        self.seed = seed
+        self._division = Division(
+            self.data,
+            partition,
+            labels,
+            evaluation,
+            (holdout_stage if holdout else None, holdout),
+            {"train": batch_size, "val": eval_batch_size, "test": eval_batch_size},
+            seed,
+        )
+        self.prepare_data_per_node = self.data.prepare_data_per_node
+        self.allow_zero_length_dataloader_with_multiple_devices = (
+            self.data.allow_zero_length_dataloader_with_multiple_devices
+        )
+        self._log_hyperparams = getattr(self.data, "_log_hyperparams", False)
+        held = {f"{holdout_stage}_dataloader"} if holdout else set()
+        offers = [f"{stage}_dataloader" for stage in ("val", "test", "predict")]
+        hide(self, [m for m in (*offers, *TRANSFER_HOOKS) if m not in held and not defines(self.data, m)])
+
+    @property
+    def trainer(self) -> Trainer | None:
+        """The trainer in use, known to the wrapped module as well."""
+        return self._trainer
+
+    @trainer.setter
+    def trainer(self, trainer: Trainer | None) -> None:
+        self._trainer = trainer
+        if "data" in self.__dict__:
+            self.data.trainer = trainer
+
+    @property
+    def hparams(self) -> Any:
+        """The wrapped module's hyperparameters, so that logs and checkpoints hold what they always held."""
+        return self.data.hparams
+
+    @property
+    def hparams_initial(self) -> Any:
+        """The wrapped module's hyperparameters as they were saved."""
+        return self.data.hparams_initial
+
+    def __getattr__(self, name: str) -> Any:
+        # Modules read `self.trainer.datamodule.num_classes` and the like.
+        if name.startswith("_") or "data" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.data, name)
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients; divides the data if that has not been done."""
+        return len(self._division.train_parts)
+
+    @property
+    def client_sizes(self) -> Tensor:
+        """``[N]`` int64 training samples per client, without what is held out."""
+        return self._division.train_parts.sizes
+
+    def client_labels(self, client_id: int) -> Tensor:
+        """``[n]`` int64 labels of the client's training samples.
+
+        Raises:
+            IndexError: there is no such client.
+            ValueError: the data has no integer labels.
+        """
+        part = self._division.train_parts[client_id]
+        return self._division.train_samples.labels[part]
+
+    def label_counts(self) -> Tensor:
+        """``[N, C]`` training samples of each client in each class, the classes in ascending order.
+
+        Raises:
+            ValueError: the data has no integer labels.
+        """
+        return label_counts(self._division.train_samples.labels, list(self._division.train_parts))
+
+    def summary(self) -> str:
+        """One sentence about the clients' training data."""
+        return self._division.train_parts.summary()
+
+    def __repr__(self) -> str:
+        how = self.partition if isinstance(self.partition, Partition) else f"{len(self.partition)} index vectors"
+        text = f"{type(self).__name__}({type(self.data).__name__}, {how}, seed={self.seed})"
+        return f"{text}: {self.summary()}" if self._division.done else text
+
+    __str__ = __repr__
+
+    def prepare_data(self) -> None:
+        """Prepares the wrapped module."""
+        self.data.prepare_data()
+
+    def setup(self, stage: str | None = None) -> None:
+        """Sets the wrapped module up; ``"fit"`` makes the clients anew."""
+        self.data.setup(stage)  # type: ignore[arg-type]
+        self._division.renew(stage)
+
+    def teardown(self, stage: str) -> None:
+        """Tears the wrapped module down; the clients are kept."""
+        self.data.teardown(stage)
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Tells the wrapped module."""
+        self.data.on_exception(exception)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped module's state; the division needs none, it follows from the data and the seed."""
+        return self.data.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores the wrapped module's state."""
+        self.data.load_state_dict(state_dict)
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """The wrapped module's hook; Lightning does not see it where the module has none."""
+        return self.data.on_before_batch_transfer(batch, dataloader_idx)
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """The wrapped module's hook; Lightning does not see it where the module has none."""
+        return self.data.transfer_batch_to_device(batch, device, dataloader_idx)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """The wrapped module's hook; Lightning does not see it where the module has none."""
+        return self.data.on_after_batch_transfer(batch, dataloader_idx)
+
+    def train_dataloader(self) -> ClientLoaders:
+        """All clients' training data."""
+        return self._division.train()
+
+    def val_dataloader(self) -> ClientLoaders | list[Any]:
+        """All clients' validation data; an empty list if the wrapped module returns no loader."""
+        return self._division.evaluation("val")
+
+    def test_dataloader(self) -> ClientLoaders | list[Any]:
+        """All clients' test data; an empty list if the wrapped module returns no loader."""
+        return self._division.evaluation("test")
+
+    def predict_dataloader(self) -> Any:
+        """The wrapped module's own loaders: predictions are not made per client."""
+        return self.data.predict_dataloader()

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts labels per client, and divides evaluation data so that a client is tested on what it trains on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_lightning.core.seeding import derive_seed
+
+_Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def matched_split(train_labels: Tensor, train_parts: Sequence[Tensor], eval_labels: Tensor, seed: int) -> list[Tensor]:
+    """Divides evaluation samples in proportion to the clients' training labels.
+
+    Each class is divided by largest remainders: client ``i`` gets ``n_eval * train_i / train`` of its samples, rounded
+    down, and what is left goes to the largest remainders (ties in random order). A class that nobody trains on is dealt
+    round robin. Then clients that train but would be tested on nothing, the largest first, get one sample of a class
+    that they train on, most frequent class first, from the client that holds most of that class among those with at
+    least two evaluation samples. Clients may stay without evaluation data where no such sample exists.
+
+    Args:
+        train_labels: ``[n]`` integers.
+        train_parts: one index tensor into the training data per client.
+        eval_labels: ``[e]`` integers.
+        seed: decides which samples go where; the same arguments give the same division.
+
+    Returns:
+        One ascending int64 index tensor per client; together every evaluation sample exactly once.
+
+    Raises:
+        ValueError: there are no clients, or labels are not integer vectors.
+    """
+    if not train_parts:
+        raise ValueError("train_parts must hold at least one client, found none")
+    for name, labels in (("train_labels", train_labels), ("eval_labels", eval_labels)):
+        if labels.dim() != 1 or labels.is_floating_point():
+            raise ValueError(f"{name} must be a vector of integers, found {labels.dtype} of {list(labels.shape)}")
+    rng = np.random.default_rng(derive_seed(seed, "matched"))
+    num_clients = len(train_parts)
+    classes, eval_class = np.unique(eval_labels.cpu().numpy(), return_inverse=True)
+    trained = _counts(train_labels.cpu().numpy(), train_parts, classes)
+    share = np.zeros_like(trained)
+    start = int(rng.integers(num_clients))
+    for column, size in enumerate(np.bincount(eval_class, minlength=len(classes)).tolist()):
+        weights = trained[:, column]
+        if weights.any():
+            share[:, column] = _largest_remainders(size, weights, rng)
+        else:
+            np.add.at(share[:, column], np.arange(start, start + size) % num_clients, 1)
+            start += size
+    _give_everyone_one(share, trained)
+    owner = np.empty(len(eval_class), dtype=np.int64)
+    for column in range(len(classes)):
+        members = np.flatnonzero(eval_class == column)
+        owner[rng.permutation(members)] = np.repeat(np.arange(num_clients), share[:, column])
+    flat = torch.from_numpy(np.argsort(owner, kind="stable"))
+    return list(torch.split(flat, share.sum(axis=1).tolist()))
+
+
+def label_counts(labels: Tensor, parts: Sequence[Tensor], classes: Tensor | None = None) -> Tensor:
+    """How many samples of each class each client holds.
+
+    Args:
+        labels: ``[n]`` integers.
+        parts: one index tensor per client.
+        classes: ``[C]`` ascending label values; the distinct ones among ``labels`` by default.
+
+    Returns:
+        ``[N, C]`` int64, columns in the order of ``classes``.
+
+    Raises:
+        ValueError: a label is not among ``classes``.
+    """
+    known = torch.unique(labels) if classes is None else classes
+    columns = torch.searchsorted(known, labels).clamp_(max=max(len(known) - 1, 0))
+    if len(labels) and not torch.equal(known[columns], labels):
+        raise ValueError(f"classes must hold every label, found {known.tolist()} and labels beyond them")
+    rows = [torch.bincount(columns[part], minlength=len(known)) for part in parts]
+    return torch.stack(rows) if rows else torch.zeros(0, len(known), dtype=torch.int64)
+
+
+def _counts(labels: _Ints, parts: Sequence[Tensor], classes: _Ints) -> _Ints:
+    """``[N, C]`` training samples of each client in each evaluation class."""
+    counts = np.zeros((len(parts), len(classes)), dtype=np.int64)
+    if len(classes) == 0:
+        return counts
+    column = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
+    known = classes[column] == labels
+    for client, part in enumerate(parts):
+        index = part.cpu().numpy()
+        counts[client] = np.bincount(column[index][known[index]], minlength=len(classes))
+    return counts
+
+
+def _largest_remainders(size: int, weights: _Ints, rng: np.random.Generator) -> _Ints:
+    total = int(weights.sum())
+    share, remainder = np.divmod(size * weights, total)
+    left = size - int(share.sum())
+    ties = rng.permutation(len(weights))
+    share[ties[np.argsort(-remainder[ties], kind="stable")[:left]]] += 1
+    return np.asarray(share, dtype=np.int64)
+
+
+def _give_everyone_one(share: _Ints, trained: _Ints) -> None:
+    sizes, samples = share.sum(axis=1), trained.sum(axis=1)
+    needy = np.flatnonzero((sizes == 0) & (samples > 0))
+    for client in needy[np.argsort(-samples[needy], kind="stable")]:
+        for column in np.argsort(-trained[client], kind="stable"):
+            if trained[client, column] == 0:
+                break
+            donor = int(np.argmax(np.where(sizes > 1, share[:, column], 0)))
+            if sizes[donor] > 1 and share[donor, column] > 0:
+                share[donor, column] -= 1
+                share[client, column] += 1
+                sizes[donor] -= 1
+                sizes[client] += 1
+                break

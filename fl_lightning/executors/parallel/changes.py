@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Notices what training, hooks and callbacks change in Python objects, apart from parameters and buffers.
+
+A process that trains clients has a copy of the module. What ``training_step`` writes into attributes there
+(``self.losses.append(loss)``) is lost for everybody else, and what callbacks write into the original comes too late for
+the copy. Both show in these marks: values that compare equal as long as the objects behind them stay as they are.
+Tensors and unknown objects count as changed when others take their places, or when torch counts a change in place.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Mapping
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torchmetrics import Metric
+
+from fl_lightning.core.lightning.names import Trainer
+
+_PLAIN = (type(None), bool, int, str, bytes, complex, torch.dtype, torch.device)
+_OPAQUE = (Trainer, nn.Module, Optimizer, ModuleType, FunctionType, BuiltinFunctionType, MethodType, type)
+_LONG = 256  # items; of longer lists, the length and the ends count
+_DEEP = 6
+_MANY = 5000  # objects behind one name; the rest count as long as they are the same
+# What torch, Lightning and this package change in modules all the time; children are modules of their own.
+_SKIPPED = {"_parameters", "_buffers", "_modules", "_trainer", "_fabric", "_current_fx_name", "_metric_attributes"}
+_SKIPPED |= {"log", "log_dict", "federated_features"}
+_EMPTY = {name for name in vars(nn.Module()) if name not in _SKIPPED and name != "training"}
+
+
+class Marks:
+    """Marks by name, of one moment.
+
+    Attributes:
+        values: the marks.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self._kept: list[Any] = []  # objects whose ids are marks: nothing else may get these ids
+        self._seen: set[int] = set()
+        self._left = 0
+
+    def add(self, name: str, value: object) -> None:
+        """Marks one object."""
+        self._seen, self._left = set(), _MANY
+        self.values[name] = self._mark(value, 0)
+
+    def add_module(self, module: nn.Module, metrics: bool) -> None:
+        """Marks all attributes of a module and its submodules; of metrics, whether they were updated, or nothing."""
+        for prefix, part in module.named_modules():
+            if isinstance(part, Metric):
+                if metrics:
+                    self.values[prefix] = part._update_count
+                continue
+            for name, value in vars(part).items():
+                # Most are the empty dicts for hooks that every module has; nobody else's truth may be asked for.
+                if name not in _SKIPPED and (name not in _EMPTY or value):
+                    self.add(f"{prefix}.{name}" if prefix else name, value)
+
+    def add_structure(self, module: nn.Module) -> None:
+        """Marks which submodules, buffers and parameters without gradients there are."""
+        for prefix, part in module.named_modules():
+            frozen = [(n, p) for n, p in part._parameters.items() if p is not None and not p.requires_grad]
+            names = (*part._modules, *part._buffers) if not isinstance(part, Metric) else ()
+            self._kept.append(part)
+            self.values[f"structure of {prefix}"] = (id(part), names, [(n, self._tensor(p)) for n, p in frozen])
+
+    def changes(self, later: Marks) -> list[str]:
+        """Names whose marks differ."""
+        now, then = later.values, self.values
+        if now == then:
+            return []
+        return sorted(name for name in now.keys() | then.keys() if now.get(name, self) != then.get(name, self))
+
+    def _mark(self, value: Any, depth: int) -> Any:
+        if isinstance(value, _PLAIN):
+            return value
+        if isinstance(value, float):
+            return repr(value)  # NaN must equal NaN
+        if isinstance(value, Tensor):
+            return self._tensor(value)
+        self._left -= 1
+        if depth > _DEEP or self._left < 0 or isinstance(value, _OPAQUE):
+            return self._id(value)
+        if isinstance(value, Mapping):
+            if len(value) > _LONG:
+                return self._id(value), len(value)
+            return dict, tuple((self._mark(k, depth + 1), self._mark(v, depth + 1)) for k, v in value.items())
+        if isinstance(value, (list, tuple, deque)):
+            ends = value if len(value) <= _LONG else (value[0], value[-1], len(value))
+            return type(value), tuple(self._mark(item, depth + 1) for item in ends)
+        if isinstance(value, (set, frozenset)):
+            return type(value), frozenset(self._mark(item, depth + 1) for item in value) if len(
+                value
+            ) <= _LONG else len(value)
+        if isinstance(value, np.ndarray):
+            return self._id(value), value.shape, value.tobytes() if value.nbytes <= 2**16 else None
+        state = _generator_state(value)
+        if state is not None:
+            return state
+        own = getattr(value, "__dict__", None)
+        if id(value) in self._seen:  # objects may refer to each other
+            return self._id(value)
+        self._seen.add(id(value))
+        return self._id(value), self._mark(own, depth + 1) if isinstance(own, dict) else None
+
+    def _tensor(self, value: Tensor) -> Any:
+        try:
+            pointer = value.data_ptr()
+        except RuntimeError:  # sparse tensors have no memory of their own; their version counts changes all the same
+            pointer = 0
+        return self._id(value), pointer, 0 if value.is_inference() else value._version
+
+    def _id(self, value: object) -> int:
+        self._kept.append(value)
+        return id(value)
+
+
+def is_metric(module: nn.Module, name: str) -> bool:
+    """Whether a mark belongs to a metric."""
+    return any(isinstance(part, Metric) for prefix, part in module.named_modules() if prefix == name)
+
+
+def _generator_state(value: Any) -> Any:
+    if isinstance(value, torch.Generator):
+        return value.get_state().numpy().tobytes()
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return repr(value.get_state())
+    return value.getstate() if isinstance(value, random.Random) else None

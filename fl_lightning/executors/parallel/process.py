@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Worker processes: copies of this process as it is, made by fork, which never outlive it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
+
+import torch
+
+_PDEATHSIG = 1  # of prctl
+
+
+@dataclass(frozen=True)
+class WorkerProcess:
+    """A worker process and the channel to it."""
+
+    pid: int
+    channel: Connection
+
+
+def start(target: Callable[[Connection], None], others: Iterable[WorkerProcess]) -> WorkerProcess:
+    """Forks a process that runs ``target`` with its end of the channel and ends.
+
+    Args:
+        target: what to run.
+        others: workers made before, whose channels are none of its business.
+    """
+    ours, theirs = Pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    with warnings.catch_warnings():
+        # From Python 3.12 on: threads other than this one do not exist in the copy, which uses none of them.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid > 0:
+        theirs.close()
+        return WorkerProcess(pid, ours)
+    code = 1
+    try:
+        ours.close()
+        for other in others:
+            other.channel.close()
+        _settle(parent)
+        target(theirs)
+        code = 0
+    except (EOFError, ConnectionError, BrokenPipeError):
+        pass  # the parent is gone, or has no more use for this process
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)  # not the parent's cleanup
+
+
+def stop(workers: Iterable[WorkerProcess]) -> None:
+    """Ends workers at once, and what they have started."""
+    workers = list(workers)
+    for worker in workers:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(worker.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker.pid, signal.SIGKILL)  # before it has a group of its own
+        worker.channel.close()
+    for worker in workers:
+        death(worker)
+
+
+def death(worker: WorkerProcess) -> str:
+    """Waits for the end of a worker and says how it came about."""
+    try:
+        _, status = os.waitpid(worker.pid, 0)
+    except ChildProcessError:
+        return "ended"
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        hint = ": perhaps memory ran out" if number == signal.SIGKILL else ""
+        return f"was killed by {signal.Signals(number).name}{hint}"
+    return f"ended with exit code {os.WEXITSTATUS(status)}"
+
+
+def _settle(parent: int) -> None:
+    """What a copy of a process needs before it can train."""
+    # A group of its own: Ctrl-C in a terminal reaches the parent, which ends its workers.
+    os.setpgid(0, 0)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        if callable(signal.getsignal(number)):  # handlers of the parent
+            signal.signal(number, signal.SIG_IGN)
+    library = ctypes.CDLL(None)
+    if hasattr(library, "prctl"):
+        library.prctl(_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    keep_freed_memory()
+    gc.freeze()  # what is there already stays: looking at it would copy its pages
+    torch.set_num_threads(1)  # the parent's threads do not exist here
+
+
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # names of malloc.h
+
+
+def keep_freed_memory() -> bool:
+    """Lets glibc reuse large blocks, where by default each is given back to the system and faulted in anew.
+
+    The environment variables MALLOC_MMAP_MAX_=0 and MALLOC_TRIM_THRESHOLD_=2147483647 do the same from outside.
+
+    Returns:
+        Whether this holds now; on another C library nothing changes.
+    """
+    try:
+        library = ctypes.CDLL(None) if sys.platform == "linux" else None
+    except OSError:
+        library = None
+    if library is None or not hasattr(library, "gnu_get_libc_version"):
+        return False
+    library.mallopt(_MMAP_MAX, 0)
+    library.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+    return True

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stand in for what belongs to the parent process while a worker trains clients, and note its use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+from torchmetrics import Metric
+
+from fl_lightning.core.lightning.epoch_loop import FederatedEpochLoop
+from fl_lightning.core.lightning.fast_log import LogCall
+from fl_lightning.core.lightning.names import LightningModule
+
+
+class LogRecorder:
+    """Stands in for the module's ``log`` and keeps its calls for the parent."""
+
+    def __init__(self, module: LightningModule, loop: FederatedEpochLoop) -> None:
+        self._module, self._loop = module, loop
+        self.calls: list[LogCall] = []
+        self.metric = ""
+
+    def install(self) -> None:
+        """Shadows the module's ``log``."""
+        self._module.__dict__["log"] = self
+
+    def remove(self) -> None:
+        """Gives the module its own ``log`` back."""
+        self._module.__dict__.pop("log", None)
+
+    def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """See :meth:`lightning.pytorch.LightningModule.log`."""
+        if isinstance(value, Metric):
+            self.metric = f"logs the metric object {name!r}"
+            return
+        value = value.detach().clone() if isinstance(value, Tensor) else value
+        fx = str(self._module._current_fx_name)
+        self.calls.append(LogCall(fx, self._loop.batch_size, name, value, args, kwargs))
+
+
+class WatchedMetrics(dict[str, Any]):
+    """Metrics of the trainer, whose copy here is out of date: notes that somebody looks at them."""
+
+    touched = False
+
+    def _touch(self, name: str) -> Any:
+        self.touched = True
+        return getattr(super(), name)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._touch("__getitem__")(key)
+
+    def __contains__(self, key: object) -> bool:
+        return bool(self._touch("__contains__")(key))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._touch("__iter__")())
+
+    def get(self, *args: Any) -> Any:
+        """As ever, noted."""
+        return self._touch("get")(*args)
+
+    def items(self) -> Any:
+        """As ever, noted."""
+        return self._touch("items")()
+
+
+class RefusedLogger:
+    """Stands in for a logger, which belongs to the parent: notes that somebody uses it."""
+
+    def __init__(self) -> None:
+        self.__dict__["touched"] = False
+
+    def __getattr__(self, name: str) -> Any:
+        self.__dict__["touched"] = True
+        raise AttributeError(f"loggers cannot be used in a worker process, found a use of {name!r}")

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the strategy refuses, each with a sentence that says what to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from inspect import signature
+from numbers import Integral
+from typing import Any
+
+from torch import nn
+
+from fl_lightning.algorithms import groups
+from fl_lightning.algorithms.base import ClientRule, Needs, ServerRule, changes_loss
+from fl_lightning.algorithms.features import METHOD
+from fl_lightning.attacks import Attack
+from fl_lightning.core.lightning.names import LightningModule, Trainer, TrainerFn, lightning_module
+from fl_lightning.data.cohort_samplers import CohortSampler
+
+
+def refuse_pair(
+    algorithm: ServerRule, client: ClientRule | ServerRule | None, full_gradients: bool = False
+) -> ClientRule:
+    """Returns the client rule to use.
+
+    Raises:
+        TypeError: one of them is no rule.
+        ValueError: the server rule and the client rule do not fit together.
+    """
+    if not isinstance(algorithm, ServerRule):
+        raise TypeError(f"algorithm must be a ServerRule such as fl.algorithms.FedLF(), found {algorithm!r}")
+    if client is not None and not isinstance(client, (ClientRule, ServerRule)):
+        raise TypeError(f"client must be a ClientRule or a method with one, found {client!r}")
+    own = algorithm.client_rule()
+    if full_gradients and type(own) is not ClientRule:
+        raise ValueError(
+            f"full_gradients=True trains nothing locally, and {type(algorithm).__name__} changes local training: "
+            "leave full_gradients out"
+        )
+    if client is None:
+        return own
+    rule = client.client_rule() if isinstance(client, ServerRule) else client
+    server, given = type(algorithm).__name__, type(client).__name__
+    if type(own) is not ClientRule and type(own) is not type(rule):
+        raise ValueError(
+            f"client={given}(...) cannot replace the client half of {server}: "
+            f"pair {given} with a server rule that leaves local training alone, such as FedAvg or FedLF"
+        )
+    if full_gradients and type(rule) is not ClientRule:
+        raise ValueError(
+            f"full_gradients=True trains nothing locally, and client={given}(...) changes local training: "
+            "leave one of them out"
+        )
+    if algorithm.needs.full_gradients and type(rule) not in (ClientRule, type(own)):
+        raise ValueError(
+            f"client={given}(...) changes local training, but {server} takes full gradients and trains nothing "
+            "locally: leave client out, or use gradient_source='update'"
+        )
+    reason = rule.refusal(algorithm)
+    if reason is not None:
+        raise ValueError(f"client={given}(...) {reason}")
+    return rule
+
+
+def refuse_arguments(
+    local_epochs: object,
+    local_steps: object,
+    full_gradients: object,
+    server_optimizer: object,
+    sampler: object,
+    attack: object,
+    seed: object,
+) -> None:
+    """Raises ValueError or TypeError for arguments of FederatedStrategy that would fail rounds later."""
+    for name, value in (("local_epochs", local_epochs), ("local_steps", local_steps)):
+        absent = value is None and name == "local_steps"
+        if not absent and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ValueError(f"{name} must be a positive integer, found {value!r}")
+    if not isinstance(full_gradients, bool):
+        raise TypeError(f"full_gradients must be True or False, found {full_gradients!r}")
+    if full_gradients and (local_epochs != 1 or local_steps is not None):
+        raise ValueError(
+            "full_gradients=True trains nothing locally: leave local_epochs and local_steps out, "
+            f"found local_epochs={local_epochs}, local_steps={local_steps}"
+        )
+    if server_optimizer is not None and not callable(server_optimizer):
+        raise TypeError(
+            "server_optimizer must be a function from parameters to an optimizer, such as "
+            f"functools.partial(torch.optim.SGD, lr=1.0, momentum=0.9), found {server_optimizer!r}"
+        )
+    if sampler is not None and not isinstance(sampler, CohortSampler):
+        raise TypeError(f"sampler must be a CohortSampler such as fl.data.UniformSampler(), found {sampler!r}")
+    if attack is not None and not isinstance(attack, Attack):
+        raise TypeError(f"attack must be an Attack such as fl.attacks.ZeroUpdates(clients=(3, 7)), found {attack!r}")
+    if not isinstance(seed, Integral):
+        raise TypeError(f"seed must be an integer, found {seed!r}")
+
+
+def refuse_trainer(trainer: Trainer) -> None:
+    """Raises ValueError for trainer options that have no meaning for rounds."""
+    seconds = getattr(trainer, "_val_check_time_interval", None)
+    interval = getattr(trainer, "val_check_interval", 1.0) if seconds is None else f"{seconds} seconds"
+    # An int counts batches, even 1.
+    if not (isinstance(interval, float) and interval == 1.0):
+        raise ValueError(
+            "val_check_interval must be 1.0: a round has no global model in its middle to validate; "
+            f"use check_val_every_n_epoch to validate every n rounds, found {interval!r}"
+        )
+    if trainer.overfit_batches:  # type: ignore[attr-defined]
+        raise ValueError("overfit_batches is not supported: use limit_train_batches, which counts per client")
+    _refuse_callbacks(trainer)
+
+
+def _refuse_callbacks(trainer: Trainer) -> None:
+    callbacks = lightning_module("callbacks")
+    ema = getattr(callbacks, "EMAWeightAveraging", ())
+    fitting = trainer.state.fn == TrainerFn.FITTING
+    normed = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in trainer.lightning_module.modules())
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, (callbacks.LearningRateFinder, callbacks.BatchSizeFinder)):
+            raise ValueError(
+                f"{type(callback).__name__} tries out the batches of one loader, which a round does not have: tune on "
+                "undivided data with a Trainer of its own"
+            )
+        if fitting and isinstance(callback, (callbacks.BaseFinetuning, callbacks.ModelPruning)):
+            remedy = "freeze in the module's __init__, setup or on_fit_start, and thaw for a fit with another Trainer"
+            if isinstance(callback, callbacks.ModelPruning):
+                remedy = "prune the trained module after the fit (torch.nn.utils.prune)"
+            raise ValueError(
+                f"{type(callback).__name__} changes in mid-fit which parameters are trained, and what is remembered of "
+                f"clients and rounds would no longer fit them: {remedy}"
+            )
+        if isinstance(callback, callbacks.StochasticWeightAveraging) and normed:
+            raise ValueError(
+                "StochasticWeightAveraging passes over the data once more to renew BatchNorm statistics, which is no "
+                "federated round: use layers without running statistics, or EMAWeightAveraging"
+            )
+        if isinstance(callback, ema) and callback.update_every_n_steps > 0:
+            raise ValueError(
+                "EMAWeightAveraging must average whole rounds: pass update_every_n_steps=0 and "
+                f"update_starting_at_epoch=0, found update_every_n_steps={callback.update_every_n_steps}"
+            )
+
+
+def refuse_module(
+    module: LightningModule, needs: Needs, rule: ClientRule, optimizers: int, client_lr: float | None, method: str
+) -> None:
+    """Raises ValueError for modules that lack what the method needs."""
+    manual = not module.automatic_optimization
+    if "dataloader_iter" in signature(module.training_step).parameters:
+        raise ValueError(f"{type(module).__name__}.training_step must take a batch, found dataloader_iter")
+    if (needs.losses or needs.requery) and manual and not hasattr(module, "federated_loss"):
+        raise ValueError(
+            f"{method} needs each client's loss, and {type(module).__name__} optimizes manually: "
+            "define federated_loss(self, batch, batch_idx) on the module"
+        )
+    if needs.accuracies and not callable(getattr(module, "federated_accuracy", None)):
+        raise ValueError(
+            f"{method} needs each client's accuracy: define federated_accuracy(self, batch, batch_idx) on "
+            f"{type(module).__name__}, the share of the batch that it predicts right"
+        )
+    if needs.features and not callable(getattr(module, METHOD, None)):
+        raise ValueError(
+            f"{type(rule).__name__} compares features: define {METHOD}(self, batch) on {type(module).__name__}, which "
+            "returns what the network has before its last layer as [B, d], or a pair of that and class indices [B]"
+        )
+    if needs.groups and not callable(getattr(module, groups.METHOD, None)):
+        raise ValueError(
+            f"{method} compares groups of people: define {groups.METHOD}(self, batch) on {type(module).__name__}, "
+            "which returns scores [B] (class 1 is predicted where they are positive), labels [B] and groups [B], the "
+            "last two of 0 and 1"
+        )
+    rule.check_module(module)
+    if needs.full_gradients and manual:
+        raise ValueError(f"{method} needs full gradients, which a module with manual optimization does not give")
+    if changes_loss(rule) and manual:
+        raise ValueError(f"{type(rule).__name__} adds a term to the loss, which manual optimization keeps to itself")
+    if type(rule).correct_gradients is not ClientRule.correct_gradients and optimizers > 1:
+        raise ValueError(f"{type(rule).__name__} corrects gradients and needs one optimizer, found {optimizers}")
+    if (needs.client_lr or needs.full_gradients) and client_lr is None:
+        raise ValueError(
+            f"{method} needs the clients' learning rate: use one torch.optim.SGD with one learning rate "
+            f"for all parameter groups in {type(module).__name__}.configure_optimizers"
+        )
+
+
+def refuse_schedulers(configs: Sequence[Any]) -> None:
+    """Raises ValueError for learning-rate schedulers that want to step inside a round."""
+    for config in configs:
+        if config.interval != "epoch":
+            raise ValueError(
+                f"lr scheduler {type(config.scheduler).__name__} has interval={config.interval!r}: local steps of "
+                "different clients have no common count; use interval='epoch', which steps once per round (in a module "
+                "that is not yours: in a subclass that changes what its configure_optimizers returns)"
+            )
+
+
+def refuse_data(loader: object) -> None:
+    """Raises TypeError for training data that is not divided among clients."""
+    raise TypeError(
+        "FederatedStrategy trains on clients: wrap the data, "
+        "data = fl.FederatedDataModule(my_datamodule, fl.data.Dirichlet(num_clients=100, alpha=0.1)), "
+        "where my_datamodule may also be a DataLoader or the module that has train_dataloader, "
+        f"and call trainer.fit(model, data); found a {type(loader).__name__}"
+    )
+
+
+def refuse_selection(client_ids: Sequence[int], places: int, clients: int, sampler: str) -> None:
+    """Raises ValueError for more clients than a round has places, or for clients that do not exist."""
+    if len(client_ids) > places or not all(0 <= client < clients for client in client_ids):
+        raise ValueError(
+            f"{sampler}.select must give at most {places} ids from 0 to {clients - 1}, found {tuple(client_ids)}"
+        )

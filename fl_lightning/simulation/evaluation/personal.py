@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluates a client's own model on its data, beside the global one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from fl_lightning.algorithms.base import ClientRule
+from fl_lightning.core.layout import LayerSpec, ParamLayout, layout_difference, layout_fingerprint
+from fl_lightning.core.lightning.names import LightningModule, Trainer, TrainerFn, lightning_module, rank_zero_warn
+from fl_lightning.core.model_snapshot import Snapshot, standing_in
+from fl_lightning.core.module_state import silenced
+from fl_lightning.core.seeding import derive_seed, isolated
+from fl_lightning.simulation.evaluation.recorded_logs import RecordedLogs
+
+PREFIX = "personal/"
+
+
+def models_to_evaluate(
+    trainer: Trainer, rule: ClientRule, loaded: Mapping[str, Any] | None, layers: LayerSpec
+) -> Callable[[int], Snapshot | None] | None:
+    """The clients' own models that belong to the global one, or ``None`` where there are none to evaluate.
+
+    Those of the rule, or, if ``validate`` or ``test`` loads a checkpoint, that checkpoint's. Warns if it has none that
+    this rule can take, rather than evaluate those of another time.
+
+    Args:
+        trainer: the trainer whose evaluation is running.
+        rule: the client rule.
+        loaded: the federated state of the checkpoint, if it has one.
+        layers: the order of the models' parameters.
+    """
+    if type(rule).personal_model is ClientRule.personal_model:
+        return None
+    if trainer.state.fn == TrainerFn.FITTING or trainer.ckpt_path is None:
+        return rule.personal_model
+    name, state = type(rule).__name__, loaded or {}
+    fit = state.get("fit", {})
+    layout = layout_fingerprint(ParamLayout.from_module(trainer.lightning_module, layers))
+    if not str(fit.get("method", "")).endswith(f" with {name}"):
+        reason = f"it holds {'another method' if fit else 'no federated fit'}, and this is {name}"
+    elif fit.get("layout", layout) != layout:
+        reason = f"it was written with {layout_difference(fit['layout'], layout)}"
+    else:
+        try:
+            return rule.personal_models(state["client_rule"])
+        except (FileNotFoundError, ValueError) as error:
+            reason = str(error)
+    rank_zero_warn(f"personal models are not evaluated with the checkpoint {trainer.ckpt_path}: {reason}")
+    return None
+
+
+class PersonalEvaluation:
+    """Runs the module's evaluation step with clients' own models and collects what it logs.
+
+    Args:
+        trainer: the trainer whose evaluation is running.
+        stage: ``"val"`` or ``"test"``.
+        model_of: the client's model, ``None`` if it has none.
+        layers: the order of the models' parameters.
+    """
+
+    def __init__(
+        self, trainer: Trainer, stage: str, model_of: Callable[[int], Snapshot | None], layers: LayerSpec
+    ) -> None:
+        self._trainer, self._model_of = trainer, model_of
+        self._module: LightningModule = trainer.lightning_module
+        self._layout = ParamLayout.from_module(self._module, layers)
+        self._step = self._module.validation_step if stage == "val" else self._module.test_step
+        takes_index = lightning_module("utilities.signature_utils").is_param_in_hook_signature
+        self._takes_index = takes_index(self._step, "batch_idx", min_args=2)
+
+    def values(self, client_id: int, batches: Iterator[tuple[Any, int]]) -> dict[str, float]:
+        """The client's values of what the module logs, under ``personal/<name>``; nothing if it has no model.
+
+        Logs, metrics, buffers and generators are as if this had not been.
+
+        Args:
+            client_id: the client.
+            batches: its evaluation batches and their numbers of samples.
+        """
+        model = self._model_of(client_id)
+        if model is None:
+            return {}
+        module, strategy, precision = self._module, self._trainer.strategy, self._trainer.precision_plugin
+        device = strategy.root_device
+        notes = RecordedLogs()
+        parameters = self._layout.parameters(module)
+        seed = derive_seed(torch.initial_seed(), "personal", client_id)
+        # Lightning evaluates in inference mode, whose tensors must not become parameters.
+        with torch.inference_mode(False), torch.no_grad(), isolated(seed, device), silenced(module):
+            module.__dict__["log"], module.__dict__["log_dict"] = notes.log, notes.log_dict
+            with standing_in(module, parameters, self._layout, model.to(device), evaluate=True):
+                for index, (batch, notes.size) in enumerate(batches):
+                    batch = strategy.batch_to_device(module._on_before_batch_transfer(precision.convert_input(batch)))
+                    with precision.val_step_context():
+                        self._step(batch, index) if self._takes_index else self._step(batch)
+            return {PREFIX + name: value for name, value in notes.values().items()}

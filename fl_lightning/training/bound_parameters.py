@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A module whose parameters are views of flat vectors.
+
+Between clients the parameters are bound to the global vector ``theta``; during local training they are bound to the
+client's row. Binding assigns views and copies nothing, so the global weights are never at risk: whatever happens inside
+a client, binding the global vector again brings them back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.core.layout import LayerSpec, ParamLayout
+from fl_lightning.ops.dtypes import accumulation_device
+
+
+class BoundParameters:
+    """Binds a module's trainable parameters to flat vectors.
+
+    Args:
+        module: the module, already on its device and in its final precision.
+        layers: how parameters group into layers, see :meth:`ParamLayout.from_module`.
+
+    Attributes:
+        theta: ``[n]`` the global parameters; the module is bound to it after construction.
+
+    Raises:
+        ValueError: the trainable parameters differ in dtype or device, or are not real floating-point numbers.
+    """
+
+    def __init__(self, module: nn.Module, layers: LayerSpec) -> None:
+        self.module = module
+        self.layout = ParamLayout.from_module(module, layers)
+        self.parameters = self.layout.parameters(module)
+        kinds: dict[str, list[str]] = {}
+        for name, p in zip(self.layout.names, self.parameters, strict=True):
+            kinds.setdefault(f"{p.dtype} on {p.device}", []).append(name)
+        if len(kinds) > 1:
+            found = "; ".join(f"{kind}: {_some(names)}" for kind, names in sorted(kinds.items()))
+            raise ValueError(f"trainable parameters must share one dtype and device, found {found}")
+        if not self.parameters[0].is_floating_point():
+            raise ValueError(f"trainable parameters must be floating point, found {', '.join(kinds)}")
+        # Tensors without storage that remember the memory format (channels_last).
+        self._formats = [torch.empty_like(p.data, device="meta") for p in self.parameters]
+        self.theta = self.layout.flatten(self.parameters)
+        self._global = self.layout.views(self.theta)
+        self._marks: dict[str, Tensor] = {}
+        self._at_global = False
+        self.bind_global()
+
+    def renewed(self, layers: LayerSpec) -> BoundParameters:
+        """This binding, or another one if parameters were frozen, thawed or added since, as in ``on_fit_start``.
+
+        Args:
+            layers: how parameters group into layers.
+
+        Raises:
+            ValueError: as the constructor.
+        """
+        trainable = [p for p in self.module.parameters() if p.requires_grad]
+        if {id(p) for p in trainable} == {id(p) for p in self.parameters}:
+            return self
+        self.settle(self._global)
+        self.release()
+        return BoundParameters(self.module, layers)
+
+    def check(self) -> None:
+        """Makes sure that a round can begin.
+
+        Raises:
+            ValueError: parameters were frozen, thawed, added or replaced since the layout was made.
+        """
+        current = self.layout.parameters(self.module)
+        replaced = [n for n, p, q in zip(self.layout.names, current, self.parameters, strict=True) if p is not q]
+        if replaced:
+            raise ValueError(f"trainable parameters must stay the same objects during a fit, replaced: {replaced}")
+        self.settle(self._global)
+        self.bind_global()
+        self._marks = self._frozen_marks()
+
+    def check_frozen(self) -> None:
+        """Makes sure that local training left parameters without gradients alone.
+
+        Raises:
+            ValueError: it did not; names the parameters.
+        """
+        before, after = self._marks, self._frozen_marks()
+        moved = [name for name, mark in before.items() if not torch.allclose(mark, after.get(name, mark), 0, 0, True)]
+        if moved:
+            raise ValueError(
+                "parameters that do not require gradients must not change in local training, found changes in "
+                f"{_some(moved)}: no update holds them, so one client would hand them to the next; make them buffers"
+            )
+
+    @property
+    def frozen_marks(self) -> dict[str, Tensor]:
+        """Sums of the parameters without gradients when the round began, by name."""
+        return self._marks
+
+    def _frozen_marks(self) -> dict[str, Tensor]:
+        frozen = {n: p.detach() for n, p in self.module.named_parameters() if not p.requires_grad}
+        return {n: p.to(accumulation_device(p)).sum(dtype=torch.float64) for n, p in frozen.items() if _has_sum(p)}
+
+    def thaw(self) -> None:
+        """Undoes what an interrupted ``toggle_optimizer`` left behind."""
+        for parameter in self.parameters:
+            parameter.requires_grad_(True)
+
+    def bind(self, views: Sequence[Tensor]) -> None:
+        """Points the parameters at views with their shapes, and forgets gradients."""
+        self.fetch()
+        self._at_global = views is self._global
+        for parameter, view in zip(self.parameters, views, strict=True):
+            parameter.data = view
+            parameter.grad = None
+
+    def bind_flat(self, flat: Tensor) -> None:
+        """Points the parameters at a contiguous ``[n]`` vector."""
+        self.bind(self.layout.views(flat))
+
+    def bind_global(self) -> None:
+        """Points the parameters back at the global vector."""
+        self.bind(self._global)
+
+    @contextmanager
+    def showing(self, flat: Tensor) -> Iterator[None]:
+        """Lets the parameters show a contiguous ``[n]`` vector for a moment; gradients stay."""
+        bound = [parameter.data for parameter in self.parameters]
+        for parameter, view in zip(self.parameters, self.layout.views(flat), strict=True):
+            parameter.data = view
+        try:
+            yield
+        finally:
+            for parameter, data in zip(self.parameters, bound, strict=True):
+                parameter.data = data
+
+    def fetch(self) -> None:
+        """Takes over what was assigned to parameters while they were bound to the global vector.
+
+        Wrong shapes are left for :meth:`check` to refuse, so that nothing is raised while a fit comes to its end.
+        """
+        if self._at_global:
+            for parameter, view in zip(self.parameters, self._global, strict=True):
+                if parameter.shape == view.shape:
+                    _copy_if_elsewhere(parameter, view)
+
+    def settle(self, views: Sequence[Tensor]) -> None:
+        """Fetches the values of parameters that got another storage since they were bound to these views.
+
+        ``p.data = p.data.clamp(-1, 1)`` and ``rnn.flatten_parameters()`` do that.
+
+        Raises:
+            ValueError: a parameter has another shape; names it.
+        """
+        for name, parameter, view in zip(self.layout.names, self.parameters, views, strict=True):
+            if parameter.shape != view.shape:
+                found = f"{tuple(view.shape)} become {tuple(parameter.shape)}"
+                raise ValueError(f"parameter {name!r} must keep its shape during a fit, found {found}")
+            _copy_if_elsewhere(parameter, view)
+
+    def release(self) -> None:
+        """Gives every parameter a storage of its own again, so that the module no longer depends on ``theta``."""
+        self.fetch()
+        for parameter, view, like in zip(self.parameters, self._global, self._formats, strict=True):
+            parameter.data = torch.empty_like(like, device=view.device).copy_(view)
+
+
+def _copy_if_elsewhere(parameter: Tensor, view: Tensor) -> None:
+    if parameter.data_ptr() != view.data_ptr() or parameter.stride() != view.stride():
+        view.copy_(parameter.data)
+
+
+def _has_sum(tensor: Tensor) -> bool:
+    return not isinstance(tensor, nn.parameter.UninitializedParameter) and tensor.dtype.itemsize > 1
+
+
+def _some(names: Sequence[str], shown: int = 5) -> str:
+    rest = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(repr(name) for name in names[:shown]) + rest

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The buffers of a module between clients: saved, put back, and combined by a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.core.modules import _Buffer, _buffers_of
+from fl_lightning.ops.dtypes import accumulation_device
+
+BufferPolicy = Literal["mean", "global", "largest"]
+_Kind = tuple[torch.dtype, torch.device]
+
+
+@dataclass(frozen=True)
+class BufferReport:
+    """A client's buffers after training, as one vector per dtype, with the client's sample count."""
+
+    size: int
+    values: Mapping[_Kind, Tensor]
+
+
+class BufferBank:
+    """The module's buffers (BatchNorm statistics and the like) outside local training.
+
+    Buffers never enter update rows. Every client starts from the global ones. Those of torchmetrics are left alone:
+    they belong to the metrics. Non-persistent buffers (caches) are not combined: clients leave them as they were.
+
+    Args:
+        module: the module.
+        policy: ``"mean"`` averages float buffers by sample counts, ``"largest"`` takes those of the client with the
+            most samples, ``"global"`` leaves them as they are. Integer buffers are never averaged: under ``"mean"`` and
+            ``"largest"`` they come from the client with the most samples.
+    """
+
+    def __init__(self, module: nn.Module, policy: BufferPolicy) -> None:
+        self._module = module
+        self._policy = policy
+        self.remember()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the buffers that are combined."""
+        return tuple(buffer.name for buffer in self._buffers)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one copy of the buffers."""
+        return sum(value.numel() * value.element_size() for value in (*self._global.values(), *self._caches))
+
+    def remember(self) -> None:
+        """Takes the module's present buffers as the global ones; called when a round begins."""
+        self._buffers, self._cached = _buffers_of(self._module)
+        self._global = _joined(self._buffers)
+        self._caches = [buffer.value.detach().clone() for buffer in self._cached]
+
+    def state(self) -> tuple[dict[_Kind, Tensor], list[Tensor]]:
+        """The global buffers and the caches, not copied."""
+        return self._global, self._caches
+
+    def load_state(self, state: tuple[dict[_Kind, Tensor], list[Tensor]]) -> None:
+        """Takes what :meth:`state` returned for another copy of the module, and puts it into this one."""
+        self._global, self._caches = state
+        self.restore()
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Puts the global buffers back into the module."""
+        if not self._buffers and not self._cached:
+            return
+        values = (*self.values().values(), *self._caches)
+        for buffer, value in zip((*self._buffers, *self._cached), values, strict=True):
+            # The tensor itself comes back too: a client may have put another one in its place.
+            buffer.owner._buffers[buffer.key] = buffer.value
+            buffer.value.copy_(value)
+
+    def values(self) -> dict[str, Tensor]:
+        """The global buffers that are combined, by name."""
+        sizes: dict[_Kind, list[int]] = {}
+        for buffer in self._buffers:
+            sizes.setdefault(_kind(buffer.value), []).append(buffer.value.numel())
+        parts = {kind: iter(torch.split(flat, sizes[kind])) for kind, flat in self._global.items()}
+        return {b.name: next(parts[_kind(b.value)]).view(b.value.shape) for b in self._buffers}
+
+    def report(self, size: int) -> BufferReport:
+        """The module's buffers as a client leaves them.
+
+        Raises:
+            ValueError: buffers appeared, vanished, or changed shape or dtype during local training.
+        """
+        if not self._buffers and next(self._module.buffers(), None) is None:
+            return BufferReport(size, {})
+        current, _ = _buffers_of(self._module)
+        before, after = ({b.name: (b.value.shape, _kind(b.value)) for b in some} for some in (self._buffers, current))
+        changed = sorted({name for name in before.keys() | after.keys() if before.get(name) != after.get(name)})
+        if changed:
+            raise ValueError(f"buffers must keep name, shape and dtype in local training, found changes in {changed}")
+        return BufferReport(size, _joined(current) if self._policy != "global" else {})
+
+    def finite(self, reports: Sequence[BufferReport]) -> Tensor:
+        """``[m]`` whether all float buffers of a client are finite, or what they were before (a mask of -inf)."""
+        fine = torch.ones(len(reports), dtype=torch.bool)
+        for kind, before in self._global.items():
+            if self._policy != "global" and before.is_floating_point():
+                values = torch.stack([report.values[kind] for report in reports])
+                fine &= (values.isfinite() | _same(values, before)).all(1).cpu()
+        return fine
+
+    @torch.no_grad()
+    def commit(self, reports: Sequence[BufferReport]) -> None:
+        """Makes new global buffers from the clients' by the policy, and puts them into the module."""
+        if reports and self._policy != "global":
+            largest = max(reports, key=lambda report: report.size)
+            for kind, before in self._global.items():
+                values = torch.stack([report.values[kind] for report in reports])
+                new = largest.values[kind]
+                if self._policy == "mean" and before.is_floating_point():
+                    wide = values.to(accumulation_device(before)).to(torch.float64)
+                    weights = torch.tensor([float(report.size) for report in reports], dtype=torch.float64)
+                    new = ((weights / weights.sum()).to(wide.device) @ wide).to(before.dtype).to(before.device)
+                # Constant buffers (class weights, position tables) must come back bit for bit, not as a rounded mean.
+                self._global[kind] = torch.where(_same(values, before).all(0), before, new)
+        self.restore()
+
+
+def _joined(buffers: Sequence[_Buffer]) -> dict[_Kind, Tensor]:
+    parts: dict[_Kind, list[Tensor]] = {}
+    for buffer in buffers:
+        parts.setdefault(_kind(buffer.value), []).append(buffer.value.detach().reshape(-1))
+    return {kind: torch.cat(values) for kind, values in parts.items()}
+
+
+def _kind(tensor: Tensor) -> _Kind:
+    return tensor.dtype, tensor.device
+
+
+def _same(one: Tensor, other: Tensor) -> Tensor:
+    """Elementwise equality, with NaN equal to NaN."""
+    return (one == other) | ((one != one) & (other != other))

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one client sends to the server at the end of its local training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fl_lightning.algorithms.base import ClientReport
+from fl_lightning.training.buffers import BufferReport
+
+
+@dataclass(frozen=True)
+class Upload:
+    """One client's report as it reached the server.
+
+    Attributes:
+        index: its row in the update matrix.
+        client_id: the client.
+        size: training samples.
+        train_loss: mean local training loss, if the module reported one.
+        loss: loss at the global parameters before training, if asked for.
+        report: extras and companions of the client rule.
+        buffers: the client's buffers.
+    """
+
+    index: int
+    client_id: int
+    size: int
+    train_loss: Tensor | None
+    loss: float | None
+    report: ClientReport
+    buffers: BufferReport
+
+
+def with_accuracy(report: ClientReport, accuracy: float, module: object) -> ClientReport:
+    """Adds what the module says about its accuracy to what the client rule sends.
+
+    Raises:
+        ValueError: it is no share between 0 and 1.
+    """
+    if not 0 <= accuracy <= 1:
+        name = type(module).__name__
+        raise ValueError(f"{name}.federated_accuracy must return a share between 0 and 1, found {accuracy}")
+    return ClientReport({**report.extras, "accuracy": torch.tensor(accuracy, dtype=torch.float64)}, report.companions)
