@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+NAMES = ROOT / "fl_lightning" / "core" / "lightning" / "names.py"
 # Looked up, not imported: a copy imported here would become this session's.
 needs_both = pytest.mark.skipif(find_spec("pytorch_lightning") is None, reason="pytorch_lightning is not installed")
 
@@ -127,7 +128,7 @@ def test_the_variable_chooses_the_tree_and_the_strategy_is_known_by_name():
 def test_an_unknown_tree_is_refused():
     code = (
         "import importlib.util, json\n"
-        f"spec = importlib.util.spec_from_file_location('seam', {str(ROOT / 'fl_lightning' / 'core' / 'lightning' / 'names.py')!r})\n"
+        f"spec = importlib.util.spec_from_file_location('seam', {str(NAMES)!r})\n"
         "try:\n    spec.loader.exec_module(importlib.util.module_from_spec(spec))\n"
         "except ImportError as error:\n    print(json.dumps(str(error)))"
     )
