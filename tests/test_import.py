@@ -73,7 +73,7 @@ warnings.simplefilter("ignore")
 import fl_lightning as fl
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-from fl_lightning._lightning import TREE, Trainer
+from fl_lightning.core.lightning.names import TREE, Trainer
 import {tree} as pl
 
 class Model(pl.LightningModule):

@@ -70,7 +70,7 @@ class SaveAt(L.Callback):
         here = trainer.current_epoch == self.round or name in ("on_train_start", "on_train_end")
         if {name, hook} & set(self.hooks) and here and not trainer.sanity_checking:
             trainer.save_checkpoint(self.folder / f"{name}.ckpt")
-            place = trainer.fit_loop.epoch_loop.position.place
+            place = trainer.fit_loop.epoch_loop.progress.phase.value
             self.logged[name] = trainer.logger.starts.get(place, len(trainer.logger.rows))
 
     def on_train_epoch_start(self, trainer, module) -> None:
