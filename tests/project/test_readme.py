@@ -11,11 +11,11 @@ import torch
 import fl_lightning as fl
 from fl_lightning.__main__ import main
 
-PAGE = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 PROJECT = """
 import torch
-from fl_lightning._lightning import LightningDataModule, LightningModule
+from fl_lightning.core.lightning.names import LightningDataModule, LightningModule
 from torch.utils.data import DataLoader, TensorDataset
 
 
