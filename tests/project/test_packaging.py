@@ -15,7 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 IGNORED = re.compile(
     r"(^|/)(\.(?!ci/|gitignore)[^/]*|__pycache__|[^/]*\.egg-info|build|dist|demo|logs|lightning_logs)/"
 )

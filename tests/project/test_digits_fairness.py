@@ -12,7 +12,7 @@ from support import quiet_trainer
 
 import fl_lightning as fl
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 LAST = 5
 
 

@@ -15,7 +15,7 @@ from benchmarks._kernels import report
 from benchmarks._kernels.problems import OPS, Problem, shapes
 from benchmarks._kernels.timing import FEWEST, FEWEST_LOOPS, MOST, Spread, Timing, measure
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def program(*arguments):

@@ -15,7 +15,7 @@ import torch
 from fl_lightning import ops
 from fl_lightning.ops import _library
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 EXTENSION = _library.EXTENSION.module
 built = pytest.mark.skipif(EXTENSION is None, reason=f"no compiled kernels: {_library.EXTENSION.reason}")
 # `make test` says so, because it has just built whatever can be built here.

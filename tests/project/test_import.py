@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NAMES = ROOT / "fl_lightning" / "core" / "lightning" / "names.py"
 # Looked up, not imported: a copy imported here would become this session's.
 needs_both = pytest.mark.skipif(find_spec("pytorch_lightning") is None, reason="pytorch_lightning is not installed")

@@ -23,7 +23,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 import fl_lightning as fl
 
-PROJECTS = Path(__file__).parents[1] / "examples" / "projects"
+PROJECTS = Path(__file__).parents[2] / "examples" / "projects"
 EXAMPLES = sorted(p.stem for p in PROJECTS.glob("*.py") if "import fl_lightning" in p.read_text())
 PACKAGES = {
     "image_classifier": "torch_uncertainty",
@@ -229,7 +229,7 @@ def test_tabular(tmp_path):
         "import sys, tabular, test_projects",
         "test_projects.assert_resumes(tabular.main, test_projects.Path(sys.argv[1]))",
     )
-    paths = [str(PROJECTS), str(Path(__file__).parent), str(Path(__file__).parents[1]), *sys.path]
+    paths = [str(PROJECTS), *map(str, list(Path(__file__).parents)[:3]), *sys.path]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "FL_LIGHTNING_TREE": "pytorch_lightning"}
     done = subprocess.run(
         [sys.executable, "-c", "\n".join(lines), str(tmp_path)], env=environment, capture_output=True, text=True

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))
 NAMES = [
     "reference",
@@ -38,9 +38,10 @@ def copy(tmp_path_factory):
     block = dict(zip(NAMES, found, strict=True))
     folder = tmp_path_factory.mktemp("op")
     ignored = shutil.ignore_patterns("__pycache__", "*.so")
-    for name in ("fl_lightning", "csrc", "tests/ops", "tests/simt", "tests/solvers"):
+    for name in ("fl_lightning", "csrc", "tests/ops", "tests/simt"):
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-    for name in ("pyproject.toml", ".clang-format", "tests/conftest.py", "tests/implementations.py"):
+    helpers = (f"tests/{name}.py" for name in ("conftest", "implementations", "qp_cases"))
+    for name in ("pyproject.toml", ".clang-format", *helpers):
         shutil.copy(ROOT / name, folder / name)
 
     def insert(name, anchor, text):

@@ -18,7 +18,7 @@ from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.updates import UpdateMatrix
 
-PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
+PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 
 
 @pytest.fixture(scope="module")

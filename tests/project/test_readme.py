@@ -11,7 +11,7 @@ import torch
 import fl_lightning as fl
 from fl_lightning.__main__ import main
 
-PAGE = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 PROJECT = """
 import torch

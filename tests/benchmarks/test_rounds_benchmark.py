@@ -17,7 +17,7 @@ from benchmarks._rounds import fits
 from benchmarks._rounds.shape import SHAPES, TINY, HandWritten
 from benchmarks._rounds.timing import Median
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def test_every_case_is_measured_and_written_down(tmp_path):
