@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "columns.cuh"
-#include "layers.cuh"
+#include "device/columns.cuh"
+#include "device/layers.cuh"
 
 namespace fl_lightning::cuda {
 namespace {

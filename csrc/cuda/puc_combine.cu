@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "columns.cuh"
+#include "device/columns.cuh"
 
 namespace fl_lightning::cuda {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Vectors of 512 bits. Included by every_isa.h; simd_avx2.h and simd_base.h offer the same names.
+// Vectors of 512 bits. Included by every_isa.h; avx2.h and base.h offer the same names.
 namespace fl_lightning::cpu::avx512 {
 
 using Floats = __m512;

@@ -6,8 +6,8 @@
 // were the one with wide instructions, an older processor would run it.
 #include <cstdint>
 
-#include "dispatch.h"
-#include "half.h"
+#include "../simd/dispatch.h"
+#include "arguments.h"
 
 #if FL_X86
 #if defined(__GNUC__) && !defined(__clang__)
@@ -31,7 +31,7 @@
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
 #endif
 #define FL_ISA avx512
-#include "simd_avx512.h"
+#include "../simd/avx512.h"
 #include FL_KERNEL
 #undef FL_ISA
 #if defined(__clang__)
@@ -43,7 +43,7 @@
 #pragma GCC target("avx2,fma,f16c")
 #endif
 #define FL_ISA avx2
-#include "simd_avx2.h"
+#include "../simd/avx2.h"
 #include FL_KERNEL
 #undef FL_ISA
 #if defined(__clang__)
@@ -54,6 +54,6 @@
 #endif
 
 #define FL_ISA base
-#include "simd_base.h"
+#include "../simd/base.h"
 #include FL_KERNEL
 #undef FL_ISA

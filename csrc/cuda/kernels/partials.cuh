@@ -6,8 +6,8 @@
 // Layers too short for that are summed in float64 alone, by the second stage.
 #pragma once
 
-#include "columns.cuh"
-#include "layers.cuh"
+#include "../device/columns.cuh"
+#include "../device/layers.cuh"
 
 namespace fl_lightning::cuda {
 

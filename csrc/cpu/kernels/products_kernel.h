@@ -3,7 +3,7 @@
 //
 // Sums of float32 and 16-bit rows run in float32 lanes, kFlush products in a lane, and are then added in float64: see
 // the bound at kFlush. Float64 rows, and rows so large or small that float32 products lose accuracy, run in float64.
-#include "products_tile.h"
+#include "products_tile_kernel.h"
 
 namespace fl_lightning::cpu::FL_ISA {
 
@@ -164,7 +164,7 @@ void sum_products(const Products& problem, std::int64_t begin, std::int64_t end,
 
 }  // namespace fl_lightning::cpu::FL_ISA
 
-#include "products_passing.h"
+#include "products_passing_kernel.h"
 
 namespace fl_lightning::cpu::FL_ISA {
 
