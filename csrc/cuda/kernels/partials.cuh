@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Second stage of the products: every block leaves the sums of its item, and a fixed order adds them up.
+// Sums in two stages. In the first stage, the kernels of the products, every block leaves the sums of its item:
+// partials. The second stage, here, adds up the partials of each layer in a fixed order.
 //
 // Products of float32 and narrower rows are summed in float32 over kBlock columns, then in float64. The rounding error
 // is at most 8.5 * 2^-24 (5.1e-7) of the sum of the absolute products, and far less where many blocks average it out.
