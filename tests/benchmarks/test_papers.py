@@ -14,9 +14,10 @@ import torch
 import fl_lightning as fl
 from benchmarks.papers import __main__ as program
 from benchmarks.papers.catalog import EXPERIMENTS
-from benchmarks.papers.experiment import Case, Experiment, Job, Log, read, slug
+from benchmarks.papers.experiment import Case, Experiment, Job, Log
 from benchmarks.papers.federated import FederatedCase, Training
 from benchmarks.papers.networks import Pixels, SoftmaxRegression, mlp
+from benchmarks.papers.records import pack, read, slug
 from benchmarks.papers.report import draw_curves, final, gather, tables
 from benchmarks.papers.runner import work
 from benchmarks.papers.sources import FASHION, MissingDataError
@@ -71,7 +72,8 @@ def execute(case, job):
     return [{**line, "seconds": 0} for line in read(job.lines)]
 
 
-def test_a_run_that_was_killed_writes_what_an_uninterrupted_one_does(root, tmp_path):
+@pytest.mark.parametrize("packing", [False, True], ids=["own file", "packed"])
+def test_a_run_that_was_killed_writes_what_an_uninterrupted_one_does(root, tmp_path, packing):
     case = case_of()
     whole = execute(case, job_of(case, root, tmp_path / "a", 5))
     assert [line["round"] for line in whole] == [2, 4, 5]
@@ -82,6 +84,9 @@ def test_a_run_that_was_killed_writes_what_an_uninterrupted_one_does(root, tmp_p
     with stopped.lines.open("a") as file:  # a line after the last checkpoint, and half of one
         file.write(json.dumps({**whole[2], "mean": -1.0}) + "\n" + json.dumps(whole[2])[:30])
     assert stopped.checkpoint.exists()
+    if packing:
+        pack(tmp_path / "b", "trial")
+        assert not stopped.lines.exists()
     assert execute(case, job_of(case, root, tmp_path / "b", 5)) == whole
     line = whole[-1]
     assert 0 <= line["min"] <= line["mean"] <= line["max"] <= 1
@@ -284,12 +289,16 @@ def test_run_skip_and_report(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "1 runs to do, about" in said
     assert "[1/1 runs" in said
+    packed = (tmp_path / "out" / "fcfl-synthetic.jsonl.xz").read_bytes()
+    assert not list((tmp_path / "out").glob("*/*.jsonl"))
     command(monkeypatch, *run)
     assert "0 runs to do" in capsys.readouterr().out
+    command(monkeypatch, "pack", "--out", tmp_path / "out")
+    assert (tmp_path / "out" / "fcfl-synthetic.jsonl.xz").read_bytes() == packed
     command(monkeypatch, "report", "fcfl-synthetic", "--out", tmp_path / "out")
     assert "| l2 <= 0.8 | 0.412 | 0.412 |" in capsys.readouterr().out
     written = {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.*")}
-    assert set(written) == {"fcfl-synthetic.md", "fcfl-synthetic.png"}
+    assert set(written) == {"fcfl-synthetic.jsonl.xz", "fcfl-synthetic.md", "fcfl-synthetic.png"}
     command(monkeypatch, "report", "fcfl-synthetic", "--rounds", 5000, "--out", tmp_path / "out")
     assert "Not run for 5000 rounds" in capsys.readouterr().out
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.*")} == written

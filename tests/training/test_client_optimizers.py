@@ -17,7 +17,7 @@ import fl_lightning as fl
 from fl_lightning.training.client_optimizers import (
     ClientOptimizers,
     client_learning_rate,
-    load_scheduled_state,
+    load_scheduled_states,
     scheduled_state,
 )
 
@@ -343,11 +343,11 @@ def test_scheduled_options_of_a_checkpoint(maker):
     filled = {id(p): set(state) for p, state in other.state.items()}
     for group in saved["param_groups"]:
         group["lr"] = 0.5
-    load_scheduled_state(other, saved)
+    load_scheduled_states([other], [saved])
     assert other.param_groups[0]["lr"] == 0.5
     assert {id(p): set(state) for p, state in other.state.items()} == filled
     with pytest.raises(ValueError, match=r"parameter groups, sizes \[4\], found \[2\]"):
-        load_scheduled_state(maker(list(nn.Linear(2, 2).parameters())), saved)
+        load_scheduled_states([maker(list(nn.Linear(2, 2).parameters()))], [saved])
 
 
 def test_stock_torch_reads_scheduled_options():
