@@ -115,7 +115,7 @@ def test_drop_leaves_no_trace_counts_logs_and_warns(trouble, lean):
     without = fl.FederatedStrategy(sampler=Fixed(0, 3, 4), **options)
     quiet_trainer(without, 2).fit(other, marked())
     assert torch.equal(weights(module), weights(other))
-    assert same(strategy.rule_states(), without.rule_states())
+    assert same(strategy._fits.states(), without._fits.states())
     expected = without.last_round
     assert record.train_loss == expected.train_loss
     assert record.layer_conflicts == expected.layer_conflicts
@@ -147,7 +147,7 @@ def test_drop_leaves_no_trace_in_any_rule(name, trouble):
         quiet_trainer(strategy, 3).fit(module, marked())
         assert strategy.last_round.client_ids == (0, 3, 4)
         assert (list(strategy.last_round.dropped) == [BAD]) == (what is not None)
-        results.append((weights(module), strategy.rule_states()))
+        results.append((weights(module), strategy._fits.states()))
     assert torch.equal(results[0][0], results[1][0])
     assert same(results[0][1], results[1][1])
 
