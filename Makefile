@@ -96,7 +96,7 @@ kernels: $(KERNELS)
 
 # Not through pip, which builds everything anew each time. Where something is missing, setup.py says it in one sentence,
 # and all goes on in pure torch; a compiler that fails stops everything.
-$(KERNELS): $(READY) build/.settings setup.py $(shell find csrc -type f)
+$(KERNELS): $(READY) build/.settings setup.py $(shell find csrc -type f ! -name '*.md')
 	@echo 'Building the kernels (about a minute the first time)'
 	@rm -f fl_lightning/_C.*so
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python setup.py build_ext --inplace --force >build/log 2>&1 || { \

@@ -157,8 +157,8 @@ def architectures(nvcc: str) -> str:
 
 
 def sources(folder: str, ending: str) -> list[str]:
-    """The source files of one folder; pip wants their paths relative."""
-    return [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "csrc" / folder).glob(f"*.{ending}"))]
+    """The source files of one folder and those in it; pip wants their paths relative."""
+    return [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "csrc" / folder).rglob(f"*.{ending}"))]
 
 
 def extension() -> dict[str, Any]:

@@ -63,7 +63,7 @@ def copy(tmp_path_factory):
     insert("csrc/ops.h", "// out[c] (+)= sum_i", block["cpu_declaration"])
     insert("csrc/ops.h", header.splitlines()[-4] + "\n", block["cuda_declaration"])
     for name, key in (
-        ("cpu/layer_squares_kernel.h", "cpu_kernel"),
+        ("cpu/kernels/layer_squares_kernel.h", "cpu_kernel"),
         ("cpu/layer_squares.cpp", "cpu_source"),
         ("cuda/layer_squares.cu", "cuda_source"),
     ):
@@ -122,5 +122,5 @@ def test_the_compiled_half_is_formatted(copy):
     program = shutil.which("clang-format", path=str(Path(sys.executable).parent)) or shutil.which("clang-format")
     if program is None:
         pytest.skip("no clang-format")
-    sources = ["csrc/ops.h", "csrc/extension.cpp", *copy.glob("csrc/*/layer_squares*")]
+    sources = ["csrc/ops.h", "csrc/extension.cpp", *copy.glob("csrc/**/layer_squares*")]
     run(copy, program, "--dry-run", "--Werror", *sources)

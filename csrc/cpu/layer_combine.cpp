@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <vector>
 
-#include "dispatch.h"
-#include "large_pages.h"
-#include "streams.h"
+#include "large_outputs.h"
+#include "pieces.h"
 
-#define FL_KERNEL "combine_kernel.h"
-#include "every_isa.h"
+#define FL_KERNEL "layer_combine_kernel.h"
+#include "kernels/every_isa.h"
 
 namespace fl_lightning::cpu {
 namespace {

@@ -3,11 +3,9 @@
 
 #include "../active_set.h"
 #include "../ops.h"
-#include "dispatch.h"
-#include "scratch.h"
 
 #define FL_KERNEL "min_norm_kernel.h"
-#include "every_isa.h"
+#include "kernels/every_isa.h"
 
 namespace fl_lightning::cpu {
 namespace {

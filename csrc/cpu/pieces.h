@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums per layer, divided into tasks that do not depend on the number of threads.
+// Columns divided into tasks, and tasks into pieces: the sizes alone decide, never the number of threads.
 #pragma once
 
 #include <algorithm>
@@ -7,11 +7,19 @@
 #include <vector>
 
 #include "../ops.h"
+#include "kernels/arguments.h"
 
 namespace fl_lightning::cpu {
 
-// Tasks are stretches of `width` columns. A layer that lies in one task is finished by it; of another, each of its
-// tasks leaves a part, and the parts are added in order of the tasks. A result is `size` numbers per layer.
+// Columns of a task: about 128K elements, whole blocks.
+inline std::int64_t task_columns(std::int64_t rows) {
+  const std::int64_t blocks = (std::int64_t{1} << 17) / kBlockColumns / std::max<std::int64_t>(rows, 1);
+  return kBlockColumns * std::max<std::int64_t>(blocks, 1);
+}
+
+// Sums per layer. A task is a stretch of `width` columns, and a piece is what one task has of one layer. A layer that
+// lies in one task is finished by it. Of another layer each piece leaves a part of the sum, and finish() adds the parts
+// in order of the tasks. A result is `size` numbers per layer.
 class Pieces {
  public:
   Pieces(Layers layers, std::int64_t width, std::int64_t size, double* out)

@@ -3,12 +3,10 @@
 
 #include <algorithm>
 
-#include "dispatch.h"
 #include "pieces.h"
-#include "streams.h"
 
 #define FL_KERNEL "products_kernel.h"
-#include "every_isa.h"
+#include "kernels/every_isa.h"
 
 namespace fl_lightning::cpu {
 namespace {

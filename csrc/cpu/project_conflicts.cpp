@@ -2,11 +2,9 @@
 #include <algorithm>
 
 #include "../ops.h"
-#include "dispatch.h"
-#include "scratch.h"
 
 #define FL_KERNEL "project_conflicts_kernel.h"
-#include "every_isa.h"
+#include "kernels/every_isa.h"
 
 namespace fl_lightning::cpu {
 namespace {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dispatch.h"
-#include "large_pages.h"
-#include "streams.h"
+#include <algorithm>
+
+#include "large_outputs.h"
 
 #define FL_KERNEL "puc_combine_kernel.h"
-#include "every_isa.h"
+#include "kernels/every_isa.h"
 
 namespace fl_lightning::cpu {
 namespace {

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dispatch.h"
 #include "pieces.h"
-#include "streams.h"
 
 #define FL_KERNEL "puc_track_kernel.h"
-#include "every_isa.h"
+#include "kernels/every_isa.h"
 
 namespace fl_lightning::cpu {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "columns.cuh"
-#include "layers.cuh"
+#include "device/columns.cuh"
+#include "device/layers.cuh"
 
 namespace fl_lightning::cuda {
 namespace {
@@ -40,8 +40,8 @@ __global__ void __launch_bounds__(kThreads)
   if (item.start >= item.stop) return;
   const double* own = coeff + item.layer * (kCross ? m + h : m);
   const std::int64_t first = aligned_start(rows, item.start);
-  const int width = piece_width(rows, stride, first), out_width = piece_width<T>(out, 0, first);
-  const int other_width = kCross ? piece_width(others, other_stride, first) : 0;
+  const int width = vector_width(rows, stride, first), out_width = vector_width<T>(out, 0, first);
+  const int other_width = kCross ? vector_width(others, other_stride, first) : 0;
   for (std::int64_t column = first + threadIdx.x * kRun<T>; column < item.stop; column += kThreads * kRun<T>) {
     double sum[kRun<T>] = {};
     add_rows<kCross>(rows, stride, m, own, column, item, width, sum);

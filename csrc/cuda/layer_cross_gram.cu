@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
-#include "gram_mma.cuh"
-#include "gram_tiled.cuh"
+#include "kernels/products_mma.cuh"
+#include "kernels/products_tiled.cuh"
 
 namespace fl_lightning::cuda {
 

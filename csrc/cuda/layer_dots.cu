@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "partials.cuh"
+#include "kernels/partials.cuh"
 
 namespace fl_lightning::cuda {
 namespace {
@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   if (skips(table, item)) return;
   const T* own = rows + first_row * stride;
   const std::int64_t count = m - first_row < kRows ? m - first_row : kRows, first = aligned_start(own, item.start);
-  const int width = piece_width(own, stride, first), step_width = piece_width(step, 0, first);
+  const int width = vector_width(own, stride, first), step_width = vector_width(step, 0, first);
 
   double total[kRows] = {};
   std::int64_t column = first + threadIdx.x * kRun<T>;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "gram_direct.cuh"
-#include "gram_mma.cuh"
-#include "gram_tiled.cuh"
+#include "kernels/gram_direct.cuh"
+#include "kernels/products_mma.cuh"
+#include "kernels/products_tiled.cuh"
 
 namespace fl_lightning::cuda {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "active_set.cuh"
+#include "kernels/active_set.cuh"
 
 namespace fl_lightning::cuda {
 namespace {

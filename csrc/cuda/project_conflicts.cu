@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "device.cuh"
+#include "device/device.cuh"
 
 namespace fl_lightning::cuda {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "columns.cuh"
+#include "device/columns.cuh"
 
 namespace fl_lightning::cuda {
 namespace {
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t first = aligned_start(rows, 0), words = (columns + 31) / 32;
   const std::int64_t column = first + (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * kRun<T>;
   if (column >= columns) return;
-  const int width = piece_width(rows, stride, first), out_width = piece_width<T>(out, 0, first);
+  const int width = vector_width(rows, stride, first), out_width = vector_width<T>(out, 0, first);
   double sum[kRun<T>] = {}, weight[kRun<T>] = {};
   unsigned any = 0;
   for (std::int64_t i = 0; i < m; i += kTogether) {

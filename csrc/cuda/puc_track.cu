@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "partials.cuh"
+#include "kernels/partials.cuh"
 
 namespace fl_lightning::cuda {
 namespace {

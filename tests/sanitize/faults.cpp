@@ -2,7 +2,7 @@
 // Mistakes such as kernels can have, one at a time: each must end the process. They show that the watching works.
 #include <cstdio>
 
-#include "../../csrc/cpu/scratch.h"
+#include "../../csrc/cpu/kernels/scratch.h"
 #include "fuzz.h"
 
 namespace fuzz {

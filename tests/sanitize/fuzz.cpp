@@ -10,7 +10,7 @@
 #include <string>
 #include <thread>
 
-#include "../../csrc/cpu/half.h"
+#include "../../csrc/cpu/simd/half.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>

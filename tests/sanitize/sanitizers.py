@@ -48,7 +48,7 @@ def build(folder: Path, optimise: str, kernels: Path = KERNELS) -> Path:
     Raises:
         subprocess.CalledProcessError: a source does not compile.
     """
-    sources = [*sorted(kernels.glob("*.cpp")), *sorted(HERE.glob("*.cpp"))]
+    sources = [*sorted(kernels.rglob("*.cpp")), *sorted(HERE.glob("*.cpp"))]
     objects = [folder / f"{source.stem}.o" for source in sources]
     begin = [*compiler(), *FLAGS, *SANITIZERS, optimise]
     commands = ([*begin, "-c", str(source), "-o", str(to)] for source, to in zip(sources, objects, strict=True))

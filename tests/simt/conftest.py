@@ -15,7 +15,7 @@ def objects(tmp_path_factory):
     if simt_library.compiler() is None:
         pytest.skip(needs_compiler)
     folder = tmp_path_factory.mktemp("simt")
-    sources = [*sorted(simt_library.CUDA.glob("*.cu")), *(simt_library.HERE / name for name in simt_library.HARNESS)]
+    sources = [*sorted(simt_library.CUDA.rglob("*.cu")), *(simt_library.HERE / name for name in simt_library.HARNESS)]
     return simt_library.compile_all(sources, folder, workers=os.cpu_count() or 1)
 
 

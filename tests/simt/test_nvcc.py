@@ -26,7 +26,7 @@ def headers():
 
 
 @pytest.mark.skipif(NVCC is None, reason="no nvcc: the CUDA sources are not compiled for a device")
-@pytest.mark.parametrize("source", sorted(simt_library.CUDA.glob("*.cu")), ids=lambda source: source.stem)
+@pytest.mark.parametrize("source", sorted(simt_library.CUDA.rglob("*.cu")), ids=lambda source: source.stem)
 def test_nvcc_compiles_without_warnings_and_spills(source, tmp_path):
     folder = headers()
     if folder is None:

@@ -102,46 +102,54 @@ class Mutation:
 BARRIER, WARP_BARRIER = "__syncthreads();", "__syncwarp();"
 MUTATIONS = {
     # Missing barriers: before a read of what others wrote, and before a write of what others read.
-    "tiled: read before staged": Mutation("gram_tiled.cuh", BARRIER, "", "layer_cross_gram", cross_gram_is_right),
-    "tiled: staged before read": Mutation("gram_tiled.cuh", BARRIER, "", "layer_cross_gram", cross_gram_is_right, 1),
-    "direct: warp reads before": Mutation("gram_direct.cuh", WARP_BARRIER, "", "layer_gram", gram_is_right),
+    "tiled: read before staged": Mutation(
+        "kernels/products_tiled.cuh", BARRIER, "", "layer_cross_gram", cross_gram_is_right
+    ),
+    "tiled: staged before read": Mutation(
+        "kernels/products_tiled.cuh", BARRIER, "", "layer_cross_gram", cross_gram_is_right, 1
+    ),
+    "direct: warp reads before": Mutation("kernels/gram_direct.cuh", WARP_BARRIER, "", "layer_gram", gram_is_right),
     "dots: warps not waited for": Mutation("layer_dots.cu", BARRIER, "", "layer_dots", dots_are_right),
     "projection: written while read": Mutation(
         "project_conflicts.cu", WARP_BARRIER, "", "project_conflicts", projection_is_right, 1
     ),
-    "tensor cores: read before staged": Mutation("gram_mma.cuh", BARRIER, "", "layer_gram", many_are_right),
-    "min_norm: swept while copied": Mutation("active_set.cuh", BARRIER, "", "min_norm", min_norm_is_right, 2),
+    "tensor cores: read before staged": Mutation("kernels/products_mma.cuh", BARRIER, "", "layer_gram", many_are_right),
+    "min_norm: swept while copied": Mutation("kernels/active_set.cuh", BARRIER, "", "min_norm", min_norm_is_right, 2),
     "tracking: sums overwritten": Mutation("puc_track.cu", BARRIER, "", "puc_track", tracking_is_right, 2),
     # Wrong indices.
     "layers: last item of a layer": Mutation(
-        "layers.cuh", "<= value", "< value", "layer_combine", combination_is_right
+        "device/layers.cuh", "<= value", "< value", "layer_combine", combination_is_right
     ),
     "tiled: neighbouring rows": Mutation(
-        "gram_tiled.cuh",
+        "kernels/products_tiled.cuh",
         "load_shared(left, (y + i * kApart)",
         "load_shared(left, (y * kEach + i)",
         "layer_cross_gram",
         cross_gram_is_right,
     ),
     "tensor cores: registers of other rows": Mutation(
-        "gram_mma.cuh",
+        "kernels/products_mma.cuh",
         "{others.big[half], others.big[half + 2]}",
         "{others.big[0], others.big[1]}",
         "layer_gram",
         many_are_right,
     ),
     "tensor cores: small parts dropped": Mutation(
-        "gram_mma.cuh", "mma<T>(next, rows.big, small, next);", "", "layer_gram", many_are_right
+        "kernels/products_mma.cuh", "mma<T>(next, rows.big, small, next);", "", "layer_gram", many_are_right
     ),
     "mean: bits of the wrong column": Mutation(
         "puc_combine.cu", "word + 1 < count", "false", "puc_combine", mean_is_right
     ),
     # Outputs that nobody writes.
     "combination: last columns": Mutation(
-        "columns.cuh", "column + v < stop) row[", "column + v + 1 < stop) row[", "layer_combine", combination_is_right
+        "device/columns.cuh",
+        "column + v < stop) row[",
+        "column + v + 1 < stop) row[",
+        "layer_combine",
+        combination_is_right,
     ),
     "sums: upper triangle": Mutation(
-        "partials.cuh", "if (kSymmetric) matrix[", "if (false) matrix[", "layer_gram", gram_is_right
+        "kernels/partials.cuh", "if (kSymmetric) matrix[", "if (false) matrix[", "layer_gram", gram_is_right
     ),
     # A warp of which not all lanes vote.
     "tracking: half a ballot": Mutation(

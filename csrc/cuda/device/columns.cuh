@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs of neighbouring columns, loaded and stored in pieces of up to 16 bytes.
+// Runs of neighbouring columns, loaded and stored in vectors of up to 16 bytes.
 //
 // A run starts where its row's address is a multiple of the run's size if the rows allow it. The first and last run of
 // an item may reach beyond it; what lies outside is neither read nor written, and counts as 0.
@@ -13,13 +13,13 @@ template <class T>
 constexpr int kRun = 16 / sizeof(T);  // columns of a run of 16 bytes
 
 template <class T, int kBytes>
-struct alignas(kBytes) Piece {
+struct alignas(kBytes) Vector {
   T values[kBytes / sizeof(T)];
 };
 
-// The widest pieces (in bytes, at most 16) that are aligned at this column of every row.
+// The widest vectors (in bytes, at most 16) that are aligned at this column of every row.
 template <class T>
-__device__ inline int piece_width(const T* rows, std::int64_t stride, std::int64_t column) {
+__device__ inline int vector_width(const T* rows, std::int64_t stride, std::int64_t column) {
   const auto bits = static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(rows + column)) |
                     static_cast<unsigned>(stride * static_cast<std::int64_t>(sizeof(T))) | 16u;
   return static_cast<int>(bits & (0u - bits));
@@ -32,35 +32,35 @@ __device__ inline std::int64_t aligned_start(const T* rows, std::int64_t start) 
 }
 
 template <int kBytes, int kCount, class T>
-__device__ inline void load_pieces(const T* from, T (&to)[kCount]) {
+__device__ inline void load_vectors(const T* from, T (&to)[kCount]) {
   constexpr int kEach = kBytes / static_cast<int>(sizeof(T));
   if constexpr (kEach > kCount) {
-    load_pieces<kBytes / 2>(from, to);
+    load_vectors<kBytes / 2>(from, to);
   } else if constexpr (kEach >= 1) {
 #pragma unroll
     for (int k = 0; k < kCount / kEach; ++k) {
-      const auto piece = reinterpret_cast<const Piece<T, kBytes>*>(from)[k];
+      const auto vector = reinterpret_cast<const Vector<T, kBytes>*>(from)[k];
 #pragma unroll
-      for (int e = 0; e < kEach; ++e) to[k * kEach + e] = piece.values[e];
+      for (int e = 0; e < kEach; ++e) to[k * kEach + e] = vector.values[e];
     }
   }
 }
 
 template <int kBytes, int kCount, class T>
-__device__ inline void store_pieces(const T (&from)[kCount], T* to) {
+__device__ inline void store_vectors(const T (&from)[kCount], T* to) {
   constexpr int kEach = kBytes / static_cast<int>(sizeof(T));
   if constexpr (kEach >= 1) {
 #pragma unroll
     for (int k = 0; k < kCount / kEach; ++k) {
-      Piece<T, kBytes> piece;
+      Vector<T, kBytes> vector;
 #pragma unroll
-      for (int e = 0; e < kEach; ++e) piece.values[e] = from[k * kEach + e];
-      reinterpret_cast<Piece<T, kBytes>*>(to)[k] = piece;
+      for (int e = 0; e < kEach; ++e) vector.values[e] = from[k * kEach + e];
+      reinterpret_cast<Vector<T, kBytes>*>(to)[k] = vector;
     }
   }
 }
 
-// The run of one row that starts at column; width is the row's piece_width there.
+// The run of one row that starts at column; width is the row's vector_width there.
 template <int kCount, class T>
 __device__ inline void load_run(const T* row, std::int64_t column, std::int64_t start, std::int64_t stop, int width,
                                 T (&to)[kCount]) {
@@ -71,13 +71,13 @@ __device__ inline void load_run(const T* row, std::int64_t column, std::int64_t 
       to[v] = inside ? row[column + v] : narrow<T>(0.0);
     }
   } else if (width == 16) {
-    load_pieces<16>(row + column, to);
+    load_vectors<16>(row + column, to);
   } else if (width == 8) {
-    load_pieces<8>(row + column, to);
+    load_vectors<8>(row + column, to);
   } else if (width == 4) {
-    load_pieces<4>(row + column, to);
+    load_vectors<4>(row + column, to);
   } else {
-    load_pieces<sizeof(T)>(row + column, to);
+    load_vectors<sizeof(T)>(row + column, to);
   }
 }
 
@@ -90,13 +90,13 @@ __device__ inline void store_run(const T (&from)[kCount], std::int64_t column, s
       if (column + v >= start && column + v < stop) row[column + v] = from[v];
     }
   } else if (width == 16) {
-    store_pieces<16>(from, row + column);
+    store_vectors<16>(from, row + column);
   } else if (width == 8) {
-    store_pieces<8>(from, row + column);
+    store_vectors<8>(from, row + column);
   } else if (width == 4) {
-    store_pieces<4>(from, row + column);
+    store_vectors<4>(from, row + column);
   } else {
-    store_pieces<sizeof(T)>(from, row + column);
+    store_vectors<sizeof(T)>(from, row + column);
   }
 }
 
@@ -117,12 +117,12 @@ struct Run {
       return widen<Real>(stored[v]);
     }
   }
-  template <int kPiece>
+  template <int kVector>
   __device__ void load(const T* from) {
     if constexpr (sizeof(T) != 2) {
-      load_pieces<kPiece>(from, stored);
-    } else if constexpr (kPiece >= 4) {
-      load_pieces<kPiece>(reinterpret_cast<const unsigned*>(from), stored);
+      load_vectors<kVector>(from, stored);
+    } else if constexpr (kVector >= 4) {
+      load_vectors<kVector>(reinterpret_cast<const unsigned*>(from), stored);
     } else {
       const auto* halves = reinterpret_cast<const unsigned short*>(from);
 #pragma unroll
@@ -184,7 +184,7 @@ __device__ inline void load_shared(Shared from, int at, T (&to)[kCount]) {
 }
 template <class T, int kCount>
 __device__ inline void load_shared(T* from, int at, T (&to)[kCount]) {
-  load_pieces<16>(from + at, to);
+  load_vectors<16>(from + at, to);
 }
 template <class Shared, class T, int kCount>
 __device__ inline void store_shared(const T (&from)[kCount], Shared to, int at) {
@@ -192,7 +192,7 @@ __device__ inline void store_shared(const T (&from)[kCount], Shared to, int at) 
 }
 template <class T, int kCount>
 __device__ inline void store_shared(const T (&from)[kCount], T* to, int at) {
-  store_pieces<16>(from, to + at);
+  store_vectors<16>(from, to + at);
 }
 
 // A row whose type is known at run time only: all threads of a launch take the same branch.
@@ -222,9 +222,9 @@ __device__ inline void load_widened(const Matrix& matrix, std::int64_t row, std:
   });
 }
 
-__device__ inline int piece_width(const Matrix& matrix, std::int64_t column) {
+__device__ inline int vector_width(const Matrix& matrix, std::int64_t column) {
   int width = 0;
-  visit_row(matrix, 0, [&](auto* values) { width = piece_width(values, matrix.stride, column); });
+  visit_row(matrix, 0, [&](auto* values) { width = vector_width(values, matrix.stride, column); });
   return width;
 }
 

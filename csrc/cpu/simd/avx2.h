@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Vectors of 256 bits, with fused multiply-add. See simd_avx512.h.
+// Vectors of 256 bits, with fused multiply-add. See avx512.h.
 namespace fl_lightning::cpu::avx2 {
 
 using Floats = __m256;

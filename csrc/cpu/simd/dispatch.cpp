@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "../ops.h"
+#include "../../ops.h"
 
 namespace fl_lightning::cpu {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Vectors of 128 bits in the compiler's own notation: SSE2 on x86, NEON on Arm, scalars elsewhere. See simd_avx512.h.
+// Vectors of 128 bits in the compiler's own notation: SSE2 on x86, NEON on Arm, scalars elsewhere. See avx512.h.
 namespace fl_lightning::cpu::base {
 
 typedef float Floats __attribute__((vector_size(16)));

@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kTiledThreads, sizeof(Real) == 8 ? 1 : 2)
   const bool diagonal = kSymmetric && down == right_of;
   std::int64_t column = item.start;
   visit_row(a, 0, [&](auto* values) { column = aligned_start(values, item.start); });
-  const Side left{a, down * kTile, piece_width(a, column)}, right{b, right_of * kTile, piece_width(b, column)};
+  const Side left{a, down * kTile, vector_width(a, column)}, right{b, right_of * kTile, vector_width(b, column)};
   const int rows = static_cast<int>(a.rows - left.first < kTile ? a.rows - left.first : kTile);
 
   SHARED(Real, left_tile, kTile * kPitch<Real>);

@@ -2,7 +2,8 @@
 // FedHEAL's pass over one client's update. Included once per instruction set by every_isa.h.
 namespace fl_lightning::cpu::FL_ISA {
 
-// Bytes ahead of the use. Two streams leave room in the cache for more than the kernels that read many rows ask for.
+// Bytes ahead of the use. Here are two streams, the row and the counts: the cache has room for more of each than in the
+// kernels that read many rows.
 inline constexpr std::int64_t kRowAhead = 16384, kCountsAhead = 4096;
 
 template <class T>
@@ -48,10 +49,10 @@ void track_as(const PucTrack& p, std::int64_t begin, std::int64_t end, double* n
 
   double edges = 0;
   for (; begin < end && begin % 32 != 0; ++begin) edges += track_one<T, Count>(p, begin);
-  constexpr int streams = 4;
-  Doubles total[streams];
+  constexpr int accumulators = 4;
+  Doubles total[accumulators];
 #pragma GCC unroll 4
-  for (int i = 0; i < streams; ++i) set_zero(total[i]);
+  for (int i = 0; i < accumulators; ++i) set_zero(total[i]);
   for (; begin + 32 <= end; begin += 32) {
     for (std::int64_t i = 0; i < 32; i += 64 / static_cast<std::int64_t>(sizeof(T))) {
       prefetch_at(x + begin + i, kRowAhead);
@@ -65,7 +66,8 @@ void track_as(const PucTrack& p, std::int64_t begin, std::int64_t end, double* n
 #pragma GCC unroll 16
     for (int i = 0; i < 32 / kDoubles; ++i) {
       const Doubles value = widen(x + begin + i * kDoubles);
-      total[i % streams] = masked_multiply_add(mask(kept >> (i * kDoubles)), value, value, total[i % streams]);
+      total[i % accumulators] =
+          masked_multiply_add(mask(kept >> (i * kDoubles)), value, value, total[i % accumulators]);
     }
   }
   for (; begin < end; ++begin) edges += track_one<T, Count>(p, begin);

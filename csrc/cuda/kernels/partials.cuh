@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Second stage of the products: every block leaves the sums of its item, and a fixed order adds them up.
+// Sums in two stages. In the first stage, the kernels of the products, every block leaves the sums of its item:
+// partials. The second stage, here, adds up the partials of each layer in a fixed order.
 //
 // Products of float32 and narrower rows are summed in float32 over kBlock columns, then in float64. The rounding error
 // is at most 8.5 * 2^-24 (5.1e-7) of the sum of the absolute products, and far less where many blocks average it out.
 // Layers too short for that are summed in float64 alone, by the second stage.
 #pragma once
 
-#include "columns.cuh"
-#include "layers.cuh"
+#include "../device/columns.cuh"
+#include "../device/layers.cuh"
 
 namespace fl_lightning::cuda {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of a few rows with a few rows, all in registers. Included by products_kernel.h once per instruction set.
+// A tile: the products of a few rows with a few rows, all their sums in registers. Part of products_kernel.h.
 namespace fl_lightning::cpu::FL_ISA {
 
 // Products added in one lane before the lanes are added up and go to float64. A sum that passes through k float32
@@ -64,16 +64,16 @@ void tile(const A* a, std::int64_t a_stride, const T* b, std::int64_t b_stride, 
   constexpr int lanes = Lanes<T>::count;
   constexpr int pairs = kTriangle ? R * (R + 1) / 2 : R * C;
   // Enough sums in flight to hide the latency of an addition.
-  constexpr int streams = pairs >= 8 ? 1 : pairs >= 3 ? 2 : 4;
-  constexpr std::int64_t chunk = static_cast<std::int64_t>(kFlush) * streams * lanes;
+  constexpr int accumulators = pairs >= 8 ? 1 : pairs >= 3 ? 2 : 4;
+  constexpr std::int64_t chunk = static_cast<std::int64_t>(kFlush) * accumulators * lanes;
   for (std::int64_t start = 0; start < columns;) {
     const std::int64_t stop = Lanes<T>::dtype == DType::f64 || columns - start < chunk ? columns : start + chunk;
-    Vector total[streams][pairs];
+    Vector total[accumulators][pairs];
 #pragma GCC unroll 32
-    for (int i = 0; i < streams * pairs; ++i) set_zero(total[i / pairs][i % pairs]);
-    for (; start < stop; start += streams * lanes) {
+    for (int i = 0; i < accumulators * pairs; ++i) set_zero(total[i / pairs][i % pairs]);
+    for (; start < stop; start += accumulators * lanes) {
 #pragma GCC unroll 4
-      for (int s = 0; s < streams; ++s) {
+      for (int s = 0; s < accumulators; ++s) {
         const std::int64_t at = start + s * lanes;
         if (asked.left) {
 #pragma GCC unroll 5
@@ -107,7 +107,7 @@ void tile(const A* a, std::int64_t a_stride, const T* b, std::int64_t b_stride, 
       }
     }
 #pragma GCC unroll 4
-    for (int i = 0; i < streams; ++i) flush(total[i], sums);
+    for (int i = 0; i < accumulators; ++i) flush(total[i], sums);
   }
 }
 

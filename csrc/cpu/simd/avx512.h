@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Vectors of 512 bits. Included by every_isa.h; simd_avx2.h and simd_base.h offer the same names.
+// An instruction set: vectors of 512 bits, and what kernels do with them. every_isa.h compiles the kernels with these
+// names; avx2.h and base.h offer the same ones.
 namespace fl_lightning::cpu::avx512 {
 
 using Floats = __m512;

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A few rows with many others. Included by products_kernel.h once per instruction set.
+// Products of a few rows with many others. Part of products_kernel.h.
 //
-// The few are copied, lane by lane, into a strip that stays in the first-level cache; the others pass by, two at a
-// time. So each number of theirs serves up to kTall products when it arrives, and the next ones arrive meanwhile.
+// The few are copied into strips, which stay in the first-level cache: a strip holds one vector of each of its rows,
+// then the next vector of each. The others pass by, two at a time. So each number of theirs serves up to kTall products
+// when it arrives, and the next ones arrive meanwhile.
+#include "products_panel_kernel.h"
+
 namespace fl_lightning::cpu::FL_ISA {
 
 inline constexpr int kPassing = 2;              // rows that pass by together

@@ -6,8 +6,8 @@
 // chooses a move from vectors of k numbers, the block sweeps (k + 1)^2 numbers.
 #pragma once
 
-#include "../active_set.h"
-#include "device.cuh"
+#include "../../active_set.h"
+#include "../device/device.cuh"
 
 namespace fl_lightning::cuda {
 

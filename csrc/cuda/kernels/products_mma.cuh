@@ -3,8 +3,8 @@
 //
 // Shared memory holds rows as words of 32 bits: a float32 number, or two of 16 bits; rows 8 apart lie word beside word.
 // A lane reads two neighbouring words of two rows at once, and passes a row's two on as those that mma wants four (or
-// eight) columns apart. That is another order of the columns, the same for both sides, and a sum of products does not
-// mind.
+// eight) columns apart. That is another order of the columns, but the same one for both sides: the same products are
+// added.
 //
 // Products of 16-bit numbers are exact. A float32 number is split into two of TF32's 11 bits, big + small, and what is
 // lost of it is at most 2^-23 of its size; of the four products all but small * small (at most 2^-22) are added up, the
@@ -22,8 +22,8 @@ namespace fl_lightning::cuda {
 constexpr int kMmaRows = 64, kMmaThreads = 256, kWarpRows = 32, kWarpColumns = 16, kApartRows = 8;
 constexpr int kWarpsDown = kMmaRows / kWarpRows, kWarpsAcross = kMmaRows / kWarpColumns;
 static_assert(kWarpsDown * kWarpsAcross * kWarp == kMmaThreads);
-constexpr int kWords = 32, kPieces = kWords / 4;  // of a row in shared memory at a time; in pieces of 16 bytes
-static_assert(2 * kMmaThreads == kMmaRows * kPieces);
+constexpr int kWords = 32, kRowRuns = kWords / 4;  // of a row in shared memory at a time; in runs of 16 bytes
+static_assert(2 * kMmaThreads == kMmaRows * kRowRuns);
 constexpr int kPitchWords = 2 * kWords + 16;  // of two rows; two pairs of rows then cover all banks
 constexpr int kTileWords = kMmaRows / 2 * kPitchWords;
 constexpr int kStepWords = 8, kStages = 2;  // words of a row per mma; stages per float32 sum
@@ -40,14 +40,14 @@ struct MmaSide {
 template <class T>
 __device__ inline MmaSide<T> mma_side(const Matrix& matrix, std::int64_t first, std::int64_t column) {
   const T* rows = static_cast<const T*>(matrix.data);
-  return {rows + first * matrix.stride, matrix.stride, matrix.rows - first, piece_width(rows, matrix.stride, column)};
+  return {rows + first * matrix.stride, matrix.stride, matrix.rows - first, vector_width(rows, matrix.stride, column)};
 }
 
-// A thread's pieces of the columns from column on, of two rows.
+// A thread's runs of the columns from column on, of two rows.
 template <class T>
 __device__ inline void fetch_words(const MmaSide<T>& side, std::int64_t column, const Item& item, Run<T> (&to)[2][1]) {
-  const int pair = threadIdx.x / kPieces;
-  const std::int64_t at = column + threadIdx.x % kPieces * kRun<T>;
+  const int pair = threadIdx.x / kRowRuns;
+  const std::int64_t at = column + threadIdx.x % kRowRuns * kRun<T>;
 #pragma unroll
   for (int k = 0; k < 2; ++k) {
     const int row = pair / kApartRows * 2 * kApartRows + pair % kApartRows + k * kApartRows;
@@ -61,7 +61,7 @@ __device__ inline unsigned word_of(unsigned x) { return x; }
 
 template <class T, class Shared>
 __device__ inline void stage_words(const Run<T> (&from)[2][1], Shared tile) {
-  const int at = threadIdx.x / kPieces * kPitchWords + threadIdx.x % kPieces * 8;
+  const int at = threadIdx.x / kRowRuns * kPitchWords + threadIdx.x % kRowRuns * 8;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     unsigned words[4];
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
 
   SHARED(unsigned, tiles, kStages * 2 * kTileWords);
   // A block on the diagonal has one side only, and takes twice the columns at a time: as many bytes are on their way.
-  const std::int64_t span = kPieces * kRun<T>, later = diagonal ? span : 0;
+  const std::int64_t span = kRowRuns * kRun<T>, later = diagonal ? span : 0;
   Run<T> left_next[2][1], right_next[2][1];
   float sums[4][4] = {};
   double total[4][4] = {};

@@ -25,7 +25,7 @@ class Scratch {
     const auto address = reinterpret_cast<std::uintptr_t>(store_.get());
     char* first = store_.get() + (kAlign - address % kAlign) % kAlign;
 #if defined(__SANITIZE_ADDRESS__)
-    // NaN for whoever reads before writing; poison behind what was asked for.
+    // A read before a write finds NaN; what lies behind the bytes asked for is poisoned.
     std::memset(first, 0xff, static_cast<std::size_t>(bytes));
     ASAN_POISON_MEMORY_REGION(first + bytes, static_cast<std::size_t>(store_.get() + bytes + kAlign - (first + bytes)));
 #endif

@@ -1,15 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fresh memory comes in pages of 4 KiB, each with a fault at first touch: for a large output these cost as much as the
-// pass that writes it. Linux gives pages of 2 MiB where it is asked to.
+// Outputs too large for the caches: they are written past them, into large pages.
+//
+// Fresh memory comes in pages of 4 KiB, each with a fault at first touch. For a large output these faults cost as much
+// as the pass that writes it. Linux gives pages of 2 MiB where it is asked to.
 #pragma once
 
 #include <cstdint>
+
+#include "../ops.h"
+#include "kernels/rows.h"
 
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
 
 namespace fl_lightning::cpu {
+
+// An output with its input this large is not wanted in the cache.
+inline constexpr std::int64_t kStreamBytes = std::int64_t{1} << 25;
+
+inline bool beyond_cache(const Matrix& rows) {
+  return (rows.rows + 1) * rows.columns * size_of(rows.dtype) >= kStreamBytes;
+}
 
 // Only advice: it may do nothing, and never changes what the memory holds.
 inline void ask_for_large_pages(void* memory, std::int64_t bytes) {

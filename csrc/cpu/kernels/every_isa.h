@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compiles the file named by FL_KERNEL once per instruction set, each time in a namespace of its own. Not guarded: a
-// source file includes it after defining FL_KERNEL.
+// Compiles a kernel once per instruction set, each time in a namespace of its own: avx512, avx2 and base on x86, base
+// alone elsewhere. An op's source file defines FL_KERNEL as the name of the kernel's file, which lies beside this one,
+// and includes this file, once. FL_DISPATCH then calls the version that suits the processor.
 //
-// Kernel files use no templates of the standard library: the linker keeps one copy of each instantiation, and if that
-// were the one with wide instructions, an older processor would run it.
+// Files that end in _kernel.h are compiled in this way; they have no include guard. They include nothing but each
+// other: what else they use, this file or the op's source file includes before the first instruction set begins. And
+// they use no templates of the standard library: the linker keeps one copy of each instantiation, and if that were the
+// one with wide instructions, an older processor would run it.
 #include <cstdint>
 
-#include "dispatch.h"
-#include "half.h"
+#include "../simd/dispatch.h"
+#include "arguments.h"
 
 #if FL_X86
 #if defined(__GNUC__) && !defined(__clang__)
@@ -31,7 +34,7 @@
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
 #endif
 #define FL_ISA avx512
-#include "simd_avx512.h"
+#include "../simd/avx512.h"
 #include FL_KERNEL
 #undef FL_ISA
 #if defined(__clang__)
@@ -43,7 +46,7 @@
 #pragma GCC target("avx2,fma,f16c")
 #endif
 #define FL_ISA avx2
-#include "simd_avx2.h"
+#include "../simd/avx2.h"
 #include FL_KERNEL
 #undef FL_ISA
 #if defined(__clang__)
@@ -54,6 +57,6 @@
 #endif
 
 #define FL_ISA base
-#include "simd_base.h"
+#include "../simd/base.h"
 #include FL_KERNEL
 #undef FL_ISA

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // min_norm for one matrix: scaling, closed forms, searches. Included once per instruction set by every_isa.h.
-#include "packed_kernel.h"
-// The search, built on it.
 #include "active_set_kernel.h"
 
 namespace fl_lightning::cpu::FL_ISA {

@@ -7,6 +7,8 @@ namespace fl_lightning::cpu::FL_ISA {
 
 inline constexpr int kSums = 8;  // vectors in flight
 inline constexpr std::int64_t kStep = kSums * kDoubles;
+// Rows at a time: memory gets slower when more of them are read side by side.
+inline constexpr std::int64_t kSweepRows = 5;
 
 // One column.
 template <class T>

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The point of least norm in a convex hull: P. Wolfe's method (Mathematical Programming 11, 1976) on one symmetric
-// tableau, the bordered matrix [[G, 1], [1', 0]] swept on the support and the border. Included once per instruction set
-// by min_norm_kernel.h.
+// tableau, the bordered matrix [[G, 1], [1', 0]] swept on the support and the border. Part of min_norm_kernel.h.
 //
 // fl_lightning/ops/_active_set.py explains the tableau and the rules; the moves here are the same. The tableau's border
 // and diagonal are kept apart, as vectors. All vectors are filled up with zeros to whole blocks.
+#include "packed_kernel.h"
+
 namespace fl_lightning::cpu::FL_ISA {
 
 inline constexpr double kInfinity = __builtin_inf();

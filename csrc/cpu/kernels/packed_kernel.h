@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Symmetric matrices of float64 numbers, one half stored. Included once per instruction set by min_norm_kernel.h.
+// Packed: a symmetric matrix of float64 numbers, of which one half is stored. Part of min_norm_kernel.h.
 namespace fl_lightning::cpu::FL_ISA {
 
 // Rows come in blocks of kDoubles, one row per lane. A block holds its columns from its own rows on, each as one

@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kDirectThreads)
   if (skips(table, item)) return;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const std::int64_t first = aligned_start(rows, item.start);
-  const int width = piece_width(rows, stride, first);
+  const int width = vector_width(rows, stride, first);
 
   SHARED(Real, squares, kWarps * kWarp * kSquarePitch);
   SHARED(double, totals, kWarps* kEntries);

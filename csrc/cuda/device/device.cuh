@@ -15,7 +15,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "../ops.h"
+#include "../../ops.h"
 
 #ifndef SHARED
 #define SHARED(T, name, n) __shared__ __align__(16) T name[n]
