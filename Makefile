@@ -15,14 +15,20 @@ READY := $(VENV)/.ready
 KERNELS := build/.kernels
 CXX_FILES = $(shell find csrc tests -regex '.*\.\(h\|cpp\|cuh\|cu\)')
 
-# Small models run slower on several threads than on one, and the tests compare timings.
+# The rooms of `make quick`.
+QUICK := algorithms core data metrics ops solvers
+# The workers divide the tests among themselves in runs of neighbours, so fixtures of a module are rarely made twice.
+PYTEST = FL_LIGHTNING_TEST_KERNELS=built $(BIN)/python -m pytest -n auto --dist worksteal
+
+# Small models run slower on several threads than on one; the tests use one process per core instead.
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help
 help:
 	@echo 'make demo      federate hand-written digits with FedAvg and FedLF; writes a picture and CSV logs to demo/'
-	@echo 'make test      run the test suite, then lint and types'
+	@echo 'make quick     the tests of single parts ($(QUICK)), without a Trainer: a minute'
+	@echo 'make test      run the test suite on all cores, then lint and types'
 	@echo 'make test-all  the same with the slow cases'
 	@echo 'make check     lint, formatting and types only'
 	@echo 'make format    reformat the code'
@@ -37,14 +43,18 @@ help:
 demo: $(KERNELS)
 	@$(BIN)/python examples/demo.py
 
+.PHONY: quick
+quick: $(KERNELS)
+	$(PYTEST) -q -m 'not fit and not slow' $(addprefix tests/,$(QUICK)) $(PYTEST_ARGS)
+
 .PHONY: test
 test: $(KERNELS)
-	FL_LIGHTNING_TEST_KERNELS=built $(BIN)/python -m pytest -m 'not slow' $(PYTEST_ARGS)
+	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
 	@$(MAKE) --no-print-directory check
 
 .PHONY: test-all
 test-all: $(KERNELS)
-	FL_LIGHTNING_TEST_KERNELS=built $(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 	@$(MAKE) --no-print-directory check
 
 .PHONY: check

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -17,7 +15,6 @@ from fl_lightning.algorithms import FedAvg
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.attacks import Attack
 from fl_lightning.core.lightning.checkpoint_io import STATE_KEY
-from fl_lightning.core.lightning.epoch_loop import ClientTask, FederatedEpochLoop, install
 from fl_lightning.core.lightning.names import (
     Callback,
     LightningModule,
@@ -27,22 +24,19 @@ from fl_lightning.core.lightning.names import (
     TrainerFn,
 )
 from fl_lightning.core.lightning.single_device import OneDevice
-from fl_lightning.core.records import EvaluationRecord, RoundRecord, round_metrics
+from fl_lightning.core.records import EvaluationRecord, RoundRecord
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.data.client_loaders import ClientLoaders
-from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler, check_clients_per_round, cohort_size
+from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler
 from fl_lightning.executors.base import Executor
 from fl_lightning.executors.sequential import Sequential
-from fl_lightning.simulation.checks import refuse_arguments, refuse_data, refuse_pair, refuse_trainer
+from fl_lightning.simulation.checks import check_trainer
 from fl_lightning.simulation.evaluation.evaluator import Evaluator
 from fl_lightning.simulation.evaluation.personal import PersonalEvaluation, models_to_evaluate
-from fl_lightning.simulation.fit import FederatedFit
 from fl_lightning.simulation.fit_lifecycle import FitLifecycle
 from fl_lightning.simulation.options import FitOptions
-from fl_lightning.simulation.round_loader import RoundLoader
 from fl_lightning.simulation.state_callback import FederatedState
-from fl_lightning.training.client_optimizers import load_scheduled_state, scheduled_state
-from fl_lightning.training.local_plan import LocalPlan
+from fl_lightning.training.client_optimizers import load_scheduled_states
 
 
 class FederatedStrategy(OneDevice):
@@ -107,45 +101,48 @@ class FederatedStrategy(OneDevice):
         loss_batch_size: int | None = None,
     ) -> None:
         super().__init__()
-        refuse_arguments(local_epochs, local_steps, full_gradients, server_optimizer, sampler, attack, seed)
-        if executor is not None and not isinstance(executor, Executor):
-            raise TypeError(f"executor must be an Executor such as fl.executors.Sequential(), found {executor!r}")
-        for name, choice, allowed in (
-            ("client_optimizer_state", client_optimizer_state, ("reset", "keep")),
-            ("buffers", buffers, ("mean", "global", "largest")),
-            ("fairness_mode", fairness_mode, ("max", "min")),
-            ("on_client_error", on_client_error, ("raise", "drop")),
-        ):
-            if choice not in allowed:
-                raise ValueError(f"{name} must be one of {allowed}, found {choice!r}")
-        check_clients_per_round(clients_per_round)
-        if loss_batch_size is not None and loss_batch_size < 1:
-            raise ValueError(f"loss_batch_size must be positive, found {loss_batch_size}")
-        seed = int(seed)  # also where numpy drew it: checkpoints hold it
-        self.algorithm: ServerRule = FedAvg() if algorithm is None else algorithm
-        self.client_rule: ClientRule = refuse_pair(self.algorithm, client, full_gradients)
-        self.clients_per_round = clients_per_round
-        self.sampler: CohortSampler = UniformSampler() if sampler is None else sampler
-        self.fairness_metric, self.fairness_mode = fairness_metric, fairness_mode
-        self._options = FitOptions(
+        self._options = options = FitOptions(
+            algorithm=FedAvg() if algorithm is None else algorithm,
+            client=client,
             clients_per_round=clients_per_round,
-            plan=LocalPlan(local_epochs, local_steps, 1.0, seed),
-            sampler=self.sampler,
+            local_epochs=local_epochs,
+            local_steps=local_steps,
+            full_gradients=full_gradients,
             server_optimizer=server_optimizer,
-            keep_client_optimizers=client_optimizer_state == "keep",
+            sampler=UniformSampler() if sampler is None else sampler,
+            client_optimizer_state=client_optimizer_state,
             buffers=buffers,
+            fairness_metric=fairness_metric,
+            fairness_mode=fairness_mode,
             on_client_error=on_client_error,
+            attack=attack,
             seed=seed,
             executor=Sequential() if executor is None else executor,
-            full_gradients=full_gradients,
             loss_batch_size=loss_batch_size,
-            attack=attack,
         )
-        self.last_round: RoundRecord | None = None
+        self.algorithm, self.client_rule = options.algorithm, options.client_rule
         self._state = FederatedState(self)
-        self._fits = FitLifecycle()
+        self._fits = FitLifecycle(options)
         self._watch = Evaluator(fairness_metric, fairness_mode == "max")
         self._guard = ExitStack()
+
+    # ---- what users and monitors read
+
+    @property
+    def last_round(self) -> RoundRecord | None:
+        """What the last finished round did."""
+        return self._fits.last_round
+
+    @property
+    def executor_fallback(self) -> str | None:
+        """Why the running or last fit trains clients one after the other although ``executor`` would not; or None."""
+        return self._fits.executor_fallback
+
+    @property
+    def trainer(self) -> Trainer:
+        """The trainer that runs this strategy."""
+        assert self.lightning_module is not None
+        return self.lightning_module.trainer
 
     # ---- the life of a trainer function
 
@@ -155,18 +152,12 @@ class FederatedStrategy(OneDevice):
         if cls.strategy_name not in strategy_registry:
             strategy_registry.register(cls.strategy_name, cls, description="FederatedStrategy with FedAvg")
 
-    @property
-    def trainer(self) -> Trainer:
-        """The trainer that runs this strategy."""
-        assert self.lightning_module is not None
-        return self.lightning_module.trainer
-
     def connect(self, model: LightningModule) -> None:
         """Installs the epoch loop and the state callback; runs at the start of every trainer function."""
         super().connect(model)
         trainer = model.trainer
-        refuse_trainer(trainer)
-        install(trainer, self)
+        check_trainer(trainer)
+        self._fits.install(trainer)
         if self._state not in trainer.callbacks:  # type: ignore[attr-defined]
             trainer.callbacks.insert(0, self._state)  # type: ignore[attr-defined]
         self._state.loaded = None
@@ -176,61 +167,24 @@ class FederatedStrategy(OneDevice):
         """Moves the module to its device, makes the optimizers, and binds the parameters."""
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
-            assert self.lightning_module is not None
-            self._fits.bind(self.lightning_module, self.algorithm, self.client_rule)
-            self.epoch_loop.forget_data()
+            self._fits.bind()
 
     def process_dataloader(self, dataloader: object) -> object:
         """Turns the clients' data into what Lightning's loops iterate over."""
-        trainer, stage = self.trainer, self.trainer.state.stage
-        if stage == RunningStage.TRAINING:
-            if not isinstance(dataloader, ClientLoaders):
-                refuse_data(dataloader)
-            else:
-                if self._fits.binding is not None:  # None when configure_optimizers asks for the number of steps
-                    plan = replace(self._options.plan, limit=self.limits["limit_train_batches"])
-                    options = replace(self._options, plan=plan)
-                    self._fits.open(trainer, self.epoch_loop, options, dataloader, self._state.loaded)
-                # Lightning is about to take clients for batches and warn that nothing will be logged.
-                self._guard.enter_context(warnings.catch_warnings())
-                warnings.filterwarnings("ignore", message="The number of training batches")
-                return RoundLoader(cohort_size(self.clients_per_round, len(dataloader)), dataloader, self.open_round)
+        trainer = self.trainer
+        if trainer.state.stage == RunningStage.TRAINING:
+            return self._fits.training_loader(dataloader, self.limits["limit_train_batches"], self._state.loaded)
         name = "test" if trainer.testing else "val"
         if not isinstance(dataloader, ClientLoaders):
             setattr(trainer, f"limit_{name}_batches", self.limits[f"limit_{name}_batches"])  # Lightning applies it
             return dataloader
         return self._watch.loader(name, dataloader, self.limits[f"limit_{name}_batches"])
 
-    @property
-    def session(self) -> FederatedFit:
-        """The running fit."""
-        assert self._fits.session is not None
-        return self._fits.session
-
-    @property
-    def detour(self) -> str | None:
-        """Why the running or last fit trains clients one after the other although ``executor`` would not; or None."""
-        return self._fits.detour if self._fits.session is None else self._fits.session.bench.detour
-
-    @property
-    def epoch_loop(self) -> FederatedEpochLoop:
-        """The loop that was installed into the trainer."""
-        loop = self.trainer.fit_loop.epoch_loop
-        assert isinstance(loop, FederatedEpochLoop)
-        return loop
-
     def on_exception(self, exception: BaseException) -> None:
         """Leaves the global weights in the module, in training mode, whatever happened."""
         self._put_back()
-        if self._fits.session is not None:
-            self._fits.session.close()
-        if self._fits.binding is not None:
-            self.epoch_loop.leave_validation()
+        self._fits.abort()
         super().on_exception(exception)
-
-    def finish_fit(self) -> None:
-        """The fit is over: the module keeps the parameters that the method wants evaluated."""
-        self._fits.finish()
 
     def teardown(self) -> None:
         """Gives the parameters storage of their own and the trainer its limits back."""
@@ -245,45 +199,18 @@ class FederatedStrategy(OneDevice):
         self._guard.close()
         self._watch.stop()
 
-    # ---- rounds, as the epoch loop calls them
-
-    def open_round(self) -> Iterator[ClientTask]:
-        """Draws the cohort of the current epoch."""
-        self._guard.close()
-        return self.session.open_round(self.trainer.current_epoch)
-
-    def train_client(self, task: ClientTask) -> Tensor | None:
-        """Trains one client; the module holds the global weights before and after."""
-        loss = self.session.train_client(task)
-        assert task.client_id is not None
-        # As text: the Rich bar shows numbers with three decimals.
-        self.epoch_loop.publish({}, {"round": str(task.round), "client": str(task.client_id)})
-        return loss
-
-    def close_round(self) -> None:
-        """Aggregates and applies the server step."""
-        self.last_round = self.session.close_round()
-
-    def publish_round(self) -> None:
-        """Logs the round that was closed."""
-        assert self.last_round is not None
-        self.epoch_loop.publish(round_metrics(self.last_round), {"conflicts": str(self.last_round.conflicts)})
-
-    def rule_states(self) -> Mapping[str, Any]:
-        """The session's part of a checkpoint."""
-        return self._fits.states()
+    # ---- checkpoints
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The global model as it is evaluated, whatever the module is bound to when a checkpoint is written."""
-        if self._fits.binding is None:
+        if not self._fits.is_bound:
             return super().lightning_module_state_dict()
         with self._fits.showing():
             return self._fits.with_global_buffers(super().lightning_module_state_dict())
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Client optimizers are not part of the global state; their scheduled options (learning rate) are."""
-        session = self._fits.session
-        return scheduled_state(optimizer, None if session is None else session.scheduled_groups(optimizer))
+        return self._fits.optimizer_state(optimizer)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Restores the scheduled options.
@@ -291,13 +218,7 @@ class FederatedStrategy(OneDevice):
         Raises:
             ValueError: the checkpoint has other optimizers.
         """
-        states = checkpoint["optimizer_states"]
-        if states and len(states) != len(self.optimizers):
-            raise ValueError(
-                f"the module must have the checkpoint's {len(states)} optimizers, found {len(self.optimizers)}"
-            )
-        for optimizer, state in zip(self.optimizers, states, strict=False):
-            load_scheduled_state(optimizer, state)
+        load_scheduled_states(self.optimizers, checkpoint["optimizer_states"])
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Loads a checkpoint; to continue a fit it must come from a federated one."""
@@ -314,14 +235,14 @@ class FederatedStrategy(OneDevice):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """The module's training step, with the client rule's term added to its loss."""
-        session = self._fits.session
-        if session is not None:
-            session.local.begin_batch(args[0])
+        hooks = self._fits.hooks
+        if hooks is not None:
+            hooks.begin_batch(args[0])
         output = super().training_step(*args, **kwargs)
         loss = output.get("loss") if isinstance(output, Mapping) else output
-        if session is None or not isinstance(loss, Tensor):
+        if hooks is None or not isinstance(loss, Tensor):
             return output
-        total = session.local.add_loss_term(loss, args[0])
+        total = hooks.add_loss_term(loss, args[0])
         if total is loss:
             return output
         return {**output, "loss": total} if isinstance(output, Mapping) else total
@@ -331,8 +252,8 @@ class FederatedStrategy(OneDevice):
 
         def corrected() -> Any:
             result = closure()
-            if self._fits.session is not None:
-                self._fits.session.local.before_optimizer_step()
+            if self._fits.hooks is not None:
+                self._fits.hooks.before_optimizer_step()
             return result
 
         return super().optimizer_step(optimizer, corrected, model, **kwargs)
@@ -372,7 +293,7 @@ class FederatedStrategy(OneDevice):
         """Logs the fairness of what was collected, unless this was the sanity check."""
         angle = self._watch.end(self.trainer, callback)
         if angle is not None:
-            self.epoch_loop.publish({}, {"angle": angle})
+            self._fits.loop.publish({}, {"angle": angle})
 
     def restore_after_evaluation(self) -> None:
         """Puts the training parameters and the random state back."""

@@ -4,10 +4,13 @@
     python -m benchmarks.papers list
     python -m benchmarks.papers run NAME --data-root DIR [--seeds 0 1] [--rounds 100] [--only TEXT ...] [--jobs 2]
     python -m benchmarks.papers report [NAME ...] [--rounds 100]
+    python -m benchmarks.papers pack [NAME ...]
 
 Every run is a process of one thread. A run that is complete is skipped; one that was killed goes on from its last
-evaluation when the same command is given again, also with more ``--rounds``. Results are JSON lines in ``--out``, one
-per evaluation.
+evaluation when the same command is given again, also with more ``--rounds``. Several processes can run one experiment.
+
+Results are JSON lines in the folder ``--out``, one per evaluation. A run writes them to ``NAME/CASE-seedK.jsonl``. At
+its end ``run`` moves them to ``NAME.jsonl.xz``; ``pack`` does so at any time, such as after a kill.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks.papers.catalog import EXPERIMENTS, experiment
+from benchmarks.papers.records import pack
 from benchmarks.papers.report import write
 from benchmarks.papers.runner import Pool, clock, plan
 from benchmarks.papers.sources import MissingDataError
@@ -42,9 +46,11 @@ def main() -> None:
     running.add_argument("--accelerator", default="cpu", help="cpu, gpu or mps")
     running.add_argument("--dry-run", action="store_true", help="only say what it would cost")
     reporting = commands.add_parser("report", help="tables and curves of the results")
-    reporting.add_argument("names", nargs="*", choices=[*(each.name for each in EXPERIMENTS), []], metavar="name")
     reporting.add_argument("--rounds", type=int, help="after so many rounds, to compare runs of different lengths")
-    for command in (running, reporting):
+    packing = commands.add_parser("pack", help="move the lines of runs that were killed to the compressed files")
+    for command in (reporting, packing):
+        command.add_argument("names", nargs="*", choices=[*(each.name for each in EXPERIMENTS), []], metavar="name")
+    for command in (running, reporting, packing):
         command.add_argument("--out", type=Path, default=RESULTS, help=f"folder of the results ({RESULTS})")
     arguments = parser.parse_args()
     for name in ("jobs", "rounds"):
@@ -53,11 +59,14 @@ def main() -> None:
     if arguments.command == "list":
         for each in EXPERIMENTS:
             print(f"{each.name:<18}{len(each.cases):>3} cases  {each.title}")
-    elif arguments.command == "report":
-        for name in arguments.names or [each.name for each in EXPERIMENTS]:
-            write(experiment(name), arguments.out, arguments.rounds)
-    else:
+    elif arguments.command == "run":
         run(arguments)
+    else:
+        for name in arguments.names or [each.name for each in EXPERIMENTS]:
+            if arguments.command == "pack":
+                pack(arguments.out, name)
+            else:
+                write(experiment(name), arguments.out, arguments.rounds)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -83,7 +92,10 @@ def run(arguments: argparse.Namespace) -> None:
     )
     for each in runs if arguments.dry_run else []:
         print(f"  {each.job.name}: rounds {each.first} to {each.job.rounds}, {clock(each.cost)}")
-    failed = [] if arguments.dry_run else Pool(runs, arguments.jobs).work()
+    if arguments.dry_run:
+        return
+    failed = Pool(runs, arguments.jobs).work()
+    pack(arguments.out, chosen.name)
     if failed:
         raise SystemExit(f"{len(failed)} runs failed: {', '.join(failed)}")
 

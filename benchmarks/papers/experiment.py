@@ -3,16 +3,12 @@
 
 from __future__ import annotations
 
-import json
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-Line = dict[str, Any]
-"""One evaluation of one run: round, metrics, seconds, and where it comes from."""
+from benchmarks.papers.records import Line, Run, encode, read, recorded, replace, slug
 
 Drawing = Callable[[Mapping[str, Mapping[int, list[Line]]], Path], None]
 """Draws an experiment's lines by case and seed into a file."""
@@ -48,19 +44,28 @@ class Job:
         return f"{self.experiment}/{self.case}, seed {self.seed}"
 
     @property
+    def run(self) -> Run:
+        """For records."""
+        return slug(self.case), self.seed
+
+    @property
     def lines(self) -> Path:
-        """Where the lines go."""
+        """Where the lines go while the run goes on."""
         return self.out / self.experiment / f"{slug(self.case)}-seed{self.seed}.jsonl"
+
+    @property
+    def lock(self) -> Path:
+        """What the process that is at the run holds."""
+        return self.lines.with_suffix(".lock")
 
     @property
     def checkpoint(self) -> Path:
         """Where a run that is not complete keeps its state."""
         return self.lines.with_suffix(".ckpt")
 
-    def done(self) -> int:
-        """Rounds that are recorded."""
-        lines = read(self.lines)
-        return int(lines[-1]["round"]) if lines else 0
+    def recorded(self) -> list[Line]:
+        """The lines, wherever they are."""
+        return recorded(self.out, self.experiment).get(self.run, [])
 
 
 @dataclass
@@ -72,17 +77,18 @@ class Log:
 
     def cut(self, rounds: int) -> None:
         """Drops lines after ``rounds``, which an interrupted run wrote and a resumed one will write again."""
-        kept = [line for line in read(self.job.lines) if line["round"] <= rounds]
-        self.job.lines.parent.mkdir(parents=True, exist_ok=True)
-        self.job.lines.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        path = self.job.lines
+        known = read(path) if path.is_file() else self.job.recorded()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace(path, encode(line for line in known if line["round"] <= rounds), path.with_suffix(".new"))
 
     def write(self, rounds: int, metrics: Mapping[str, float | list[float]], seconds: float) -> None:
         """Adds a line."""
         job = self.job
         known = {"experiment": job.experiment, "case": job.case, "seed": job.seed, "round": rounds}
         line = {**known, **metrics, "seconds": round(seconds, 2), **job.origin}
-        with job.lines.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        with job.lines.open("ab") as file:
+            file.write(encode([line]))
 
 
 class Case(ABC):
@@ -161,14 +167,3 @@ class Experiment:
             if case.name == name:
                 return case
         raise ValueError(f"case must be one of {[case.name for case in self.cases]}, found {name!r}")
-
-
-def slug(name: str) -> str:
-    """A file name."""
-    return re.sub(r"[^a-z0-9.+]+", "-", name.lower()).strip("-")
-
-
-def read(path: Path) -> list[Line]:
-    """The lines of a run; a last one that was cut off in the middle is left out."""
-    text = path.read_text() if path.is_file() else ""
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]

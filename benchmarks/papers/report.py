@@ -8,7 +8,8 @@ from math import isnan, nan
 from pathlib import Path
 from statistics import fmean, stdev
 
-from benchmarks.papers.experiment import Case, Experiment, Line, read, slug
+from benchmarks.papers.experiment import Case, Experiment
+from benchmarks.papers.records import Line, recorded, slug
 
 ABREAST = 3  # groups beside each other in a picture
 
@@ -18,12 +19,12 @@ Results = Mapping[str, Mapping[int, list[Line]]]
 
 def gather(experiment: Experiment, out: Path, rounds: int | None = None) -> dict[str, dict[int, list[Line]]]:
     """What has been run of an experiment; with ``rounds``, the runs that are as long, cut there."""
+    records = sorted(recorded(out, experiment.name).items())
     found: dict[str, dict[int, list[Line]]] = {}
     for case in experiment.cases:
-        paths = (out / experiment.name).glob(f"{slug(case.name)}-seed*.jsonl")
-        runs = {int(path.stem.rpartition("seed")[2]): _until(rounds, read(path)) for path in paths}
+        runs = {seed: _until(rounds, lines) for (name, seed), lines in records if name == slug(case.name)}
         if any(runs.values()):
-            found[case.name] = {seed: lines for seed, lines in sorted(runs.items()) if lines}
+            found[case.name] = {seed: lines for seed, lines in runs.items() if lines}
     return found
 
 

@@ -21,6 +21,7 @@ import torch
 
 from benchmarks._kernels.memory import keep_freed_memory
 from benchmarks.papers.experiment import Case, Experiment, Job, Log
+from benchmarks.papers.records import claim, reached, recorded
 from fl_lightning.core.versions import versions
 
 SAY_EVERY = 30.0  # seconds between two lines about a run
@@ -56,7 +57,6 @@ class Progress:
     cost: float
     first: int = 0
     done: int = 0
-    started: float = 0.0
     began: float = 0.0
     spoke: float = 0.0
     over: bool = False
@@ -85,6 +85,7 @@ def plan(
         MissingDataError: their data is not there.
     """
     found, known = [], origin()
+    records = recorded(out, experiment.name)
     cases = [case for case in experiment.cases if any(text in case.name for text in only)]
     chosen = {case.name: case.seeds if seeds is None else tuple(seeds) for case in cases}
     for place in range(max(map(len, chosen.values()), default=0)):  # every case once before a second seed
@@ -94,10 +95,11 @@ def plan(
             target = case.rounds if rounds is None else min(rounds, case.rounds)
             seed = chosen[case.name][place]
             job = Job(experiment.name, case.name, seed, target, root, out, accelerator, known)
-            if job.done() >= target:
+            done = reached(records.get(job.run, []))
+            if done >= target:
                 continue
             case.check(root)
-            started = job.done() if job.checkpoint.is_file() else 0
+            started = done if job.checkpoint.is_file() else 0
             found.append(Progress(job, case, case.cost(target) * (1 - started / target), started, started))
     return found
 
@@ -119,10 +121,18 @@ def serve(inbox: Any, messages: Any) -> None:
 
 
 def work(case: Case, job: Job, messages: Any) -> None:
-    """One run."""
+    """One run, unless another process is at it or completed it since the plan was made."""
+    began = time.monotonic()
     try:
-        case.execute(job, Log(job, lambda done: messages.put((job.name, done, ""))))
-        messages.put((job.name, job.rounds, "over"))
+        with claim(job.lock) as mine:
+            if not mine:
+                said = "left to another process, which is at it"
+            elif reached(job.recorded()) >= job.rounds:
+                said = "completed by another process"
+            else:
+                case.execute(job, Log(job, lambda done: messages.put((job.name, done, ""))))
+                said = f"{job.rounds} rounds in {clock(time.monotonic() - began)}"
+        messages.put((job.name, job.rounds, said))
     except Exception:
         messages.put((job.name, -1, traceback.format_exc()))
 
@@ -140,7 +150,7 @@ class WorkerProcess:
     def take(self, run: Progress) -> None:
         """Begins a run."""
         self.run = run
-        run.started = run.spoke = time.monotonic()
+        run.spoke = time.monotonic()
         self.inbox.put((run.case, run.job))
 
 
@@ -186,13 +196,13 @@ class Pool:
 
     def _hear(self, by_name: Mapping[str, Progress], name: str, done: int, said: str) -> None:
         run = by_name[name]
-        if said == "over":
-            run.over = True
-            self._say(f"{run.job.name}: {run.job.rounds} rounds in {clock(time.monotonic() - run.started)}")
-        elif done < 0:
+        if done < 0:
             run.over = True
             self.failed.append(run.job.name)
             sys.stderr.write(f"{run.job.name} failed: {said}\n")
+        elif said:
+            run.over = True
+            self._say(f"{run.job.name}: {said}")
         else:
             if not run.began:
                 run.began, run.first = time.monotonic(), done  # without the time to start

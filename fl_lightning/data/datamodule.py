@@ -9,7 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.core.lightning.names import TRANSFER_HOOKS, LightningDataModule, LightningModule, Trainer
+from fl_lightning.core.lightning.inspection import TRANSFER_HOOKS
+from fl_lightning.core.lightning.names import LightningDataModule, LightningModule, Trainer
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.division import Division
 from fl_lightning.data.matched_split import label_counts

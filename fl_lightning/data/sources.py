@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from fl_lightning.core.lightning.names import LightningDataModule, LightningModule, lightning_module
+from fl_lightning.core.lightning.inspection import is_overridden
+from fl_lightning.core.lightning.names import LightningDataModule, LightningModule
 from fl_lightning.data.labels import num_samples
 
 _LOADERS = tuple(f"{stage}_dataloader" for stage in ("train", "val", "test", "predict"))
@@ -111,7 +112,7 @@ class ModuleLoaders(LightningDataModule):
 
 def defines(module: LightningDataModule | LightningModule, method: str) -> bool:
     """Whether a module has its own version of one of Lightning's methods, as Lightning sees it."""
-    return bool(lightning_module("utilities.model_helpers").is_overridden(method, module))
+    return is_overridden(method, module)
 
 
 def hide(module: LightningDataModule, methods: Iterable[str]) -> None:

@@ -1,50 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the strategy asks of whoever trains the clients of a round."""
+"""How the clients of a round are run: what an executor offers a fit."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from fl_lightning.core.lightning.epoch_loop import ClientTask
-    from fl_lightning.training.client_runner import ClientRunner
-    from fl_lightning.training.upload import Upload
+from fl_lightning.core.lightning.epoch_loop import ClientTask
+from fl_lightning.training.client_runner import ClientRunner
+from fl_lightning.training.update_rows import empty_rows
+from fl_lightning.training.upload import Upload
 
 
 class Executor(ABC):
-    """How the clients of a round are trained. Holds settings alone, so one object serves any number of fits."""
+    """Runs the clients of a fit. An executor holds settings alone, so one object serves any number of fits."""
 
-    def obstacle(self, bench: ClientRunner) -> str | None:
-        """Why this fit's clients have to be trained one after the other in this process; ``None`` if they need not.
+    def obstacle(self, clients: ClientRunner) -> str | None:
+        """Why this fit's clients have to train one after the other in this process; ``None`` if they need not.
 
-        The strategy then logs the sentence once and uses :class:`Sequential`.
+        The fit then logs the sentence once and uses :class:`Sequential`.
 
         Args:
-            bench: module, data and options of the fit that is about to begin.
+            clients: trains single clients of the fit that is about to begin.
         """
         return None
 
     @abstractmethod
-    def crew(self, bench: ClientRunner) -> Runner:
-        """Whoever trains the clients of one fit."""
+    def runner(self, clients: ClientRunner) -> CohortRunner:
+        """Makes the object that runs the rounds of one fit.
+
+        Args:
+            clients: trains single clients of that fit.
+        """
 
     def rows(self, number: int, like: Tensor) -> Tensor:
-        """Uninitialised memory for the updates ``[number, n]`` of a round.
+        """Allocates uninitialised memory for the updates ``[number, n]`` of a round.
 
         Args:
             number: the largest number of clients in a round.
             like: ``[n]`` the global parameters, whose dtype and device the rows have.
         """
-        return torch.empty(number, like.numel(), dtype=like.dtype, device=like.device)
+        return empty_rows(number, like)
 
 
-class Runner(ABC):
-    """Trains the clients of one fit, round by round."""
+class CohortRunner(ABC):
+    """Trains the clients of one fit, round by round.
+
+    Attributes:
+        fallback: why clients train one after the other although the executor was made for something else, or ``None``.
+    """
+
+    fallback: str | None = None
 
     def begin_round(self, tasks: Sequence[ClientTask]) -> None:
         """The cohort is known. Nothing is to be trained yet: callbacks may still change the module.
@@ -58,10 +66,10 @@ class Runner(ABC):
     def train(self, task: ClientTask) -> Upload:
         """Hands over what training one client gave; called once per task, in order, with the global model bound.
 
-        Row ``task.index`` of the update matrix then holds the client's update, and everything that the client left
-        behind has happened in this process: its steps are counted, what it logged is logged, its optimizer state and
-        what its rule sets aside for ``commit`` are in their places.
-        Parameters, buffers and optimizers are put back by the caller, also after an error.
+        Row ``task.index`` of the round's rows then holds the client's update. Everything that the client left behind
+        has happened in this process: its steps are counted, what it logged is logged, its optimizer state and what its
+        rule needs for ``commit`` are in their places (:meth:`ClientRunner.replay` does all that). The caller puts
+        parameters, buffers and optimizers back, also after an error.
 
         Raises:
             Exception: what the client's training raised; the round may go on with the next task.

@@ -4,31 +4,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from fl_lightning.executors.base import Executor, Runner
-
-if TYPE_CHECKING:
-    from fl_lightning.core.lightning.epoch_loop import ClientTask
-    from fl_lightning.training.client_runner import ClientRunner
-    from fl_lightning.training.upload import Upload
+from fl_lightning.core.lightning.epoch_loop import ClientTask
+from fl_lightning.executors.base import CohortRunner, Executor
+from fl_lightning.training.client_runner import ClientRunner
+from fl_lightning.training.upload import Upload
 
 
 @dataclass(frozen=True)
 class Sequential(Executor):
     """Trains one client after the other in this process; works for every module, rule and device."""
 
-    def crew(self, bench: ClientRunner) -> Runner:
-        """Trains on the bench itself."""
-        return SequentialRunner(bench)
+    def runner(self, clients: ClientRunner) -> CohortRunner:
+        """See :meth:`Executor.runner`."""
+        return SequentialRunner(clients)
 
 
-class SequentialRunner(Runner):
-    """Trains every client when it is asked for."""
+class SequentialRunner(CohortRunner):
+    """Trains every client when the fit asks for it.
 
-    def __init__(self, bench: ClientRunner) -> None:
-        self._bench = bench
+    Args:
+        clients: trains single clients.
+        fallback: why clients train one after the other although another executor was asked for.
+    """
+
+    def __init__(self, clients: ClientRunner, fallback: str | None = None) -> None:
+        self._clients, self.fallback = clients, fallback
 
     def train(self, task: ClientTask) -> Upload:
         """Trains the client on the bound module."""
-        return self._bench.visit(task)
+        return self._clients.train(task)

@@ -1,27 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the strategy refuses, each with a sentence that says what to do instead."""
+"""Checks of methods, trainers, modules and data; every error says what to do instead."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from inspect import signature
-from numbers import Integral
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import nn
 
 from fl_lightning.algorithms import groups
-from fl_lightning.algorithms.base import ClientRule, Needs, ServerRule, changes_loss
+from fl_lightning.algorithms.base import ClientRule, Needs, ServerRule
 from fl_lightning.algorithms.features import METHOD
-from fl_lightning.attacks import Attack
-from fl_lightning.core.lightning.names import LightningModule, Trainer, TrainerFn, lightning_module
-from fl_lightning.data.cohort_samplers import CohortSampler
+from fl_lightning.core.lightning.inspection import validation_interval
+from fl_lightning.core.lightning.names import LightningModule, Trainer, TrainerFn, callbacks
 
 
-def refuse_pair(
+def paired_client_rule(
     algorithm: ServerRule, client: ClientRule | ServerRule | None, full_gradients: bool = False
 ) -> ClientRule:
-    """Returns the client rule to use.
+    """The client rule to use with a server rule: the one that was given, or the server rule's own half.
 
     Raises:
         TypeError: one of them is no rule.
@@ -32,7 +30,7 @@ def refuse_pair(
     if client is not None and not isinstance(client, (ClientRule, ServerRule)):
         raise TypeError(f"client must be a ClientRule or a method with one, found {client!r}")
     own = algorithm.client_rule()
-    if full_gradients and type(own) is not ClientRule:
+    if full_gradients and own.overrides():
         raise ValueError(
             f"full_gradients=True trains nothing locally, and {type(algorithm).__name__} changes local training: "
             "leave full_gradients out"
@@ -41,17 +39,17 @@ def refuse_pair(
         return own
     rule = client.client_rule() if isinstance(client, ServerRule) else client
     server, given = type(algorithm).__name__, type(client).__name__
-    if type(own) is not ClientRule and type(own) is not type(rule):
+    if own.overrides() and not isinstance(rule, type(own)):
         raise ValueError(
             f"client={given}(...) cannot replace the client half of {server}: "
             f"pair {given} with a server rule that leaves local training alone, such as FedAvg or FedLF"
         )
-    if full_gradients and type(rule) is not ClientRule:
+    if full_gradients and rule.overrides():
         raise ValueError(
             f"full_gradients=True trains nothing locally, and client={given}(...) changes local training: "
             "leave one of them out"
         )
-    if algorithm.needs.full_gradients and type(rule) not in (ClientRule, type(own)):
+    if algorithm.needs.full_gradients and rule.overrides() and not isinstance(rule, type(own)):
         raise ValueError(
             f"client={given}(...) changes local training, but {server} takes full gradients and trains nothing "
             "locally: leave client out, or use gradient_source='update'"
@@ -62,44 +60,9 @@ def refuse_pair(
     return rule
 
 
-def refuse_arguments(
-    local_epochs: object,
-    local_steps: object,
-    full_gradients: object,
-    server_optimizer: object,
-    sampler: object,
-    attack: object,
-    seed: object,
-) -> None:
-    """Raises ValueError or TypeError for arguments of FederatedStrategy that would fail rounds later."""
-    for name, value in (("local_epochs", local_epochs), ("local_steps", local_steps)):
-        absent = value is None and name == "local_steps"
-        if not absent and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ValueError(f"{name} must be a positive integer, found {value!r}")
-    if not isinstance(full_gradients, bool):
-        raise TypeError(f"full_gradients must be True or False, found {full_gradients!r}")
-    if full_gradients and (local_epochs != 1 or local_steps is not None):
-        raise ValueError(
-            "full_gradients=True trains nothing locally: leave local_epochs and local_steps out, "
-            f"found local_epochs={local_epochs}, local_steps={local_steps}"
-        )
-    if server_optimizer is not None and not callable(server_optimizer):
-        raise TypeError(
-            "server_optimizer must be a function from parameters to an optimizer, such as "
-            f"functools.partial(torch.optim.SGD, lr=1.0, momentum=0.9), found {server_optimizer!r}"
-        )
-    if sampler is not None and not isinstance(sampler, CohortSampler):
-        raise TypeError(f"sampler must be a CohortSampler such as fl.data.UniformSampler(), found {sampler!r}")
-    if attack is not None and not isinstance(attack, Attack):
-        raise TypeError(f"attack must be an Attack such as fl.attacks.ZeroUpdates(clients=(3, 7)), found {attack!r}")
-    if not isinstance(seed, Integral):
-        raise TypeError(f"seed must be an integer, found {seed!r}")
-
-
-def refuse_trainer(trainer: Trainer) -> None:
+def check_trainer(trainer: Trainer) -> None:
     """Raises ValueError for trainer options that have no meaning for rounds."""
-    seconds = getattr(trainer, "_val_check_time_interval", None)
-    interval = getattr(trainer, "val_check_interval", 1.0) if seconds is None else f"{seconds} seconds"
+    interval = validation_interval(trainer)
     # An int counts batches, even 1.
     if not (isinstance(interval, float) and interval == 1.0):
         raise ValueError(
@@ -108,11 +71,10 @@ def refuse_trainer(trainer: Trainer) -> None:
         )
     if trainer.overfit_batches:  # type: ignore[attr-defined]
         raise ValueError("overfit_batches is not supported: use limit_train_batches, which counts per client")
-    _refuse_callbacks(trainer)
+    _check_callbacks(trainer)
 
 
-def _refuse_callbacks(trainer: Trainer) -> None:
-    callbacks = lightning_module("callbacks")
+def _check_callbacks(trainer: Trainer) -> None:
     ema = getattr(callbacks, "EMAWeightAveraging", ())
     fitting = trainer.state.fn == TrainerFn.FITTING
     normed = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in trainer.lightning_module.modules())
@@ -142,7 +104,7 @@ def _refuse_callbacks(trainer: Trainer) -> None:
             )
 
 
-def refuse_module(
+def check_module(
     module: LightningModule, needs: Needs, rule: ClientRule, optimizers: int, client_lr: float | None, method: str
 ) -> None:
     """Raises ValueError for modules that lack what the method needs."""
@@ -173,9 +135,9 @@ def refuse_module(
     rule.check_module(module)
     if needs.full_gradients and manual:
         raise ValueError(f"{method} needs full gradients, which a module with manual optimization does not give")
-    if changes_loss(rule) and manual:
+    if rule.overrides("loss_term", "loss_weight") and manual:
         raise ValueError(f"{type(rule).__name__} adds a term to the loss, which manual optimization keeps to itself")
-    if type(rule).correct_gradients is not ClientRule.correct_gradients and optimizers > 1:
+    if rule.overrides("correct_gradients") and optimizers > 1:
         raise ValueError(f"{type(rule).__name__} corrects gradients and needs one optimizer, found {optimizers}")
     if (needs.client_lr or needs.full_gradients) and client_lr is None:
         raise ValueError(
@@ -184,7 +146,7 @@ def refuse_module(
         )
 
 
-def refuse_schedulers(configs: Sequence[Any]) -> None:
+def check_schedulers(configs: Sequence[Any]) -> None:
     """Raises ValueError for learning-rate schedulers that want to step inside a round."""
     for config in configs:
         if config.interval != "epoch":
@@ -195,7 +157,7 @@ def refuse_schedulers(configs: Sequence[Any]) -> None:
             )
 
 
-def refuse_data(loader: object) -> None:
+def refuse_undivided_data(loader: object) -> NoReturn:
     """Raises TypeError for training data that is not divided among clients."""
     raise TypeError(
         "FederatedStrategy trains on clients: wrap the data, "
@@ -205,7 +167,7 @@ def refuse_data(loader: object) -> None:
     )
 
 
-def refuse_selection(client_ids: Sequence[int], places: int, clients: int, sampler: str) -> None:
+def check_selection(client_ids: Sequence[int], places: int, clients: int, sampler: str) -> None:
     """Raises ValueError for more clients than a round has places, or for clients that do not exist."""
     if len(client_ids) > places or not all(0 <= client < clients for client in client_ids):
         raise ValueError(

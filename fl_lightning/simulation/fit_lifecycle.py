@@ -3,113 +3,186 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from fl_lightning.algorithms.base import ClientRule, ServerRule
-from fl_lightning.core.lightning.epoch_loop import FederatedEpochLoop
-from fl_lightning.core.lightning.names import LightningModule, Trainer
+from fl_lightning.core.lightning.epoch_loop import ClientTask, FederatedEpochLoop, install
+from fl_lightning.core.lightning.names import Trainer
+from fl_lightning.core.records import RoundRecord, round_metrics
 from fl_lightning.data.client_loaders import ClientLoaders
+from fl_lightning.data.cohort_samplers import cohort_size
+from fl_lightning.simulation.checks import refuse_undivided_data
 from fl_lightning.simulation.fit import FederatedFit
 from fl_lightning.simulation.options import FitOptions
+from fl_lightning.simulation.round_loader import RoundLoader
 from fl_lightning.training.bound_parameters import BoundParameters
+from fl_lightning.training.client_hooks import ClientHooks
+from fl_lightning.training.client_optimizers import scheduled_state
 
 
 class FitLifecycle:
-    """Binds the module for a fit, runs a session in it, and keeps the method's state from fit to fit.
+    """Binds the module for a fit, conducts its rounds for the epoch loop, and keeps the method's state between fits.
+
+    Args:
+        options: the strategy's arguments.
 
     Attributes:
-        binding: the module's parameters in one vector, from the setup of a fit to its teardown.
-        session: the running fit, from the moment its data are there.
-        detour: why the last finished fit trained clients one after the other although it was asked not to.
+        last_round: what the last finished round did.
     """
 
-    def __init__(self) -> None:
-        self.binding: BoundParameters | None = None
-        self.session: FederatedFit | None = None
-        self.detour: str | None = None
+    def __init__(self, options: FitOptions) -> None:
+        self._options, self._algorithm = options, options.algorithm
+        self.last_round: RoundRecord | None = None
+        self._binding: BoundParameters | None = None
+        self._fit: FederatedFit | None = None
+        self._fallback: str | None = None
+        self._quiet = ExitStack()
         self._carried: dict[str, Any] | None = None
         self._trained: Tensor | None = None
         self._finished = False
 
-    def bind(self, module: LightningModule, algorithm: ServerRule, rule: ClientRule) -> None:
-        """A fit of this module with this method is set up."""
-        self._algorithm, self._rule = algorithm, rule
-        self.binding = BoundParameters(module, algorithm.layers)
+    def install(self, trainer: Trainer) -> FederatedEpochLoop:
+        """Puts the epoch loop, which asks this object for its rounds, into the trainer."""
+        self._trainer = trainer
+        self.loop = install(trainer, self)
+        return self.loop
 
-    def open(
-        self,
-        trainer: Trainer,
-        loop: FederatedEpochLoop,
-        options: FitOptions,
-        loaders: ClientLoaders,
-        loaded: dict[str, Any] | None,
-    ) -> None:
-        """The clients' data are there: begins the fit, or goes on with data loaded anew.
+    def bind(self) -> None:
+        """A fit is set up: binds the parameters of the trainer's module."""
+        self._binding = BoundParameters(self._trainer.lightning_module, self._algorithm.layers)
+        self.loop.forget_data()
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the module's parameters are bound: from the setup of a fit to its teardown."""
+        return self._binding is not None
+
+    @property
+    def hooks(self) -> ClientHooks | None:
+        """What the client rule does inside local steps; ``None`` outside a fit."""
+        return None if self._fit is None else self._fit.runner.hooks
+
+    @property
+    def executor_fallback(self) -> str | None:
+        """Why the running or last fit trains clients one after the other although asked for something else."""
+        return self._fallback if self._fit is None else self._fit.executor_fallback
+
+    # ---- data
+
+    def training_loader(self, dataloader: object, limit: int | float, loaded: dict[str, Any] | None) -> RoundLoader:
+        """Begins the fit on the clients' data, or goes on with data loaded anew.
 
         Args:
-            trainer: the trainer.
-            loop: the federated epoch loop.
-            options: the strategy's arguments.
-            loaders: the clients' training data.
+            dataloader: the clients' training data.
+            limit: the trainer's ``limit_train_batches``.
             loaded: the federated state of the checkpoint that was loaded, if any.
+
+        Raises:
+            TypeError: the data are not divided among clients.
         """
-        assert self.binding is not None
-        if self.session is not None:
-            self.session.reload(loaders)
+        if not isinstance(dataloader, ClientLoaders):
+            refuse_undivided_data(dataloader)
+        if self._binding is not None:  # None when configure_optimizers asks for the number of steps
+            self._open(dataloader, limit, loaded)
+        # Lightning is about to take clients for batches and warn that nothing will be logged.
+        self._quiet.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", message="The number of training batches")
+        size = cohort_size(self._options.clients_per_round, len(dataloader))
+        return RoundLoader(size, dataloader, self.open_round)
+
+    def _open(self, loaders: ClientLoaders, limit: int | float, loaded: dict[str, Any] | None) -> None:
+        assert self._binding is not None
+        if self._fit is not None:
+            self._fit.reload(loaders)
             return
-        self.binding = self.binding.renewed(self._algorithm.layers)
-        loop.position.go_on()
+        self._binding = self._binding.renewed(self._algorithm.layers)
+        self.loop.progress.resume()
         carried = self._carried
         if loaded is not None:
             carried = loaded if "fit" in loaded else None
-        elif trainer.current_epoch == 0:
+        elif self._trainer.current_epoch == 0:
             carried = None
-        self.session = FederatedFit(trainer, loop, self._algorithm, self._rule, options, self.binding, loaders)
-        self.session.begin(carried)
+        self._fit = FederatedFit(self._trainer, self.loop, self._options, limit, self._binding, loaders)
+        self._fit.begin(carried)
         self._trained, self._finished = None, False
-        trained, theta = (carried or {}).get("trained"), self.binding.theta
+        trained, theta = (carried or {}).get("trained"), self._binding.theta
         # A checkpoint and a fit that is over leave the parameters to evaluate in the module: go on from those that were
         # trained, unless the module was given other weights since. Another device may compute them a little otherwise.
         if trained is not None and _same(self._algorithm.evaluation_params(trained.to(theta)), theta):
             theta.copy_(trained)
 
+    # ---- rounds, as the epoch loop asks for them
+
+    def open_round(self) -> Iterator[ClientTask]:
+        """Draws the cohort of the current epoch."""
+        self._quiet.close()
+        return self._running.open_round(self._trainer.current_epoch)
+
+    def train_client(self, task: ClientTask) -> Tensor | None:
+        """Trains one client; the module holds the global weights before and after."""
+        loss = self._running.train_client(task)
+        # As text: the Rich bar shows numbers with three decimals.
+        self.loop.publish({}, {"round": str(task.round), "client": str(task.client_id)})
+        return loss
+
+    def close_round(self) -> None:
+        """Aggregates and applies the server step."""
+        self.last_round = self._running.close_round()
+
+    def publish_round(self) -> None:
+        """Logs the round that was closed."""
+        assert self.last_round is not None
+        self.loop.publish(round_metrics(self.last_round), {"conflicts": str(self.last_round.conflicts)})
+
+    @property
+    def _running(self) -> FederatedFit:
+        assert self._fit is not None
+        return self._fit
+
+    # ---- checkpoints
+
     def states(self) -> Mapping[str, Any]:
         """What a checkpoint holds of the running fit, or of the last."""
-        if self.session is None:
+        if self._fit is None:
             return self._carried or {}
-        assert self.binding is not None
-        theta = self.binding.theta
+        assert self._binding is not None
+        theta = self._binding.theta
         trained = self._trained if self._finished or self._shown() is theta else theta
-        return {**self.session.states(), "trained": trained}
+        return {**self._fit.states(), "trained": trained}
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """What a checkpoint holds of a client optimizer: its scheduled options (learning rate), not its state."""
+        return scheduled_state(optimizer, None if self._fit is None else self._fit.scheduled_groups(optimizer))
 
     @contextmanager
     def showing(self) -> Iterator[None]:
         """Lets the module show what a checkpoint is to hold: the parameters that the method wants evaluated."""
-        assert self.binding is not None
-        self.binding.fetch()
-        with self.binding.showing(self._shown()):
+        assert self._binding is not None
+        self._binding.fetch()
+        with self._binding.showing(self._shown()):
             yield
 
     def _shown(self) -> Tensor:
-        assert self.binding is not None
-        theta = self.binding.theta
-        return theta if self.session is None or self._finished else self._algorithm.evaluation_params(theta)
+        assert self._binding is not None
+        theta = self._binding.theta
+        return theta if self._fit is None or self._finished else self._algorithm.evaluation_params(theta)
 
     def with_global_buffers(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The module's state dictionary with the buffers that a client in training has changed as they were."""
-        buffers = {} if self.session is None else self.session.global_buffers()
+        buffers = {} if self._fit is None else self._fit.global_buffers()
         return {name: buffers.get(name, value) for name, value in state.items()}
 
     def finish(self) -> None:
         """All rounds are over: the module keeps the parameters that the method wants evaluated."""
-        assert self.binding is not None
+        assert self._binding is not None
         self._finished = True
-        theta = self.binding.theta
+        theta = self._binding.theta
         final = self._algorithm.evaluation_params(theta)
         if final is not theta:
             self._trained = theta.clone()
@@ -117,29 +190,37 @@ class FitLifecycle:
 
     def show(self) -> None:
         """Binds the parameters that the method wants evaluated."""
-        if self.binding is not None:
-            self.binding.fetch()
+        if self._binding is not None:
+            self._binding.fetch()
             params = self._shown()
-            if params is not self.binding.theta:
-                self.binding.bind_flat(params)
+            if params is not self._binding.theta:
+                self._binding.bind_flat(params)
 
     def put_back(self) -> None:
         """Binds the global parameters."""
-        if self.binding is not None:
-            self.binding.bind_global()
+        self._quiet.close()
+        if self._binding is not None:
+            self._binding.bind_global()
+
+    def abort(self) -> None:
+        """Something was raised: ends workers, and leaves the submodules in training mode."""
+        if self._fit is not None:
+            self._fit.close()
+        if self._binding is not None:
+            self.loop.leave_validation()
 
     def close(self, interrupted: bool) -> None:
         """Gives the parameters storage of their own and keeps what the next fit may go on from."""
-        if self.session is not None:
+        if self._fit is not None:
             # Lightning calls no hooks when nothing is left to do for a resumed fit.
             if not self._finished and not interrupted:
                 self.finish()
-            self.session.close()
-            self.detour = self.session.bench.detour
+            self._fit.close()
+            self._fallback = self._fit.executor_fallback
             self._carried = dict(self.states())
-        if self.binding is not None:
-            self.binding.release()
-        self.session, self.binding = None, None
+        if self._binding is not None:
+            self._binding.release()
+        self._fit, self._binding = None, None
 
 
 def _same(params: Tensor, others: Tensor) -> bool:

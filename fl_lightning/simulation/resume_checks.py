@@ -6,14 +6,43 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fl_lightning.core.layout import layout_difference
+from torch.optim import Optimizer
+
+from fl_lightning.algorithms.base import Needs
+from fl_lightning.core.layout import ParamLayout, layout_difference, layout_fingerprint
 from fl_lightning.core.lightning.names import rank_zero_warn
+from fl_lightning.simulation.options import FitOptions
 
 _MUST_AGREE = ("method", "clients", "trainable parameters", "server_optimizer")
 _LAYOUT = "layout"
 
 
-def refuse_checkpoint(found: Mapping[str, Any], expected: Mapping[str, Any], source: str) -> None:
+def fit_description(
+    options: FitOptions,
+    needs: Needs,
+    layout: ParamLayout,
+    server_optimizer: Optimizer | None,
+    num_clients: int,
+    clients_per_round: int,
+) -> dict[str, Any]:
+    """What a checkpoint should have in common with the fit that goes on from it, as the checkpoint holds it."""
+    return {
+        "method": f"{type(options.algorithm).__name__} with {type(options.client_rule).__name__}",
+        "clients": num_clients,
+        "trainable parameters": layout.numel,
+        "layout": layout_fingerprint(layout),
+        "server_optimizer": "none" if server_optimizer is None else type(server_optimizer).__name__,
+        "clients_per_round": clients_per_round,
+        "local_epochs": options.local_epochs,
+        "local_steps": options.local_steps,
+        "client_optimizer_state": options.client_optimizer_state,
+        "buffers": options.buffers,
+        "full_gradients": needs.full_gradients,
+        "seed": options.seed,
+    }
+
+
+def check_resume(found: Mapping[str, Any], expected: Mapping[str, Any], source: str) -> None:
     """Compares the fit that wrote a checkpoint with the one that goes on from it; warns of what may differ.
 
     Args:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's side of a round: collect reports, aggregate, apply the step, write down what happened."""
+"""The server's side of a round: check uploads, aggregate, apply the step, record what happened."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ from fl_lightning.metrics.functional import conflict_counts
 from fl_lightning.simulation.uploads import ErrorPolicy, Round, UsableUploads, norm_of, stacked, usable
 from fl_lightning.training.bound_parameters import BoundParameters
 from fl_lightning.training.buffers import BufferBank
+from fl_lightning.training.update_rows import UpdateRows
 from fl_lightning.training.upload import Upload
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
 class Server:
-    """Holds the update matrix and turns a round's reports into new global parameters.
+    """Turns a round's uploads into new global parameters.
 
     Args:
         algorithm: the server rule.
         client_rule: the client rule, whose server half is committed with the step.
-        binding: the bound module.
-        bank: its buffers.
-        capacity: the largest number of clients in a round.
+        binding: the bound module, whose global parameters take the step.
+        buffers: the module's buffers.
         num_clients: registered clients.
         optimizer: factory of a server optimizer; ``None`` subtracts the step.
-        on_client_error: what to do about clients whose report is missing or not finite.
-        allocate: gives memory for the update matrix, from the number of rows and the global parameters.
+        on_client_error: what to do about clients whose upload is missing or not finite.
+
+    Attributes:
+        optimizer: the server optimizer, if there is one.
 
     Raises:
-        MemoryError: the update matrix does not fit on the device.
         TypeError: ``optimizer`` does not make an optimizer.
     """
 
@@ -50,44 +51,15 @@ class Server:
         algorithm: ServerRule,
         client_rule: ClientRule,
         binding: BoundParameters,
-        bank: BufferBank,
-        capacity: int,
+        buffers: BufferBank,
         num_clients: int,
         optimizer: OptimizerFactory | None,
         on_client_error: ErrorPolicy,
-        allocate: Callable[[int, Tensor], Tensor] | None = None,
     ) -> None:
         self._algorithm, self._rule = algorithm, client_rule
-        self._binding, self.bank = binding, bank
-        self._num_clients = num_clients
-        self._policy = on_client_error
-        theta = binding.theta
-        try:
-            self.rows = (allocate or _rows)(capacity, theta)
-        except RuntimeError as error:  # torch.OutOfMemoryError on accelerators
-            size = capacity * theta.numel() * theta.element_size()
-            raise MemoryError(
-                f"the updates of clients_per_round={capacity} clients need {size:,} B on {theta.device}: sample fewer"
-            ) from error
-        self._views = [binding.layout.views(row) for row in self.rows]
+        self._binding, self._buffers = binding, buffers
+        self._num_clients, self._policy = num_clients, on_client_error
         self.optimizer = None if optimizer is None else _made(optimizer, binding.parameters)
-
-    def open_row(self, index: int) -> Tensor:
-        """Fills row ``index`` with the global parameters and binds the module to it."""
-        row = self.rows[index]
-        row.copy_(self._binding.theta)
-        self._binding.bind(self._views[index])
-        return row
-
-    def settle_row(self, index: int) -> None:
-        """Makes row ``index`` hold the trained parameters also where local training moved them to another storage."""
-        self._binding.settle(self._views[index])
-
-    def close_row(self, index: int) -> None:
-        """Turns the trained parameters in row ``index`` into an update, and puts the global model back."""
-        row = self.rows[index]
-        torch.sub(self._binding.theta, row, out=row)
-        self._binding.bind_global()
 
     def drop(self, current: Round, client_id: int, reason: str, cause: Exception | None = None) -> None:
         """Leaves a client out of the round with a warning, or raises, by policy.
@@ -107,57 +79,73 @@ class Server:
         current.dropped[client_id] = reason
         rank_zero_warn(f"client {client_id} is left out of round {current.index}: {reason}")
 
-    def close(
+    def close_round(
         self,
         current: Round,
+        rows: UpdateRows,
         client_lr: float | None,
         losses_at: Callable[[Tensor, Sequence[int]], Tensor] | None,
         seconds: Callable[[], float],
     ) -> RoundRecord:
-        """Aggregates the round and applies the step; without any usable report the global model stays as it is."""
+        """Aggregates the round and applies the step; without any usable upload the global model stays as it is.
+
+        Args:
+            current: the round, with what arrived.
+            rows: the round's rows.
+            client_lr: the clients' learning rate, if their optimizer defines one.
+            losses_at: losses of clients at given parameters, for rules that ask again.
+            seconds: how long the round has taken.
+        """
         reports = usable(
-            current.arrivals, self.rows, self.bank, lambda arrival, why: self.drop(current, arrival.client_id, why)
+            current.uploads, rows, self._buffers, lambda upload, why: self.drop(current, upload.client_id, why)
         )
-        arrivals = reports.arrivals
-        if not arrivals:
-            return RoundRecord(
-                current.index, (), dict(current.dropped), nan, None, 0.0, torch.zeros(0), 0, {}, (), 0, True, None,
-                {}, seconds(),
-            )  # fmt: skip
-        ids = tuple(arrival.client_id for arrival in arrivals)
+        if not reports.uploads:
+            return _record_of_nobody(current, seconds())
+        ids = tuple(upload.client_id for upload in reports.uploads)
         ask = None if losses_at is None else (lambda params: losses_at(params, ids))
-        cohort = self._cohort(current.index, arrivals, client_lr, ask)
-        self._algorithm.report = StepReport()
-        step = self._rule.adjust_step(cohort, self._algorithm.aggregate(cohort))
-        step_norm = norm_of(step) if step.dim() == 1 else nan
-        if step.shape != self._binding.theta.shape or not isfinite(step_norm):
-            raise RuntimeError(
-                f"{type(self._algorithm).__name__}.aggregate must return a finite step of shape "
-                f"{tuple(self._binding.theta.shape)}, found shape {tuple(step.shape)}, norm {step_norm}"
-            )
+        updates = rows.gathered([upload.index for upload in reports.uploads])
+        cohort = self._cohort(current.index, reports.uploads, updates, client_lr, ask)
+        step, step_norm = self._aggregate(cohort)
         dots = cohort.updates.dots(step).cpu()
         self._rule.commit(cohort)
         self._apply(step)
-        self.bank.commit([arrival.buffers for arrival in arrivals])
+        self._buffers.commit([upload.buffers for upload in reports.uploads])
         return self._record(current, cohort, step_norm, reports, dots, seconds)
+
+    def _aggregate(self, cohort: Cohort) -> tuple[Tensor, float]:
+        """The step ``[n]`` and its norm.
+
+        Raises:
+            RuntimeError: the rule returned something else than a finite step.
+        """
+        self._algorithm.report = StepReport()
+        step = self._rule.adjust_step(cohort, self._algorithm.aggregate(cohort))
+        norm = norm_of(step) if step.dim() == 1 else nan
+        if step.shape != self._binding.theta.shape or not isfinite(norm):
+            raise RuntimeError(
+                f"{type(self._algorithm).__name__}.aggregate must return a finite step of shape "
+                f"{tuple(self._binding.theta.shape)}, found shape {tuple(step.shape)}, norm {norm}"
+            )
+        return step, norm
 
     def _cohort(
         self,
         index: int,
-        arrivals: Sequence[Upload],
+        uploads: Sequence[Upload],
+        updates: UpdateMatrix,
         client_lr: float | None,
         losses_at: Callable[[Tensor], Tensor] | None,
     ) -> Cohort:
         layout = self._binding.layout
-        ids, rule = tuple(arrival.client_id for arrival in arrivals), type(self._rule).__name__
-        extras = stacked([arrival.report.extras for arrival in arrivals], ids, f"extras of {rule}")
-        companions = stacked([arrival.report.companions for arrival in arrivals], ids, f"companions of {rule}")
-        losses = [arrival.loss for arrival in arrivals if arrival.loss is not None]
+        ids, rule = tuple(upload.client_id for upload in uploads), type(self._rule).__name__
+        extras = stacked([upload.report.extras for upload in uploads], ids, f"extras of {rule}")
+        companions = stacked([upload.report.companions for upload in uploads], ids, f"companions of {rule}")
+        losses = [upload.loss for upload in uploads if upload.loss is not None]
         return Cohort(
             params=self._binding.theta,
-            updates=UpdateMatrix(self.rows[: len(arrivals)], layout),
-            losses=torch.tensor(losses, dtype=torch.float64) if len(losses) == len(arrivals) else None,
-            sizes=torch.tensor([arrival.size for arrival in arrivals]),
+            updates=updates,
+            losses=torch.tensor(losses, dtype=torch.float64) if len(losses) == len(uploads) else None,
+            sizes=torch.tensor([upload.size for upload in uploads]),
             client_ids=ids,
             round=index,
             client_lr=client_lr,
@@ -215,8 +203,10 @@ class Server:
         )
 
 
-def _rows(number: int, like: Tensor) -> Tensor:
-    return torch.empty(number, like.numel(), dtype=like.dtype, device=like.device)
+def _record_of_nobody(current: Round, seconds: float) -> RoundRecord:
+    return RoundRecord(
+        current.index, (), dict(current.dropped), nan, None, 0.0, torch.zeros(0), 0, {}, (), 0, True, None, {}, seconds
+    )  # fmt: skip
 
 
 def _made(factory: OptimizerFactory, parameters: list[nn.Parameter]) -> Optimizer:

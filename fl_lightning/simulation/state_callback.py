@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fl_lightning.core.lightning.checkpoint_io import STATE_KEY
 from fl_lightning.core.lightning.names import Callback, LightningModule, Trainer
+from fl_lightning.core.lightning.round_progress import RoundPhase
 
 if TYPE_CHECKING:
     from fl_lightning.strategy import FederatedStrategy
@@ -32,7 +33,7 @@ class FederatedState(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Rule states and optimizer states; where in the round the fit is, the loop writes down."""
-        return {"version": VERSION, **self.strategy.rule_states()}
+        return {"version": VERSION, **self.strategy._fits.states()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keeps the state until the strategy is set up: parameters are not bound yet.
@@ -51,7 +52,7 @@ class FederatedState(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A round begins."""
-        self.strategy.epoch_loop.position.open_round()
+        self.strategy._fits.loop.progress.open_round()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Binds the parameters to evaluate."""
@@ -65,7 +66,7 @@ class FederatedState(Callback):
         """Puts the training parameters back before anybody saves a checkpoint."""
         self.strategy.restore_after_evaluation()
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self.strategy.epoch_loop.position.place = "validated"
+            self.strategy._fits.loop.progress.enter(RoundPhase.VALIDATED)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Binds the parameters to evaluate."""
@@ -86,9 +87,9 @@ class FederatedState(Callback):
         Raises:
             RuntimeError: the epoch ended without a server step.
         """
-        self.strategy.epoch_loop.position.close_round()
+        self.strategy._fits.loop.progress.enter(RoundPhase.EPOCH_END)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The module leaves the fit with the parameters to evaluate."""
-        self.strategy.epoch_loop.position.place = "between"
-        self.strategy.finish_fit()
+        self.strategy._fits.loop.progress.enter(RoundPhase.BETWEEN)
+        self.strategy._fits.finish()

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fl_lightning.ops.dtypes import accumulation_device
 from fl_lightning.training.buffers import BufferBank
+from fl_lightning.training.update_rows import UpdateRows
 from fl_lightning.training.upload import Upload
 
 ErrorPolicy = Literal["raise", "drop"]
@@ -23,59 +24,56 @@ class Round:
     """A round in progress."""
 
     index: int
-    arrivals: list[Upload] = field(default_factory=list)
+    uploads: list[Upload] = field(default_factory=list)
     dropped: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class UsableUploads:
-    """The reports to aggregate.
+    """What may enter the aggregation.
 
     Attributes:
-        arrivals: ``m`` reports; the row of report ``i`` is row ``i``.
+        uploads: ``m`` uploads, by ascending row.
         norms: ``[m]`` norms of the updates, float64 on the CPU.
         train_losses: mean training losses.
     """
 
-    arrivals: list[Upload]
+    uploads: list[Upload]
     norms: Tensor
     train_losses: list[float | None]
 
 
 def usable(
-    arrivals: Sequence[Upload], rows: Tensor, bank: BufferBank, drop: Callable[[Upload, str], None]
+    uploads: Sequence[Upload], rows: UpdateRows, bank: BufferBank, drop: Callable[[Upload, str], None]
 ) -> UsableUploads:
-    """Leaves out reports that hold NaN or infinity, and moves the rows of the others to the front.
+    """Leaves out uploads that hold NaN or infinity.
 
     Args:
-        arrivals: the reports, by ascending row.
-        rows: the update matrix; changed in place if somebody is left out.
+        uploads: by ascending row.
+        rows: the round's rows.
         bank: the buffers before the round.
-        drop: called with every report that is left out, and why.
+        drop: called with every upload that is left out, and why.
     """
-    if not arrivals:
+    if not uploads:
         return UsableUploads([], torch.zeros(0, dtype=torch.float64), [])
-    norms, losses = _magnitudes(arrivals, rows)
-    buffers = bank.finite([arrival.buffers for arrival in arrivals]).tolist()
+    norms, losses = _magnitudes(uploads, rows)
+    buffers = bank.finite([upload.buffers for upload in uploads]).tolist()
     kept: list[int] = []
-    for place, arrival in enumerate(arrivals):
-        loss, companions = losses[place], arrival.report.companions
+    for place, upload in enumerate(uploads):
+        loss, companions = losses[place], upload.report.companions
         if not isfinite(float(norms[place])):
-            drop(arrival, "its update is not finite")
+            drop(upload, "its update is not finite")
         elif loss is not None and not isfinite(loss):
-            drop(arrival, f"its training loss is {loss}")
-        elif arrival.loss is not None and not isfinite(arrival.loss):
-            drop(arrival, f"its loss at the global model is {arrival.loss}")
+            drop(upload, f"its training loss is {loss}")
+        elif upload.loss is not None and not isfinite(upload.loss):
+            drop(upload, f"its loss at the global model is {upload.loss}")
         elif not buffers[place]:
-            drop(arrival, "its buffers are not finite")
+            drop(upload, "its buffers are not finite")
         elif not all(isfinite(norm_of(row)) for row in companions.values()):
-            drop(arrival, f"what it sends besides its update is not finite ({', '.join(companions)})")
+            drop(upload, f"what it sends besides its update is not finite ({', '.join(companions)})")
         else:
             kept.append(place)
-    for place, origin in enumerate(arrivals[k].index for k in kept):
-        if place != origin:  # rows only move forward: none is overwritten before it has moved
-            rows[place].copy_(rows[origin])
-    return UsableUploads([arrivals[k] for k in kept], norms[kept], [losses[k] for k in kept])
+    return UsableUploads([uploads[k] for k in kept], norms[kept], [losses[k] for k in kept])
 
 
 def stacked(parts: Sequence[Mapping[str, Tensor]], client_ids: Sequence[int], what: str) -> dict[str, Tensor]:
@@ -104,16 +102,16 @@ def norm_of(vector: Tensor) -> float:
     return float(torch.linalg.vector_norm(vector.to(accumulation_device(vector)), dtype=torch.float64))
 
 
-def _magnitudes(arrivals: Sequence[Upload], rows: Tensor) -> tuple[Tensor, list[float | None]]:
+def _magnitudes(uploads: Sequence[Upload], rows: UpdateRows) -> tuple[Tensor, list[float | None]]:
     """Norms and training losses, fetched from the device at once."""
-    norms = torch.stack([_norm(rows[arrival.index]) for arrival in arrivals])
-    losses = [arrival.train_loss for arrival in arrivals if arrival.train_loss is not None]
+    norms = torch.stack([_norm(rows.update(upload.index)) for upload in uploads])
+    losses = [upload.train_loss for upload in uploads if upload.train_loss is not None]
     given = [loss.detach().reshape(1).to(norms.device, norms.dtype) for loss in losses]
     fetched = torch.cat([norms, *given]).cpu().double()
-    norms, remaining = fetched[: len(arrivals)], iter(fetched[len(arrivals) :].tolist())
+    norms, remaining = fetched[: len(uploads)], iter(fetched[len(uploads) :].tolist())
     for place in norms.isinf().nonzero().flatten().tolist():
-        norms[place] = norm_of(rows[arrivals[place].index])
-    return norms, [None if arrival.train_loss is None else next(remaining) for arrival in arrivals]
+        norms[place] = norm_of(rows.update(uploads[place].index))
+    return norms, [None if upload.train_loss is None else next(remaining) for upload in uploads]
 
 
 def _norm(vector: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ import torch
 from fl_lightning.algorithms.base import Needs
 from fl_lightning.core.lightning.names import Trainer
 from fl_lightning.core.module_state import silenced
-from fl_lightning.training.local_trainer import LocalTrainer
+from fl_lightning.training.client_batches import ClientBatches
+from fl_lightning.training.module_calls import ModuleCalls
 
 
 class ClientLosses:
@@ -19,13 +20,16 @@ class ClientLosses:
 
     Args:
         trainer: the trainer.
-        local: knows the clients' data and how the module takes a batch.
+        calls: how the module takes a batch.
+        batches: the clients' batches.
         batch_size: samples per forward pass; ``None``: as many as in training, so that losses which depend on the batch
             (contrastive ones, sums) are those that clients train on.
     """
 
-    def __init__(self, trainer: Trainer, local: LocalTrainer, batch_size: int | None = None) -> None:
-        self._trainer, self._local, self._batch_size = trainer, local, batch_size
+    def __init__(
+        self, trainer: Trainer, calls: ModuleCalls, batches: ClientBatches, batch_size: int | None = None
+    ) -> None:
+        self._trainer, self._calls, self._batches, self._batch_size = trainer, calls, batches, batch_size
         self._differentiates = False
 
     def measure(self, client: int, needs: Needs) -> dict[str, float]:
@@ -38,21 +42,18 @@ class ClientLosses:
         module = self._trainer.lightning_module
         wanted: dict[str, Callable[[Any, int], Any]] = {}
         if needs.losses or needs.requery:
-            wanted["loss"] = getattr(module, "federated_loss", None) or self._local.training_output
+            wanted["loss"] = getattr(module, "federated_loss", None) or self._calls.training_output
         if needs.accuracies:
             wanted["accuracy"] = getattr(module, "federated_accuracy")  # noqa: B009 (nn.Module's type)
         with silenced(module), torch.no_grad():
             return self._means(client, wanted)
 
     def _means(self, client: int, wanted: Mapping[str, Callable[[Any, int], Any]]) -> dict[str, float]:
-        precision, loaders = self._trainer.precision_plugin, self._local.loaders
+        precision = self._trainer.precision_plugin
         totals = {name: torch.zeros((), dtype=torch.float64) for name in wanted}
         counts = dict.fromkeys(wanted, 0)
-        batches = loaders.batches(
-            client, seed=None, merge_single=self._local.merge_single, batch_size=self._batch_size or loaders.batch_size
-        )
-        for index, (batch, number) in enumerate(batches):
-            moved = self._local.to_device(precision.convert_input(batch))
+        for index, (batch, number) in enumerate(self._batches.in_order(client, self._batch_size)):
+            moved = self._calls.converted(batch)
             for name, function in wanted.items():
                 with precision.val_step_context():
                     output = self._asked(function, moved, index)

@@ -166,19 +166,21 @@ def scheduled_state(optimizer: Optimizer, groups: Sequence[Mapping[str, Any]] | 
     return {"state": {}, "param_groups": packed}
 
 
-def load_scheduled_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Restores the options (the learning rate among them) that :func:`scheduled_state` returned.
+def load_scheduled_states(optimizers: Sequence[Optimizer], states: Sequence[Mapping[str, Any]]) -> None:
+    """Restores the options (the learning rate among them) that :func:`scheduled_state` returned for every optimizer.
 
     Not through ``optimizer.load_state_dict``: it empties the state, which some optimizers fill when they are made.
 
     Raises:
-        ValueError: the parameter groups are not those of the checkpoint.
+        ValueError: the optimizers or their parameter groups are not those of the checkpoint.
     """
-    saved = state["param_groups"]
-    found, expected = [len(g["params"]) for g in optimizer.param_groups], [len(g["params"]) for g in saved]
-    if found != expected:
-        raise ValueError(
-            f"{type(optimizer).__name__} must have the checkpoint's parameter groups, sizes {expected}, found {found}"
-        )
-    for group, options in zip(optimizer.param_groups, saved, strict=True):
-        group.update(group_options(options))
+    if states and len(states) != len(optimizers):
+        raise ValueError(f"the module must have the checkpoint's {len(states)} optimizers, found {len(optimizers)}")
+    for optimizer, state in zip(optimizers, states, strict=False):
+        saved = state["param_groups"]
+        found, expected = [len(g["params"]) for g in optimizer.param_groups], [len(g["params"]) for g in saved]
+        if found != expected:
+            kind = type(optimizer).__name__
+            raise ValueError(f"{kind} must have the checkpoint's parameter groups, sizes {expected}, found {found}")
+        for group, options in zip(optimizer.param_groups, saved, strict=True):
+            group.update(group_options(options))

@@ -1,52 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The place where clients are trained: the bound module with all that one client's visit needs."""
+"""One client's visit: loads the global parameters, runs local training, returns the client's upload."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from fl_lightning.algorithms.base import ClientRule, LocalWork, Needs
 from fl_lightning.core.lightning.epoch_loop import ClientTask, FederatedEpochLoop
-from fl_lightning.core.lightning.fast_log import LogCall
+from fl_lightning.core.lightning.fast_log import LogCall, TrainingLog, replay
+from fl_lightning.core.lightning.inspection import full_path_reason
 from fl_lightning.core.lightning.names import LightningModule, Trainer
+from fl_lightning.core.lightning.process_copy import Counts, LoopCounters
+from fl_lightning.core.module_state import silenced
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.data.client_loaders import ClientLoaders
-from fl_lightning.simulation.server import Server
 from fl_lightning.training.bound_parameters import BoundParameters
+from fl_lightning.training.buffers import BufferBank
+from fl_lightning.training.client_batches import ClientBatches
+from fl_lightning.training.client_hooks import ClientHooks
 from fl_lightning.training.client_losses import ClientLosses
 from fl_lightning.training.client_optimizers import ClientOptimizers, client_learning_rate
+from fl_lightning.training.full_gradient import full_gradient
+from fl_lightning.training.local_options import LocalOptions
+from fl_lightning.training.local_steps import LeanStep, LightningStep, LocalStep
 from fl_lightning.training.local_trainer import LocalTrainer
+from fl_lightning.training.module_calls import ModuleCalls
+from fl_lightning.training.process_copy import ClientTraces, RoundState
+from fl_lightning.training.update_rows import UpdateRows
 from fl_lightning.training.upload import Upload, with_accuracy
-
-if TYPE_CHECKING:
-    from fl_lightning.simulation.options import FitOptions
 
 
 class ClientRunner:
-    """Trains clients on the bound module, and lets the fit know what training left behind.
+    """Trains one client at a time on the bound module; owns all that local training needs.
+
+    Executors use :meth:`train` and :meth:`restore`. Those that train in other processes also use :meth:`round_state`,
+    :meth:`load_round_state`, :meth:`traces_of`, :meth:`replay` and :meth:`copied_objects`.
 
     Args:
-        trainer: the trainer.
+        trainer: the trainer; its optimizers exist, and its module is on its device.
         loop: the federated epoch loop.
         rule: the client rule.
         binding: the bound module.
-        options: the strategy's arguments.
+        options: of local training.
         needs: what both rules ask for.
-        server: owns the update matrix and the buffers.
-        optimizers: the clients' optimizers.
-        local: local training of one client.
-        lean: local training takes the lean path, without Lightning's hooks.
+        loaders: the clients' training data.
+        rows: the round's rows.
+        buffers: the module's buffers.
 
     Attributes:
+        trainer: the trainer.
+        rule: the client rule.
+        rows: the round's rows.
+        hooks: what the client rule does inside local steps, for Lightning's full path.
+        optimizers: the clients' optimizers.
+        batches: the clients' batches.
+        full_path: why local steps run through Lightning's own optimization; ``None`` on the lean path.
         lr: the clients' learning rate in this round, if the optimizer defines one.
         momentum: momentum of the clients' SGD in this round.
-        losses: losses and accuracies of clients at the bound parameters.
-        detour: why clients are trained one after the other although another executor was asked for, or ``None``.
     """
 
     def __init__(
@@ -55,18 +69,29 @@ class ClientRunner:
         loop: FederatedEpochLoop,
         rule: ClientRule,
         binding: BoundParameters,
-        options: FitOptions,
+        options: LocalOptions,
         needs: Needs,
-        server: Server,
-        optimizers: ClientOptimizers,
-        local: LocalTrainer,
-        lean: bool,
+        loaders: ClientLoaders,
+        rows: UpdateRows,
+        buffers: BufferBank,
     ) -> None:
-        self.trainer, self.loop, self.rule, self.binding = trainer, loop, rule, binding
-        self.options, self.needs, self.server, self.optimizers = options, needs, server, optimizers
-        self.local, self.lean, self.losses = local, lean, ClientLosses(trainer, local, options.loss_batch_size)
+        self.trainer, self.rule, self.rows = trainer, rule, rows
+        self._loop, self._binding, self._buffers = loop, binding, buffers
+        self._options, self._needs = options, needs
+        self.full_path = full_path_reason(trainer, self.module)
+        self.optimizers = ClientOptimizers(trainer.optimizers, options.keep_optimizer)
+        self.hooks = ClientHooks(self.module, rule)
+        self.batches = ClientBatches(loaders, options, trainer.accumulate_grad_batches, self.module)
+        self._calls = ModuleCalls(trainer)
+        step: LocalStep = LightningStep(loop)
+        if self.full_path is None:
+            step = LeanStep(loop, self._calls, self.hooks, trainer.optimizers[0])
+        self._local = LocalTrainer(
+            trainer, self._calls, self.batches, rule, self.hooks, step, loop.fast_log()
+        )  # fmt: skip
+        self._losses = ClientLosses(trainer, self._calls, self.batches, options.loss_batch_size)
+        self._counters = LoopCounters(loop)
         self.lr, self.momentum = client_learning_rate(trainer.optimizers)
-        self.detour: str | None = None
 
     @property
     def module(self) -> LightningModule:
@@ -74,91 +99,205 @@ class ClientRunner:
         return self.trainer.lightning_module
 
     @property
-    def loaders(self) -> ClientLoaders:
-        """The clients' training data."""
-        return self.local.loaders
-
-    @property
-    def data(self) -> object:
-        """The trainer's data module, if any."""
-        return self.trainer.datamodule  # type: ignore[attr-defined]
+    def global_params(self) -> Tensor:
+        """``[n]`` the global parameters."""
+        return self._binding.theta
 
     # ---- one client
 
-    def visit(self, task: ClientTask) -> Upload:
-        """Trains one client; :meth:`tidy` has to follow, whether it succeeds or not.
+    def train(self, task: ClientTask) -> Upload:
+        """Trains one client; :meth:`restore` has to follow, whether it succeeds or not.
 
         Returns:
-            What it sends; row ``task.index`` of the update matrix holds its update.
+            What it sends; row ``task.index`` of :attr:`rows` holds its update.
         """
-        client, theta, seed = task.client_id, self.binding.theta, self.options.seed
+        client = task.client_id
         assert client is not None
-        asks = self.needs.losses or self.needs.accuracies
-        measured = self.measure(client, task.round) if asks else {}
+        needs, theta, seed = self._needs, self.global_params, self._options.seed
+        measured = self.measure(client, task.round, needs) if needs.losses or needs.accuracies else {}
         with isolated(derive_seed(seed, "client", task.round, client), theta.device):
-            row = self.server.open_row(task.index)
+            row = self.rows.open(task.index)
             work = LocalWork(
-                client, task.round, self.module, self.binding.layout, self.binding.parameters, theta, row,
-                task.num_samples, self.lr, self.momentum, batches=partial(self.local.data, client),
+                client, task.round, self.module, self._binding.layout, self._binding.parameters, theta, row,
+                task.num_samples, self.lr, self.momentum, batches=partial(self._batches_of, client),
             )  # fmt: skip
-            if self.needs.full_gradients:
-                self.local.at_global(work)
-                loss = self._upload_gradient(work)
+            if needs.full_gradients:
+                loss: Tensor | None = self._upload_gradient(work)
                 report = self.rule.end_client(work)
+                self.rows.received(task.index)
             else:
                 self.optimizers.begin_client(client)
-                loss = self.local.train(work)
+                loss = self._local.train(work)
                 self.optimizers.end_client(client)
-                self.server.settle_row(task.index)
+                self.rows.settle(task.index)
                 report = self.rule.end_client(work)
-                self.server.close_row(task.index)
-        self.falsify(task)
-        if self.needs.accuracies:
+                self.rows.close(task.index)
+        self._attack(task)
+        if needs.accuracies:
             report = with_accuracy(report, measured["accuracy"], self.module)
         return Upload(
-            task.index, client, task.num_samples, loss, measured.get("loss") if self.needs.losses else None,
-            report, self.server.bank.report(task.num_samples),
+            task.index, client, task.num_samples, loss, measured.get("loss") if needs.losses else None,
+            report, self._buffers.report(task.num_samples),
         )  # fmt: skip
 
-    def falsify(self, task: ClientTask) -> None:
-        """Puts what a dishonest client sends in place of its update."""
-        attack, client = self.options.attack, task.client_id
-        if attack is not None and client is not None and client in attack.clients:
-            seed = derive_seed(self.options.seed, "attack", task.round, client)
-            attack.replace(self.server.rows[task.index], self.binding.theta, seed)
-
-    def _upload_gradient(self, work: LocalWork) -> Tensor | None:
+    def _upload_gradient(self, work: LocalWork) -> Tensor:
         """One full-batch step: the row is the learning rate times the full gradient."""
-        assert self.lr is not None
-        loss = self.local.full_gradient(work)
-        for parameter, view in zip(work.parameters, work.layout.views(work.row), strict=True):
-            gradient = parameter.grad
-            if gradient is not None and gradient.is_sparse:
-                gradient = gradient.to_dense()
-            view.zero_() if gradient is None else torch.mul(gradient, self.lr, out=view)
+        precision = self.trainer.precision_plugin
+        if self.rule.overrides("begin_client"):  # it looks at the client's data at the global parameters
+            work.forward_context = precision.val_step_context
+            with silenced(self.module):
+                self.rule.begin_client(work)
+
+        def loss_of_batch(batch: Any, index: int, size: int) -> Tensor | None:
+            self._loop.expect(batch, size)
+            with precision.train_step_context():
+                return self._calls.training_loss(batch, index)
+
+        self._local.log.install()
+        try:
+            loss = full_gradient(work, self._batches_of(work.client_id), loss_of_batch)
+        finally:
+            self._local.log.remove()
+        self._loop.count_step()
+        work.steps += 1
         return loss
 
-    def measure(self, client: int, index: int, needs: Needs | None = None) -> dict[str, float]:
-        """Loss and accuracy of a client at the bound parameters in round ``index``, as far as they are needed."""
-        with isolated(derive_seed(self.options.seed, "loss", index, client), self.binding.theta.device):
-            try:
-                return self.losses.measure(client, needs or self.needs)
-            finally:
-                self.server.bank.restore()
+    def _batches_of(self, client: int) -> Iterator[tuple[Any, int]]:
+        for batch, size in self.batches.in_order(client):
+            yield self._calls.converted(batch), size
 
-    def tidy(self) -> None:
-        """Puts parameters, buffers and optimizers back to what they were before a client."""
-        self.local.work = None
-        self.binding.bind_global()
-        self.server.bank.restore()
+    def _attack(self, task: ClientTask) -> None:
+        """Puts what a dishonest client sends in place of its update."""
+        attack, client = self._options.attack, task.client_id
+        if attack is not None and client is not None and client in attack.clients:
+            seed = derive_seed(self._options.seed, "attack", task.round, client)
+            attack.replace(self.rows.update(task.index), self.global_params, seed)
+
+    def measure(self, client: int, round: int, needs: Needs) -> dict[str, float]:  # noqa: A002
+        """Loss and accuracy of a client at the bound parameters, as far as ``needs`` names them."""
+        with isolated(derive_seed(self._options.seed, "loss", round, client), self.global_params.device):
+            try:
+                return self._losses.measure(client, needs)
+            finally:
+                self._buffers.restore()
+
+    def restore(self, failed: bool = False) -> None:
+        """Puts parameters, buffers and optimizers back to what they were before a client.
+
+        Args:
+            failed: its training raised, perhaps with parameters frozen by ``toggle_optimizer``.
+        """
+        if failed:
+            self._binding.thaw()
+        self.hooks.work = None
+        self._binding.bind_global()
+        self._buffers.restore()
         self.optimizers.restore()
 
-    # ---- clients that were trained elsewhere or all at once
+    # ---- between clients
 
-    def count(self, steps: int) -> None:
-        """Counts a client's optimizer steps, where :meth:`visit` did not."""
-        self.loop.count_step(steps)
+    @property
+    def in_training(self) -> bool:
+        """Whether a client is in training, or has been and is not yet put away."""
+        return self.hooks.work is not None
 
-    def log(self, calls: Iterable[LogCall]) -> None:
-        """Logs what a client logged, in its order, where :meth:`visit` did not."""
-        self.local.log(calls)
+    def begin_round(self) -> None:
+        """Takes options of optimizers and buffers as every client's starting point of the round."""
+        self._buffers.remember()
+        self.lr, self.momentum = client_learning_rate(self.trainer.optimizers)
+        self.optimizers.begin_round()
+        self.rows.begin_round()
+
+    def follow_optimizers(self) -> bool:
+        """Goes on with the trainer's present optimizers; says whether somebody has replaced them."""
+        trainer = self.trainer
+        if not self.optimizers.follow(trainer.optimizers):
+            return False
+        trainer.optimizers = list(trainer.optimizers)  # Lightning steps with wrappers that it makes of a new list
+        self._local.step.take_optimizer(trainer.optimizers[0])
+        self.lr, self.momentum = client_learning_rate(trainer.optimizers)
+        return True
+
+    def planned_cost(self, task: ClientTask) -> int:
+        """How long a client takes beside others: optimizer steps, or samples where it uploads a full gradient."""
+        return task.num_samples if self._needs.full_gradients else self.planned_steps(task)
+
+    def planned_steps(self, task: ClientTask) -> int:
+        """Optimizer steps that a client is going to take, if it trains to the end."""
+        return 1 if self._needs.full_gradients else self.batches.planned_steps(task.client_id or 0)
+
+    # ---- clients that train on a copy in another process
+
+    @property
+    def counters(self) -> LoopCounters:
+        """The epoch loop's counters."""
+        return self._counters
+
+    @property
+    def carries_client_state(self) -> bool:
+        """Whether training changes state that a copy made in an earlier round does not have."""
+        return self.rule.overrides("commit") or self._options.keep_optimizer
+
+    def record_log(self, log: TrainingLog) -> None:
+        """Lets ``self.log`` in local training go elsewhere."""
+        self._local.log = log
+
+    def round_state(self) -> RoundState:
+        """What another copy needs to know of the round before its first client."""
+        schedulers = [config.scheduler.state_dict() for config in self.trainer.lr_scheduler_configs]
+        return RoundState(
+            self._counters.state(), self._buffers.state(), self.optimizers.options(), schedulers, self.lr, self.momentum
+        )
+
+    def load_round_state(self, state: RoundState, params: Tensor) -> None:
+        """Takes what :meth:`round_state` gave elsewhere, and global parameters ``[n]``."""
+        self.global_params.copy_(params)
+        self._buffers.load_state(state.buffers)
+        self.optimizers.load_options(state.optimizer_options)
+        for config, own in zip(self.trainer.lr_scheduler_configs, state.schedulers, strict=True):
+            config.scheduler.load_state_dict(own)
+        self.lr, self.momentum = state.lr, state.momentum
+
+    def traces_of(self, client: int, before: Counts, logged: list[LogCall], failed: bool) -> ClientTraces:
+        """What a client's training has left behind in this copy, which forgets it.
+
+        Args:
+            client: the client.
+            before: the loop's counters before it.
+            logged: its calls of ``self.log``.
+            failed: its training raised: nothing of it enters a commit.
+        """
+        rule = None if failed else self.rule.take_aside(client)
+        optimizers = None if failed else self.optimizers.take_aside(client)
+        self.optimizers.forget_aside()
+        return ClientTraces(self._counters.counts_since(before), logged, rule, optimizers)
+
+    def replay(self, client: int, traces: ClientTraces) -> None:
+        """Lets everything happen here that happened in another copy."""
+        self._counters.add(traces.counters)
+        replay(self.module, self._local.log, traces.logged, self._loop.expect)
+        if traces.rule is not None:
+            self.rule.put_aside(client, traces.rule)
+        self.optimizers.put_aside(client, traces.optimizers)
+
+    def copied_objects(self) -> dict[str, object]:
+        """What copies of this fit have besides the module, by name, and do not hear about when it changes."""
+        loaders, marks = self.batches.loaders, self._binding.frozen_marks
+        objects: dict[str, object] = {
+            "optimizers": self.trainer.optimizers,
+            "loaders": loaders,
+            "dataset": loaders.dataset,
+            "rule": [self.rule, self._options.attack],
+            "frozen parameters": {name: mark.tolist() for name, mark in marks.items()},
+        }
+        if self._calls.hooked:
+            objects["data module"] = self.trainer.datamodule  # type: ignore[attr-defined]
+        return objects
+
+    def check_frozen(self) -> None:
+        """Makes sure that local training left parameters without gradients alone.
+
+        Raises:
+            ValueError: it did not; names the parameters.
+        """
+        self._binding.check_frozen()

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import qp_cases
 import vector_forms
 from cohort_families import FAMILIES, LAYOUT, rounds_of
-from solvers import qp_cases
 
 from fl_lightning.algorithms import FedFV, FedLF, FedMDFG, FedMGDAPlus
 from fl_lightning.algorithms._shared import common_descent as _common_descent

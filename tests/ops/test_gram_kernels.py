@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from implementations import REFERENCE, every
-from solvers.qp_cases import families, objective, relative_gap
+from qp_cases import families, objective, relative_gap
 
 
 def random_gram(batch, m, n, seed=0):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from implementations import REFERENCE, compiled, every
-from solvers.qp_cases import enumerate_supports, families, gram_of, objective, relative_gap
+from qp_cases import enumerate_supports, families, gram_of, objective, relative_gap
 
 KINDS = tuple(families(np.random.default_rng(0), 1, 5))
 

@@ -2,18 +2,14 @@
 """Device code of ``project_conflicts``, ``min_norm`` and FedHEAL's passes, run on the processor."""
 
 import itertools
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from qp_cases import enumerate_supports, families, objective, relative_gap
 from simt_library import SCHEDULES
 
 from fl_lightning.ops import _reference as reference
-
-sys.path.append(str(Path(__file__).parents[1] / "solvers"))
-from qp_cases import enumerate_supports, families, objective, relative_gap
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 COUNTS = (torch.uint8, torch.int16, torch.int32)

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.papers.adult import load
-from benchmarks.papers.experiment import Case, Experiment, Job, Line, Log
+from benchmarks.papers.experiment import Case, Experiment, Job, Log
 from benchmarks.papers.fcfl import ORIGINAL, RUNS, SEED, SYNTHETIC, Run, execute, starts, trajectory
+from benchmarks.papers.records import Line
 from benchmarks.papers.sources import MissingDataError
 
 ORIGINAL_BY_SEX = (0.129, 0.140)

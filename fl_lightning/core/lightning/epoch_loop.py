@@ -8,14 +8,16 @@ used here.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from fl_lightning.core.lightning.names import TREE, Trainer, lightning_module
-from fl_lightning.core.lightning.round_progress import RoundProgress
+from fl_lightning.core.lightning.contract import check_contract
+from fl_lightning.core.lightning.fast_log import FastLog
+from fl_lightning.core.lightning.names import Trainer, lightning_module
+from fl_lightning.core.lightning.round_progress import RoundPhase, RoundProgress
 
 if TYPE_CHECKING:
     from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
 else:
     _TrainingEpochLoop = lightning_module("loops.training_epoch_loop")._TrainingEpochLoop
     call = lightning_module("trainer.call")
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         # The old validation loop already knows its data source.
         self.val_loop = replaced.val_loop
         self.conductor = conductor
-        self.position = RoundProgress(trainer)
+        self.progress = RoundProgress(trainer)
         self.asked_for_steps = False
         self._accumulating = False
 
@@ -93,7 +93,7 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         """Trains one client; after the last one, takes the server step."""
         if self.restarting:
             # The checkpoint was taken after this round's server step: validation or the end of the epoch is left.
-            self._skip_next_val = self.position.place == "validated"
+            self._skip_next_val = self.progress.phase is RoundPhase.VALIDATED
             if not self._skip_next_val:
                 self.val_loop.batch_progress.total.reset()
             self.val_loop.restarting = False
@@ -125,7 +125,7 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         self.batch_progress.increment_completed()
         if self._num_ready_batches_reached():
             self.conductor.close_round()
-            self.position.place = "aggregated"
+            self.progress.enter(RoundPhase.AGGREGATED)
             for optimizer in trainer.optimizers:
                 optimizer._opt_called = True  # or schedulers warn where clients took no step of this very optimizer
             self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
@@ -179,66 +179,22 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         progress.step.increment_by(steps)
         progress.zero_grad.increment_by(steps)
 
-    # ---- clients in other processes
+    # ---- what local training asks for
 
     @property
     def global_step(self) -> int:
-        """Optimizer steps so far; notes that somebody asked, because clients in other processes cannot be sure."""
+        """Optimizer steps so far; remembers that somebody asked: clients in other processes cannot be sure."""
         self.asked_for_steps = True
         return super().global_step
-
-    def counters(self) -> list[dict[str, int]]:
-        """How often local training has stepped, as Lightning counts it."""
-        return [dict(vars(tracker)) for tracker in self._trackers()]
-
-    def add_counters(self, counters: Sequence[Mapping[str, int]]) -> None:
-        """Adds differences of :meth:`counters`."""
-        for tracker, added in zip(self._trackers(), counters, strict=True):
-            for name, number in added.items():
-                setattr(tracker, name, getattr(tracker, name) + number)
-
-    def _trackers(self) -> list[Any]:
-        automatic = self.automatic_optimization.optim_progress.optimizer
-        progresses = (automatic.step, automatic.zero_grad, self.manual_optimization.optim_step_progress)
-        return [tracker for progress in progresses for tracker in (progress.total, progress.current)]
-
-    def standing(self) -> dict[str, Any]:
-        """Everything that tells how far the fit is, for a copy of the loop in another process."""
-        return {
-            "epochs": self.trainer.fit_loop.epoch_progress.state_dict(),
-            "batches": self.batch_progress.state_dict(),
-            "steps": self.counters(),
-        }
-
-    def stand_at(self, standing: Mapping[str, Any], place: int, steps: int, is_last: bool) -> None:
-        """Brings the counters to where they are when a client of the round trains.
-
-        Args:
-            standing: of another copy of the loop, when the round's first client was about to train.
-            place: the client's place among those that are asked to train or not.
-            steps: optimizer steps since then.
-            is_last: nobody comes after it.
-        """
-        self.trainer.fit_loop.epoch_progress.load_state_dict(standing["epochs"])
-        self.batch_progress.load_state_dict(standing["batches"])
-        self.batch_progress.increment_by(place)
-        self.batch_progress.is_last_batch = is_last
-        for tracker, counts in zip(self._trackers(), standing["steps"], strict=True):
-            vars(tracker).update(counts)
-            tracker.completed += steps
 
     @property
     def batch_size(self) -> int | None:
         """Samples of the batch in training."""
         return self._results.batch_size
 
-    def replace_metrics(self, wrap: Callable[[dict[str, Any]], _T]) -> list[_T]:
-        """Puts others in the places of the trainer's dicts of metrics; returns them."""
-        connector, wrapped = self.trainer._logger_connector, []
-        for name in ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics"):
-            wrapped.append(wrap(getattr(connector, name)))
-            setattr(connector, name, wrapped[-1])
-        return wrapped
+    def fast_log(self) -> FastLog:
+        """``self.log`` for local training, into this loop's results."""
+        return FastLog(self.trainer.lightning_module, self._results)
 
     def leave_validation(self) -> None:
         """Ends a validation that was interrupted: the submodules are in training mode again where they were before."""
@@ -263,16 +219,16 @@ class FederatedEpochLoop(_TrainingEpochLoop):
 
     def on_save_checkpoint(self) -> dict[str, Any]:
         """Lightning's counters, and where in the round they were taken."""
-        return {**super().on_save_checkpoint(), "federated": self.position.state_dict()}
+        return {**super().on_save_checkpoint(), "federated": self.progress.state_dict()}
 
     def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
         """Restores what :meth:`on_save_checkpoint` returned."""
         super().on_load_checkpoint(state_dict)
-        self.position.load_state_dict(state_dict["federated"])
+        self.progress.load_state_dict(state_dict["federated"])
 
     def reset(self) -> None:
         """Starts a round from zero, or keeps the counters of the one being finished."""
-        self.position.release()
+        self.progress.restore_max_steps()
         if self.restarting:
             self.batch_progress.reset_on_restart()
             self.scheduler_progress.reset_on_restart()
@@ -290,43 +246,6 @@ def install(trainer: Trainer, conductor: RoundConductor) -> FederatedEpochLoop:
     loop = FederatedEpochLoop(trainer, conductor, current)
     trainer.fit_loop.epoch_loop = loop
     return loop
-
-
-_CONTRACT: dict[str, tuple[str, ...]] = {
-    "fit_loop": ("epoch_loop", "epoch_progress", "state_dict", "load_state_dict", "_restarting", "_combined_loader"),
-    "fit_loop.epoch_loop": (
-        "val_loop", "batch_progress", "scheduler_progress", "automatic_optimization", "manual_optimization",
-        "_results", "_batches_that_stepped", "_skip_next_val", "_restarting", "_build_kwargs", "update_lr_schedulers",
-        "_num_ready_batches_reached", "_should_check_val_epoch", "restarting", "max_steps",
-        "on_save_checkpoint", "on_load_checkpoint",
-    ),
-    "fit_loop.epoch_loop.automatic_optimization": ("run", "optim_progress"),
-    "fit_loop.epoch_loop.manual_optimization": ("run", "optim_step_progress"),
-    "fit_loop.epoch_loop.val_loop": ("batch_progress", "_results", "restarting", "_on_evaluation_model_train"),
-    "_logger_connector": (
-        "on_batch_start", "on_batch_end", "update_train_step_metrics", "log_metrics", "_callback_metrics",
-        "_logged_metrics", "_progress_bar_metrics", "_first_loop_iter", "_current_fx",
-    ),
-}  # fmt: skip
-
-
-def check_contract(trainer: Trainer) -> None:
-    """Checks that this Lightning still has the private attributes in use.
-
-    Raises:
-        RuntimeError: an attribute is missing; names it, the Lightning version and the supported range.
-    """
-    for path, names in _CONTRACT.items():
-        owner: Any = trainer
-        for part in path.split("."):
-            owner = getattr(owner, part)
-        missing = [name for name in names if not hasattr(owner, name)]
-        if missing:
-            version = lightning_module("").__version__
-            raise RuntimeError(
-                f"{TREE} {version} is not supported: trainer.{path} lacks {missing}; "
-                "fl_lightning was written for lightning 2.5 and 2.6"
-            )
 
 
 def _scalar(value: float) -> Tensor:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -16,11 +18,53 @@ else:
     _ResultCollection = _result._ResultCollection
     _ResultMetric = _result._ResultMetric
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+_T = TypeVar("_T")
 
-if TYPE_CHECKING:
-    pass
+
+class TrainingLog(Protocol):
+    """Takes the place of the module's ``log`` while it is installed."""
+
+    def install(self) -> None:
+        """Shadows the module's ``log``."""
+
+    def remove(self) -> None:
+        """Gives the module its own ``log`` back."""
+
+    def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """See :meth:`lightning.pytorch.LightningModule.log`."""
+
+
+def run_in_hook(module: LightningModule, hook: str, function: Callable[..., _T], *args: Any) -> _T:
+    """Calls a function while ``self.log`` takes itself to be in a hook, such as ``"training_step"``."""
+    attributes = vars(module)  # nn.Module's own way of setting one takes as long as a small operation
+    attributes["_current_fx_name"] = hook
+    try:
+        return function(*args)
+    finally:
+        attributes["_current_fx_name"] = None
+
+
+def current_hook(module: LightningModule) -> str:
+    """The hook that ``self.log`` takes itself to be in."""
+    return str(module._current_fx_name)
+
+
+def replay(module: LightningModule, log: TrainingLog, calls: Iterable[LogCall], expect: Callable[..., None]) -> None:
+    """Logs in this process what local training logged elsewhere.
+
+    Args:
+        module: the module.
+        log: takes the calls.
+        calls: in their order.
+        expect: called with ``None`` and the samples of the batch before each call.
+    """
+    for call in calls:
+        expect(None, call.size)
+        run_in_hook(module, call.fx, _repeat, log, call)
+
+
+def _repeat(log: TrainingLog, call: LogCall) -> None:
+    log(call.name, call.value, *call.args, **call.kwargs)
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 _TREES = ("lightning.pytorch", "pytorch_lightning")
 
-TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-"""Hooks of modules and data modules that a batch passes on its way to the device."""
-
 
 def _choose() -> str:
     wanted = os.environ.get("FL_LIGHTNING_TREE")
@@ -41,7 +38,7 @@ def lightning_module(path: str) -> Any:
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
-    from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+    from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, callbacks
     from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
     from lightning.pytorch.cli import LightningCLI
     from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
@@ -53,8 +50,9 @@ else:
     LightningDataModule = pl.LightningDataModule
     LightningModule = pl.LightningModule
     Trainer = pl.Trainer
-    ModelCheckpoint = lightning_module("callbacks").ModelCheckpoint
-    ProgressBar = lightning_module("callbacks").ProgressBar
+    callbacks = lightning_module("callbacks")
+    ModelCheckpoint = callbacks.ModelCheckpoint
+    ProgressBar = callbacks.ProgressBar
     SingleDeviceStrategy = lightning_module("strategies").SingleDeviceStrategy
     StrategyRegistry = lightning_module("strategies").StrategyRegistry
     RunningStage = lightning_module("trainer.states").RunningStage
@@ -82,6 +80,7 @@ __all__ = [
     "StrategyRegistry",
     "Trainer",
     "TrainerFn",
+    "callbacks",
     "lightning_module",
     "pl",
     "rank_zero_info",

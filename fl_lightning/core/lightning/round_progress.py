@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where in a round a fit is, and how a fit goes on from there.
+"""Where in a round a fit is, and how a fit resumes from there.
 
 A round changes the global model once, in the server step. A checkpoint taken before it belongs to the round's start:
 the round is run again, and sampling, shuffling and every random number derive from (seed, round, client), so it comes
@@ -12,7 +12,8 @@ logged: that is added here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from enum import Enum
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,20 +23,47 @@ from fl_lightning.core.lightning.names import Trainer
 if TYPE_CHECKING:
     from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
-Place = Literal["between", "round", "aggregated", "validated", "epoch_end"]
+
+class RoundPhase(str, Enum):
+    """The phases of a round that a checkpoint can meet."""
+
+    BETWEEN = "between"
+    """No round is open."""
+    TRAINING = "round"
+    """Clients train; the server step is yet to come."""
+    AGGREGATED = "aggregated"
+    """The server step is done; validation may run."""
+    VALIDATED = "validated"
+    """Validation is over."""
+    EPOCH_END = "epoch_end"
+    """Lightning runs the hooks of the epoch's end."""
+
+
+TRANSITIONS: dict[RoundPhase, frozenset[RoundPhase]] = {
+    RoundPhase.BETWEEN: frozenset({RoundPhase.TRAINING, RoundPhase.BETWEEN}),
+    RoundPhase.TRAINING: frozenset({RoundPhase.AGGREGATED}),
+    RoundPhase.AGGREGATED: frozenset({RoundPhase.VALIDATED, RoundPhase.EPOCH_END}),
+    RoundPhase.VALIDATED: frozenset({RoundPhase.EPOCH_END}),
+    RoundPhase.EPOCH_END: frozenset({RoundPhase.TRAINING, RoundPhase.BETWEEN}),
+}
+"""Which phase may follow which.
+
+A fit that is interrupted stays in its phase. :meth:`RoundProgress.resume` then decides what is left of the round.
+"""
+
+_OVER = (RoundPhase.AGGREGATED, RoundPhase.VALIDATED, RoundPhase.EPOCH_END)
 
 
 class RoundProgress:
     """Belongs to the epoch loop, which saves and loads it with its counters.
 
     Attributes:
-        place: ``"between"`` rounds; in a ``"round"`` before its server step; ``"aggregated"`` after it, validation
-            included; ``"validated"``; in the hooks of ``"epoch_end"``.
+        phase: where in the round the fit is.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self.place: Place = "between"
+        self.phase = RoundPhase.BETWEEN
         self._round_start: dict[str, Any] = {}
         self._loaded: dict[str, Any] | None = None
         self._held_max_steps: int | None = None
@@ -44,39 +72,41 @@ class RoundProgress:
     def _loop(self) -> _TrainingEpochLoop:
         return self._trainer.fit_loop.epoch_loop
 
+    def enter(self, phase: RoundPhase) -> None:
+        """Goes on to the next phase.
+
+        Raises:
+            RuntimeError: it cannot follow the present one: Lightning left something out.
+        """
+        if phase not in TRANSITIONS[self.phase]:
+            if self.phase is RoundPhase.TRAINING:
+                raise RuntimeError(
+                    f"round {self._trainer.current_epoch} must train its clients before it ends, and Lightning ended "
+                    "the epoch without: go on from the last checkpoint with a new Trainer"
+                )
+            raise RuntimeError(f"a round's phase {phase.value!r} cannot follow {self.phase.value!r}")
+        self.phase = phase
+
     def open_round(self) -> None:
         """A round begins: remembers all counters."""
-        self.place = "round"
+        self.enter(RoundPhase.TRAINING)
         state = self._trainer.fit_loop.state_dict()
         self._round_start = {
             "progress": {name: value for name, value in state.items() if not name.endswith("state_dict")},
             "batches_that_stepped": self._loop._batches_that_stepped,
         }
 
-    def close_round(self) -> None:
-        """A round ends: makes sure that there was one.
-
-        Raises:
-            RuntimeError: Lightning ended the epoch before the server step.
-        """
-        if self.place == "round":
-            raise RuntimeError(
-                f"round {self._trainer.current_epoch} must train its clients before it ends, and Lightning ended the "
-                "epoch without: go on from the last checkpoint with a new Trainer"
-            )
-        self.place = "epoch_end"
-
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """The place, the counters of the round's start, and the metrics logged so far."""
+        """The phase, the counters of the round's start, and the metrics logged so far."""
         connector = self._trainer._logger_connector
         epoch: Mapping[str, Any] = {}
-        if self.place in ("aggregated", "validated", "epoch_end"):
+        if self.phase in _OVER:
             # Local training is over, so these are what Lightning is going to log at the end of the epoch.
             epoch = self._loop._results.metrics(on_step=False)
         return {
-            "place": self.place,
+            "place": self.phase.value,
             "round_start": self._round_start,
             "metrics": {
                 "callback": _saved(connector._callback_metrics),
@@ -87,37 +117,37 @@ class RoundProgress:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes the place from a checkpoint; :meth:`go_on` does the rest once the trainer is ready."""
+        """Takes the phase from a checkpoint; :meth:`resume` does the rest once the trainer is ready."""
         self._loaded = state
-        self.place, self._round_start = state["place"], state["round_start"]
+        self.phase, self._round_start = RoundPhase(state["place"]), state["round_start"]
 
-    # ---- going on
+    # ---- resuming
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Brings counters and metrics to where the fit can go on; called when a fit has loaded what it loads.
 
         Goes on from a checkpoint, or from an earlier fit of the same trainer, however that ended.
         """
-        self.release()
+        self.restore_max_steps()
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
             self._restore_metrics(loaded["metrics"])
-            if self.place in ("aggregated", "validated"):
+            if self.phase in (RoundPhase.AGGREGATED, RoundPhase.VALIDATED):
                 self._finish_later(loaded["epoch"])
                 return
-            if self.place == "epoch_end":
+            if self.phase is RoundPhase.EPOCH_END:
                 self._finish_epoch(loaded["epoch"])
-        if self.place == "round":
+        if self.phase is RoundPhase.TRAINING:
             self._rewind()
-        elif self.place in ("aggregated", "validated"):
+        elif self.phase in (RoundPhase.AGGREGATED, RoundPhase.VALIDATED):
             # An earlier fit was interrupted in validation. The server step counts, the rest of the epoch is given up.
             for tracker in self._epochs():
                 tracker.processed += 1
             self._loop._batches_that_stepped += 1
-        self._settle()
-        self.place = "between"
+        self._finish_counters()
+        self.phase = RoundPhase.BETWEEN
 
-    def release(self) -> None:
+    def restore_max_steps(self) -> None:
         """Puts ``max_steps`` back; called when the epoch loop starts."""
         if self._held_max_steps is not None:
             self._loop.max_steps, self._held_max_steps = self._held_max_steps, None
@@ -152,7 +182,7 @@ class RoundProgress:
         self._trainer.fit_loop.load_state_dict(dict(start["progress"]))
         self._loop._batches_that_stepped = start["batches_that_stepped"]
 
-    def _settle(self) -> None:
+    def _finish_counters(self) -> None:
         for tracker in self._epochs():
             tracker.ready = tracker.started = tracker.completed = tracker.processed
         # Not through fit_loop.restarting: with max_steps its setter ignores what it is given.

@@ -6,20 +6,14 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from fl_lightning.algorithms.base import ClientRule
-from fl_lightning.core.lightning.names import Callback, lightning_module
-from fl_lightning.executors.base import Executor, Runner
-from fl_lightning.executors.parallel import messages as _wire
+from fl_lightning.core.lightning.inspection import is_profiled, step_hook_of
+from fl_lightning.executors.base import CohortRunner, Executor
+from fl_lightning.executors.parallel import messages
 from fl_lightning.executors.parallel.runner import ParallelRunner
-
-if TYPE_CHECKING:
-    from fl_lightning.training.client_runner import ClientRunner
-
-_STEP_HOOKS = ("on_after_backward", "on_before_backward", "on_before_optimizer_step", "on_before_zero_grad")
+from fl_lightning.training.client_runner import ClientRunner
 
 
 @dataclass(frozen=True)
@@ -49,37 +43,28 @@ class Parallel(Executor):
         if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
             raise ValueError(f"workers of Parallel must be a positive integer, found {number!r}")
 
-    def obstacle(self, bench: ClientRunner) -> str | None:
+    def obstacle(self, clients: ClientRunner) -> str | None:
         """Why nothing can be trained in other processes here."""
-        trainer, rule = bench.trainer, bench.rule
-        device = bench.binding.theta.device
+        trainer, rule, device = clients.trainer, clients.rule, clients.global_params.device
         if device.type != "cpu":
             return f"worker processes train on the CPU, and this fit runs on {device}"
         if sys.platform != "linux":
             return f"worker processes are copies of a running process, which {sys.platform} does not support safely"
-        if type(trainer.profiler) is not lightning_module("profilers").PassThroughProfiler:  # type: ignore[attr-defined]
+        if is_profiled(trainer):
             return "a profiler would not see what happens in worker processes"
-        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        for callback in callbacks:
-            for name in _STEP_HOOKS:
-                if getattr(type(callback), name) is not getattr(Callback, name):
-                    return f"{type(callback).__name__}.{name} would run in worker processes"
-        if not knows_its_traces(rule):
+        hook = step_hook_of(trainer.callbacks)  # type: ignore[attr-defined]
+        if hook is not None:
+            return f"{hook} would run in worker processes"
+        if not rule.trains_in_workers:
             return f"{type(rule).__name__} has a commit but no take_aside that says what it needs from a client's visit"
         return None
 
-    def crew(self, bench: ClientRunner) -> Runner:
+    def runner(self, clients: ClientRunner) -> CohortRunner:
         """Forks when the first client of the first round is asked for."""
-        return ParallelRunner(bench, self.workers or len(os.sched_getaffinity(0)))
+        return ParallelRunner(clients, self.workers or len(os.sched_getaffinity(0)))
 
     def rows(self, number: int, like: Tensor) -> Tensor:
         """Memory that worker processes share."""
         if like.device.type != "cpu":
             return super().rows(number, like)
-        return _wire.shared((number, like.numel()), like.dtype)
-
-
-def knows_its_traces(rule: ClientRule) -> bool:
-    """Whether a rule's ``take_aside`` is as new as its ``commit``."""
-    owners = [name for kind in type(rule).__mro__ for name in ("take_aside", "commit") if name in vars(kind)]
-    return type(rule).commit is ClientRule.commit or "take_aside" in owners[: owners.index("commit") + 1]
+        return messages.shared((number, like.numel()), like.dtype)

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from fl_lightning.executors.parallel import messages as _wire
-from fl_lightning.executors.parallel import process as _processes
+from fl_lightning.executors.parallel import messages, process
 from fl_lightning.executors.parallel.process import WorkerProcess
 from fl_lightning.executors.parallel.worker import STOP, RoundDone
 
@@ -58,21 +57,21 @@ class WorkerPool:
             target(index, channel, reading)
 
         for index in range(self._size):
-            self._workers[index] = worker = _processes.start(
+            self._workers[index] = worker = process.start(
                 lambda channel, index=index: run(index, channel),  # type: ignore[misc]
                 self._workers.values(),
             )
             self._selector.register(worker.channel, selectors.EVENT_READ, index)
 
-    def begin(self, order: object, places: Sequence[int]) -> None:
-        """Sends everybody the order and queues the places.
+    def begin(self, job: object, places: Sequence[int]) -> None:
+        """Sends every worker the job and queues the places.
 
         Raises:
             OSError: a worker is gone.
         """
         self.busy = set(self._workers)
         for worker in self._workers.values():
-            _wire.send(worker.channel, order)
+            messages.send(worker.channel, job)
         numbers = [*places, *[STOP] * len(self._workers)]
         self._waiting = b"".join(number.to_bytes(4, "little", signed=True) for number in numbers)
         self._feed()
@@ -90,13 +89,13 @@ class WorkerPool:
         for key, _ in self._selector.select():
             index = key.data
             try:
-                message = _wire.receive(self._workers[index].channel)
+                message = messages.receive(self._workers[index].channel)
             except (EOFError, OSError):
                 worker = self._workers.pop(index)
                 self._selector.unregister(worker.channel)
                 worker.channel.close()
                 self.busy.discard(index)
-                message = _processes.death(worker)
+                message = process.death(worker)
             if isinstance(message, RoundDone):
                 self.busy.discard(index)
             yield index, message
@@ -107,7 +106,7 @@ class WorkerPool:
         """Ends all workers at once."""
         for worker in self._workers.values():
             self._selector.unregister(worker.channel)
-        _processes.stop(self._workers.values())
+        process.stop(self._workers.values())
         self._workers, self.busy, self._waiting = {}, set(), b""
         if self._queue is not None:
             for descriptor in self._queue:

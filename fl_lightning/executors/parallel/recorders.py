@@ -9,16 +9,15 @@ from typing import Any
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.core.lightning.epoch_loop import FederatedEpochLoop
-from fl_lightning.core.lightning.fast_log import LogCall
+from fl_lightning.core.lightning.fast_log import LogCall, current_hook
 from fl_lightning.core.lightning.names import LightningModule
 
 
 class LogRecorder:
     """Stands in for the module's ``log`` and keeps its calls for the parent."""
 
-    def __init__(self, module: LightningModule, loop: FederatedEpochLoop) -> None:
-        self._module, self._loop = module, loop
+    def __init__(self, module: LightningModule) -> None:
+        self._module = module
         self.calls: list[LogCall] = []
         self.metric = ""
 
@@ -36,8 +35,8 @@ class LogRecorder:
             self.metric = f"logs the metric object {name!r}"
             return
         value = value.detach().clone() if isinstance(value, Tensor) else value
-        fx = str(self._module._current_fx_name)
-        self.calls.append(LogCall(fx, self._loop.batch_size, name, value, args, kwargs))
+        size = self._module.trainer.fit_loop.epoch_loop.batch_size
+        self.calls.append(LogCall(current_hook(self._module), size, name, value, args, kwargs))
 
 
 class WatchedMetrics(dict[str, Any]):

@@ -8,22 +8,19 @@ import weakref
 from collections.abc import Sequence
 from itertools import accumulate
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.core.lightning.epoch_loop import ClientTask
 from fl_lightning.core.lightning.names import Callback, rank_zero_info
-from fl_lightning.executors.base import Runner
-from fl_lightning.executors.parallel import messages as _wire
+from fl_lightning.executors.base import CohortRunner
+from fl_lightning.executors.parallel import messages
 from fl_lightning.executors.parallel.changes import Marks
 from fl_lightning.executors.parallel.pool import WorkerPool, training_order
 from fl_lightning.executors.parallel.worker import STOP, ClientResult, RoundDone, RoundJob, Worker, WorkerReady
-
-if TYPE_CHECKING:
-    from fl_lightning.training.client_runner import ClientRunner
-    from fl_lightning.training.upload import Upload
+from fl_lightning.training.client_runner import ClientRunner
+from fl_lightning.training.upload import Upload
 
 _ATTEMPTS = 3
 
@@ -32,34 +29,33 @@ class WorkerDiedError(RuntimeError):
     """A worker process ended before it had trained a client."""
 
 
-class ParallelRunner(Runner):
+class ParallelRunner(CohortRunner):
     """Lets workers train the clients of a round, and hands over in order what they left behind.
 
     This process trains no client as long as workers can. What they do leaves no trace here before a client's turn, so
     the fit can go on without them at any client.
 
     Args:
-        bench: where clients are trained; every worker has a copy of it.
+        clients: trains single clients; every worker has a copy of it.
         workers: how many.
     """
 
-    def __init__(self, bench: ClientRunner, workers: int) -> None:
-        self._bench, self._workers = bench, min(workers, len(bench.server.rows))
-        self._team = WorkerPool(self._workers)
-        weakref.finalize(self, self._team.stop)
-        self._theta = _wire.shared((bench.binding.theta.numel(),), bench.binding.theta.dtype)
-        self._places = _wire.shared((self._workers,), torch.int64)  # what each worker is at
-        self._image: Marks | None = None  # of what is in the workers' copies
+    def __init__(self, clients: ClientRunner, workers: int) -> None:
+        self._clients, self._workers = clients, min(workers, len(clients.rows))
+        self._pool = WorkerPool(self._workers)
+        weakref.finalize(self, self._pool.stop)
+        self._params = messages.shared(tuple(clients.global_params.shape), clients.global_params.dtype)
+        self._places = messages.shared((self._workers,), torch.int64)  # what each worker is at
+        self._copied: Marks | None = None  # of what is in the workers' copies
         self._warned: dict[str, dict[Any, Any]] = {}
-        callbacks: list[Callback] = bench.trainer.callbacks  # type: ignore[attr-defined]
-        self._meddled = any(_acts_between_clients(callback) for callback in callbacks)
-        self._alone = False
+        callbacks: list[Callback] = clients.trainer.callbacks  # type: ignore[attr-defined]
+        self._changes_between = any(_acts_between_clients(callback) for callback in callbacks)
         self.begin_round([])
 
     @property
     def processes(self) -> list[int]:
         """Ids of the worker processes."""
-        return self._team.processes
+        return self._pool.processes
 
     # ---- rounds
 
@@ -67,7 +63,7 @@ class ParallelRunner(Runner):
         """Workers begin when the first client is asked for."""
         self._tasks, self._costs = list(tasks), [0] * len(tasks)
         self._turn = -1  # place of the client that is being handed over
-        self._outcomes: dict[int, ClientResult] = {}
+        self._results: dict[int, ClientResult] = {}
         self._steps: list[int] = []  # at which clients are expected to begin
         self._under_way, self._failed, self._frozen = False, False, ""
         self._attempts, self._left = 0, len(tasks)  # to train clients whose workers have died
@@ -75,24 +71,24 @@ class ParallelRunner(Runner):
     def train(self, task: ClientTask) -> Upload:
         """Hands over the next client as soon as it is trained."""
         self._turn += 1
-        if self._alone or len(self._tasks) < 2:
-            return self._bench.visit(task)
+        if self.fallback is not None or len(self._tasks) < 2:
+            return self._clients.train(task)
         try:
-            if self._under_way and self._meddled and self._is_stale():
+            if self._under_way and self._changes_between and self._is_stale():
                 self._discard()  # a callback has changed what the remaining clients train on
             if not self._under_way:
                 self._send_out()
-            while self._under_way and self._turn not in self._outcomes:
+            while self._under_way and self._turn not in self._results:
                 self._listen()
         except Exception as error:
-            # No client has failed here, so none may be dropped for it: what clients raise comes with their outcomes.
-            self._go_on_alone(f"{type(error).__name__} between this process and its workers: {error}")
+            # No client has failed here, so none may be dropped for it: what clients raise comes with their results.
+            self._fall_back(f"{type(error).__name__} between this process and its workers: {error}")
         except BaseException:
             self._discard()
             raise
         if not self._under_way:
-            return self._bench.visit(task)
-        return self._accept(task, self._outcomes.pop(self._turn))
+            return self._clients.train(task)
+        return self._accept(task, self._results.pop(self._turn))
 
     def end_round(self) -> None:
         """Waits until all workers are idle.
@@ -101,7 +97,7 @@ class ParallelRunner(Runner):
             ValueError: parameters without gradients changed in a worker.
         """
         self._turn = len(self._tasks)
-        while self._under_way and self._team.busy:
+        while self._under_way and self._pool.busy:
             self._listen()
         self._under_way = False
         if self._frozen:
@@ -112,133 +108,118 @@ class ParallelRunner(Runner):
         self._discard()
 
     def _discard(self) -> None:
-        self._team.stop()
-        self._outcomes, self._under_way = {}, False
+        self._pool.stop()
+        self._results, self._under_way = {}, False
 
     # ---- work out
 
     def _send_out(self) -> None:
         """Lets workers begin with the client whose turn it is and those after it."""
-        bench, first = self._bench, self._turn
-        image = self._present()
-        carries = type(bench.rule).commit is not ClientRule.commit or bench.options.keep_client_optimizers
-        if carries or self._image is None or self._image.changes(image):
-            self._team.stop()
-        self._image = image
-        self._theta.copy_(bench.binding.theta)
-        planned = [bench.local.planned_steps(task.client_id or 0) for task in self._tasks]
-        full = bench.needs.full_gradients
-        self._costs = [task.num_samples for task in self._tasks] if full else planned
-        self._steps = list(accumulate([1] * len(planned[first:]) if full else planned[first:], initial=0))
-        begin = bench.loop.global_step
-        order = RoundJob(
-            self._tasks, first, self._steps, bench.loop.standing(), len(bench.server.rows) - 1,
-            bench.server.bank.state(), bench.optimizers.options(),
-            [config.scheduler.state_dict() for config in bench.trainer.lr_scheduler_configs],
-            bench.lr, bench.momentum,
-        )  # fmt: skip
-        self._order = order
-        self._begin = begin
+        clients, first = self._clients, self._turn
+        present = self._present()
+        if clients.carries_client_state or self._copied is None or self._copied.changes(present):
+            self._pool.stop()
+        self._copied = present
+        self._params.copy_(clients.global_params)
+        self._costs = [clients.planned_cost(task) for task in self._tasks]
+        planned = [clients.planned_steps(task) for task in self._tasks[first:]]
+        self._steps = list(accumulate(planned, initial=0))
+        self._begin = clients.counters.global_step
+        last = len(clients.rows) - 1
+        self._job = RoundJob(self._tasks, first, self._steps, last, clients.round_state())
         self._hand_out(range(first, len(self._tasks)))
         self._under_way = True
 
     def _hand_out(self, places: Sequence[int]) -> None:
         places = [places[i] for i in training_order([self._costs[place] for place in places], self._workers)]
         self._places.fill_(STOP)
-        if self._team:
+        if self._pool:
             try:
-                self._team.begin(self._order, places)
+                self._pool.begin(self._job, places)
                 return
             except OSError:
                 pass  # somebody has died since the last round
-        self._team.start(self._run)
-        self._team.begin(self._order, places)
+        self._pool.start(self._run)
+        self._pool.begin(self._job, places)
 
     def _run(self, index: int, channel: Connection, queue: int) -> None:
-        Worker(self._bench, self._theta, self._places[index : index + 1], channel, queue).serve()
+        Worker(self._clients, self._params, self._places[index : index + 1], channel, queue).serve()
 
     def _present(self) -> Marks:
         """What workers have copies of and do not hear about."""
-        bench, marks = self._bench, Marks()
-        marks.add_module(bench.module, metrics=False)
-        marks.add_structure(bench.module)
-        marks.add("optimizers", bench.trainer.optimizers)
-        marks.add("loaders", bench.loaders)
-        marks.add("dataset", bench.loaders.dataset)
-        if bench.local.hooked:
-            marks.add("data module", bench.data)
-        marks.add("rule", [bench.rule, bench.options.attack])
-        marks.add("frozen parameters", {name: mark.tolist() for name, mark in bench.binding.frozen_marks.items()})
+        module, marks = self._clients.module, Marks()
+        marks.add_module(module, metrics=False)
+        marks.add_structure(module)
+        for name, value in self._clients.copied_objects().items():
+            marks.add(name, value)
         return marks
 
     def _is_stale(self) -> bool:
-        moved = not torch.equal(self._theta, self._bench.binding.theta)
-        return moved or self._image is None or bool(self._image.changes(self._present()))
+        moved = not torch.equal(self._params, self._clients.global_params)
+        return moved or self._copied is None or bool(self._copied.changes(self._present()))
 
     # ---- work in
 
     def _listen(self) -> None:
         """Waits for one message or more."""
-        for index, message in self._team.messages():
+        for index, message in self._pool.messages():
             if isinstance(message, WorkerReady):
                 if message.obstacle:
-                    self._go_on_alone(f"worker processes cannot train here ({message.obstacle})")
+                    self._fall_back(f"worker processes cannot train here ({message.obstacle})")
             elif isinstance(message, RoundDone):
                 self._frozen = self._frozen or message.frozen
             elif not isinstance(message, ClientResult):
-                self._mourn(index, message)
+                self._fail_client_of(index, message)
             elif message.changed:
-                self._go_on_alone(f"{type(self._bench.module).__name__} {message.changed}")
+                self._fall_back(f"{type(self._clients.module).__name__} {message.changed}")
             else:
-                self._outcomes[message.place] = message
+                self._results[message.place] = message
             if not self._under_way:
                 return
-        if self._team.busy:
+        if self._pool.busy:
             return
-        left = [place for place in range(max(self._turn, 0), len(self._tasks)) if place not in self._outcomes]
+        left = [place for place in range(max(self._turn, 0), len(self._tasks)) if place not in self._results]
         if left:  # with somebody who has died
             self._attempts = self._attempts + 1 if len(left) == self._left else 0
             self._left = len(left)
             if self._attempts > _ATTEMPTS:
                 raise WorkerDiedError(f"worker processes end before they train a client, {_ATTEMPTS} times in a row")
-            self._team.stop()
+            self._pool.stop()
             self._hand_out(left)
 
-    def _mourn(self, index: int, end: str) -> None:
+    def _fail_client_of(self, index: int, end: str) -> None:
         """A worker has died: its client has failed, the others go on."""
         place = int(self._places[index])
-        if place != STOP and place >= self._turn and place not in self._outcomes:
-            self._outcomes[place] = ClientResult(place, error=WorkerDiedError(f"its worker process {end}"))
+        if place != STOP and place >= self._turn and place not in self._results:
+            self._results[place] = ClientResult(place, error=WorkerDiedError(f"its worker process {end}"))
 
-    def _go_on_alone(self, reason: str) -> None:
+    def _fall_back(self, reason: str) -> None:
         """Trains this client and all that follow in this process; those handed over have left no such trace."""
         self._discard()
-        self._alone, self._bench.detour = True, reason
+        self.fallback = reason
         rank_zero_info(f"Parallel trains this fit's clients one after the other from now on: {reason}")
 
-    def _accept(self, task: ClientTask, outcome: ClientResult) -> Upload:
+    def _accept(self, task: ClientTask, result: ClientResult) -> Upload:
         """Lets everything happen here that happened in the worker."""
-        bench = self._bench
-        if outcome.asked and bench.loop.global_step != self._begin + self._steps[self._turn - self._order.first]:
+        clients = self._clients
+        if result.asked and clients.counters.global_step != self._begin + self._steps[self._turn - self._job.first]:
             # The client has seen another number of steps than there are.
             if not self._failed:
-                self._go_on_alone(
+                self._fall_back(
                     "training looks at global_step, which nobody knows before the clients before have trained"
                 )
-            return bench.visit(task)
-        for text, category, filename, line in outcome.warned:
+            return clients.train(task)
+        for text, category, filename, line in result.warned:
             warnings.warn_explicit(text, category, filename, line, registry=self._warned.setdefault(filename, {}))
-        if outcome.counters:  # a worker that died has told nothing
-            bench.loop.add_counters(outcome.counters)
-        bench.log(outcome.logged)
-        if outcome.error is not None:
-            self._failed = True
-            raise outcome.error from (_WorkerError(outcome.trace) if outcome.trace else None)
-        assert outcome.arrival is not None
         assert task.client_id is not None
-        bench.rule.put_aside(task.client_id, outcome.aside or {})
-        bench.optimizers.put_aside(task.client_id, outcome.optimizers)
-        return outcome.arrival
+        if result.traces is not None:  # a worker that died has told nothing
+            clients.replay(task.client_id, result.traces)
+        if result.error is not None:
+            self._failed = True
+            raise result.error from (_WorkerError(result.trace) if result.trace else None)
+        assert result.upload is not None
+        clients.rows.received(task.index)
+        return result.upload
 
 
 class _WorkerError(Exception):

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from fl_lightning.data.client_loaders import ClientLoaders
-from fl_lightning.training.local_plan import LocalPlan
+from fl_lightning.training.local_options import limited
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,7 @@ class EvaluationLoader:
 
     def __init__(self, loaders: ClientLoaders, limit: int | float) -> None:
         self.loaders = loaders
-        plan = LocalPlan(epochs=1, steps=None, limit=limit, seed=0)
-        self._counts = [plan.batches(loaders.num_batches(client)) for client in range(len(loaders))]
+        self._counts = [limited(limit, loaders.num_batches(client)) for client in range(len(loaders))]
         self.cursor: Cursor | None = None
 
     def __len__(self) -> int:

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory that a fit needs beside the module, for the line that is logged at its start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fl_lightning.algorithms.base import ClientRule, Federation, ServerRule
+
+
+def memory_plan(
+    federation: Federation,
+    rules: Iterable[ServerRule | ClientRule],
+    buffers: int,
+    server_optimizer: bool,
+    keeps_client_optimizers: bool,
+) -> str:
+    """Lists what a fit allocates, in bytes.
+
+    Args:
+        federation: clients, layout and dtype; its cohort size is known.
+        rules: both halves of the method.
+        buffers: bytes of one copy of the module's buffers.
+        server_optimizer: there is one; counted with two numbers per parameter.
+        keeps_client_optimizers: every client's optimizer state is kept, likewise.
+    """
+    rows, clients = federation.cohort_size or 0, federation.num_clients
+    columns = federation.layout.numel
+    params = columns * federation.dtype.itemsize
+    parts = {"global parameters": params, f"update matrix ({rows} x {columns})": rows * params}
+    for rule in rules:
+        parts |= rule.memory(federation, rows)
+    if buffers > 0:
+        parts[f"buffers ({rows + 1} copies)"] = (rows + 1) * buffers
+    if server_optimizer:
+        parts["server optimizer (up to)"] = 2 * params
+    if keeps_client_optimizers:
+        parts[f"client optimizers (up to, {clients} clients)"] = 2 * clients * params
+    return ", ".join(f"{name} {size:,} B" for name, size in parts.items())

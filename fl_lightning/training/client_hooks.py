@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the client rule does inside local steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from fl_lightning.algorithms.base import ClientRule, LocalWork
+from fl_lightning.algorithms.features import FeatureRecorder
+
+
+class ClientHooks:
+    """Calls the client rule before a batch, on its loss, and before the optimizer steps.
+
+    The lean path calls these itself; on Lightning's full path the strategy does, from the hooks that Lightning gives
+    it. Without a client in training they change nothing.
+
+    Args:
+        module: the module in training.
+        rule: the client rule.
+
+    Attributes:
+        work: the client in training, or ``None``.
+        index: place of the present batch; Lightning hides it from a ``training_step`` that does not ask.
+    """
+
+    def __init__(self, module: nn.Module, rule: ClientRule) -> None:
+        self._rule = rule
+        self._changes_loss = rule.overrides("loss_term", "loss_weight")
+        self._begins = rule.overrides("begin_batch")
+        self._corrects = rule.overrides("correct_gradients")
+        self._features = FeatureRecorder(module) if rule.needs.features else None
+        self.work: LocalWork | None = None
+        self.index = 0
+
+    def install(self) -> None:
+        """Local training begins."""
+        if self._features is not None:
+            self._features.install()
+
+    def remove(self) -> None:
+        """Local training is over."""
+        if self._features is not None:
+            self._features.remove()
+
+    def begin_batch(self, batch: Any) -> None:
+        """Tells the client rule that the module is about to see a batch."""
+        if self.work is None:
+            return
+        if self._features is not None:
+            self._features.forget()
+        if self._begins:
+            self._rule.begin_batch(self.work, batch, self.index)
+
+    def add_loss_term(self, loss: Tensor, batch: Any) -> Tensor:
+        """Weighs a batch's loss and adds the client rule's term to it."""
+        if not self._changes_loss or self.work is None:
+            return loss
+        term = self._rule.loss_term(self.work, batch, self.index)
+        weight = self._rule.loss_weight(self.work)
+        loss = loss if weight == 1 else weight * loss
+        return loss if term is None else loss + term
+
+    def before_optimizer_step(self) -> None:
+        """Counts the step and lets the client rule correct the gradients."""
+        if self.work is None:
+            return
+        if self._corrects:
+            for parameter in self.work.parameters:
+                if parameter.grad is not None and parameter.grad.is_sparse:
+                    parameter.grad = parameter.grad.to_dense()  # corrections are nowhere zero
+            self._rule.correct_gradients(self.work)
+        self.work.steps += 1

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One local step, in two ways that give the same weights: through Lightning's optimization, or without its hooks."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fl_lightning.core.lightning.epoch_loop import FederatedEpochLoop
+from fl_lightning.training.client_hooks import ClientHooks
+from fl_lightning.training.fast_sgd import FastSGD
+from fl_lightning.training.module_calls import ModuleCalls
+
+
+class LocalStep(Protocol):
+    """Takes one step on a batch."""
+
+    def __call__(self, batch: Any, index: int, size: int, is_last: bool) -> tuple[Tensor | None, bool]:
+        """Takes the step.
+
+        Args:
+            batch: as it came from the loader.
+            index: its place in this pass over the client's data.
+            size: its samples.
+            is_last: the client's pass ends with it.
+
+        Returns:
+            The detached loss (``None`` if the module gave none), and whether a hook asked the client to stop.
+        """
+
+    def take_optimizer(self, optimizer: Optimizer) -> None:
+        """Steps with another optimizer from now on."""
+
+
+class LightningStep:
+    """Runs every hook that Lightning runs for a batch; the strategy calls the client's hooks in between.
+
+    Args:
+        loop: the epoch loop.
+    """
+
+    def __init__(self, loop: FederatedEpochLoop) -> None:
+        self._loop = loop
+
+    def __call__(self, batch: Any, index: int, size: int, is_last: bool) -> tuple[Tensor | None, bool]:
+        """See :class:`LocalStep`."""
+        return self._loop.local_step(batch, index, size, is_last)
+
+    def take_optimizer(self, optimizer: Optimizer) -> None:
+        """Lightning steps with the trainer's."""
+
+
+class LeanStep:
+    """Does the same arithmetic without the hooks, for fits in which nothing overrides them.
+
+    Args:
+        loop: the epoch loop, which counts the step.
+        calls: how the module takes a batch.
+        hooks: what the client rule does.
+        optimizer: the trainer's only optimizer.
+    """
+
+    def __init__(self, loop: FederatedEpochLoop, calls: ModuleCalls, hooks: ClientHooks, optimizer: Optimizer) -> None:
+        self._loop, self._calls, self._hooks = loop, calls, hooks
+        self.take_optimizer(optimizer)
+
+    def __call__(self, batch: Any, index: int, size: int, is_last: bool) -> tuple[Tensor | None, bool]:
+        """See :class:`LocalStep`."""
+        hooks, calls, optimizer = self._hooks, self._calls, self._optimizer
+        batch = calls.to_device(batch)
+        self._loop.expect(batch, size)
+        hooks.begin_batch(batch)
+        loss = calls.training_loss(batch, index)
+        if loss is not None:
+            loss = hooks.add_loss_term(loss, batch)
+        optimizer.zero_grad()
+        if loss is not None:
+            torch.autograd.backward(loss)
+        hooks.before_optimizer_step()
+        optimizer.step()
+        self._loop.count_step()
+        return (None if loss is None else loss.detach()), False
+
+    def take_optimizer(self, optimizer: Optimizer) -> None:
+        """Steps with another optimizer from now on."""
+        self._optimizer = FastSGD(optimizer)

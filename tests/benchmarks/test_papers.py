@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runner of the papers' tables, on a little noise in place of images."""
+
+import gzip
+import json
+import queue
+import sys
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+import fl_lightning as fl
+from benchmarks.papers import __main__ as program
+from benchmarks.papers.catalog import EXPERIMENTS
+from benchmarks.papers.experiment import Case, Experiment, Job, Log
+from benchmarks.papers.federated import FederatedCase, Training
+from benchmarks.papers.networks import Pixels, SoftmaxRegression, mlp
+from benchmarks.papers.records import pack, read, slug
+from benchmarks.papers.report import draw_curves, final, gather, tables
+from benchmarks.papers.runner import work
+from benchmarks.papers.sources import FASHION, MissingDataError
+from benchmarks.papers.tables.fedlf import AFLByPlace
+from benchmarks.papers.tables.fedlf_variants import Fragments
+from benchmarks.papers.tasks import Classes, Domains, Images
+from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.updates import UpdateMatrix
+
+ORIGIN = {"commit": "c0ffee", "fl_lightning": "0", "torch": "1", "lightning": "2", "python": "3"}
+
+
+def write_idx(path, tensor):
+    head = bytes([0, 0, 8, tensor.dim()]) + b"".join(size.to_bytes(4, "big") for size in tensor.shape)
+    path.write_bytes(head + tensor.numpy().tobytes())
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A folder with a very small Fashion-MNIST."""
+    folder = tmp_path / "data" / "FashionMNIST" / "raw"
+    folder.mkdir(parents=True)
+    torch.manual_seed(0)
+    for half, size in (("train", 200), ("t10k", 100)):
+        labels = (torch.arange(size) % 10).byte()
+        images = (torch.rand(size, 28, 28) * 100 + labels[:, None, None] * 15).byte()
+        write_idx(folder / f"{half}-images-idx3-ubyte", images)
+        write_idx(folder / f"{half}-labels-idx1-ubyte", labels)
+    return tmp_path / "data"
+
+
+def case_of(**changes):
+    case = FederatedCase(
+        "Pat-2: FedLF",
+        Images(FASHION, fl.data.Pathological(10, 2)),
+        mlp,
+        fl.algorithms.FedLF,
+        Training(3, 10),
+        rounds=5,
+        every=2,
+        published={"mean": 0.5},
+    )
+    return replace(case, **changes)
+
+
+def job_of(case, root, out, rounds, seed=0):
+    return Job("trial", case.name, seed, rounds, root, out, "cpu", ORIGIN)
+
+
+def execute(case, job):
+    case.execute(job, Log(job))
+    return [{**line, "seconds": 0} for line in read(job.lines)]
+
+
+@pytest.mark.parametrize("packing", [False, True], ids=["own file", "packed"])
+def test_a_run_that_was_killed_writes_what_an_uninterrupted_one_does(root, tmp_path, packing):
+    case = case_of()
+    whole = execute(case, job_of(case, root, tmp_path / "a", 5))
+    assert [line["round"] for line in whole] == [2, 4, 5]
+    assert not job_of(case, root, tmp_path / "a", 5).checkpoint.exists(), "complete"
+
+    stopped = job_of(case, root, tmp_path / "b", 4)
+    assert execute(case, stopped) == whole[:2]
+    with stopped.lines.open("a") as file:  # a line after the last checkpoint, and half of one
+        file.write(json.dumps({**whole[2], "mean": -1.0}) + "\n" + json.dumps(whole[2])[:30])
+    assert stopped.checkpoint.exists()
+    if packing:
+        pack(tmp_path / "b", "trial")
+        assert not stopped.lines.exists()
+    assert execute(case, job_of(case, root, tmp_path / "b", 5)) == whole
+    line = whole[-1]
+    assert 0 <= line["min"] <= line["mean"] <= line["max"] <= 1
+    assert len(line["clients"]) == 10
+    assert line["per_round_conflicts"] == line["per_round_block_conflicts"] == 0
+    assert line["commit"] == "c0ffee"
+    assert execute(case, job_of(case, root, tmp_path / "c", 5, seed=1))[-1]["clients"] != line["clients"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"task": Images(FASHION, fl.data.Dirichlet(10, 0.1, min_size=10), merged=True)},
+        {"task": Classes(FASHION, (6, 2, 0)), "training": Training(1.0, 1000)},
+        {
+            "task": Classes(FASHION, (6, 2, 0), recorded=True),
+            "training": Training(1.0, 1000),
+            "network": SoftmaxRegression,
+            "classes": 3,
+        },
+        {"rule": partial(fl.algorithms.Ditto, 0.1)},
+        {"rule": fl.algorithms.FedHEAL, "client": fl.algorithms.SCAFFOLD},
+        {"attack": lambda seed: fl.attacks.ZeroUpdates((0, 1))},
+    ],
+    ids=["merged", "classes", "recorded", "Ditto", "FedHEAL with SCAFFOLD", "attack"],
+)
+def test_kinds_of_cases(root, tmp_path, changes):
+    case = case_of(rounds=1, **changes)
+    case.check(root)
+    (line,) = execute(case, job_of(case, root, tmp_path / "out", 1))
+    assert 0 <= line["mean"] <= 1
+    assert len(line["clients"]) == (3 if "training" in changes else 10)
+    assert ("personal_mean" in line) == (case.name == "Ditto" or "Ditto" in str(changes))
+
+
+def test_merged_data_and_classes(root):
+    merged = Images(FASHION, fl.data.Pathological(10, 2), merged=True).federate(root, 0, 10)
+    train, kept = merged.train_dataloader(), merged.val_dataloader()
+    assert int(train.sizes.sum() + kept.sizes.sum()) == 300
+    assert 35 <= int(kept.sizes.sum()) <= 50
+    assert not set(train.indices(3).tolist()) & set(kept.indices(3).tolist())
+    three = Classes(FASHION, (6, 2, 0)).federate(root, 0, 1000)
+    assert three.client_sizes.tolist() == [20, 20, 20]
+    images = FASHION.load(root).train
+    shirts = images.tensors[0][images.tensors[1] == 6]
+    batch, _ = next(three.train_dataloader().batches(0, seed=None))
+    assert torch.equal(batch[0], shirts)
+    recorded = Classes(FASHION, (6, 2, 0), recorded=True).federate(root, 0, 1000)
+    assert recorded.client_sizes.tolist() == [24, 24, 24], "80 % of 30"
+    assert recorded.val_dataloader().sizes.tolist() == [3, 3, 3]
+    pixels = torch.cat([batch[0] for client in range(3) for batch, _ in loader_batches(recorded, client)])
+    raw = images.tensors[0].float()
+    middle = (raw[images.tensors[1] == 2].mean() - raw.mean()) / raw.std()
+    assert abs(pixels[24:48].mean() - middle) < 0.1
+
+
+def test_tests_of_equal_size_leave_training_as_it_is(root):
+    partition = fl.data.Dirichlet(10, 0.3, min_size=5)
+    plain, own = (Images(FASHION, partition, tests=size).federate(root, 3, 10) for size in (0, 10))
+    for data in (plain, own):
+        data.setup("fit")
+    counts = plain.label_counts()
+    tests = own.val_dataloader()
+    assert torch.equal(own.label_counts(), counts)
+    assert all(torch.equal(plain.train_dataloader().indices(i), own.train_dataloader().indices(i)) for i in range(10))
+    assert tests.sizes.tolist() == [10] * 10
+    images = FASHION.load(root).test.tensors[0].flatten(1).tolist()
+    for client in range(10):
+        (batch, _), *rest = tests.batches(client, seed=None)
+        drawn = torch.bincount(batch[1], minlength=10)
+        assert not rest
+        assert (drawn - 10 * counts[client] / counts[client].sum()).abs().max() < 1
+        chosen = [images.index(image) for image in batch[0].flatten(1).tolist()]
+        assert len(set(chosen)) == 10
+
+
+def loader_batches(data, client):
+    return data.train_dataloader().batches(client, seed=None)
+
+
+def test_domains_are_tested_whole_and_once(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    names = ("amazon", "caltech10")
+    for number, name in enumerate(names):
+        for label in ("bike", "mug"):
+            folder = tmp_path / "OfficeCaltech10" / name / label
+            folder.mkdir(parents=True)
+            for i in range(10):
+                image.new("RGB", (30, 20), (100 * number + i,) * 3).save(folder / f"{i}.jpg")
+    task = Domains(names, each=2, share=0.25, side=8, train=16, test=8)
+    data = task.federate(tmp_path, 0, 4)
+    assert data.client_sizes.tolist() == [4, 4, 4, 4]
+    held = data.val_dataloader()
+    assert held.sizes.tolist() == [4, 0, 4, 0], "two of ten images per class, all with the domain's first client"
+    means = [batch[0].float().mean((1, 2, 3)) for client in range(4) for batch, _ in held.batches(client, seed=None)]
+    assert (means[0] < 50).all()
+    assert (means[1] > 90).all()
+    (tmp_path / "OfficeCaltech10" / "amazon").rename(tmp_path / "elsewhere")
+    with pytest.raises(MissingDataError, match="Office-Caltech-10 is needed: --data-root must be a folder"):
+        task.check(tmp_path)
+
+
+def test_pixels():
+    images = torch.tensor([[[[0, 255]]]], dtype=torch.uint8)
+    assert Pixels(torch.nn.Identity())(images).tolist() == [[[[0.0, 1.0]]]]
+    assert Pixels(torch.nn.Identity(), (0.5,), (0.25,))(images).tolist() == [[[[-2.0, 2.0]]]]
+    flipping = Pixels(torch.nn.Identity(), flip=True)
+    seen = {tuple(flipping(images).flatten().tolist()) for _ in range(40)}
+    assert seen == {(0.0, 1.0), (1.0, 0.0)}
+    assert flipping.eval()(images).flatten().tolist() == [0.0, 1.0]
+
+
+def test_fragments_have_no_conflicts():
+    rule, layout = Fragments(3), fl.ParamLayout.from_sizes([50, 40])
+    rule.begin_fit(fl.algorithms.Federation(4, layout, torch.device("cpu"), torch.float32))
+    rows = torch.randn(4, 90, generator=torch.Generator().manual_seed(0))
+    cohort = fl.Cohort(
+        params=torch.zeros(90),
+        updates=fl.UpdateMatrix(rows, layout),
+        losses=torch.arange(1.0, 5.0),
+        sizes=torch.ones(4),
+        client_ids=(0, 1, 2, 3),
+        round=0,
+    )
+    step = rule.aggregate(cohort)
+    for piece in range(3):
+        part = slice(30 * piece, 30 * piece + 30)
+        assert (rows[:, part] @ step[part] >= 0).all()
+
+
+def made_up(out):
+    case = case_of(published={"mean": 0.8, "angle": 0.1}, rounds=20)
+    other = case_of(name="Pat-2: FedAvg", published={"mean": 0.7})
+    trial = Experiment("trial", "Title", (case, other), last=2, deviations=("Less of all.",))
+    for seed, offset in ((0, 0.0), (3, 0.02)):
+        job = job_of(case, out, out, 20, seed)
+        log = Log(job)
+        log.cut(0)
+        for rounds, mean in ((5, 0.1), (10, 0.8), (15, 0.82)):
+            log.write(rounds, {"mean": mean + offset, "angle": 0.2}, 60.0)
+    return trial
+
+
+def test_report(tmp_path):
+    trial = made_up(tmp_path)
+    text = tables(trial, tmp_path)
+    assert "| FedLF | 0.820 ± 0.014 | 0.800 | +0.020 | 0.200 ± 0.000 | 0.100 | +0.100 | 15 of 20 | 0, 3 | 1.0 |" in text
+    assert final(read(job_of(trial.cases[0], tmp_path, tmp_path, 20).lines), "mean", 3) == 0.81, "not the first half"
+    assert "- Less of all." in text
+    assert "Not run (Pat-2): FedAvg." in text
+    assert "at c0ffee" in text
+    unknown = replace(trial, metrics=("mean", "kept"))
+    assert "| FedLF | 0.820 ± 0.014 | 0.800 | +0.020 |  | 15 of 20" in tables(unknown, tmp_path)
+    cut = tables(trial, tmp_path, rounds=10)
+    assert "| FedLF | 0.810 ± 0.014 | 0.800 | +0.010 | 0.200 ± 0.000 | 0.100 | +0.100 | 10 of 20 | 0, 3 | 1.0 |" in cut
+    assert "Not run for 16 rounds (Pat-2): FedLF, FedAvg." in tables(trial, tmp_path, rounds=16)
+    draw_curves(gather(trial, tmp_path), tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 5000
+
+
+class Broken(Case):
+    name, rounds, seeds, published = "broken", 1, (0,), {}
+
+    def check(self, root):
+        pass
+
+    def cost(self, rounds):
+        return 1.0
+
+    def execute(self, job, log):
+        raise ValueError("no luck")
+
+
+def test_a_failure_is_reported(tmp_path):
+    messages = queue.Queue()
+    job = job_of(Broken(), tmp_path, tmp_path, 1)
+    work(Broken(), job, messages)
+    name, done, said = messages.get_nowait()
+    assert (name, done) == ("trial/broken, seed 0", -1)
+    assert "no luck" in said
+
+
+def command(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["papers", *map(str, arguments)])
+    program.main()
+
+
+def test_run_skip_and_report(tmp_path, monkeypatch, capsys):
+    run = (
+        "run",
+        "fcfl-synthetic",
+        "--data-root",
+        tmp_path,
+        "--only",
+        "violating: l2 <= 0.8",
+        "--out",
+        tmp_path / "out",
+    )
+    command(monkeypatch, *run)
+    said = capsys.readouterr().out
+    assert "1 runs to do, about" in said
+    assert "[1/1 runs" in said
+    packed = (tmp_path / "out" / "fcfl-synthetic.jsonl.xz").read_bytes()
+    assert not list((tmp_path / "out").glob("*/*.jsonl"))
+    command(monkeypatch, *run)
+    assert "0 runs to do" in capsys.readouterr().out
+    command(monkeypatch, "pack", "--out", tmp_path / "out")
+    assert (tmp_path / "out" / "fcfl-synthetic.jsonl.xz").read_bytes() == packed
+    command(monkeypatch, "report", "fcfl-synthetic", "--out", tmp_path / "out")
+    assert "| l2 <= 0.8 | 0.412 | 0.412 |" in capsys.readouterr().out
+    written = {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.*")}
+    assert set(written) == {"fcfl-synthetic.jsonl.xz", "fcfl-synthetic.md", "fcfl-synthetic.png"}
+    command(monkeypatch, "report", "fcfl-synthetic", "--rounds", 5000, "--out", tmp_path / "out")
+    assert "Not run for 5000 rounds" in capsys.readouterr().out
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.*")} == written
+
+
+@pytest.mark.parametrize("name", ["fedlf-table1", "fedlf-table2", "fedheal", "fcfl-adult"])
+def test_missing_data_gives_one_sentence(tmp_path, monkeypatch, name):
+    with pytest.raises(SystemExit, match=r"is needed: --data-root must be a folder that holds .*, found") as stop:
+        command(monkeypatch, "run", name, "--data-root", tmp_path, "--out", tmp_path)
+    assert "\n" not in str(stop.value)
+
+
+def test_compressed_files_alone_are_missing_data(root):
+    for path in (root / "FashionMNIST" / "raw").iterdir():
+        with gzip.open(f"{path}.gz", "wb") as file:
+            file.write(path.read_bytes())
+        path.unlink()
+    with pytest.raises(MissingDataError, match="Fashion-MNIST is needed"):
+        FASHION.load(root)
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)
+def test_every_case_can_be_made(experiment):
+    assert len({slug(case.name) for case in experiment.cases}) == len(experiment.cases)
+    for case in experiment.cases:
+        assert case.seeds
+        assert set(case.published) <= set(experiment.metrics)
+        if isinstance(case, FederatedCase):
+            assert isinstance(case.rule(), fl.algorithms.ServerRule)
+            if case.client is not None:
+                fl.FederatedStrategy(case.rule(), client=case.client())
+            images = torch.zeros(2, *case.task.shape, dtype=torch.uint8)
+            if case is experiment.cases[0]:
+                assert case.network()(images).shape == (2, case.classes)
+
+
+def test_two_cases_of_one_name_are_refused():
+    with pytest.raises(ValueError, match="names of their own"):
+        Experiment("twice", "", (case_of(), case_of(name="pat 2 fedlf")))
+
+
+def test_weights_by_place_stay_where_they_are_when_others_come():
+    rule = AFLByPlace(0.5)
+
+    def second_round(clients):
+        rule.reset()
+        for ids, losses in (((7, 3), (2.0, 1.0)), (clients, (1.0, 1.0))):
+            updates = UpdateMatrix(torch.eye(2), ParamLayout.from_sizes([2]))
+            cohort = fl.Cohort(torch.zeros(2), updates, losses, (5, 5), ids, 0, num_clients=100)
+            rule.aggregate(cohort)
+        return rule.report.weights.tolist()
+
+    assert second_round((7, 3)) == second_round((4, 9)) == [0.75, 0.25]

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Source distributions and wheels with compiled kernels, built and tested as a user would."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from fl_lightning.ops import _library
+
+ROOT = Path(__file__).parents[2]
+COMPILER = shutil.which(os.environ.get("CXX", "c++"))
+buildable = pytest.mark.skipif(sys.platform != "linux" or COMPILER is None, reason="needs Linux and a C++ compiler")
+
+
+def copy_of_the_sources(folder):
+    copy = folder / "source"
+    for name in ("fl_lightning", "csrc"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    return copy
+
+
+def run(*command, cwd, **environment):
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("FL_LIGHTNING_", "FORCE_CUDA"))}
+    clean.pop("PYTHONPATH", None)
+    result = subprocess.run(
+        command, cwd=cwd, env={**clean, **environment}, capture_output=True, text=True, check=False, timeout=1500
+    )
+    assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-5000:]
+    return result.stdout + result.stderr
+
+
+def build(hook, source, target, **environment):
+    """Calls the build backend as pip does without build isolation."""
+    pytest.importorskip("setuptools", minversion="77")
+    code = f"import setuptools.build_meta as b; print('made', b.build_{hook}({str(target)!r}))"
+    printed = run(sys.executable, "-c", code, cwd=source, **environment)
+    return target / next(line.split()[1] for line in printed.splitlines() if line.startswith("made ")), printed
+
+
+def path_without(program, folder):
+    """PATH as it is, but a folder that holds the program is replaced by links to everything else in it."""
+    kept = []
+    for number, entry in enumerate(os.environ["PATH"].split(os.pathsep)):
+        if not Path(entry, program).exists():
+            kept.append(entry)
+            continue
+        links = folder / f"bin{number}"
+        links.mkdir()
+        for path in Path(entry).iterdir():
+            if path.name != program:
+                (links / path.name).symlink_to(path)
+        kept.append(str(links))
+    return os.pathsep.join(kept)
+
+
+def test_without_the_extension_the_wheel_is_for_every_platform(tmp_path):
+    wheel, printed = build("wheel", copy_of_the_sources(tmp_path), tmp_path, FL_LIGHTNING_NO_EXT="1")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert "pure torch: FL_LIGHTNING_NO_EXT=1" in printed
+    with zipfile.ZipFile(wheel) as archive:
+        assert not [name for name in archive.namelist() if "csrc" in name or name.endswith(".so")]
+
+
+def test_the_source_distribution_holds_all_sources_of_the_kernels(tmp_path):
+    sdist, _ = build("sdist", copy_of_the_sources(tmp_path), tmp_path, FL_LIGHTNING_NO_EXT="1")
+    with tarfile.open(sdist) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
+    kernels = {path.relative_to(ROOT).as_posix() for path in (ROOT / "csrc").rglob("*") if path.is_file()}
+    assert kernels | {"setup.py", "pyproject.toml"} <= inside
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@buildable
+def test_kernels_built_from_the_source_distribution_pass_the_op_tests(tmp_path):
+    sdist, _ = build("sdist", copy_of_the_sources(tmp_path), tmp_path)
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (source,) = (tmp_path / "unpacked").iterdir()
+    # CUDA kernels are built below, once.
+    hide_nvcc = {"CUDA_HOME": str(tmp_path / "nothing"), "PATH": path_without("nvcc", tmp_path)}
+    wheel, printed = build("wheel", source, tmp_path, **hide_nvcc)
+    assert "kernels for the processor; none for CUDA" in printed
+    assert "-cp310-abi3-linux_" in wheel.name
+    clean = tmp_path / "installed"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(clean)
+    shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    where = "import fl_lightning.ops as o; print(o.__file__, o.backend()['layer_gram'])"
+    printed = run(sys.executable, "-c", where, cwd=tmp_path, PYTHONPATH=str(clean))
+    assert str(clean) in printed
+    assert "implementation='cpu'" in printed
+    run(
+        *(sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", "tests/ops"),
+        cwd=tmp_path,
+        PYTHONPATH=str(clean),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@buildable
+@pytest.mark.skipif(shutil.which("nvcc") is None or torch.version.cuda is None, reason="needs nvcc and torch for CUDA")
+def test_cuda_kernels_compile_link_and_load(tmp_path):
+    """With or without a GPU."""
+    source = copy_of_the_sources(tmp_path)
+    built = tmp_path / "built"
+    run(
+        *(sys.executable, "setup.py", "build", "--build-lib", str(built), "--build-temp", str(tmp_path / "objects")),
+        cwd=source,
+        FORCE_CUDA="1",
+        TORCH_CUDA_ARCH_LIST="9.0",
+    )
+    own = sorted(set(_library.NAMES) - set(_library.COMPOSED))
+    code = (
+        "import torch, fl_lightning._C as c\n"
+        "has = torch._C._dispatch_has_kernel_for_dispatch_key\n"
+        "assert c.has_cuda()\n"
+        f"assert all(has('fl_lightning::' + name, 'CUDA') for name in {own!r})\n"
+        "print('registered', c.__file__)"
+    )
+    assert f"registered {built}" in run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(built))

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is built, shipped and promised to users before any code runs."""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+ROOT = Path(__file__).parents[2]
+IGNORED = re.compile(
+    r"(^|/)(\.(?!ci/|gitignore)[^/]*|__pycache__|[^/]*\.egg-info|build|dist|demo|logs|lightning_logs)/"
+)
+CODE = re.compile("^```.*?^```|`[^`\n]*`", flags=re.DOTALL | re.MULTILINE)
+SOURCES = sorted(
+    path for folder in ("fl_lightning", "tests", "examples", "benchmarks") for path in (ROOT / folder).rglob("*.py")
+)
+
+
+def built(folder, hook):
+    """Builds from a copy: setuptools writes beside pyproject.toml, and stale files there would hide missing ones."""
+    pytest.importorskip("setuptools", minversion="77")
+    copy = folder / "source"
+    shutil.copytree(ROOT / "fl_lightning", copy / "fl_lightning", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    code = f"import setuptools.build_meta as b; b.build_{hook}({str(folder)!r})"
+    result = subprocess.run([sys.executable, "-c", code], cwd=copy, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    (made,) = [*folder.glob("*.whl"), *folder.glob("*.tar.gz")]
+    return made
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    with zipfile.ZipFile(built(tmp_path_factory.mktemp("wheel"), "wheel")) as archive:
+        yield archive
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel):
+    (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    return Parser().parsestr(wheel.read(name).decode())
+
+
+def test_the_wheel_holds_every_module_the_marker_and_nothing_else(wheel):
+    package = {path.relative_to(ROOT).as_posix() for path in SOURCES if path.is_relative_to(ROOT / "fl_lightning")}
+    shipped = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert shipped == package | {"fl_lightning/py.typed"}
+
+
+def test_the_wheel_carries_the_apache_licence(wheel, metadata):
+    assert metadata["License-Expression"] == "Apache-2.0"
+    (name,) = (name for name in wheel.namelist() if name.endswith("licenses/LICENSE"))
+    text = wheel.read(name).decode()
+    assert text == (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert "Apache License" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_malicious_lightning_releases_are_excluded(metadata):
+    required = {r.name: r for r in map(Requirement, metadata.get_all("Requires-Dist"))}
+    lightning = required["lightning"].specifier
+    assert not {"2.4.0", "2.6.2", "2.6.3"} & set(
+        lightning.filter(["2.4.0", "2.5.0", "2.6.1", "2.6.2", "2.6.3", "2.6.4"])
+    )
+    assert {"2.5.0", "2.6.1", "2.6.4"} == set(lightning.filter(["2.5.0", "2.6.1", "2.6.4"]))
+
+
+def test_the_core_needs_four_packages_and_the_rest_are_extras(metadata):
+    required = [Requirement(text) for text in metadata.get_all("Requires-Dist")]
+    core = {r.name for r in required if r.marker is None}
+    assert core == {"torch", "lightning", "torchmetrics", "torchvision"}
+    assert {"cli", "plots", "demo", "test", "lint"} <= set(metadata.get_all("Provides-Extra"))
+
+
+def test_nothing_under_the_gpl_is_required(metadata):
+    names = {Requirement(text).name.lower() for text in metadata.get_all("Requires-Dist")}
+    assert not names & {"cvxopt", "quadprog", "qpsolvers"}
+
+
+def test_supported_pythons_are_declared_alike(metadata):
+    declared = {c.rpartition(" ")[2] for c in metadata.get_all("Classifier") if re.search(r"Python :: 3\.\d+$", c)}
+    assert declared == {"3.10", "3.11", "3.12", "3.13"}
+    assert all(SpecifierSet(metadata["Requires-Python"]).contains(f"{version}.0") for version in declared)
+    assert not SpecifierSet(metadata["Requires-Python"]).contains("3.9.18")
+
+
+def test_a_wheel_can_be_built_from_the_source_distribution(tmp_path):
+    with tarfile.open(built(tmp_path, "sdist")) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
+    package = {path.relative_to(ROOT).as_posix() for path in SOURCES if path.is_relative_to(ROOT / "fl_lightning")}
+    assert package | {"fl_lightning/py.typed", "pyproject.toml", "README.md", "LICENSE"} <= inside
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_sources_parse_as_python_3_10_and_name_their_licence(path):
+    text = path.read_text(encoding="utf-8")
+    ast.parse(text, filename=str(path), feature_version=(3, 10))
+    # An __init__.py without code may be empty.
+    assert not text or text.startswith("# SPDX-License-Identifier: Apache-2.0\n")
+
+
+def texts():
+    for path in sorted(ROOT.rglob("*")):
+        name = path.relative_to(ROOT).as_posix()
+        if path.is_file() and not IGNORED.search(name):
+            try:
+                yield name, path.read_text(encoding="utf-8")
+            except UnicodeDecodeError:
+                continue  # a picture
+
+
+def test_no_file_mentions_paths_of_a_machine():
+    machine = re.compile(r"(?<![\w./~-])/(work|root|home|Users|opt|mnt|srv|data)/\w")
+    found = [f"{name}: {line.strip()}" for name, text in texts() for line in text.splitlines() if machine.search(line)]
+    assert found == []
+
+
+def test_no_file_is_left_unfinished():
+    marks = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "NotImplemented" + "Error")))
+    found = [f"{name}: {line.strip()}" for name, text in texts() for line in text.splitlines() if marks.search(line)]
+    assert found == []
+
+
+def test_links_between_pages_lead_somewhere():
+    links = [
+        (page, target)
+        for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md"))
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", CODE.sub("", page.read_text(encoding="utf-8")))
+        if "://" not in target
+    ]
+    assert links
+    assert [(page.name, target) for page, target in links if not (page.parent / target).exists()] == []

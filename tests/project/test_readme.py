@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The README's examples, taken from the page and run with the reader's own two classes filled in."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import fl_lightning as fl
+from fl_lightning.__main__ import main
+
+PAGE = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+
+PROJECT = """
+import torch
+from fl_lightning.core.lightning.names import LightningDataModule, LightningModule
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class MyLitModule(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+
+    def training_step(self, batch, batch_idx):
+        return torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.training_step(batch, batch_idx))
+
+    def test_step(self, batch, batch_idx):
+        self.log("test_acc", (self.layer(batch[0]).argmax(1) == batch[1]).float().mean())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class MyDataModule(LightningDataModule):
+    def _loader(self):
+        generator = torch.Generator().manual_seed(0)
+        inputs = torch.randn(900, 4, generator=generator)
+        return DataLoader(TensorDataset(inputs, inputs[:, :3].argmax(1)), batch_size=20)
+
+    train_dataloader = val_dataloader = test_dataloader = _loader
+"""
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+@pytest.fixture
+def my_project(tmp_path, monkeypatch):
+    (tmp_path / "my_project.py").write_text(PROJECT, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("my_project", None)
+
+
+def test_the_quick_start_runs(my_project, capsys):
+    import my_project as project
+
+    quick_start, replaced = re.subn("max_epochs=200", "max_epochs=2, accelerator='cpu'", blocks("python")[0])
+    assert replaced == 1
+    names = {"MyDataModule": project.MyDataModule, "MyLitModule": project.MyLitModule}
+    exec(quick_start, names)
+    assert names["trainer"].callback_metrics["test_acc"].isfinite()
+    assert names["strategy"].last_round.round == 1
+    assert "angle" in capsys.readouterr().out
+
+
+def test_the_yaml_runs(my_project, tmp_path, monkeypatch):
+    pytest.importorskip("jsonargparse")
+    (config,) = blocks("yaml")
+    (tmp_path / "config.yaml").write_text(config, encoding="utf-8")
+    arguments = ["fit", "--config", "config.yaml", "--trainer.max_epochs=1", "--trainer.accelerator=cpu"]
+    monkeypatch.setattr(sys, "argv", ["fl_lightning", *arguments])
+    assert main(arguments) == 0
+    assert list(tmp_path.rglob("*.ckpt"))
+
+
+def test_aggregate_runs_without_a_trainer():
+    rows = torch.tensor([[1.0, 0.0, 2.0], [0.0, 1.0, -1.0]])
+    names = {
+        "fl": fl,
+        "theta": torch.zeros(3),
+        "rows": rows,
+        "layout": fl.ParamLayout.from_sizes([2, 1]),
+        "losses": [0.5, 1.0],
+        "sizes": [10, 20],
+        "ids": [4, 7],
+        "t": 0,
+    }
+    exec(blocks("python")[1], names)
+    assert (rows @ names["step"] >= 0).all()
+
+
+def test_the_tables_list_what_the_package_has():
+    docs = Path(fl.__file__).parents[1] / "docs"
+    tables = "".join((docs / name).read_text(encoding="utf-8") for name in ("choose.md", "data.md"))
+    named = set(re.findall(r"^\| \[?`(\w+)`", tables, flags=re.MULTILINE))
+    rules = {
+        name
+        for name, value in vars(fl.algorithms).items()
+        if isinstance(value, type) and issubclass(value, fl.algorithms.ServerRule) and name != "ServerRule"
+    }
+    partitions = {
+        name
+        for name, value in vars(fl.data).items()
+        if isinstance(value, type) and issubclass(value, fl.data.Partition) and name != "Partition"
+    }
+    samplers = {
+        name
+        for name, value in vars(fl.data).items()
+        if isinstance(value, type) and issubclass(value, fl.data.CohortSampler) and name != "CohortSampler"
+    }
+    assert rules
+    assert partitions
+    assert samplers
+    assert rules | partitions | samplers <= named
