@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -19,7 +18,6 @@ from fl_lightning.attacks import Attack
 from fl_lightning.core.lightning.checkpoint_io import STATE_KEY
 from fl_lightning.core.lightning.epoch_loop import ClientTask, FederatedEpochLoop, install
 from fl_lightning.core.lightning.names import (
-    Callback,
     LightningModule,
     RunningStage,
     StrategyRegistry,
@@ -28,14 +26,13 @@ from fl_lightning.core.lightning.names import (
 )
 from fl_lightning.core.lightning.single_device import OneDevice
 from fl_lightning.core.records import EvaluationRecord, RoundRecord, round_metrics
-from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler, check_clients_per_round, cohort_size
 from fl_lightning.executors.base import Executor
 from fl_lightning.executors.sequential import Sequential
 from fl_lightning.simulation.checks import refuse_arguments, refuse_data, refuse_pair, refuse_trainer
 from fl_lightning.simulation.evaluation.evaluator import Evaluator
-from fl_lightning.simulation.evaluation.personal import PersonalEvaluation, models_to_evaluate
+from fl_lightning.simulation.evaluation.report import EvaluationReport
 from fl_lightning.simulation.fit import FederatedFit
 from fl_lightning.simulation.fit_lifecycle import FitLifecycle
 from fl_lightning.simulation.options import FitOptions
@@ -142,9 +139,10 @@ class FederatedStrategy(OneDevice):
             attack=attack,
         )
         self.last_round: RoundRecord | None = None
-        self._state = FederatedState(self)
         self._fits = FitLifecycle()
-        self._watch = Evaluator(fairness_metric, fairness_mode == "max")
+        report = EvaluationReport(fairness_metric, fairness_mode == "max")
+        self._evaluator = Evaluator(self._fits, self.algorithm, self.client_rule, seed, report)
+        self._state = FederatedState(self._fits, self._evaluator)
         self._guard = ExitStack()
 
     # ---- the life of a trainer function
@@ -166,10 +164,9 @@ class FederatedStrategy(OneDevice):
         super().connect(model)
         trainer = model.trainer
         refuse_trainer(trainer)
-        install(trainer, self)
+        self._state.attach(install(trainer, self).position)
         if self._state not in trainer.callbacks:  # type: ignore[attr-defined]
             trainer.callbacks.insert(0, self._state)  # type: ignore[attr-defined]
-        self._state.loaded = None
         self.take_limits(trainer)
 
     def setup(self, trainer: Trainer) -> None:
@@ -199,7 +196,7 @@ class FederatedStrategy(OneDevice):
         if not isinstance(dataloader, ClientLoaders):
             setattr(trainer, f"limit_{name}_batches", self.limits[f"limit_{name}_batches"])  # Lightning applies it
             return dataloader
-        return self._watch.loader(name, dataloader, self.limits[f"limit_{name}_batches"])
+        return self._evaluator.loader(name, dataloader, self.limits[f"limit_{name}_batches"])
 
     @property
     def session(self) -> FederatedFit:
@@ -228,22 +225,17 @@ class FederatedStrategy(OneDevice):
             self.epoch_loop.leave_validation()
         super().on_exception(exception)
 
-    def finish_fit(self) -> None:
-        """The fit is over: the module keeps the parameters that the method wants evaluated."""
-        self._fits.finish()
-
     def teardown(self) -> None:
         """Gives the parameters storage of their own and the trainer its limits back."""
         self._put_back()
         self._fits.close(self.trainer.interrupted)
-        self._watch.forget_loaders()
+        self._evaluator.forget_loaders()
         self.give_limits_back(self.trainer)
         super().teardown()
 
     def _put_back(self) -> None:
-        self._fits.put_back()
+        self._evaluator.stop()
         self._guard.close()
-        self._watch.stop()
 
     # ---- rounds, as the epoch loop calls them
 
@@ -342,45 +334,17 @@ class FederatedStrategy(OneDevice):
     @property
     def last_evaluation(self) -> EvaluationRecord | None:
         """Per-client values of the last validation or test; None if it ran on data that is not divided."""
-        return self._watch.record
-
-    def begin_evaluation(self, stage: str) -> None:
-        """Binds the parameters to evaluate and starts collecting per-client values."""
-        trainer = self.trainer
-        # Validation inside a fit follows the round whose epoch is still open.
-        rounds = trainer.current_epoch + int(trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking)
-        self._guard.close()
-        self._guard.enter_context(isolated(derive_seed(self._options.seed, stage, rounds), self.root_device))
-        self._fits.show()
-        layers, personal = self.algorithm.layers, None
-        models = models_to_evaluate(trainer, self.client_rule, self._state.loaded, layers)
-        if models is not None:
-            personal = partial(PersonalEvaluation, trainer, stage, models, layers)
-        self._watch.begin(trainer, stage, rounds, personal)
+        return self._evaluator.record
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """The module's validation step on one client's batch."""
-        with self._watch.batch():
+        with self._evaluator.batch():
             return super().validation_step(*args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
         """The module's test step on one client's batch."""
-        with self._watch.batch():
+        with self._evaluator.batch():
             return super().test_step(*args, **kwargs)
-
-    def end_evaluation(self, callback: Callback) -> None:
-        """Logs the fairness of what was collected, unless this was the sanity check."""
-        angle = self._watch.end(self.trainer, callback)
-        if angle is not None:
-            self.epoch_loop.publish({}, {"angle": angle})
-
-    def restore_after_evaluation(self) -> None:
-        """Puts the training parameters and the random state back."""
-        self._put_back()
-
-    def print_clients(self) -> None:
-        """Prints the per-client table of the last test, unless a ClientTable callback does."""
-        self._watch.print_table(self.trainer)
 
 
 FederatedStrategy.register_strategies(StrategyRegistry)
