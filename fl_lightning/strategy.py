@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
-from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -16,7 +14,6 @@ from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.attacks import Attack
 from fl_lightning.core.lightning.checkpoint_io import STATE_KEY
 from fl_lightning.core.lightning.names import (
-    Callback,
     LightningModule,
     RunningStage,
     StrategyRegistry,
@@ -25,14 +22,13 @@ from fl_lightning.core.lightning.names import (
 )
 from fl_lightning.core.lightning.single_device import OneDevice
 from fl_lightning.core.records import EvaluationRecord, RoundRecord
-from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler
 from fl_lightning.executors.base import Executor
 from fl_lightning.executors.sequential import Sequential
 from fl_lightning.simulation.checks import check_trainer
 from fl_lightning.simulation.evaluation.evaluator import Evaluator
-from fl_lightning.simulation.evaluation.personal import PersonalEvaluation, models_to_evaluate
+from fl_lightning.simulation.evaluation.report import EvaluationReport
 from fl_lightning.simulation.fit_lifecycle import FitLifecycle
 from fl_lightning.simulation.options import FitOptions
 from fl_lightning.simulation.state_callback import FederatedState
@@ -121,10 +117,10 @@ class FederatedStrategy(OneDevice):
             loss_batch_size=loss_batch_size,
         )
         self.algorithm, self.client_rule = options.algorithm, options.client_rule
-        self._state = FederatedState(self)
         self._fits = FitLifecycle(options)
-        self._watch = Evaluator(fairness_metric, fairness_mode == "max")
-        self._guard = ExitStack()
+        report = EvaluationReport(fairness_metric, fairness_mode == "max")
+        self._evaluator = Evaluator(self._fits, self.algorithm, self.client_rule, options.seed, report)
+        self._state = FederatedState(self._fits, self._evaluator)
 
     # ---- what users and monitors read
 
@@ -157,10 +153,9 @@ class FederatedStrategy(OneDevice):
         super().connect(model)
         trainer = model.trainer
         check_trainer(trainer)
-        self._fits.install(trainer)
+        self._state.attach(self._fits.install(trainer).progress)
         if self._state not in trainer.callbacks:  # type: ignore[attr-defined]
             trainer.callbacks.insert(0, self._state)  # type: ignore[attr-defined]
-        self._state.loaded = None
         self.take_limits(trainer)
 
     def setup(self, trainer: Trainer) -> None:
@@ -178,26 +173,21 @@ class FederatedStrategy(OneDevice):
         if not isinstance(dataloader, ClientLoaders):
             setattr(trainer, f"limit_{name}_batches", self.limits[f"limit_{name}_batches"])  # Lightning applies it
             return dataloader
-        return self._watch.loader(name, dataloader, self.limits[f"limit_{name}_batches"])
+        return self._evaluator.loader(name, dataloader, self.limits[f"limit_{name}_batches"])
 
     def on_exception(self, exception: BaseException) -> None:
         """Leaves the global weights in the module, in training mode, whatever happened."""
-        self._put_back()
+        self._evaluator.stop()
         self._fits.abort()
         super().on_exception(exception)
 
     def teardown(self) -> None:
         """Gives the parameters storage of their own and the trainer its limits back."""
-        self._put_back()
+        self._evaluator.stop()
         self._fits.close(self.trainer.interrupted)
-        self._watch.forget_loaders()
+        self._evaluator.forget_loaders()
         self.give_limits_back(self.trainer)
         super().teardown()
-
-    def _put_back(self) -> None:
-        self._fits.put_back()
-        self._guard.close()
-        self._watch.stop()
 
     # ---- checkpoints
 
@@ -263,45 +253,17 @@ class FederatedStrategy(OneDevice):
     @property
     def last_evaluation(self) -> EvaluationRecord | None:
         """Per-client values of the last validation or test; None if it ran on data that is not divided."""
-        return self._watch.record
-
-    def begin_evaluation(self, stage: str) -> None:
-        """Binds the parameters to evaluate and starts collecting per-client values."""
-        trainer = self.trainer
-        # Validation inside a fit follows the round whose epoch is still open.
-        rounds = trainer.current_epoch + int(trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking)
-        self._guard.close()
-        self._guard.enter_context(isolated(derive_seed(self._options.seed, stage, rounds), self.root_device))
-        self._fits.show()
-        layers, personal = self.algorithm.layers, None
-        models = models_to_evaluate(trainer, self.client_rule, self._state.loaded, layers)
-        if models is not None:
-            personal = partial(PersonalEvaluation, trainer, stage, models, layers)
-        self._watch.begin(trainer, stage, rounds, personal)
+        return self._evaluator.record
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """The module's validation step on one client's batch."""
-        with self._watch.batch():
+        with self._evaluator.batch():
             return super().validation_step(*args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
         """The module's test step on one client's batch."""
-        with self._watch.batch():
+        with self._evaluator.batch():
             return super().test_step(*args, **kwargs)
-
-    def end_evaluation(self, callback: Callback) -> None:
-        """Logs the fairness of what was collected, unless this was the sanity check."""
-        angle = self._watch.end(self.trainer, callback)
-        if angle is not None:
-            self._fits.loop.publish({}, {"angle": angle})
-
-    def restore_after_evaluation(self) -> None:
-        """Puts the training parameters and the random state back."""
-        self._put_back()
-
-    def print_clients(self) -> None:
-        """Prints the per-client table of the last test, unless a ClientTable callback does."""
-        self._watch.print_table(self.trainer)
 
 
 FederatedStrategy.register_strategies(StrategyRegistry)

@@ -1,18 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The callback through which a federated fit enters and leaves checkpoints and hears of rounds and validation."""
+"""The callback through which a federated fit enters and leaves checkpoints and hears of rounds and evaluations."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from fl_lightning.core.lightning.checkpoint_io import STATE_KEY
 from fl_lightning.core.lightning.names import Callback, LightningModule, Trainer
-from fl_lightning.core.lightning.round_progress import RoundPhase
-
-if TYPE_CHECKING:
-    from fl_lightning.strategy import FederatedStrategy
+from fl_lightning.core.lightning.round_progress import RoundPhase, RoundProgress
+from fl_lightning.simulation.evaluation.evaluator import Evaluator
 
 VERSION = 1
+
+
+class SavedFit(Protocol):
+    """What the callback asks of a fit."""
+
+    def states(self) -> Mapping[str, Any]:
+        """What a checkpoint holds of it."""
+
+    def finish(self) -> None:
+        """All rounds are over."""
 
 
 class FederatedState(Callback):
@@ -20,11 +29,27 @@ class FederatedState(Callback):
 
     A strategy has no section of its own in a Lightning checkpoint, callbacks do. The state holds tensors, numbers and
     strings only, so the file loads with ``weights_only=True``, also where this package is not installed.
+
+    Args:
+        fit: gives the state to save.
+        evaluator: runs around validations and tests.
+
+    Attributes:
+        loaded: the state of the checkpoint that the running trainer function loads, if any.
     """
 
-    def __init__(self, strategy: FederatedStrategy) -> None:
-        self.strategy = strategy
+    def __init__(self, fit: SavedFit, evaluator: Evaluator) -> None:
+        self._fit, self._evaluator = fit, evaluator
+        self._progress: RoundProgress | None = None
         self.loaded: dict[str, Any] | None = None
+
+    def attach(self, progress: RoundProgress) -> None:
+        """A trainer function begins.
+
+        Args:
+            progress: where in a round the trainer's epoch loop is.
+        """
+        self._progress, self.loaded = progress, None
 
     @property
     def state_key(self) -> str:
@@ -33,7 +58,7 @@ class FederatedState(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Rule states and optimizer states; where in the round the fit is, the loop writes down."""
-        return {"version": VERSION, **self.strategy._fits.states()}
+        return {"version": VERSION, **self._fit.states()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keeps the state until the strategy is set up: parameters are not bound yet.
@@ -50,36 +75,42 @@ class FederatedState(Callback):
 
     # ---- where in the round we are; first in the list, so other callbacks' checkpoints see it right
 
+    @property
+    def progress(self) -> RoundProgress:
+        """Where in a round the fit is."""
+        assert self._progress is not None
+        return self._progress
+
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A round begins."""
-        self.strategy._fits.loop.progress.open_round()
+        self.progress.open_round()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Binds the parameters to evaluate."""
-        self.strategy.begin_evaluation("val")
+        self._evaluator.begin(trainer, "val", self.loaded)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Logs the fairness of the per-client values."""
-        self.strategy.end_evaluation(self)
+        self._evaluator.end(trainer, self)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Puts the training parameters back before anybody saves a checkpoint."""
-        self.strategy.restore_after_evaluation()
+        self._evaluator.stop()
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self.strategy._fits.loop.progress.enter(RoundPhase.VALIDATED)
+            self.progress.enter(RoundPhase.VALIDATED)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Binds the parameters to evaluate."""
-        self.strategy.begin_evaluation("test")
+        self._evaluator.begin(trainer, "test", self.loaded)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Logs the fairness of the per-client values."""
-        self.strategy.end_evaluation(self)
+        self._evaluator.end(trainer, self)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Prints the per-client table."""
-        self.strategy.restore_after_evaluation()
-        self.strategy.print_clients()
+        self._evaluator.stop()
+        self._evaluator.print_table(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The round is over but for what Lightning does at the end of an epoch.
@@ -87,9 +118,9 @@ class FederatedState(Callback):
         Raises:
             RuntimeError: the epoch ended without a server step.
         """
-        self.strategy._fits.loop.progress.enter(RoundPhase.EPOCH_END)
+        self.progress.enter(RoundPhase.EPOCH_END)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The module leaves the fit with the parameters to evaluate."""
-        self.strategy._fits.loop.progress.enter(RoundPhase.BETWEEN)
-        self.strategy._fits.finish()
+        self.progress.enter(RoundPhase.BETWEEN)
+        self._fit.finish()

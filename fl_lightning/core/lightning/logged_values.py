@@ -110,3 +110,8 @@ def send_to_loggers(trainer: Trainer, metrics: Mapping[str, float]) -> None:
     """Writes numbers to every logger at the current step, beside ``self.log``."""
     values: dict[str, Any] = dict(metrics)
     trainer._logger_connector.log_metrics(values)
+
+
+def show_in_progress_bar(trainer: Trainer, values: Mapping[str, float | str]) -> None:
+    """Makes values available to progress bars, beside ``self.log``."""
+    trainer._logger_connector._progress_bar_metrics.update(values)  # type: ignore[arg-type]

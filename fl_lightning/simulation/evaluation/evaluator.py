@@ -3,38 +3,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
 
-from fl_lightning.callbacks.client_table import ClientTable, format_client_table
-from fl_lightning.core.lightning.logged_values import active_results, send_to_loggers
-from fl_lightning.core.lightning.names import Callback, Trainer, rank_zero_warn
+from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.core.lightning.logged_values import active_results
+from fl_lightning.core.lightning.names import Callback, Trainer, TrainerFn
 from fl_lightning.core.records import EvaluationRecord
+from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.simulation.evaluation.client_values import ClientEvaluation
 from fl_lightning.simulation.evaluation.epoch_end import EpochEnd
 from fl_lightning.simulation.evaluation.loader import EvaluationLoader
-from fl_lightning.simulation.evaluation.personal import PersonalEvaluation
-from fl_lightning.simulation.evaluation.summary import client_metrics, evaluation_metrics, shown_angle
+from fl_lightning.simulation.evaluation.personal import PersonalEvaluation, models_to_evaluate
+from fl_lightning.simulation.evaluation.report import EvaluationReport
 
-_MANY_CLIENTS = 200
+
+class EvaluatedModel(Protocol):
+    """The parameters that the module holds while it is evaluated."""
+
+    def show(self) -> None:
+        """Binds the parameters that the method wants evaluated."""
+
+    def put_back(self) -> None:
+        """Binds the global parameters."""
 
 
 class Evaluator:
-    """Watches validations and tests client by client, and logs how evenly the clients fare.
+    """Runs around every validation and test, whose hooks the state callback passes on.
 
     Args:
-        metric: the metric whose direction and angle are of interest; ``None``: see :func:`shown_angle`.
-        larger_is_better: the direction of ``metric``.
+        model: binds the parameters to evaluate.
+        algorithm: the server rule.
+        client_rule: the client rule, whose personal models are evaluated beside the global one.
+        seed: root of the random numbers that an evaluation draws.
+        report: tells users what was found.
 
     Attributes:
-        record: the last finished evaluation.
+        record: the last finished evaluation; ``None`` if it ran on data that is not divided among clients.
     """
 
-    def __init__(self, metric: str | None, larger_is_better: bool) -> None:
-        self._metric, self._larger_is_better, self._looked_for = metric, larger_is_better, False
+    def __init__(
+        self, model: EvaluatedModel, algorithm: ServerRule, client_rule: ClientRule, seed: int, report: EvaluationReport
+    ) -> None:
+        self._model, self._algorithm, self._client_rule, self._seed = model, algorithm, client_rule, seed
+        self._report = report
         self._loaders: dict[str, EvaluationLoader] = {}
         self._running: ClientEvaluation | None = None
+        self._guard = ExitStack()
         self.record: EvaluationRecord | None = None
 
     def loader(self, stage: str, loaders: ClientLoaders, limit: int | float) -> EvaluationLoader:
@@ -46,22 +63,28 @@ class Evaluator:
         """The trainer function is over."""
         self._loaders = {}
 
-    def begin(
-        self, trainer: Trainer, stage: str, rounds: int, personal: Callable[[], PersonalEvaluation] | None = None
-    ) -> None:
-        """Starts to collect if the stage's data is divided among clients.
+    def begin(self, trainer: Trainer, stage: str, loaded: Mapping[str, Any] | None) -> None:
+        """Binds the parameters to evaluate, and starts to collect if the stage's data is divided among clients.
 
         Args:
             trainer: the trainer.
             stage: ``"val"`` or ``"test"``.
-            rounds: rounds finished.
-            personal: makes what evaluates clients' own models as well.
+            loaded: the federated state of the checkpoint that the trainer function has loaded, if any.
         """
+        # Validation inside a fit follows the round whose epoch is still open.
+        rounds = trainer.current_epoch + int(trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking)
+        self._guard.close()
+        self._guard.enter_context(isolated(derive_seed(self._seed, stage, rounds), trainer.strategy.root_device))
+        self._model.show()
+        layers = self._algorithm.layers
+        models = models_to_evaluate(trainer, self._client_rule, loaded, layers)
         loader = self._loaders.get(stage)
         if loader is not None:
-            own = None if personal is None or trainer.sanity_checking else personal()
+            personal = None
+            if models is not None and not trainer.sanity_checking:
+                personal = PersonalEvaluation(trainer, stage, models, layers)
             ending = EpochEnd.of(trainer, stage)
-            self._running = ClientEvaluation(loader, active_results(trainer), stage, rounds, own, ending)
+            self._running = ClientEvaluation(loader, active_results(trainer), stage, rounds, personal, ending)
         elif not trainer.sanity_checking:
             self.record = None  # nobody may take an earlier one for this one's
 
@@ -74,37 +97,19 @@ class Evaluator:
         if self._running is not None:
             self._running.after_step()
 
-    def end(self, trainer: Trainer, callback: Callback) -> float | None:
-        """Logs what was collected, unless this was the sanity check; returns the angle for the progress bar."""
-        if self._running is None or trainer.sanity_checking:
-            return None
-        self.record = record = self._running.record()
-        self._look_for_metric(record)
-        metrics = evaluation_metrics(record, self._metric, self._larger_is_better)
-        for name, value in metrics.items():
-            callback.log(name, value)  # type: ignore[attr-defined]
-        if len(record.client_ids) <= _MANY_CLIENTS:
-            send_to_loggers(trainer, client_metrics(record))
-        return shown_angle(record, metrics, self._metric)
-
-    def _look_for_metric(self, record: EvaluationRecord) -> None:
-        """Warns in the first validation if nobody logs ``fairness_metric``."""
-        if self._metric is None or self._looked_for or record.stage != "val":
-            return
-        self._looked_for = True
-        if self._metric not in record.values:
-            rank_zero_warn(
-                f"fairness_metric must be a metric that validation logs per client, found {self._metric!r}: the "
-                f"progress bar shows no angle; there are {', '.join(map(repr, record.values)) or 'none'}"
-            )
+    def end(self, trainer: Trainer, callback: Callback) -> None:
+        """Keeps and reports what was collected, unless this was the sanity check."""
+        if self._running is not None and not trainer.sanity_checking:
+            self.record = self._running.record()
+            self._report.log(self.record, trainer, callback)
 
     def stop(self) -> None:
-        """The evaluation is over, or was cut short."""
+        """The evaluation is over or was cut short: the training parameters and the random state come back."""
+        self._model.put_back()
+        self._guard.close()
         self._running = None
 
     def print_table(self, trainer: Trainer) -> None:
-        """Prints the per-client table of the last test, unless a ClientTable callback does."""
-        tables = [c for c in trainer.callbacks if isinstance(c, ClientTable)]  # type: ignore[attr-defined]
-        if self.record is not None and self.record.stage == "test" and not tables:
-            larger = {} if self._metric is None else {self._metric: self._larger_is_better}
-            trainer.print(format_client_table(self.record, larger_is_better=larger))
+        """Prints the per-client table of the last test."""
+        if self.record is not None and self.record.stage == "test":
+            self._report.print_table(self.record, trainer)
