@@ -21,7 +21,7 @@ FLOORS = (
 )
 """From the roof down. A file may import its own room and rooms of lower floors, for types alone as well."""
 PRIVATE = sorted({name for names in CONTRACT.values() for name in names if name.startswith("_")})
-INSIDE_LIGHTNING = re.compile(rf"\blightning_module\(|import (pytorch_)?lightning\b|\.({'|'.join(PRIVATE)})\b")
+INSIDE_LIGHTNING = re.compile(rf"\blightning_module\(|import (pytorch_)?lightning\b|(?<!self)\.({'|'.join(PRIVATE)})\b")
 MODULES = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
 
 
