@@ -28,6 +28,7 @@ from fl_lightning.executors.base import Executor
 from fl_lightning.executors.sequential import Sequential
 from fl_lightning.simulation.checks import check_trainer
 from fl_lightning.simulation.evaluation.evaluator import Evaluator
+from fl_lightning.simulation.evaluation.loader import PredictionLoader
 from fl_lightning.simulation.evaluation.report import EvaluationReport
 from fl_lightning.simulation.fit_lifecycle import FitLifecycle
 from fl_lightning.simulation.options import FitOptions
@@ -173,7 +174,10 @@ class FederatedStrategy(OneDevice):
         if not isinstance(dataloader, ClientLoaders):
             setattr(trainer, f"limit_{name}_batches", self.limits[f"limit_{name}_batches"])  # Lightning applies it
             return dataloader
-        return self._evaluator.loader(name, dataloader, self.limits[f"limit_{name}_batches"])
+        limit = self.limits[f"limit_{name}_batches"]
+        if trainer.predicting:
+            return PredictionLoader(dataloader, limit)
+        return self._evaluator.loader(trainer.lightning_module, name, dataloader, limit)
 
     def on_exception(self, exception: BaseException) -> None:
         """Leaves the global weights in the module, in training mode, whatever happened."""
@@ -254,16 +258,6 @@ class FederatedStrategy(OneDevice):
     def last_evaluation(self) -> EvaluationRecord | None:
         """Per-client values of the last validation or test; None if it ran on data that is not divided."""
         return self._evaluator.record
-
-    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's validation step on one client's batch."""
-        with self._evaluator.batch():
-            return super().validation_step(*args, **kwargs)
-
-    def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's test step on one client's batch."""
-        with self._evaluator.batch():
-            return super().test_step(*args, **kwargs)
 
 
 FederatedStrategy.register_strategies(StrategyRegistry)

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import nan
 from typing import Any
 
 import torch
 
+from fl_lightning.core.lightning.evaluation_batches import ClientBatch
 from fl_lightning.core.lightning.logged_values import ClientValues
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.simulation.evaluation.epoch_end import EpochEnd
@@ -44,31 +47,32 @@ class ClientEvaluation:
         self._rows: list[dict[str, float]] = []
         self._samples = 0
 
-    def before_step(self) -> None:
-        """Called before the module sees a batch."""
-        cursor = self._loader.cursor
-        if cursor is not None and cursor.is_first:
+    @contextmanager
+    def batch(self, batch: ClientBatch) -> Iterator[None]:
+        """Around everything that Lightning does with a batch, its hooks included."""
+        if batch.source is not self._loader:  # of several loaders, clients are those of the last
+            yield
+            return
+        if batch.is_first:
             self._values.begin()
             if self._ending is not None:
                 self._ending.begin()
             self._samples = 0
+        yield
+        self._samples += batch.num_samples
+        if batch.is_last:
+            self._end_client(batch.client_id)
 
-    def after_step(self) -> None:
-        """Called after the module saw a batch."""
-        cursor = self._loader.cursor
-        if cursor is None:
-            return
-        self._samples += cursor.num_samples
-        if cursor.is_last:
-            self._clients.append(cursor.client_id)
-            self._sizes.append(self._samples)
-            late = {} if self._ending is None else self._ending.values()
-            row, client = {**late, **self._values.end()}, cursor.client_id
-            if self._ending is not None:
-                self._ending.end()
-            if self._personal is not None:
-                row |= self._personal.values(client, self._loader.of_client(client))
-            self._rows.append(row)
+    def _end_client(self, client: int) -> None:
+        self._clients.append(client)
+        self._sizes.append(self._samples)
+        late = {} if self._ending is None else self._ending.values()
+        row = {**late, **self._values.end()}
+        if self._ending is not None:
+            self._ending.end()
+        if self._personal is not None:
+            row |= self._personal.values(client, self._loader.of_client(client))
+        self._rows.append(row)
 
     def record(self) -> EvaluationRecord:
         """What was collected; a metric that a client did not log is NaN for it."""

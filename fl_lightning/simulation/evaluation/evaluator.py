@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
+from inspect import signature
 from typing import Any, Protocol
 
 from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.core.lightning.evaluation_batches import untagged_batches
 from fl_lightning.core.lightning.logged_values import active_results
-from fl_lightning.core.lightning.names import Callback, Trainer, TrainerFn
+from fl_lightning.core.lightning.names import Callback, LightningModule, Trainer, TrainerFn
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.data.client_loaders import ClientLoaders
@@ -54,8 +56,17 @@ class Evaluator:
         self._guard = ExitStack()
         self.record: EvaluationRecord | None = None
 
-    def loader(self, stage: str, loaders: ClientLoaders, limit: int | float) -> EvaluationLoader:
-        """Walks over the clients' data of a stage and remembers that it does."""
+    def loader(
+        self, module: LightningModule, stage: str, loaders: ClientLoaders, limit: int | float
+    ) -> EvaluationLoader:
+        """Walks over the clients' data of a stage and remembers that it does.
+
+        Raises:
+            ValueError: the module fetches batches itself, so nobody knows whose they are.
+        """
+        step = module.validation_step if stage == "val" else module.test_step
+        if "dataloader_iter" in signature(step).parameters:
+            raise ValueError(f"{type(module).__name__}.{step.__name__} must take a batch, found dataloader_iter")
         self._loaders[stage] = EvaluationLoader(loaders, limit)
         return self._loaders[stage]
 
@@ -85,17 +96,9 @@ class Evaluator:
                 personal = PersonalEvaluation(trainer, stage, models, layers)
             ending = EpochEnd.of(trainer, stage)
             self._running = ClientEvaluation(loader, active_results(trainer), stage, rounds, personal, ending)
+            self._guard.enter_context(untagged_batches(trainer, self._running.batch))
         elif not trainer.sanity_checking:
             self.record = None  # nobody may take an earlier one for this one's
-
-    @contextmanager
-    def batch(self) -> Iterator[None]:
-        """Around the module's step on one batch."""
-        if self._running is not None:
-            self._running.before_step()
-        yield
-        if self._running is not None:
-            self._running.after_step()
 
     def end(self, trainer: Trainer, callback: Callback) -> None:
         """Keeps and reports what was collected, unless this was the sanity check."""
