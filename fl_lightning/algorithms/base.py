@@ -148,6 +148,25 @@ class ClientRule:
 
     needs: Needs = Needs()
 
+    def overrides(self, *names: str) -> bool:
+        """Whether the rule replaces any of these methods of plain local training.
+
+        Args:
+            names: names of methods or attributes of :class:`ClientRule`; none stands for all of them, so that
+                ``rule.overrides()`` tells whether the rule changes anything.
+        """
+        names = names or tuple(name for name in vars(ClientRule) if not name.startswith("_"))
+        return any(getattr(type(self), name) is not getattr(ClientRule, name) for name in names)
+
+    @property
+    def trains_in_workers(self) -> bool:
+        """Whether :meth:`take_aside` carries all that :meth:`commit` needs, so that worker processes may train clients.
+
+        A class that defines ``commit`` without ``take_aside`` may need more than its base class carried.
+        """
+        definers = [name for kind in type(self).__mro__ for name in ("take_aside", "commit") if name in vars(kind)]
+        return not self.overrides("commit") or "take_aside" in definers[: definers.index("commit")]
+
     def refusal(self, server: ServerRule) -> str | None:
         """Why this half makes no sense under a server rule, as a sentence that begins with a verb, or ``None``."""
         return None
@@ -198,7 +217,7 @@ class ClientRule:
         the rule cannot tell: then all clients train in one process. Without a :meth:`commit` there is nothing to carry;
         a rule with one returns what :meth:`put_aside` takes, or ``{}`` if everything travels in reports.
         """
-        return {} if type(self).commit is ClientRule.commit else None
+        return None if self.overrides("commit") else {}
 
     def put_aside(self, client_id: int, state: State) -> None:
         """Takes what :meth:`take_aside` returned in another process."""
@@ -240,8 +259,7 @@ class ClientRule:
 
 def changes_loss(rule: ClientRule) -> bool:
     """Whether a client rule weighs the module's loss or adds to it."""
-    own, plain = type(rule), ClientRule
-    return own.loss_term is not plain.loss_term or own.loss_weight is not plain.loss_weight
+    return rule.overrides("loss_term", "loss_weight")
 
 
 class ServerRule(ABC):
