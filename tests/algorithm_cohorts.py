@@ -56,6 +56,14 @@ def make_cohort(
     )
 
 
+def switched(rule, **switches):
+    """The rule with some of its private switches set, which its ``reading`` sets together."""
+    for name, value in switches.items():
+        assert hasattr(rule, f"_{name}"), name
+        setattr(rule, f"_{name}", value)
+    return rule
+
+
 def random_rows(m, seed, dtype=torch.float64, n=COLUMNS):
     generator = torch.Generator().manual_seed(seed)
     common = torch.randn(n, generator=generator, dtype=torch.float64)

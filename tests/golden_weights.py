@@ -5,8 +5,8 @@
     python tests/golden_weights.py compare FILE    after it, on the same machine
 
 Every method trains with its defaults, one client after the other and in worker processes; further fits cover what
-executors, optimizers, buffers, hooks and checkpoints can do. A fingerprint hashes the final weights and every number
-that was logged, except times. Other machines and other releases of torch may round differently.
+executors, optimizers, buffers, hooks and checkpoints can do. A fingerprint holds hashes of the final weights and
+of everything that was logged, by name, except times. Other machines and other releases of torch may round differently.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Digest(Logger):
 
     def __init__(self) -> None:
         super().__init__()
-        self.hash = hashlib.sha256()
+        self.hashes: dict[str, Any] = {}
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -62,7 +62,15 @@ class Digest(Logger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         for name in sorted(metrics):
             if name != "fed/seconds":
-                self.hash.update(f"{step} {name} ".encode() + struct.pack("<d", float(metrics[name])))
+                self.add(name, f"{step} ".encode() + struct.pack("<d", float(metrics[name])))
+
+    def add(self, name: str, content: bytes) -> None:
+        """Hashes content under a name."""
+        self.hashes.setdefault(name, hashlib.sha256()).update(content)
+
+    def digests(self) -> dict[str, str]:
+        """What was hashed, by name."""
+        return {name: found.hexdigest()[:12] for name, found in self.hashes.items()}
 
 
 class Watching(L.Callback):
@@ -119,7 +127,7 @@ def digest(
     trainer: Mapping[str, Any] | None = None,
     resume: bool = False,
     **strategy: Any,
-) -> str:
+) -> dict[str, str]:
     """Trains three rounds, tests, and hashes; ``resume`` stops after two and goes on from a checkpoint."""
     logger = Digest()
     options, trainer = {"norm": True, "log": True, **(options or {})}, dict(trainer or {})
@@ -140,17 +148,17 @@ def digest(
             last, built = fit(3)
     with redirect_stdout(StringIO()):  # the table of clients
         last.test(built, federated_blobs(train=120), verbose=False)
-    logger.hash.update(weights(built).numpy().tobytes())
-    return logger.hash.hexdigest()[:20]
+    logger.add("weights", weights(built).numpy().tobytes())
+    return logger.digests()
 
 
-def fits() -> dict[str, Callable[[], str]]:
+def fits() -> dict[str, Callable[[], dict[str, str]]]:
     """Every fit by name."""
     parallel = {"executor": fl.executors.Parallel(2)}
     drops = {"sampler": fl.data.AvailabilitySampler(1.0, drop_out=0.25)}
     momentum = partial(torch.optim.SGD, lr=1.0, momentum=0.9)
     some = ("FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "Ditto", "FedFV", "FedMDFG", "FedLF", "FedHEAL", "FCFL", "MOON")
-    found: dict[str, Callable[[], str]] = {name: partial(digest, METHODS[name]) for name in METHODS}
+    found: dict[str, Callable[[], dict[str, str]]] = {name: partial(digest, METHODS[name]) for name in METHODS}
     found |= {f"{name}, parallel": partial(digest, METHODS[name], **parallel) for name in some}
     found |= {
         f"{name}, hooks": partial(digest, METHODS[name], trainer={"callbacks": [Watching()]}) for name in some[:6]
@@ -197,13 +205,18 @@ def main() -> None:
     found = {}
     for name, fingerprint in fits().items():
         found[name] = fingerprint()
-        print(f"{found[name]}  {name}", flush=True)
+        print(f"{found[name]['weights']}  {name}", flush=True)
     if arguments.action == "record":
         arguments.file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         return
     recorded = json.loads(arguments.file.read_text(encoding="utf-8"))
-    differing = sorted(name for name in recorded.keys() | found.keys() if recorded.get(name) != found.get(name))
-    print(f"{len(found) - len(differing)} of {len(found)} equal", *(f"differs: {name}" for name in differing), sep="\n")
+    differing = 0
+    for name in sorted(recorded.keys() | found.keys()):
+        old, new = recorded.get(name, {}), found.get(name, {})
+        if old != new:
+            differing += 1
+            print(f"{name} differs in", *sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key)))
+    print(f"{len(found) - differing} of {len(found)} equal")
     sys.exit(bool(differing))
 
 

@@ -23,6 +23,12 @@ from fl_lightning.core.updates import UpdateMatrix
 _SHIFT = 64  # elements between the beginnings of two clients' noise
 
 
+class NoFairRow(FedLF):
+    """FedLF without the fair-driven row."""
+
+    _fair_row = "none"
+
+
 class Server:
     """A server with random updates that share a direction, so that the clients agree in part.
 
@@ -47,9 +53,8 @@ class Server:
         self.rows = torch.empty(online, n)
         self._params, self._sizes = torch.zeros(n), torch.full((online,), 600.0)
         remembering = clients > online
-        self.rule = FedLF(
+        self.rule = (FedLF if fair_row == "cos" else NoFairRow)(
             layers="tensor",
-            fair_row=fair_row,
             history_window="all" if remembering else "none",
             max_history=clients if remembering else 1,
         )

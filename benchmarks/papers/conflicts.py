@@ -74,7 +74,7 @@ class Counted(ServerRule):
         step = self.rule.aggregate(cohort)
         self.report, layout = self.rule.report, cohort.updates.layout
         rows, d, starts = cohort.updates.rows.double(), step.double(), layout.layer_starts
-        blocks = self.report.blocks or tuple((layer,) for layer in range(layout.num_layers))
+        blocks = getattr(self.rule, "blocks", None) or tuple((layer,) for layer in range(layout.num_layers))
         parts = [slice(starts[block[0]], starts[block[-1] + 1]) for block in blocks]
         self.counts.append(
             Counts(

@@ -161,7 +161,7 @@ def execute(run: Run, train: Adult, test: Adult, forms: str) -> Result:
     if run.weight is not None:
         rule: fl.algorithms.ServerRule = fl.algorithms.FairReg(run.weight, run.notion)
     elif forms == "code":
-        rule = PublishedFCFL(run.budget, run.notion, run.rounds[0], stage2_constraint="violated")
+        rule = PublishedFCFL(run.budget, run.notion, run.rounds[0], reading="code")
     else:
         rule = fl.algorithms.FCFL(run.budget, run.notion, run.rounds[0])
     data = fl.FederatedDataModule(

@@ -219,17 +219,18 @@ class LogRecorder(L.Callback):
 
     def _add(self, record: fl.RoundRecord) -> None:
         self._rounds = record.round + 1
+        scalars = dict(record.scalars)
         numbers: dict[str, float] = {
             "conflicts": record.conflicts,
-            "block_conflicts": sum(record.block_conflicts),
-            "merged": record.merged_layers > 0,
+            "block_conflicts": sum(record.layer_conflicts.values()),  # unless FedLF counts its own blocks
+            "merged": scalars.pop("merged_layers", 0) > 0,
             "flagged": record.flagged,
             "dropped": len(record.dropped),
             "step_norm": record.step_norm,
         }
         if len(record.layer_conflicts) <= 6:
             numbers |= {f"layer{i + 1}": count for i, count in enumerate(record.layer_conflicts.values())}
-        for key, value in (numbers | dict(record.scalars)).items():
+        for key, value in (numbers | scalars).items():
             self._sums[key] = self._sums.get(key, 0.0) + value
 
     def state_dict(self) -> dict[str, Any]:

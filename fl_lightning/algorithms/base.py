@@ -81,13 +81,11 @@ class StepReport:
 
     Attributes:
         weights: ``[m]`` effective weight of each client's row in the step (its share, averaged over layers by size).
-        blocks: layers that were solved together, as tuples of layer indices; ``None`` if every layer stood alone.
         flagged: the rule met a degenerate case and fell back (the documentation of the rule says how).
         scalars: further numbers worth logging.
     """
 
     weights: Tensor | None = None
-    blocks: tuple[tuple[int, ...], ...] | None = None
     flagged: bool = False
     scalars: Mapping[str, float] = field(default_factory=dict)
 

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._shared.disparity import Disparities, Notion, joint_gram, reported_disparities
+from fl_lightning.algorithms._shared.disparity import Disparities, Notion, disparity_gram, reported_disparities
 from fl_lightning.algorithms.base import ClientRule, Needs, ServerRule, StepReport
 from fl_lightning.core.cohort import Cohort
 
@@ -54,7 +54,7 @@ class FairReg(ServerRule):
             ValueError: the cohort carries no disparities, or a row is not finite.
         """
         disparities, companions = reported_disparities(cohort, "FairReg")
-        joint_gram(cohort, companions, "FairReg")
+        disparity_gram(cohort, companions, "FairReg")
         known = ~disparities.isnan()
         ones = torch.ones(len(cohort), dtype=torch.float64)
         worst = float(disparities[known].max()) if bool(known.any()) else 0.0

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning import ops
+from fl_lightning.algorithms._shared.choices import check_choice
+from fl_lightning.algorithms._shared.rows import require_finite
 from fl_lightning.algorithms._shared.weighting import data_weights, uniform_weights
 from fl_lightning.algorithms.base import Federation, ServerRule, State, StepReport
 from fl_lightning.core.cohort import Cohort
@@ -41,14 +43,10 @@ class FedHEAL(ServerRule):
         beta: how fast weights follow the lengths, between 0 and 1.
         filter_updates: FPHL on or off.
         adapt_weights: FAEL on or off; off leaves the initial weights.
-        order: ``"code"`` judges a round by the rounds before it and keeps above ``tau`` (authors' code, equation 5);
-            ``"paper"`` counts the round in and keeps from ``tau`` on (Algorithm 1).
-        weight_norm: ``"cumulative"`` adds to weights that are normalised only for use (the code), ``"renormalised"``
-            normalises them each round (equation 12).
-        initial_weights: ``"uniform"`` (the code), or ``"samples"`` by sample counts (equation 3). With ``"samples"`` a
-            late joiner's weight is in proportion to its samples, too.
-        distance: length of a filtered update: ``"sum_tensor_l2"`` adds up the norms of the parameter tensors (the
-            code), ``"sq_l2"`` is the squared norm of the whole (equation 11).
+        reading: ``"code"`` judges a round by the rounds before it and keeps above ``tau`` (equation 5), starts with
+            equal weights and normalises them only for use, and adds up the norms of the parameter tensors. ``"paper"``
+            counts the round in and keeps from ``tau`` on (Algorithm 1), starts with weights by sample counts (equation
+            3), also for late joiners, normalises them each round (equation 12), and takes squared norms (equation 11).
 
     Raises:
         ValueError: ``tau`` is not strictly between 0 and 1, or ``beta`` not between them.
@@ -62,19 +60,16 @@ class FedHEAL(ServerRule):
         beta: float = 0.4,
         filter_updates: bool = True,
         adapt_weights: bool = True,
-        order: Literal["code", "paper"] = "code",
-        weight_norm: Literal["cumulative", "renormalised"] = "cumulative",
-        initial_weights: Literal["uniform", "samples"] = "uniform",
-        distance: Literal["sum_tensor_l2", "sq_l2"] = "sum_tensor_l2",
+        reading: Literal["code", "paper"] = "code",
     ) -> None:
         if not 0 < tau < 1:
             raise ValueError(f"tau of FedHEAL must lie strictly between 0 and 1, found {tau}")
         if not 0 <= beta <= 1:
             raise ValueError(f"beta of FedHEAL must be between 0 and 1, found {beta}")
+        check_choice("FedHEAL", "reading", reading, ("code", "paper"))
         self.tau, self.beta = Fraction(str(tau)), float(beta)  # weights go into checkpoints, as Python's numbers
         self.filter_updates, self.adapt_weights = filter_updates, adapt_weights
-        self.order, self.weight_norm = order, weight_norm
-        self.initial_weights, self.distance = initial_weights, distance
+        self._counts_round_in = self._weighs_by_samples = self._renormalises = self._squares_norms = reading == "paper"
         self._counts: dict[int, Tensor] = {}  # c_m: rounds in which each coordinate increased
         self._rounds: dict[int, int] = {}  # t_m: rounds that the client took part in
         self._weights: dict[int, float] = {}  # p_m
@@ -88,10 +83,7 @@ class FedHEAL(ServerRule):
         """
         rows, layout = cohort.updates.rows, cohort.updates.layout
         lengths = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-        finite = torch.isfinite(lengths).tolist()
-        if not all(finite):
-            clients = [i for i, fine in zip(cohort.client_ids, finite, strict=True) if not fine]
-            raise ValueError(f"updates must be finite for FedHEAL, found NaN or infinity in the rows of {clients}")
+        require_finite(torch.isfinite(lengths), cohort, "FedHEAL")
         if not bool(lengths.any()):
             self.report = StepReport(weights=uniform_weights(cohort).cpu(), flagged=True, scalars={"kept_share": 1.0})
             return torch.zeros_like(cohort.params)
@@ -100,7 +92,7 @@ class FedHEAL(ServerRule):
         for client, row in zip(cohort.client_ids, rows, strict=True):
             bits, squares = self._filter(client, row, offsets)  # M_m and ||M_m * Delta_m||^2 per tensor
             keep.append(bits)
-            norms.append(squares.sqrt().sum() if self.distance == "sum_tensor_l2" else squares.sum())
+            norms.append(squares.sum() if self._squares_norms else squares.sqrt().sum())
         p = self._weigh(cohort, torch.stack(norms).cpu())
         step = ops.puc_combine(rows, torch.stack(keep), p)  # equations 8 and 9
         self.report = StepReport(weights=p, scalars={"kept_share": self._kept_share(torch.stack(keep), layout.numel)})
@@ -122,13 +114,13 @@ class FedHEAL(ServerRule):
 
     def _threshold(self, t: int) -> int:
         """Fewest earlier rounds, of ``t``, that must agree with this one."""
-        if self.order == "paper":
+        if self._counts_round_in:
             return max(0, ceil(self.tau * (t + 1)) - 1)
         return 0 if t == 0 else floor(self.tau * t) + 1
 
     def _weigh(self, cohort: Cohort, distance: Tensor) -> Tensor:
         """Equations 10 to 12: weights ``[m]`` of the participants, summing to 1."""
-        start = data_weights(cohort) if self.initial_weights == "samples" else uniform_weights(cohort)
+        start = data_weights(cohort) if self._weighs_by_samples else uniform_weights(cohort)
         if not self.adapt_weights:
             return start.cpu()
         ids, total = cohort.client_ids, float(distance.sum())
@@ -141,7 +133,7 @@ class FedHEAL(ServerRule):
             share = d / total if total > 0 else 1 / len(ids)
             self._gains[client] = (1 - self.beta) * self._gains[client] + self.beta * share
             self._weights[client] += self._gains[client]
-        if self.weight_norm == "renormalised":
+        if self._renormalises:
             everyone = sum(self._weights.values())
             self._weights = {client: weight / everyone for client, weight in self._weights.items()}
         p = torch.tensor([self._weights[client] for client in ids], dtype=torch.float64)

@@ -8,27 +8,22 @@ https://github.com/zibinpan/FedMDFG
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._shared.common_descent import (
-    ZERO_ROW,
-    check_rows,
-    common_descent,
-    fair_weights,
-    loss_angle,
-    rounding_error,
-    row_norms,
-)
-from fl_lightning.algorithms.base import Federation, Needs, ServerRule, State, StepReport
+from fl_lightning.algorithms._shared.choices import READINGS, Reading, check_choice
+from fl_lightning.algorithms._shared.common_descent import common_descent, fair_weights, loss_angle
+from fl_lightning.algorithms._shared.line_search import line_search
+from fl_lightning.algorithms._shared.row_memory import RemembersRows
+from fl_lightning.algorithms._shared.rows import live_rows, no_step, rounding_error, row_norms
+from fl_lightning.algorithms.base import Federation, Needs, State, StepReport
 from fl_lightning.core.cohort import Cohort
-from fl_lightning.core.storage.row_history import RowHistory
 
 
-class FedMDFG(ServerRule):
+class FedMDFG(RemembersRows):
     """A common descent direction that also makes losses more equal, and a line search along it (Algorithms 1 and 2).
 
     Rows are the learning rate times a gradient, so a step length ``a`` of the paper is ``a / eta`` here.
@@ -44,13 +39,10 @@ class FedMDFG(ServerRule):
         theta: angle in radians between losses and ``(1, ..., 1)`` up to which the model counts as fair.
         s: the line search tries lengths from ``2^s`` down to ``2^-s`` learning rates.
         beta: parameter of the Armijo condition.
-        armijo_sign: ``"paper"`` asks every loss to fall by ``beta`` times the slope, ``"reference"`` lets it rise by as
-            much (the authors' code).
-        angle_test: ``"paper"`` asks the angle of the losses to shrink while the fair row is active, ``"none"`` does not
-            (what the authors' code amounts to).
-        drop_zero_loss: also drop clients whose loss is 0 (Algorithm 1, line 5; the authors' code keeps them).
-        force_when_all_exceed: activate the fair row also when all clients are worse than their reference (the paper;
-            the authors' code only when some are).
+        reading: ``"library"`` follows the paper but keeps clients whose loss is 0 (the code). ``"paper"`` drops them
+            for the round (Algorithm 1, line 5). ``"code"`` lets every loss rise by ``beta`` times the slope where the
+            paper asks it to fall by as much, does not ask the angle of the losses to shrink, and leaves the fair row
+            out while all clients are worse than their reference.
         gradient_source: ``"full"`` for full gradients (the paper), ``"update"`` for local training.
         history_device: where remembered rows live, for instance ``"cpu"``; ``None``: beside the updates.
 
@@ -63,10 +55,7 @@ class FedMDFG(ServerRule):
         theta: float = math.pi / 16,
         s: int = 5,
         beta: float = 1e-4,
-        armijo_sign: Literal["paper", "reference"] = "paper",
-        angle_test: Literal["paper", "none"] = "paper",
-        drop_zero_loss: bool = False,
-        force_when_all_exceed: bool = True,
+        reading: Reading = "library",
         gradient_source: Literal["full", "update"] = "full",
         history_device: str | None = None,
     ) -> None:
@@ -76,16 +65,14 @@ class FedMDFG(ServerRule):
             raise ValueError(f"s of FedMDFG must not be negative, found {s}")
         if not 0 < beta < 1:
             raise ValueError(f"beta of FedMDFG must lie between 0 and 1, found {beta}")
+        check_choice("FedMDFG", "reading", reading, READINGS)
+        super().__init__(1, None, history_device)
         full = gradient_source == "full"
         self.needs = Needs(losses=True, requery=True, client_lr=True, full_gradients=full)
-        self.theta = theta
-        self.s = s
-        self.beta = beta
-        self.armijo_sign = armijo_sign
-        self.angle_test = angle_test
-        self.drop_zero_loss = drop_zero_loss
-        self.force_when_all_exceed = force_when_all_exceed
-        self.history = RowHistory(device=history_device)
+        self.theta, self.s, self.beta = theta, s, beta
+        self._drops_zero_losses = reading == "paper"
+        # The code's sign of the Armijo condition, its angle test that always holds, and fair rows only where some gain.
+        self._losses_may_rise = self._skips_angle_test = self._some_must_gain = reading == "code"
         self._reference: dict[int, float] = {}  # R_i
 
     def aggregate(self, cohort: Cohort) -> Tensor:
@@ -94,46 +81,44 @@ class FedMDFG(ServerRule):
         Raises:
             ValueError: the cohort lacks losses, the learning rate or ``losses_at``, or a row is not finite.
         """
-        m, losses, eta = len(cohort), cohort.known_losses.cpu(), cohort.client_lr
-        if eta is None or cohort.losses_at is None:
+        m, losses, eta, losses_at = len(cohort), cohort.known_losses.cpu(), cohort.client_lr, cohort.losses_at
+        if eta is None or losses_at is None:
             raise ValueError("client_lr and losses_at must be given: FedMDFG searches along its direction for the step")
-        absent = self.history.select(exclude=set(cohort.client_ids))  # S_old \ S_t
-        gram = self.history.joint_gram(cohort.updates, absent, cohort.client_ids).cpu()
-        check_rows(gram, cohort, "FedMDFG")
-        gram = gram.sum(0)  # K [m + h, m + h]
-        norms = row_norms(gram)[:m]
-        live = norms > ZERO_ROW * norms.max()  # line 5
-        if self.drop_zero_loss:
+        rows = self.joint_rows(cohort)  # line 4, and line 18: S_old \ S_t
+        gram = rows.on_cpu().sum(0)  # K [m + h, m + h]
+        norms, h = row_norms(gram)[:m], len(rows.absent)
+        live = live_rows(norms, m)  # line 5
+        if self._drops_zero_losses:
             live &= losses != 0
         if eta == 0 or not bool(live.any()):
-            return self._stay(cohort)
+            return no_step(self, cohort)
 
         rescale = torch.where(live, norms[live].mean() / norms, 0.0)  # line 6
-        scale = torch.cat([rescale, torch.full((len(absent),), eta, dtype=torch.float64)])
-        h = self._fair(cohort, losses, live)  # lines 11 to 17
-        found = self._direction(cohort, gram, scale, h)  # line 19
+        scale = torch.cat([rescale, torch.full((h,), eta, dtype=torch.float64)])
+        found = self._direction(cohort, gram, scale, self._fair(cohort, losses, live))  # lines 11 to 19
         if found is None:
-            return self._stay(cohort)
+            return no_step(self, cohort)  # line 20
         c, fair, flagged = found
-        mean = torch.cat([rescale / live.sum(), torch.zeros(len(absent), dtype=torch.float64)])
+        mean = torch.cat([rescale / live.sum(), torch.zeros(h, dtype=torch.float64)])
         sigma = float(((mean @ gram @ mean).clamp_min(0) / (c @ gram @ c)).sqrt())
         c *= sigma  # line 21: d <- sigma d, as long as the mean of the rescaled rows
-        direction = self.history.combine(cohort.updates, c.expand(cohort.updates.layout.num_layers, -1), absent)
+        direction = rows.combine(c)
         slopes = (gram @ c)[:m] * rescale / eta  # g_i . d per learning rate, in units of the loss
 
-        def ask(length: float) -> Tensor:
-            return _losses_at(cohort, torch.sub(cohort.params, direction, alpha=length))[live]
+        def losses_after(length: float) -> Tensor:
+            return _checked(losses_at(torch.sub(cohort.params, direction, alpha=length)), m)[live]
 
-        highest, lowest = 1.0 if absent else 2.0**self.s, 2.0**-self.s / sigma
-        search = self._line_search(ask, losses[live], slopes[live], fair, highest, lowest)  # line 24
+        demand = (-self.beta if self._losses_may_rise else self.beta) * slopes[live]
+        highest, lowest = 1.0 if h else 2.0**self.s, 2.0**-self.s / sigma  # eta_ub, eta_lb (Algorithm 2, lines 1 and 2)
+        search = line_search(
+            losses_after, losses[live], demand, fair and not self._skips_angle_test, highest, lowest
+        )  # line 24
         if search is None:
-            return self._stay(cohort)
+            return no_step(self, cohort)
         length, evaluations = search
 
         self._update_reference(cohort, losses, live)  # line 26
-        self.history.forget(before=cohort.round + 1)
-        clients = {i: cohort.client_ids[i] for i in live.nonzero().flatten().tolist()}
-        self.history.remember(cohort.updates, clients, cohort.round, rescale / eta)  # line 27, as gradients
+        self.remember(cohort, rescale / eta, live)  # line 27, as gradients
         self.report = StepReport(
             weights=length * c[:m],
             flagged=flagged,
@@ -141,20 +126,16 @@ class FedMDFG(ServerRule):
                 "step_length": length,
                 "evaluations": float(evaluations),
                 "fair_row": float(fair),
-                "history_rows": float(len(absent)),
+                "history_rows": float(h),
             },
         )
-        return direction.mul_(length)
-
-    def _stay(self, cohort: Cohort) -> Tensor:
-        self.report = StepReport(weights=torch.zeros(len(cohort), dtype=torch.float64), flagged=True)
-        return torch.zeros_like(cohort.params)
+        return direction.mul_(length)  # line 25
 
     def _fair(self, cohort: Cohort, losses: Tensor, live: Tensor) -> Tensor | None:
         """Weights ``h`` ``[m]`` of the fair row, if the model is not fair enough or a client is worse than it was."""
         known = [self._reference.get(i, math.inf) for i in cohort.client_ids]
         exceeds = losses[live] > torch.tensor(known, dtype=torch.float64)[live]
-        forced = bool(exceeds.any()) and (self.force_when_all_exceed or not bool(exceeds.all()))
+        forced = bool(exceeds.any()) and (not self._some_must_gain or not bool(exceeds.all()))
         if loss_angle(losses[live]) <= self.theta and not forced:
             return None
         weights = fair_weights(losses[live])
@@ -177,35 +158,6 @@ class FedMDFG(ServerRule):
                 return c[0], fair, number > 0
         return None
 
-    def _line_search(
-        self, ask: Callable[[float], Tensor], before: Tensor, slopes: Tensor, fair: bool, highest: float, lowest: float
-    ) -> tuple[float, int] | None:
-        """Step length in learning rates (Algorithm 2) and number of trials; ``None`` if no trial was finite.
-
-        Args:
-            ask: losses after a step of the given length.
-            before: losses now.
-            slopes: how fast they fall along the direction.
-            fair: the fair row is active.
-            highest: first length to try.
-            lowest: shortest length to try.
-        """
-        demand = self.beta * slopes if self.armijo_sign == "paper" else -self.beta * slopes
-        length, trials = highest, list[tuple[float, float]]()
-        while length >= lowest:
-            after = ask(length)
-            trials.append((length, float(after.sum())))
-            fairer = not fair or self.angle_test == "none" or loss_angle(after) < loss_angle(before)
-            if fairer and bool((before - after >= length * demand).all()):  # lines 8 and 9
-                return length, len(trials)
-            length /= 2
-        finite = [trial for trial in trials if math.isfinite(trial[1])]
-        lower = [trial for trial in finite if trial[1] < float(before.sum())]
-        if not finite:
-            return None
-        chosen = lower[0] if lower else min(finite, key=lambda trial: trial[1])  # lines 16 to 21
-        return chosen[0], len(trials)
-
     def _update_reference(self, cohort: Cohort, losses: Tensor, live: Tensor) -> None:
         """Lets the reference loss ``R_i`` follow a falling loss slowly (section 3.2)."""
         t = cohort.round
@@ -216,33 +168,29 @@ class FedMDFG(ServerRule):
 
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """Bytes of the remembered rows, and of the parameters that the line search tries."""
-        history = self.history.planned_nbytes(cohort_size, federation.layout, federation.dtype)
-        return {"history": history, "line_search": federation.layout.numel * federation.dtype.itemsize}
+        line_search = federation.layout.numel * federation.dtype.itemsize
+        return {**super().memory(federation, cohort_size), "line_search": line_search}
 
     def reset(self) -> None:
         """Forgets all clients."""
-        self.history.clear()
+        super().reset()
         self._reference.clear()
-        self.report = StepReport()
 
     def state_dict(self) -> State:
         """Rows of the previous round, and the clients' reference losses."""
-        return {
-            "history": self.history.state_dict(),
+        return super().state_dict() | {
             "clients": torch.tensor(list(self._reference), dtype=torch.int64),
             "reference": torch.tensor(list(self._reference.values()), dtype=torch.float64),
         }
 
     def load_state_dict(self, state: State) -> None:
         """Restores what :meth:`state_dict` returned."""
-        self.history.load_state_dict(state["history"])
+        super().load_state_dict(state)
         self._reference = dict(zip(state["clients"].tolist(), state["reference"].tolist(), strict=True))
 
 
-def _losses_at(cohort: Cohort, params: Tensor) -> Tensor:
-    if cohort.losses_at is None:
-        raise ValueError("losses_at must be given: FedMDFG searches along its direction for the step")
-    losses = torch.as_tensor(cohort.losses_at(params)).to("cpu", torch.float64)
-    if losses.shape != (len(cohort),):
-        raise ValueError(f"losses_at must return {len(cohort)} losses for FedMDFG, found shape {tuple(losses.shape)}")
+def _checked(found: Tensor, m: int) -> Tensor:
+    losses = torch.as_tensor(found).to("cpu", torch.float64)
+    if losses.shape != (m,):
+        raise ValueError(f"losses_at must return {m} losses for FedMDFG, found shape {tuple(losses.shape)}")
     return losses

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._shared.common_descent import ZERO_DIRECTION, ZERO_ROW, check_rows, row_norms
+from fl_lightning.algorithms._shared.rows import ZERO_DIRECTION, JointRows, length, live_rows, no_step, row_norms
 from fl_lightning.algorithms.base import Needs, ServerRule, StepReport
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.solvers import box_min_norm
@@ -54,23 +54,21 @@ class FedMGDAPlus(ServerRule):
         eta = cohort.client_lr if self.server_lr is None else self.server_lr
         if eta is None:
             raise ValueError("client_lr must be given: it is the step size of FedMGDAPlus unless server_lr is set")
-        gram = cohort.updates.gram().cpu()
-        check_rows(gram, cohort, "FedMGDAPlus")
-        gram = gram.sum(0)  # K [m, m]
+        rows = JointRows(cohort, "FedMGDAPlus")
+        gram = rows.on_cpu().sum(0)  # K [m, m]
         norms = row_norms(gram)
-        live = norms > ZERO_ROW * norms.max()
+        live = live_rows(norms, len(cohort))
+        if not bool(live.any()):
+            return no_step(self, cohort, direction_norm=0.0)
         inverse = torch.where(live, 1 / norms, 0.0)
         cosines = inverse[:, None] * gram * inverse  # v_i . v_j
-
         shares = torch.where(live, cohort.sizes.cpu(), 0.0)
-        shares /= shares.sum().clamp_min(1)
-        length = 0.0
-        if bool(live.any()):
-            lower = (shares - self.epsilon).clamp_min(0)
-            upper = torch.where(live, (shares + self.epsilon).clamp_max(1), 0.0)
-            lam = box_min_norm(cosines, lower, upper)
-            length = float((lam @ cosines @ lam).clamp_min(0).sqrt())  # ||d||
-        moves = length > ZERO_DIRECTION
-        weights = eta * lam * inverse if moves else torch.zeros_like(shares)
-        self.report = StepReport(weights=weights, flagged=not moves, scalars={"direction_norm": length})
-        return cohort.updates.combine(weights) if moves else torch.zeros_like(cohort.params)
+        shares /= shares.sum().clamp_min(1)  # p_i
+        upper = torch.where(live, (shares + self.epsilon).clamp_max(1), 0.0)
+        lam = box_min_norm(cosines, (shares - self.epsilon).clamp_min(0), upper)
+        size = float(length(lam, cosines))  # ||d||
+        if not size > ZERO_DIRECTION:
+            return no_step(self, cohort, direction_norm=size)
+        weights = eta * lam * inverse
+        self.report = StepReport(weights=weights, scalars={"direction_norm": size})
+        return rows.combine(weights)

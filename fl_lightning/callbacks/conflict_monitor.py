@@ -21,8 +21,8 @@ class RoundConflicts:
         clients: clients whose updates were aggregated.
         model: clients in conflict on the whole model.
         layers: clients in conflict per layer, by layer name.
-        blocks: clients in conflict per block of layers that the rule solved together.
-        merged_layers: layers that were solved together with a neighbour.
+        blocks: conflicts added up over the blocks of layers that FedLF solved together; over layers for other rules.
+        merged_layers: layers that FedLF solved together with a neighbour; 0 for other rules.
         flagged: the rule met a degenerate case and fell back.
     """
 
@@ -30,7 +30,7 @@ class RoundConflicts:
     clients: int
     model: int
     layers: Mapping[str, int]
-    blocks: tuple[int, ...]
+    blocks: int
     merged_layers: int
     flagged: bool
 
@@ -87,7 +87,7 @@ class ConflictMonitor(Callback):
             clients=fmean(entry.clients for entry in self.rounds),
             model=fmean(entry.model for entry in self.rounds),
             layers={name: fmean(e.layers[name] for e in self.rounds if name in e.layers) for name in names},
-            blocks=fmean(sum(entry.blocks) for entry in self.rounds),
+            blocks=fmean(entry.blocks for entry in self.rounds),
             merged=fmean(entry.merged_layers > 0 for entry in self.rounds),
             flagged=fmean(entry.flagged for entry in self.rounds),
             merged_or_flagged=fmean(entry.merged_layers > 0 or entry.flagged for entry in self.rounds),
@@ -117,7 +117,7 @@ class ConflictMonitor(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned."""
-        self.rounds = [RoundConflicts(**{**entry, "blocks": tuple(entry["blocks"])}) for entry in state_dict["rounds"]]
+        self.rounds = [RoundConflicts(**entry) for entry in state_dict["rounds"]]
 
     def _add(self, trainer: Trainer) -> None:
         record = records(trainer, self).last_round
@@ -130,8 +130,8 @@ class ConflictMonitor(Callback):
                 clients=len(record.client_ids),
                 model=int(record.conflicts),
                 layers={name: int(count) for name, count in record.layer_conflicts.items()},
-                blocks=tuple(int(count) for count in record.block_conflicts),
-                merged_layers=int(record.merged_layers),
+                blocks=int(record.scalars.get("block_conflicts", sum(record.layer_conflicts.values()))),
+                merged_layers=int(record.scalars.get("merged_layers", 0)),
                 flagged=bool(record.flagged),
             )
         )

@@ -24,8 +24,6 @@ class RoundRecord:
         update_norms: ``[m]`` Euclidean norms of the updates.
         conflicts: clients whose update has a negative inner product with the step, on the whole model.
         layer_conflicts: the same count per layer, by layer name.
-        block_conflicts: the same count per block of layers that the rule solved together (layers, if it merged none).
-        merged_layers: layers that the rule solved together with a neighbour.
         flagged: the rule met a degenerate case and fell back.
         weights: ``[m]`` weights of the updates in the step, if the rule reports them.
         scalars: further numbers that the rule reports.
@@ -41,8 +39,6 @@ class RoundRecord:
     update_norms: Tensor
     conflicts: int
     layer_conflicts: Mapping[str, int]
-    block_conflicts: tuple[int, ...]
-    merged_layers: int
     flagged: bool
     weights: Tensor | None
     scalars: Mapping[str, float]
@@ -75,7 +71,6 @@ def round_metrics(record: RoundRecord, listed: int = 100) -> Mapping[str, float]
         "fed/step_norm": record.step_norm,
         "fed/update_norm": float(record.update_norms.mean()) if record.client_ids else 0.0,
         "fed/conflicts": record.conflicts,
-        "fed/merged_layers": record.merged_layers,
         "fed/flagged": float(record.flagged),
         "fed/clients": len(record.client_ids),
         "fed/dropped": len(record.dropped),

@@ -176,9 +176,7 @@ class Server:
         seconds: Callable[[], float],
     ) -> RoundRecord:
         report, layout = self._algorithm.report, self._binding.layout
-        blocks = report.blocks or tuple((layer,) for layer in range(layout.num_layers))
         model, per_layer = conflict_counts(dots)
-        per_block = [int((dots[list(block)].sum(0) < 0).sum()) for block in blocks]
         sizes = cohort.sizes.tolist()
         trained = [(loss, size) for loss, size in zip(reports.train_losses, sizes, strict=True) if loss is not None]
         train_loss = nan
@@ -194,8 +192,6 @@ class Server:
             update_norms=reports.norms,
             conflicts=int(model),
             layer_conflicts=dict(zip(layout.layer_names, per_layer.tolist(), strict=True)),
-            block_conflicts=tuple(per_block),
-            merged_layers=sum(len(block) for block in blocks if len(block) > 1),
             flagged=report.flagged,
             weights=report.weights,
             scalars=dict(report.scalars),
@@ -205,7 +201,7 @@ class Server:
 
 def _record_of_nobody(current: Round, seconds: float) -> RoundRecord:
     return RoundRecord(
-        current.index, (), dict(current.dropped), nan, None, 0.0, torch.zeros(0), 0, {}, (), 0, True, None, {}, seconds
+        current.index, (), dict(current.dropped), nan, None, 0.0, torch.zeros(0), 0, {}, True, None, {}, seconds
     )  # fmt: skip
 
 

@@ -34,12 +34,23 @@ def soft(values, delta):
 
 
 class VectorFCFL:
-    """The same arguments and defaults as the rule."""
+    """The same arguments, switches and defaults as the rule."""
 
-    def __init__(self, budget=0.1, stage1_rounds=800, feasibility="max", sharpen="independent", hull="smooth",
-                 constraint="always", joint_threshold=1e-3, delta=0.5, beta=0.01):  # fmt: skip
-        self.budget, self.stage1_rounds, self.feasibility, self.sharpen = budget, stage1_rounds, feasibility, sharpen
-        self.hull, self.constraint, self.joint_threshold, self.beta = hull, constraint, joint_threshold, beta
+    def __init__(
+        self,
+        budget=0.1,
+        stage1_rounds=800,
+        smooth_feasibility=False,
+        joint_sharpening=False,
+        hull_of_clients=False,
+        bounds_when_tight=False,
+        joint_threshold=1e-3,
+        delta=0.5,
+        beta=0.01,
+    ):
+        self.budget, self.stage1_rounds, self.joint_threshold, self.beta = budget, stage1_rounds, joint_threshold, beta
+        self.smooth_feasibility, self.joint_sharpening = smooth_feasibility, joint_sharpening
+        self.hull_of_clients, self.bounds_when_tight = hull_of_clients, bounds_when_tight
         self.delta_loss = self.delta_gap = delta
         self.rounds = 0
 
@@ -58,7 +69,7 @@ class VectorFCFL:
         d = self._min_max(excess, down_loss, down_gap)
         flat_loss = 0.1 * np.linalg.norm(down_loss) / lr <= self.delta_loss
         flat_gap = len(v) > 0 and 0.1 * np.linalg.norm(down_gap) / lr <= self.delta_gap
-        if self.sharpen == "joint":
+        if self.joint_sharpening:
             flat_loss = flat_gap = d @ d / lr**2 <= self.joint_threshold
         self.delta_loss *= self.beta if flat_loss and self.delta_loss > 1e-4 else 1
         self.delta_gap *= self.beta if flat_gap and self.delta_gap > 1e-4 else 1
@@ -70,17 +81,17 @@ class VectorFCFL:
         shift = excess.max()
         smooth = shift + self.delta_gap * np.log(np.exp((excess - shift) / self.delta_gap).sum())
         corners = np.stack([down_loss, down_gap])
-        if (excess.max() if self.feasibility == "max" else smooth) <= 0:
+        if (smooth if self.smooth_feasibility else excess.max()) <= 0:
             x = best_vertex(corners @ down_loss, np.zeros((0, 2)), np.zeros(0))
         else:
             x = best_vertex(corners @ down_gap, -(corners @ down_loss)[None], np.zeros(1))
         return x @ corners
 
     def _pareto(self, excess, u, v, down_gap):
-        bound = len(v) > 0 and (self.constraint == "always" or (excess >= 0).any())
+        bound = len(v) > 0 and (not self.bounds_when_tight or (excess >= 0).any())
         limits = np.vstack([u, down_gap]) if bound else u
         products = np.abs(limits @ limits.T)
         limits = np.where(products.max(1, keepdims=True) < 1e-150 * products.max(), 0.0, limits)
-        corners = np.vstack([u, v]) if self.hull == "clients" else limits
+        corners = np.vstack([u, v]) if self.hull_of_clients else limits
         x = best_vertex(corners @ u.mean(0), -(limits @ corners.T), np.zeros(len(limits)))
         return x @ corners

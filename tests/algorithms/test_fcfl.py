@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from algorithm_cohorts import make_cohort, random_rows
+from algorithm_cohorts import make_cohort, random_rows, switched
 from cohort_families import FAMILIES, LAYOUT
 from fcfl_vectors import VectorFCFL
 
-from fl_lightning.algorithms import FCFL, ClientRule, FairReg, Federation
-from fl_lightning.algorithms.fcfl import min_max
+from fl_lightning.algorithms import FCFL, FairReg, Federation
+from fl_lightning.algorithms._shared.min_max import min_max
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.updates import UpdateMatrix
 
@@ -42,12 +42,13 @@ def arrays(cohort):
 
 FORMS = {
     "default": {},
-    "smooth feasibility": {"feasibility": "smooth"},
-    "joint": {"sharpen": "joint", "joint_threshold": 1.0},
-    "paper's hull": {"stage2_hull": "clients"},
-    "while violated": {"stage2_constraint": "violated"},
+    "smooth feasibility": {"smooth_feasibility": True},
+    "joint": {"joint_sharpening": True, "joint_threshold": 1.0},
+    "paper's hull": {"hull_of_clients": True},
+    "paper": {"smooth_feasibility": True, "joint_sharpening": True, "hull_of_clients": True},
+    "while violated": {"bounds_when_tight": True},
     "own budgets": {"budget": (0.02, 0.05, 0.1, 0.15, 0.2, 0.0)},
-    "paper's hull while violated": {"stage2_hull": "clients", "stage2_constraint": "violated"},
+    "paper's hull while violated": {"hull_of_clients": True, "bounds_when_tight": True},
     "unconstrained": {"budget": None},
 }
 
@@ -55,10 +56,11 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gram_form_equals_vector_form(family, form):
-    names = {"stage2_hull": "hull", "stage2_constraint": "constraint"}
+    public = {name: value for name, value in FORMS[form].items() if name == "budget"}
+    switches = {name: value for name, value in FORMS[form].items() if name != "budget"}
     for m in (1, 2, 4):
-        rule = FCFL(stage1_rounds=3, **FORMS[form])
-        oracle = VectorFCFL(stage1_rounds=3, **{names.get(k, k): value for k, value in FORMS[form].items()})
+        rule = switched(FCFL(stage1_rounds=3, **public), **switches)
+        oracle = VectorFCFL(stage1_rounds=3, **public, **switches)
         for when, cohort in enumerate(rounds_of(family, m, seed=m, undefined=0.2)):
             step, expected = rule.aggregate(cohort).numpy(), oracle.step(*arrays(cohort), LR)
             rows = np.vstack([cohort.updates.rows.numpy(), cohort.companions["disparity"].rows.numpy()])
@@ -210,14 +212,8 @@ def test_state_goes_through_a_checkpoint():
         ({"tol": -1.0}, "tol of FCFL"),
         ({"delta": 0.0}, "delta=0.0"),
         ({"beta": 1.5}, "beta=1.5"),
-        ({"delta_floor": 0.0}, "delta_floor=0.0"),
-        ({"delta_factor": -1.0}, "delta_factor of FCFL"),
         ({"sharpness": 0.0}, "sharpness of FCFL must be positive"),
-        ({"joint_threshold": -1.0}, "joint_threshold of FCFL"),
-        ({"feasibility": "soft"}, "feasibility of FCFL must be one of .* found 'soft'"),
-        ({"sharpen": "both"}, "sharpen of FCFL"),
-        ({"stage2_hull": "all"}, "stage2_hull of FCFL"),
-        ({"stage2_constraint": "never"}, "stage2_constraint of FCFL"),
+        ({"reading": "both"}, "reading of FCFL must be one of .* found 'both'"),
     ],
 )
 def test_arguments_out_of_range_are_refused(arguments, words):
@@ -247,7 +243,7 @@ def test_cohorts_without_disparities_are_refused():
         broken[1, 3] = torch.nan
         with pytest.raises(ValueError, match=r"rows of clients \[8\]"):
             rule.aggregate(cohort_of(rows, broken, [1.0, 1.0], [0.1, 0.1], ids=[7, 8]))
-    assert type(FCFL(None).client_rule()) is ClientRule
+    assert not FCFL(None).client_rule().overrides()
     assert FCFL(None).aggregate(make_cohort(rows, extras={}, companions={})).isfinite().all()
 
 

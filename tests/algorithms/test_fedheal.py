@@ -7,6 +7,7 @@ from math import ceil, floor
 
 import pytest
 import torch
+from algorithm_cohorts import switched
 from implementations import every
 
 import fl_lightning as fl
@@ -91,7 +92,8 @@ class Loop:
 def test_sixty_rounds_equal_the_loop(call, tau, order, weight_norm, monkeypatch):
     for op in ("puc_track", "puc_combine"):
         monkeypatch.setattr(ops, op, partial(call, op))
-    rule, loop = FedHEAL(tau, order=order, weight_norm=weight_norm), Loop(tau, order=order, weight_norm=weight_norm)
+    rule = switched(FedHEAL(tau), counts_round_in=order == "paper", renormalises=weight_norm == "renormalised")
+    loop = Loop(tau, order=order, weight_norm=weight_norm)
     empty = 0
     for index in range(60):
         # Client 5 joins late, others come and go.
@@ -121,7 +123,7 @@ def test_a_coordinate_that_nobody_keeps_stays():
 
 def test_parts_can_be_switched_off():
     ids, rows = (0, 1, 2), drifting((0, 1, 2), 0)
-    neither = FedHEAL(filter_updates=False, adapt_weights=False, initial_weights="samples")
+    neither = switched(FedHEAL(filter_updates=False, adapt_weights=False), weighs_by_samples=True)
     assert torch.allclose(
         neither.aggregate(cohort(ids, rows, 0)), fl.algorithms.FedAvg().aggregate(cohort(ids, rows, 0)), atol=1e-6
     )
@@ -154,10 +156,12 @@ def test_counts_widen_before_they_overflow():
 def test_bad_arguments_and_rows():
     with pytest.raises(ValueError, match=r"tau of FedHEAL must lie strictly between 0 and 1, found 1"):
         FedHEAL(tau=1)
+    with pytest.raises(ValueError, match=r"reading of FedHEAL must be one of .* found 'library'"):
+        FedHEAL(reading="library")
     with pytest.raises(ValueError, match=r"beta of FedHEAL must be between 0 and 1, found 1.5"):
         FedHEAL(beta=1.5)
     rule, rows = FedHEAL(), torch.ones(2, N)
     rows[1, 3] = float("nan")
-    with pytest.raises(ValueError, match=r"rows of \[7\]"):
+    with pytest.raises(ValueError, match=r"rows of clients \[7\]"):
         rule.aggregate(cohort((2, 7), rows, 0))
     assert not rule.state_dict()["counts"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import vector_forms
-from algorithm_cohorts import SIZES, make_cohort, random_rows, sampled_rounds
+from algorithm_cohorts import SIZES, make_cohort, random_rows, sampled_rounds, switched
 
 from fl_lightning.algorithms import FedLF, FedMDFG
 from fl_lightning.core.layout import ParamLayout
@@ -34,7 +34,7 @@ class Remembered:
 
 
 def blocks_of(rule, layout):
-    blocks = rule.report.blocks or tuple((layer,) for layer in range(layout.num_layers))
+    blocks = rule.blocks or tuple((layer,) for layer in range(layout.num_layers))
     return [slice(layout.layer_starts[block[0]], layout.layer_starts[block[-1] + 1]) for block in blocks]
 
 
@@ -48,7 +48,7 @@ def conflicts(rule, cohort, step):
 @pytest.mark.parametrize("window", ["ratio", "last", "all", "none", 2])
 @pytest.mark.parametrize("equalise", [True, False])
 def test_equals_vector_form_over_rounds(window, equalise):
-    rule, memory, used = FedLF(equalise_layer_norm=equalise, history_window=window), Remembered(window), 0
+    rule, memory, used = FedLF(reading="library" if equalise else "paper", history_window=window), Remembered(window), 0
     for cohort in sampled_rounds(6, 7, 3, seed=21):
         absent = memory.absent(cohort.client_ids, cohort.round)
         expected, _, _ = vector_forms.fedlf(
@@ -121,7 +121,7 @@ def test_pareto_stationary_rows_give_no_step():
     step = rule.aggregate(make_cohort(torch.cat([row, -row, 0.5 * row]), [1.0, 2.0, 3.0]))
     assert not step.any()
     assert rule.report.flagged
-    assert rule.report.blocks == ((0, 1, 2),)
+    assert rule.blocks == ((0, 1, 2),)
 
 
 @pytest.mark.parametrize("equalise", [True, False])
@@ -129,7 +129,7 @@ def test_dependent_rows_with_unequal_losses_do_not_stall(equalise):
     """Without a guard the fair row cancels rows that depend on each other linearly."""
     one, two = random_rows(2, 23)
     for rows in (torch.stack([one, one, one]), torch.stack([one, two, (one + two) / 2])):
-        rule = FedLF(equalise_layer_norm=equalise)
+        rule = FedLF(reading="library" if equalise else "paper")
         step = rule.aggregate(make_cohort(rows, [1.0, 1.0, 5.0]))
         assert step.norm() == pytest.approx(float(rows.mean(0).norm()))
         assert (rows @ step > 0).all()
@@ -140,17 +140,17 @@ def test_fair_row_lets_the_worst_client_gain_most():
     rows, losses = random_rows(4, 24), [0.5, 0.5, 0.5, 4.0]
     gains = {}
     for fair_row in ("cos", "none"):
-        step = FedLF(fair_row=fair_row).aggregate(make_cohort(rows, losses))
+        step = switched(FedLF(), fair_row=fair_row).aggregate(make_cohort(rows, losses))
         gains[fair_row] = (rows @ step)[3] / (rows @ step).sum()
     assert gains["cos"] > 1.05 * gains["none"]
 
 
 def test_equal_norms_make_no_difference_between_fair_rows():
     rows, losses = random_rows(4, 25), [0.5, 1.0, 2.0, 4.0]
-    steps = [FedLF(fair_row=kind).aggregate(make_cohort(rows, losses)) for kind in ("cos", "h")]
+    steps = [switched(FedLF(), fair_row=kind).aggregate(make_cohort(rows, losses)) for kind in ("cos", "h")]
     torch.testing.assert_close(*steps)
     raw = [
-        FedLF(fair_row=kind, equalise_layer_norm=False).aggregate(make_cohort(rows, losses)) for kind in ("cos", "h")
+        switched(FedLF(reading="paper"), fair_row=kind).aggregate(make_cohort(rows, losses)) for kind in ("cos", "h")
     ]
     assert not torch.allclose(*raw)
 
@@ -159,7 +159,8 @@ def test_one_block_of_equal_rows_is_the_direction_of_fedmdfg():
     rows, losses = random_rows(4, 26), [0.5, 1.0, 2.0, 4.0]
     rows = rows / rows.norm(dim=1, keepdim=True)
     layout = ParamLayout.from_sizes(SIZES).merged()
-    step = FedLF("model", equalise_layer_norm=False, fair_row="h").aggregate(make_cohort(rows, losses, layout=layout))
+    rule = switched(FedLF("model", "paper"), fair_row="h")
+    step = rule.aggregate(make_cohort(rows, losses, layout=layout))
     other = FedMDFG(theta=0.01).aggregate(make_cohort(rows, losses))
     torch.testing.assert_close(step / step.norm(), other / other.norm())
 
@@ -168,14 +169,27 @@ def test_merging_everything_equals_one_block():
     """Every layer holds a client and its opposite, but not the model."""
     layout = ParamLayout.from_sizes([1, 1, 1])
     rows = torch.tensor([[1.0, -1, 1], [-1, 1, 1], [1, 1, -1]], dtype=torch.float64)
-    rule, whole = FedLF(fair_row="none"), FedLF("model", fair_row="none")
+    rule, whole = switched(FedLF(), fair_row="none"), switched(FedLF("model"), fair_row="none")
     step = rule.aggregate(make_cohort(rows, layout=layout))
-    assert rule.report.blocks == ((0, 1, 2),)
+    assert rule.blocks == ((0, 1, 2),)
     torch.testing.assert_close(step, whole.aggregate(make_cohort(rows, layout=layout.merged())))
     assert (rows @ step > 0).all()
-    plain = FedLF(fair_row="none", merge_zero_layers=False)
+    plain = switched(FedLF(reading="code"), fair_row="none")
     assert not plain.aggregate(make_cohort(rows, layout=layout)).any()
-    assert plain.report.blocks is None
+    assert plain.blocks is None
+
+
+def test_conflicts_are_counted_in_the_blocks_that_were_solved():
+    """Of the first client, whose row is too short to count; in the first case every layer stands alone."""
+    wide, narrow = ParamLayout.from_sizes(SIZES), ParamLayout.from_sizes([1, 1, 1])
+    cyclic = torch.tensor([[1.0, -1, 1], [-1, 1, 1], [1, 1, -1]], dtype=torch.float64)
+    for rows, layout, merged in ((random_rows(3, 39), wide, 0), (cyclic, narrow, 3)):
+        rows = torch.cat([-1e-9 * rows.sum(0, keepdim=True), rows])
+        rule = FedLF()
+        step = rule.aggregate(make_cohort(rows, [1.0, 1.0, 1.0, 1.0], layout=layout))
+        counts = [int((rows[:, part] @ step[part] < 0).sum()) for part in blocks_of(rule, layout)]
+        assert rule.report.scalars["block_conflicts"] == sum(counts) == len(counts)
+        assert rule.report.scalars["merged_layers"] == merged
 
 
 def test_layer_without_rows_stays_and_does_not_merge():
@@ -183,7 +197,7 @@ def test_layer_without_rows_stays_and_does_not_merge():
     rows[:, 30:42] = 0
     rule = FedLF()
     step = rule.aggregate(make_cohort(rows))
-    assert rule.report.blocks is None
+    assert rule.blocks is None
     assert not rule.report.flagged
     assert not step[30:42].any()
     assert step[:30].any()
@@ -191,7 +205,7 @@ def test_layer_without_rows_stays_and_does_not_merge():
 
 @pytest.mark.parametrize("equalise", [True, False])
 def test_history_in_a_layer_that_nobody_online_moves_is_ignored(equalise):
-    rule = FedLF(equalise_layer_norm=equalise)
+    rule = FedLF(reading="library" if equalise else "paper")
     rule.aggregate(make_cohort(random_rows(3, 28), ids=[0, 1, 2]))
     rows = random_rows(3, 29)
     rows[:, :30] = 0
@@ -203,7 +217,7 @@ def test_history_in_a_layer_that_nobody_online_moves_is_ignored(equalise):
 def test_absent_clients_are_respected_too():
     remembered = random_rows(3, 30)
     for window, respected in (("ratio", True), ("none", False)):
-        rule, minimum = FedLF(history_window=window, fair_row="none"), math.inf
+        rule, minimum = switched(FedLF(history_window=window), fair_row="none"), math.inf
         rule.aggregate(make_cohort(remembered, ids=[0, 1, 2]))
         rows = random_rows(3, 31) - 0.25 * remembered.mean(0)
         step = rule.aggregate(make_cohort(rows, ids=[3, 4, 5], when=1))
@@ -226,7 +240,7 @@ def test_units_of_remembered_rows_follow_the_learning_rate():
     old, new = random_rows(3, 33), random_rows(3, 34)
     steps = []
     for late in (1.0, 0.1):
-        rule = FedLF(equalise_layer_norm=False)
+        rule = FedLF(reading="paper")
         rule.aggregate(make_cohort(old, ids=[0, 1, 2], lr=1.0))
         steps.append(rule.aggregate(make_cohort(late * new, ids=[3, 4, 5], when=1, lr=late)) / late)
     torch.testing.assert_close(*steps)
@@ -255,9 +269,8 @@ def test_rounding_the_ratio_down_changes_nothing():
     """The authors' code rounds tau down; a round is a whole number, so the same clients count."""
 
     class Rounded(FedLF):
-        def _absent(self, cohort):
-            since = cohort.round - len(self._seen) // len(cohort)
-            return self.history.select(exclude=set(cohort.client_ids), since=since)
+        def _since(self, cohort):
+            return cohort.round - len(self._seen) // len(cohort)
 
     same, rows = same_steps(FedLF(), Rounded())
     assert same
@@ -300,11 +313,9 @@ def test_max_history_keeps_the_newest():
     assert len(rule.history) == 4
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"zero_tol": 0.0}, {"zero_tol": 2.0}, {"max_history": 0}, {"history_window": -1}]
-)
+@pytest.mark.parametrize("arguments", [{"reading": "both"}, {"max_history": 0}, {"history_window": -1}])
 def test_bad_arguments(arguments):
-    with pytest.raises(ValueError, match=r"zero_tol of|capacity|history_window of"):
+    with pytest.raises(ValueError, match=r"reading of FedLF must be one of .* found 'both'|capacity|history_window of"):
         FedLF(**arguments)
 
 

@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 import torch
-from algorithm_cohorts import make_cohort, random_rows, sampled_rounds
+from algorithm_cohorts import make_cohort, random_rows, sampled_rounds, switched
 from remote_device import RemoteDevice
 
 from fl_lightning.algorithms import FedFV, FedLF
@@ -48,16 +48,18 @@ def both(make_rule, cohorts):
 def assert_same(step, want, report, other):
     torch.testing.assert_close(step, want, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(report.weights, other.weights, rtol=1e-9, atol=1e-12)
-    assert (report.blocks, report.flagged, report.scalars) == (other.blocks, other.flagged, other.scalars)
+    assert (report.flagged, report.scalars) == (other.flagged, other.scalars)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("options", [{}, {"equalise_layer_norm": False}, {"fair_row": "h"}, {"fair_row": "none"}])
+@pytest.mark.parametrize("switches", [{}, {"equal_lengths": False}, {"fair_row": "h"}, {"fair_row": "none"}])
 @pytest.mark.parametrize("window", ["none", "last", "all"])
-def test_one_look_per_step(window, options, dtype):
+def test_one_look_per_step(window, switches, dtype):
     layout = ParamLayout.from_sizes([300, 0, 80, 120])
     cohorts, rows = sampled_rounds(6, 9, 3, 51, dtype, 500, layout), 0.0
-    for step, want, report, other, reads, waits in both(lambda: FedLF(history_window=window, **options), cohorts):
+    for step, want, report, other, reads, waits in both(
+        lambda: switched(FedLF(history_window=window), **switches), cohorts
+    ):
         assert not report.flagged
         assert len(reads) == 1
         assert waits == []
@@ -72,7 +74,7 @@ def test_one_look_per_step(window, options, dtype):
 @pytest.mark.parametrize("equalise", [True, False])
 def test_losses_that_define_no_fair_row(losses, equalise):
     cohorts = [make_cohort(random_rows(3, 52), losses), make_cohort(random_rows(1, 53), losses[:1], when=1)]
-    for step, want, report, other, reads, _ in both(lambda: FedLF(equalise_layer_norm=equalise), cohorts):
+    for step, want, report, other, reads, _ in both(lambda: switched(FedLF(), equal_lengths=equalise), cohorts):
         assert len(reads) == 1
         assert_same(step, want, report, other)
 
@@ -83,9 +85,9 @@ def test_degenerate_rounds_are_solved_on_the_cpu_as_they_were():
         cohorts = sampled_rounds(4, 6, m, seed, n=sum(sizes), layout=ParamLayout.from_sizes(sizes))
         for step, want, report, other, reads, _ in both(FedLF, cohorts):
             assert_same(step, want, report, other)
-            assert (len(reads) == 1) == (not report.flagged and report.blocks is None)
+            assert (len(reads) == 1) == (not report.flagged and not report.scalars["merged_layers"])
             flagged += report.flagged
-            merged += report.blocks is not None
+            merged += report.scalars["merged_layers"] > 0
             usual += len(reads) == 1
     assert min(flagged, merged, usual) > 0
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import vector_forms
-from algorithm_cohorts import make_cohort, random_rows, sampled_rounds
+from algorithm_cohorts import make_cohort, random_rows, sampled_rounds, switched
 
 from fl_lightning.algorithms import FedMDFG
 
@@ -95,7 +95,7 @@ def test_clients_without_gradient_are_dropped_for_the_round():
 def test_zero_losses_are_dropped_on_request():
     rows, losses = random_rows(3, 46), [1.0, 0.0, 2.0]
     assert FedMDFG().aggregate(make_cohort(rows, losses)) is not None
-    rule = FedMDFG(drop_zero_loss=True)
+    rule = FedMDFG(reading="paper")
     rule.aggregate(make_cohort(rows, losses))
     assert rule.report.weights[1] == 0
 
@@ -109,7 +109,7 @@ def test_worse_than_before_activates_the_fair_row():
         (False, [1.2, 1.0, 1.0], 1),
         (True, [0.9, 1.0, 0.95], 0),
     ):
-        rule = FedMDFG(force_when_all_exceed=force_all)
+        rule = FedMDFG(reading="library" if force_all else "code")
         rule.aggregate(make_cohort(rows, [1.0, 1.0, 1.0]))
         rule.aggregate(make_cohort(rows, second, when=1))
         assert rule.report.scalars["fair_row"] == expected
@@ -204,17 +204,19 @@ def test_line_search_switches():
     less_fair = lambda p: losses * torch.tensor([0.1, 0.9])  # noqa: E731
 
     def trials(asked, **switches):
-        rule = FedMDFG(s=2, **switches)
+        rule = switched(FedMDFG(s=2), **switches)
         rule.aggregate(make_cohort(rows, losses, losses_at=asked))
         return rule.report.scalars["evaluations"]
 
     assert trials(less_fair) > 1
-    assert trials(less_fair, angle_test="none") == 1
-    assert trials(same, angle_test="none") > 1
-    assert trials(same, angle_test="none", armijo_sign="reference") == 1
+    assert trials(less_fair, skips_angle_test=True) == 1
+    assert trials(same, skips_angle_test=True) > 1
+    assert trials(same, skips_angle_test=True, losses_may_rise=True) == 1
 
 
-@pytest.mark.parametrize("arguments", [{"theta": 0.0}, {"theta": 2.0}, {"s": -1}, {"beta": 0.0}, {"beta": 1.0}])
+@pytest.mark.parametrize(
+    "arguments", [{"theta": 0.0}, {"theta": 2.0}, {"s": -1}, {"beta": 0.0}, {"beta": 1.0}, {"reading": ""}]
+)
 def test_bad_arguments(arguments):
     with pytest.raises(ValueError, match=f"{next(iter(arguments))} of FedMDFG"):
         FedMDFG(**arguments)

@@ -14,8 +14,8 @@ import qp_cases
 import vector_forms
 from cohort_families import FAMILIES, LAYOUT, rounds_of
 
+from fl_lightning import ops
 from fl_lightning.algorithms import FedFV, FedLF, FedMDFG, FedMGDAPlus
-from fl_lightning.algorithms._shared import common_descent as _common_descent
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
 SCALES = (1e-12, 1.0, 1e12)
@@ -28,14 +28,14 @@ class Replay:
 
     def __init__(self, monkeypatch):
         self.found, self.used = [], []
-        solve = _common_descent.min_norm
+        solve = ops.min_norm
 
         def record(gram):
-            lam = solve(gram)
-            self.found += zip(gram.numpy(), lam.numpy(), strict=True)
-            return lam
+            found = solve(gram)
+            self.found += zip(gram.numpy(), found[0].numpy(), strict=True)
+            return found
 
-        monkeypatch.setattr(_common_descent, "min_norm", record)
+        monkeypatch.setattr(ops, "min_norm", record)
 
     def __call__(self, vectors):
         first = next(v for v in vectors if v is not None)  # a row left out of the hull repeats one that is not
@@ -75,7 +75,7 @@ def test_fedlf(family, equalise, m, clients, monkeypatch):
     replay = Replay(monkeypatch)
     compared = total = 0
     for scale in SCALES:
-        rule, last, seen = FedLF(equalise_layer_norm=equalise), {}, set()
+        rule, last, seen = FedLF(reading="library" if equalise else "paper"), {}, set()
         for cohort in rounds_of(family, m, 3, 3, clients, scale):
             replay.found.clear()
             window = cohort.round - len(seen) / m
@@ -125,13 +125,13 @@ def test_fedmdfg(family, theta, m, clients, monkeypatch):
 
 
 @every_family
-@pytest.mark.parametrize("window", ["absent", "reference"])
+@pytest.mark.parametrize(("reading", "window"), [("library", "absent"), ("code", "reference")])
 @pytest.mark.parametrize("alpha", [0.0, 0.34, 1.0])
 @pytest.mark.parametrize(("m", "clients"), [(1, 1), (1, 4), (3, 3), (3, 7), (6, 15)])
-def test_fedfv(family, window, alpha, m, clients):
+def test_fedfv(family, reading, window, alpha, m, clients):
     compared = total = 0
     for scale in SCALES:
-        rule, other = FedFV(alpha, 2, external_window=window), vector_forms.FedFV(alpha, 2, window)
+        rule, other = FedFV(alpha, 2, reading), vector_forms.FedFV(alpha, 2, window)
         for cohort in rounds_of(family, m, 5, 5, clients, scale):
             step = rule.aggregate(cohort)
             expected = other.step(cohort.updates.rows.numpy(), cohort.losses.numpy(), cohort.client_ids, cohort.round)

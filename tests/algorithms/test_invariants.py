@@ -9,12 +9,12 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from algorithm_cohorts import make_cohort
+from algorithm_cohorts import make_cohort, switched
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis.extra.numpy import arrays
 
 from fl_lightning.algorithms import FedAvg, FedFV, FedLF, FedMDFG, FedMGDAPlus
-from fl_lightning.algorithms._shared import common_descent as _common_descent
+from fl_lightning.algorithms._shared.common_descent import loss_angle
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.metrics.functional import fairness_angle
 from fl_lightning.ops import project_conflicts
@@ -45,7 +45,7 @@ COMMON_DESCENT = {
     "FedMGDAPlus": lambda: FedMGDAPlus(epsilon=1.0),
     "FedMDFG": lambda: FedMDFG(theta=0.01),
     "FedLF": FedLF,
-    "FedLF-raw": lambda: FedLF(equalise_layer_norm=False),
+    "FedLF-raw": lambda: FedLF(reading="paper"),
 }
 ALL = {**COMMON_DESCENT, "FedAvg": FedAvg, "FedFV": lambda: FedFV(alpha=0.3), "FedMGDAPlus-near": FedMGDAPlus}
 every_rule = pytest.mark.parametrize("name", ALL)
@@ -55,9 +55,9 @@ every_common_descent = pytest.mark.parametrize("name", COMMON_DESCENT)
 def conflicts(rule, cohort, step):
     """Clients against the step by more than rounding, in the model and in every block."""
     rows, starts = cohort.updates.rows, LAYOUT.layer_starts
-    blocks = rule.report.blocks or tuple((layer,) for layer in range(LAYOUT.num_layers))
     parts = [slice(None)]
     if isinstance(rule, FedLF):
+        blocks = rule.blocks or tuple((layer,) for layer in range(LAYOUT.num_layers))
         parts += [slice(starts[block[0]], starts[block[-1] + 1]) for block in blocks]
     noise = 1e-13 * rows.norm(dim=1) * step.norm()
     return sum(int((rows[:, part] @ step[part] < -noise).sum()) for part in parts)
@@ -106,9 +106,9 @@ def test_slopes_of_layers_add_up(cohort):
 @quick
 def test_one_block_of_rows_of_one_length_is_fedmdfg(cohort):
     rows = cohort.updates.rows / cohort.updates.rows.norm(dim=1, keepdim=True)
-    assume(_common_descent.loss_angle(cohort.losses) > 0.02)
+    assume(loss_angle(cohort.losses) > 0.02)
     whole = make_cohort(rows, cohort.losses, layout=LAYOUT.merged())
-    one = FedLF("model", equalise_layer_norm=False, fair_row="h").aggregate(whole)
+    one = switched(FedLF("model", "paper"), fair_row="h").aggregate(whole)
     two = FedMDFG(theta=0.01).aggregate(whole)
     torch.testing.assert_close(one / one.norm(), two / two.norm(), rtol=0, atol=1e-9)
 

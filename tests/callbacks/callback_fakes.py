@@ -38,11 +38,9 @@ def round_record(round_index, conflicts=1, layers=None, blocks=(1, 0), merged=0,
         update_norms=torch.ones(clients),
         conflicts=conflicts,
         layer_conflicts=layers or {"first": 2, "second": 0},
-        block_conflicts=blocks,
-        merged_layers=merged,
         flagged=flagged,
         weights=None,
-        scalars={},
+        scalars={"block_conflicts": float(sum(blocks)), "merged_layers": float(merged)},
         seconds=0.1,
     )
 

@@ -28,7 +28,7 @@ def test_summary_over_rounds():
     assert summary.layers == {"a": 0.25, "b": 1.5}
     assert summary.blocks == 1.25
     assert (summary.merged, summary.flagged, summary.merged_or_flagged) == (0.5, 0.5, 0.75)
-    assert monitor.rounds[0] == RoundConflicts(0, 4, 3, {"a": 1, "b": 4}, (1, 4), 0, False)
+    assert monitor.rounds[0] == RoundConflicts(0, 4, 3, {"a": 1, "b": 4}, 5, 0, False)
 
 
 def test_a_round_is_in_the_checkpoint_that_follows_its_validation_and_counts_once():

@@ -39,7 +39,7 @@ class Watched(fl.algorithms.FedLF):
         step = super().aggregate(cohort)
         rows, wide = cohort.updates.rows.double(), step.double()
         starts = cohort.updates.layout.layer_starts
-        blocks = self.report.blocks or tuple((layer,) for layer in range(len(starts) - 1))
+        blocks = self.blocks or tuple((layer,) for layer in range(len(starts) - 1))
         self.conflicts += int((rows @ wide < 0).sum())
         for block in blocks:
             columns = torch.cat([torch.arange(starts[layer], starts[layer + 1]) for layer in block])

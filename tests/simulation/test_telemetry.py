@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 from support import Classifier, federated_blobs, fresh, on_path, quiet_trainer
-from torch import nn
 
 import fl_lightning as fl
 from fl_lightning.algorithms import (
@@ -29,7 +28,7 @@ RULES = {
     "FedProx": lambda: FedProx(0.1),
     "SCAFFOLD": SCAFFOLD,
     "FedLF": FedLF,
-    "FedLF-tensor": lambda: FedLF(layers="tensor", equalise_layer_norm=False),
+    "FedLF-tensor": lambda: FedLF(layers="tensor", reading="paper"),
     "FedMDFG": FedMDFG,
     "FedHEAL": FedHEAL,
     "AFL": lambda: AFL(lambda_lr=0.1),
@@ -104,39 +103,18 @@ def test_records_equal_counting_from_the_vectors(name):
         assert all(record.conflicts == 0 for record in records)
 
 
-def test_blocks_of_layers_are_counted_as_the_rule_solved_them():
-    class Blocks(FedAvg):
+def test_what_a_rule_reports_is_recorded_and_logged():
+    class Deeper(FedAvg):
         def aggregate(self, cohort):
             step = super().aggregate(cohort)
-            self.report = StepReport(self.report.weights, ((0,), (1, 2), (3,)), flagged=True, scalars={"depth": 3.0})
+            self.report = StepReport(self.report.weights, flagged=True, scalars={"depth": 3.0})
             return step
 
-    class Deep(Classifier):
-        def __init__(self, **options):
-            super().__init__(**options)
-            self.net = nn.Sequential(self.net[0], nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), self.net[2])
-
-    seen, records, metrics = watched(Blocks(), module=fresh(Deep, lr=0.4))
-    different = 0
-    for (cohort, rows, step), record, logged in zip(seen, records, metrics, strict=True):
-        starts = cohort.updates.layout.layer_starts
-        parts = [slice(starts[0], starts[1]), slice(starts[1], starts[3]), slice(starts[3], starts[4])]
-        counts = tuple(int((rows[:, part] @ step[part] < 0).sum()) for part in parts)
-        assert record.block_conflicts == counts
-        different += counts != tuple(record.layer_conflicts.values())[:3]
-        assert record.merged_layers == logged["fed/merged_layers"] == 2
-        assert record.flagged
-        assert logged["fed/flagged"] == 1
-        assert record.scalars == {"depth": 3.0}
-        assert logged["fed/depth"] == 3
-    assert different
-
-
-def test_without_blocks_every_layer_is_its_own():
-    _, records, metrics = watched(FedAvg(), rounds=1)
-    assert records[0].block_conflicts == tuple(records[0].layer_conflicts.values())
-    assert records[0].merged_layers == metrics[0]["fed/merged_layers"] == 0
-    assert metrics[0]["fed/flagged"] == 0
+    for rule, flagged, scalars in ((Deeper(), True, {"depth": 3.0}), (FedAvg(), False, {})):
+        _, records, metrics = watched(rule, rounds=1)
+        assert (records[0].flagged, metrics[0]["fed/flagged"]) == (flagged, flagged)
+        assert records[0].scalars == scalars
+        assert {name: metrics[0][f"fed/{name}"] for name in scalars} == scalars
 
 
 def test_weights_are_logged_by_place():
@@ -215,8 +193,9 @@ def test_the_names_are_those_of_round_metrics():
     assert names == {name for name in metrics[-1] if name.startswith("fed/") and not name.startswith("fed/val_")}
     assert names == {
         "fed/train_loss", "fed/start_loss", "fed/start_loss/max", "fed/step_norm", "fed/update_norm", "fed/conflicts",
-        "fed/conflicts/net.0", "fed/conflicts/net.2", "fed/merged_layers", "fed/flagged", "fed/clients", "fed/dropped",
-        "fed/seconds", "fed/weight/min", "fed/weight/max", "fed/history_rows", "fed/blocks",
+        "fed/conflicts/net.0", "fed/conflicts/net.2", "fed/flagged", "fed/clients", "fed/dropped", "fed/seconds",
+        "fed/weight/min", "fed/weight/max", "fed/history_rows", "fed/blocks", "fed/merged_layers",
+        "fed/block_conflicts",
         *(f"fed/{kind}/{place}" for kind in ("client", "weight") for place in range(4)),
     }  # fmt: skip
 
@@ -232,8 +211,6 @@ def test_large_cohorts_are_not_listed_one_by_one():
         torch.ones(7),
         0,
         {"a": 0},
-        (0,),
-        0,
         False,
         torch.full((7,), 1 / 7),
         {},
@@ -244,7 +221,7 @@ def test_large_cohorts_are_not_listed_one_by_one():
     assert "fed/weight/0" not in short
     assert "fed/client/0" not in short
     assert short["fed/weight/max"] == pytest.approx(1 / 7)
-    empty = RoundRecord(3, (), {4: "x"}, math.nan, None, 0.0, torch.zeros(0), 0, {}, (), 0, True, None, {}, 0.1)
+    empty = RoundRecord(3, (), {4: "x"}, math.nan, None, 0.0, torch.zeros(0), 0, {}, True, None, {}, 0.1)
     metrics = round_metrics(empty)
     assert metrics["fed/dropped"] == 1
     assert metrics["fed/update_norm"] == 0

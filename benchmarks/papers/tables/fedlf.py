@@ -126,7 +126,7 @@ def _readings(cases: list[FederatedCase]) -> list[FederatedCase]:
                 other.append(replace(case, name=f"{name}, other readings: {label}, {reading}", task=task, seeds=seeds))
         for label, rule in (
             ("FedLF, full gradients", partial(FedLF, gradient_source="full")),
-            ("FedLF, rows as they are", partial(FedLF, equalise_layer_norm=False)),
+            ("FedLF, rows as they are", partial(FedLF, reading="paper")),
             ("FedMDFG, local training", partial(A.FedMDFG, gradient_source="update")),
             ("AFL, weights by place", partial(AFLByPlace, 0.01)),
             ("FedMGDA+, server step 1", partial(A.FedMGDAPlus, 0.1, 1.0)),

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What FedMDFG and FedLF share: the fair-driven weights, and the common descent direction in coefficient space.
-
-A direction is a linear combination ``d = V^T c`` of the rows of ``V``, those of ``m`` online clients and ``h`` that are
-remembered. Everything about it follows from the Gram matrix ``K = V V^T``: ``V d = K c`` and ``||d||^2 = c^T K c``.
-"""
+"""What FedMDFG and FedLF share: the fair-driven weights, and the common descent direction."""
 
 from __future__ import annotations
 
@@ -13,10 +9,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning import ops
-from fl_lightning.core.cohort import Cohort
+from fl_lightning.algorithms._shared.rows import ZERO_DIRECTION, row_norms
 
-ZERO_ROW = 1e-8  # a row this much shorter than the longest online one counts as zero
-ZERO_DIRECTION = 1e-4  # a direction this much shorter than the rows counts as zero
 EQUAL_LOSSES = 1e-6  # radians between losses and (1, ..., 1) below which no client is behind
 
 
@@ -46,26 +40,8 @@ def fair_weights(losses: Tensor, cosine: bool = False) -> Tensor:
     return torch.where(apart, h / h.norm() * (deviation / squares if cosine else 1.0), 0.0)
 
 
-def min_norm(gram: Tensor) -> Tensor:
-    """Weights ``[B, k]`` of the points of least norm, from Gram matrices of which the symmetric part counts.
-
-    NaN for a matrix that is not finite: nobody looks at the matrices.
-    """
-    return ops.min_norm(gram)[0]
-
-
-def row_norms(gram: Tensor) -> Tensor:
-    """Lengths of the rows behind Gram matrices ``[..., k, k]``."""
-    return gram.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
-
-
-def rounding_error(cohort: Cohort) -> float:
-    """Relative error to expect in products of rows and in the step; half precision is not held to its own."""
-    return min(torch.finfo(cohort.updates.rows.dtype).eps, torch.finfo(torch.float32).eps)
-
-
 def common_descent(
-    gram: Tensor, scale: Tensor, fair: Tensor | None, online: int, rounding: float, zero: float = ZERO_DIRECTION
+    gram: Tensor, scale: Tensor, fair: Tensor | None, online: int, rounding: float
 ) -> tuple[Tensor, Tensor]:
     """Shortest vector in the convex hull of scaled rows and a fair row, for a batch of blocks of layers (MGDA).
 
@@ -77,11 +53,11 @@ def common_descent(
         fair: ``[B, k]`` coefficients of the fair row; ``None``, or zeros in a block, leave it out.
         online: ``m``.
         rounding: relative error of products and step, see :func:`rounding_error`.
-        zero: directions shorter than this times the root mean square of the scaled online rows count as zero.
 
     Returns:
-        ``[B, k]`` coefficients, and ``[B]`` whether the direction is one: long enough, and falling for every online row
-        by more than rounding can turn around. A block without online rows has nothing to do: coefficients 0, true.
+        ``[B, k]`` coefficients, and ``[B]`` whether the direction is one: not shorter than 1e-4 times the root mean
+        square of the scaled online rows, and falling for every online row by more than rounding can turn around. A
+        block without online rows has nothing to do: coefficients 0, true.
     """
     rows = torch.diag_embed(scale)
     if fair is not None:
@@ -90,26 +66,14 @@ def common_descent(
     # A row left out becomes a copy of one that is not: copies never move the point, and the batch keeps one shape.
     first = used.to(torch.uint8).argmax(1)[:, None, None].expand(-1, 1, rows.shape[2])
     rows = torch.where(used[:, :, None], rows, rows.gather(1, first))
-    coeff = (rows.mT @ min_norm(rows @ gram @ rows.mT)[:, :, None])[:, :, 0]
+    coeff = (rows.mT @ ops.min_norm(rows @ gram @ rows.mT)[0][:, :, None])[:, :, 0]
     live = scale[:, :online] != 0
     coeff = torch.where(live.any(1, keepdim=True), coeff, 0.0)
 
     slopes = (gram @ coeff[:, :, None])[:, :, 0]
     norms = row_norms(gram)
     squares = (scale * norms)[:, :online].square()
-    long_enough = (coeff * slopes).sum(1) > zero**2 * squares.sum(1) / live.sum(1).clamp_min(1)
+    long_enough = (coeff * slopes).sum(1) > ZERO_DIRECTION**2 * squares.sum(1) / live.sum(1).clamp_min(1)
     noise = rounding * norms * (coeff.abs() * norms).sum(1, keepdim=True)
     falls = ((slopes > noise)[:, :online] | ~live).all(1)
     return coeff, (long_enough & falls) | ~live.any(1)
-
-
-def check_rows(gram: Tensor, cohort: Cohort, rule: str) -> None:
-    """Refuses cohorts with NaN or infinity in a row, visible on the diagonal of ``gram``.
-
-    Raises:
-        ValueError: names the clients.
-    """
-    bad = ~torch.isfinite(gram.diagonal(dim1=-2, dim2=-1)).all(0)[: len(cohort)]
-    if bool(bad.any()):
-        clients = [cohort.client_ids[i] for i in bad.nonzero().flatten().tolist()]
-        raise ValueError(f"updates must be finite for {rule}, found NaN or infinity in the rows of clients {clients}")

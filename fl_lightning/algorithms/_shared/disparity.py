@@ -16,6 +16,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fl_lightning.algorithms._shared.choices import check_choice
+from fl_lightning.algorithms._shared.rows import require_finite
 from fl_lightning.algorithms.base import ClientReport, ClientRule, Federation, LocalWork, Needs, ServerRule
 from fl_lightning.algorithms.groups import GroupScores, group_scores
 from fl_lightning.core.cohort import Cohort
@@ -23,12 +25,6 @@ from fl_lightning.core.updates import UpdateMatrix
 
 Notion = Literal["dp", "eo"]
 NAME = "disparity"
-
-
-def check_choice(method: str, name: str, choice: str, allowed: tuple[str, ...]) -> None:
-    """Raises ValueError unless ``choice`` is one of those allowed."""
-    if choice not in allowed:
-        raise ValueError(f"{name} of {method} must be one of {allowed}, found {choice!r}")
 
 
 class Disparities(ClientRule):
@@ -56,7 +52,7 @@ class Disparities(ClientRule):
         self._report = ClientReport()
 
     def refusal(self, server: ServerRule) -> str | None:
-        """Nobody else reads what this half reports."""
+        """Only FCFL and FairReg read disparities."""
         if isinstance(server.client_rule(), Disparities):
             return None
         return f"reports disparities, and {type(server).__name__} reads none: leave client out"
@@ -129,7 +125,7 @@ def reported_disparities(cohort: Cohort, method: str) -> tuple[Tensor, UpdateMat
     return values.cpu(), rows
 
 
-def joint_gram(cohort: Cohort, companions: UpdateMatrix | None, method: str) -> Tensor:
+def disparity_gram(cohort: Cohort, companions: UpdateMatrix | None, method: str) -> Tensor:
     """Products ``[2m, 2m]`` of all loss and disparity rows, in this order, on the CPU; zeros without companions.
 
     Raises:
@@ -142,15 +138,12 @@ def joint_gram(cohort: Cohort, companions: UpdateMatrix | None, method: str) -> 
         gram[:m, m:] = cohort.updates.cross_gram(companions.rows).sum(0)
         gram[m:, :m] = gram[:m, m:].T
         gram[m:, m:] = companions.gram().sum(0)
-    finite = gram.diagonal().isfinite().reshape(2, m).all(0).tolist()
-    bad = [client for client, fine in zip(cohort.client_ids, finite, strict=True) if not fine]
-    if bad:
-        raise ValueError(f"updates must be finite for {method}, found NaN or infinity in the rows of clients {bad}")
+    require_finite(gram.diagonal().isfinite().reshape(2, m).all(0), cohort, method)
     return gram
 
 
 def _groups(asked: GroupScores, notion: Notion) -> tuple[Tensor, Tensor]:
-    """``[B]`` booleans: who counts in group 0, and in group 1."""
+    """``[B]`` booleans: the samples that count in group 0, and those in group 1."""
     if notion == "dp":
         return ~asked.member, asked.member
     return asked.positive & ~asked.member, asked.positive & asked.member

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What methods share that turn losses into weights."""
+"""Weights of the clients, and the mean of their rows with these weights."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from fl_lightning.algorithms._shared.rows import require_finite
 from fl_lightning.core.cohort import Cohort
 
 
@@ -34,7 +35,7 @@ def shares(values: Tensor) -> Tensor:
 
 
 def stands_still(cohort: Cohort, step: Tensor) -> bool:
-    """Whether nobody moved: such a round says nothing, and a rule's state stays as it is."""
+    """Whether all rows are zero; a rule's state stays as it is in such a round."""
     return not bool(step.any()) and not bool(cohort.updates.rows.any())
 
 
@@ -52,11 +53,10 @@ def weighted_mean(cohort: Cohort, weights: Tensor) -> Tensor:
     """Linear combination of the rows with weights ``[m]``, the same in all layers.
 
     Raises:
-        ValueError: names the clients whose row is not finite.
+        ValueError: a row, which it names by its client, or the mean is not finite.
     """
     step = cohort.updates.combine(weights)
     if not bool(torch.isfinite(step).all()):
-        finite = torch.isfinite(cohort.updates.rows).all(1).tolist()
-        clients = [i for i, fine in zip(cohort.client_ids, finite, strict=True) if not fine]
-        raise ValueError(f"updates must be finite, found NaN or infinity in the rows of clients {clients}")
+        require_finite(torch.isfinite(cohort.updates.rows).all(1), cohort)
+        raise ValueError(f"updates must have a mean that is finite in {step.dtype}, found NaN or infinity")
     return step

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments that name one of a few forms."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Reading = Literal["library", "paper", "code"]
+"""Whose form a method takes in the steps where its paper and its authors' code differ.
+
+``"library"`` decides step by step, as the method's page in docs/methods lists; the others take one source throughout.
+"""
+READINGS: tuple[Reading, ...] = ("library", "paper", "code")
+
+
+def check_choice(method: str, name: str, choice: str, allowed: tuple[str, ...]) -> None:
+    """Raises ValueError unless ``choice`` is one of those allowed."""
+    if choice not in allowed:
+        raise ValueError(f"{name} of {method} must be one of {allowed}, found {choice!r}")

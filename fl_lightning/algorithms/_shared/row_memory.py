@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What FedFV, FedMDFG and FedLF share: the last rows of clients, which count while these are absent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from fl_lightning.algorithms._shared.rows import JointRows
+from fl_lightning.algorithms.base import Federation, ServerRule, State, StepReport
+from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.storage.row_history import RowHistory
+
+
+class RemembersRows(ServerRule):
+    """A server rule that remembers clients' rows.
+
+    Args:
+        window: rounds that a row is kept for; ``None`` for all.
+        max_history: most rows to remember, oldest dropped first; ``None``: one for every client seen.
+        history_device: where remembered rows live, for instance ``"cpu"``; ``None``: beside the updates.
+
+    Attributes:
+        history: the remembered rows.
+
+    Raises:
+        ValueError: ``max_history`` is not positive.
+    """
+
+    def __init__(self, window: int | None, max_history: int | None = None, history_device: str | None = None) -> None:
+        self.window, self.max_history = window, max_history
+        self.history = RowHistory(max_history, history_device)
+
+    def begin_fit(self, federation: Federation) -> None:
+        """Never allocates more rows than there are clients."""
+        self.history.capacity = min(self.max_history or federation.num_clients, federation.num_clients)
+
+    def joint_rows(self, cohort: Cohort, since: float | None = None) -> JointRows:
+        """The round's rows, followed by those of absent clients that were last online in round ``since`` or later."""
+        absent = self.history.select(exclude=set(cohort.client_ids), since=since)
+        return JointRows(cohort, type(self).__name__, self.history, absent)
+
+    def remember(self, cohort: Cohort, scales: Tensor | float = 1.0, live: Tensor | None = None) -> None:
+        """Keeps the round's rows, once its step has been computed, and drops rows that are past the window.
+
+        Args:
+            cohort: the round's clients.
+            scales: ``[m]`` or a number: factors of the rows from now on.
+            live: ``[m]`` clients whose rows to keep; ``None``: all.
+        """
+        if self.window == 0:
+            return
+        if self.window is not None:
+            self.history.forget(before=cohort.round + 1 - self.window)
+        places = range(len(cohort)) if live is None else live.nonzero().flatten().tolist()
+        clients = {place: cohort.client_ids[place] for place in places}
+        self.history.remember(cohort.updates, clients, cohort.round, scales)
+
+    def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
+        """Bytes of the remembered rows and their products."""
+        rows = min(federation.num_clients, self.max_history or federation.num_clients)
+        if self.window is not None:
+            rows = min(rows, self.window * cohort_size)
+        return {"history": self.history.planned_nbytes(rows, federation.layout, federation.dtype)} if rows else {}
+
+    def reset(self) -> None:
+        """Forgets all clients."""
+        self.history.clear()
+        self.report = StepReport()
+
+    def state_dict(self) -> State:
+        """The remembered rows."""
+        return {"history": self.history.state_dict()}
+
+    def load_state_dict(self, state: State) -> None:
+        """Restores what :meth:`state_dict` returned."""
+        self.history.load_state_dict(state["history"])
