@@ -337,6 +337,7 @@ def test_a_fresh_fit_starts_without_personal_models():
     assert_same(first, again)
 
 
+@pytest.mark.filterwarnings("ignore:round .* had no usable report")
 @pytest.mark.fit
 def test_a_dropped_client_keeps_its_model():
     strategy = fl.FederatedStrategy(Ditto(), on_client_error="drop", seed=1)

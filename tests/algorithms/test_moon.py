@@ -231,6 +231,7 @@ def test_refused_where_nothing_is_trained_locally():
         fl.FederatedStrategy(FedMDFG(), client=MOON())
 
 
+@pytest.mark.filterwarnings("ignore:round .* had no usable report")
 @pytest.mark.fit
 def test_a_client_that_fails_leaves_the_module_as_it_was():
     module = fresh(FailsInRoundOne)

@@ -310,6 +310,7 @@ def test_clients_are_kept_from_fit_to_test_and_made_anew_by_the_next_fit():
     assert int(data.client_sizes.sum()) == 300
 
 
+@pytest.mark.filterwarnings("ignore:predict returned None")
 @pytest.mark.fit
 def test_real_trainer_runs_every_stage():
     data, net, run = FederatedDataModule(Moved(), fd.Dirichlet(7, 0.5)), Net(), trainer()
@@ -330,6 +331,7 @@ def test_real_trainer_runs_every_stage():
     assert data.data.trainer is run
 
 
+@pytest.mark.filterwarnings("ignore:predict returned None")
 @pytest.mark.fit
 def test_predictions_of_a_dataset():
     data = FederatedDataModule(make(50, 0), fd.IID(4), predict=make(10, 3), eval_batch_size=8)
@@ -367,6 +369,7 @@ def test_stages_that_the_wrapped_module_lacks_are_not_pretended():
     assert net.seen["val"] == 20
 
 
+@pytest.mark.filterwarnings("ignore:Total length of `list` across ranks is zero")
 @pytest.mark.fit
 def test_a_module_that_returns_no_loader():
     class Nothing(Module):
@@ -379,6 +382,7 @@ def test_a_module_that_returns_no_loader():
     assert trainer().validate(net, FederatedDataModule(Nothing(), fd.IID(4)), verbose=False) == []
 
 
+@pytest.mark.filterwarnings("ignore:You have overridden `transfer_batch_to_device`")
 @pytest.mark.fit
 def test_transfer_hooks_are_the_modules_where_the_data_module_has_none():
     class Mover(Net):

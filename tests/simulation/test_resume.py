@@ -359,6 +359,8 @@ if "save_on_exception" in inspect.signature(ModelCheckpoint).parameters:
     EXCEPTION_SAVERS["ModelCheckpoint"] = partial(ModelCheckpoint, save_on_exception=True)
 
 
+@pytest.mark.filterwarnings('ignore:.fit.ckpt_path="last". is set, but there is no last')
+@pytest.mark.filterwarnings("ignore:.*was called without a model")
 @pytest.mark.parametrize("saver", EXCEPTION_SAVERS.values(), ids=EXCEPTION_SAVERS)
 def test_a_checkpoint_saved_on_an_exception(tmp_path, saver):
     project = Project(ALGORITHMS["FedLF"], Decayed)

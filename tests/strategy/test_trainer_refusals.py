@@ -123,6 +123,7 @@ class Iterates(Classifier):
         return None
 
 
+@pytest.mark.filterwarnings("ignore:You are using the `dataloader_iter` step flavor")
 @pytest.mark.parametrize(
     ("module", "callback", "message"),
     [

@@ -160,6 +160,7 @@ class Wrapped(AtTheEnd):
         super().on_validation_epoch_end()
 
 
+@pytest.mark.filterwarnings("ignore:The ``compute`` method of metric")
 def test_metrics_that_cannot_be_separated_have_no_values():
     _, trainer, fitted, _ = evaluated(Wrapped)
     assert fitted.values["best"].isnan().all()
