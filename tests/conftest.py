@@ -3,8 +3,13 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import logging
+
 import pytest
 import torch
+
+# `make quick` runs their tests, all but those marked fit or slow.
+QUICK = {"algorithms", "core", "data", "metrics", "ops", "solvers"}
 
 
 @pytest.fixture(autouse=True)
@@ -17,3 +22,25 @@ def one_thread():
 def own_directory(tmp_path, monkeypatch):
     """Lightning writes logs and checkpoints into the working directory."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def log_level():
+    """Programs of the benchmarks silence Lightning; the next test may wait for its messages."""
+    logger = logging.getLogger("lightning.pytorch")
+    level = logger.level
+    yield
+    logger.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def no_trainer_in_quick_tests(request, monkeypatch):
+    """A test that runs a Trainer says so, or `make quick` grows slow without notice."""
+    if request.node.path.parent.name in QUICK and request.node.get_closest_marker("fit") is None:
+        from lightning import Trainer
+
+        def refuse(*_, **__):
+            pytest.fail("mark this test with pytest.mark.fit")
+
+        for name in ("fit", "validate", "test", "predict"):
+            monkeypatch.setattr(Trainer, name, refuse)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from support import federated_blobs
+from support import federated_blobs, fresh, weights
 
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.data.cohort_samplers import UniformSampler
@@ -17,6 +17,12 @@ def client_batches(stage="train", data=None):
     data.prepare_data()
     data.setup("fit" if stage != "test" else "test")
     return getattr(data, f"{stage}_dataloader")()
+
+
+def assert_trained_to(module, expected, atol=1e-6):
+    """Two modules end alike, and away from where they began."""
+    assert torch.allclose(weights(module), weights(expected), atol=atol, rtol=0)
+    assert not torch.allclose(weights(module), weights(fresh(type(module))), atol=1e-2)
 
 
 def federate(module, rounds, train_client, *, data=None, cohort=3, seed=5, limit=None, after_round=None):

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import inspect
+import io
+from typing import Any, NamedTuple
+
 import lightning as L
 import torch
 import torch.nn.functional as F
@@ -115,6 +119,21 @@ class Classifier(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=self.hparams.lr, momentum=self.hparams.momentum)
 
 
+class Manual(Classifier):
+    """Steps by itself, and returns no loss."""
+
+    def __init__(self, **options) -> None:
+        super().__init__(**options)
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        loss = super().training_step(batch, batch_idx)
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+
+
 def federated_blobs(clients: int = 6, alpha: float = 1.0, **options) -> fl.FederatedDataModule:
     """The blobs over a few unequal clients."""
     return fl.FederatedDataModule(Blobs(**options), fl.data.Dirichlet(clients, alpha), seed=0)
@@ -141,10 +160,42 @@ def on_path(lean: bool) -> dict[str, list[L.Callback]]:
     return {} if lean else {"callbacks": [AllHooks()]}
 
 
+class Fit(NamedTuple):
+    """What a fit leaves."""
+
+    module: L.LightningModule
+    strategy: fl.FederatedStrategy
+    trainer: L.Trainer
+
+
+_STRATEGY = frozenset(inspect.signature(fl.FederatedStrategy).parameters)
+
+
+def fit(module: L.LightningModule | None = None, rounds: int = 3, *, data=None, ckpt_path=None, **options: Any) -> Fit:
+    """Federates a module: a new ``Classifier`` on the blobs, three clients a round, unless other ones are given.
+
+    Options that ``FederatedStrategy`` knows go to it, all others to the Trainer.
+    """
+    module = fresh() if module is None else module
+    own = {name: options.pop(name) for name in _STRATEGY & options.keys()}
+    strategy = fl.FederatedStrategy(**{"clients_per_round": 3, "seed": 5, **own})
+    trainer = quiet_trainer(strategy, rounds, **options)
+    trainer.fit(module, federated_blobs() if data is None else data, ckpt_path=ckpt_path)
+    return Fit(module, strategy, trainer)
+
+
 def fresh(module_class=Classifier, seed: int = 0, **options):
     """The same initial weights every time."""
     torch.manual_seed(seed)
     return module_class(**options)
+
+
+def reload(state: Any) -> Any:
+    """What a checkpoint gives back of a state."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
 
 
 def weights(module: nn.Module) -> Tensor:

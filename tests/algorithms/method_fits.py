@@ -4,34 +4,36 @@
 from __future__ import annotations
 
 import torch
-from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
-
-import fl_lightning as fl
+from support import Classifier, fit, fresh, weights
 
 
-def fit(method, rounds=3, client=None, module=None, data=None, ckpt_path=None, strategy=None, **trainer):
+class FailsInRoundOne(Classifier):
+    def training_step(self, batch, batch_idx):
+        if self.trainer.current_epoch == 1:
+            raise RuntimeError("no")
+        return super().training_step(batch, batch_idx)
+
+
+def fit_method(method, rounds=3, module=None, **options):
     """The trained module and its strategy; BatchNorm, momentum, four of six clients per round."""
     module = fresh(Classifier, norm=True, momentum=0.5) if module is None else module
-    options = {"clients_per_round": 4, "seed": 2, **(strategy or {})}
-    federated = fl.FederatedStrategy(method, client=client, **options)
-    quiet_trainer(federated, rounds, **trainer).fit(module, data or federated_blobs(), ckpt_path=ckpt_path)
-    return module, federated
+    return fit(module, rounds, algorithm=method, **{"clients_per_round": 4, "seed": 2, **options})[:2]
 
 
 def trained(method, **options):
     """All weights and buffers after a fit."""
-    return weights(fit(method, **options)[0])
+    return weights(fit_method(method, **options)[0])
 
 
 def assert_resumes(make, folder, rounds=3, rng=True, **options):
     """A fit of ``rounds`` rounds equals one that was interrupted after each of them, bit for bit."""
-    whole, strategy = fit(make(), rounds, **options)
+    whole, strategy = fit_method(make(), rounds, **options)
     for done in range(1, rounds):
-        module, _ = fit(make(), done, **options)
+        module, _ = fit_method(make(), done, **options)
         path = folder / f"{done}.ckpt"
         module.trainer.save_checkpoint(path)
         other = fresh(Classifier, seed=9, norm=True, momentum=0.5)
-        resumed, again = fit(make(), rounds, module=other, ckpt_path=path, **options)
+        resumed, again = fit_method(make(), rounds, module=other, ckpt_path=path, **options)
         assert torch.equal(weights(whole), weights(resumed))
         assert_same(strategy.client_rule.state_dict(), again.client_rule.state_dict())
 

@@ -150,6 +150,7 @@ class Keeper(AFL):
 
 
 @pytest.mark.parametrize("server", [None, partial(torch.optim.SGD, lr=0.5, momentum=0.9)], ids=["plain", "momentum"])
+@pytest.mark.fit
 def test_a_fit_evaluates_and_leaves_the_mean_of_what_it_trained(server):
     """Also where a server optimizer makes another model of the step than ``params - step``."""
     module, rule = fresh(), Keeper()
@@ -176,6 +177,7 @@ def test_a_fit_evaluates_and_leaves_the_mean_of_what_it_trained(server):
 # ---- full participation
 
 
+@pytest.mark.fit
 def test_full_participation_is_asked_for_before_the_first_round():
     rule = AFL(full_participation=True)
     words = r"AFL\(full_participation=True\) needs all 6 clients in every round, found 3: use clients_per_round=1.0"

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
 import torch
 from algorithm_cohorts import SIZES, make_cohort, random_rows, sampled_rounds
+from support import reload
 
 from fl_lightning import algorithms as fl
 from fl_lightning.core.layout import ParamLayout
@@ -93,13 +92,6 @@ dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=st
 
 def control_rows(cohort):
     return {"control": UpdateMatrix(torch.full_like(cohort.updates.rows, 0.1), cohort.updates.layout)}
-
-
-def reload(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 @every_rule

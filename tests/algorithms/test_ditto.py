@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from client_rounds import Net, Rounds, assign, client_data, flat
-from method_fits import assert_paths_agree, assert_resumes, assert_same, fit, trained
-from support import CLASSES, FEATURES, Classifier, federated_blobs, fresh, quiet_trainer, weights
+from method_fits import FailsInRoundOne, assert_paths_agree, assert_resumes, assert_same, fit_method, trained
+from support import CLASSES, FEATURES, Classifier, Manual, federated_blobs, fresh, quiet_trainer, weights
 from torchmetrics.classification import MulticlassAccuracy
 
 import fl_lightning as fl
@@ -131,9 +131,10 @@ class Drawing(Classifier):
 
 
 @pytest.mark.parametrize("options", [{}, {"gradient_clip_val": 1e9}], ids=["lean", "full"])
+@pytest.mark.fit
 def test_the_global_model_is_fedavg_bit_for_bit(options):
-    module, strategy = fit(Ditto(), module=fresh(Drawing, momentum=0.5), **options)
-    plain, _ = fit(FedAvg("uniform"), module=fresh(Drawing, momentum=0.5), **options)
+    module, strategy = fit_method(Ditto(), module=fresh(Drawing, momentum=0.5), **options)
+    plain, _ = fit_method(FedAvg("uniform"), module=fresh(Drawing, momentum=0.5), **options)
     assert torch.equal(weights(module), weights(plain))
     ours, theirs = module.trainer.callback_metrics, plain.trainer.callback_metrics
     same = [name for name in theirs if name != "fed/seconds"]
@@ -142,9 +143,10 @@ def test_the_global_model_is_fedavg_bit_for_bit(options):
     assert len(strategy.client_rule.state_dict()["params"]["tensors"]) > 3
 
 
+@pytest.mark.fit
 def test_lean_and_full_path_agree():
     assert_paths_agree(Ditto)
-    ours = [fit(Ditto(), **options)[1].client_rule.state_dict() for options in ({}, {"gradient_clip_val": 1e9})]
+    ours = [fit_method(Ditto(), **options)[1].client_rule.state_dict() for options in ({}, {"gradient_clip_val": 1e9})]
     for one, two in zip(ours[0]["params"]["tensors"], ours[1]["params"]["tensors"], strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=1e-6)
 
@@ -173,10 +175,11 @@ def personal_metrics(strategy, module, stage, data):
 
 
 @pytest.mark.parametrize("in_files", [False, True])
+@pytest.mark.fit
 def test_personal_models_are_evaluated_on_their_clients(in_files, tmp_path):
     data = federated_blobs()
     directory = str(tmp_path / "own") if in_files else None
-    module, strategy = fit(Ditto(directory=directory), 2, data=data, strategy={"clients_per_round": 2})
+    module, strategy = fit_method(Ditto(directory=directory), 2, data=data, clients_per_round=2)
     for stage in ("val", "test"):
         if stage == "test":
             module.trainer.test(module, data, verbose=False)
@@ -201,13 +204,14 @@ def evaluated(trainer, module, path):
 
 
 @pytest.mark.parametrize("in_files", [False, True])
+@pytest.mark.fit
 def test_a_checkpoint_is_evaluated_with_its_own_personal_models(in_files, tmp_path):
     make = lambda: Ditto(directory=str(tmp_path / "own") if in_files else None, keep_checkpoints=None)  # noqa: E731
-    first, strategy = fit(make(), 1)
+    first, strategy = fit_method(make(), 1)
     expected = {n: v for n, v in strategy.last_evaluation.values.items() if n.startswith("personal/")}
     assert set(expected) == {"personal/val_loss", "personal/val_acc"}
     first.trainer.save_checkpoint(one := tmp_path / "one.ckpt")
-    module, strategy = fit(make(), 3, ckpt_path=one)
+    module, strategy = fit_method(make(), 3, ckpt_path=one)
     module.trainer.save_checkpoint(three := tmp_path / "three.ckpt")
     before = copy.deepcopy(strategy._fits.states())
     later = evaluated(module.trainer, module, None)
@@ -225,19 +229,20 @@ def test_a_checkpoint_is_evaluated_with_its_own_personal_models(in_files, tmp_pa
     assert torch.equal(weights(module), trained(make(), rounds=4, ckpt_path=three))
 
 
+@pytest.mark.fit
 def test_a_checkpoint_without_the_personal_models_is_evaluated_without(tmp_path):
-    module, _ = fit(Ditto(directory=str(tmp_path / "own")), 1)
+    module, _ = fit_method(Ditto(directory=str(tmp_path / "own")), 1)
     module.trainer.save_checkpoint(files := tmp_path / "files.ckpt")
-    module, _ = fit(FedAvg(), 1)
+    module, _ = fit_method(FedAvg(), 1)
     module.trainer.save_checkpoint(plain := tmp_path / "plain.ckpt")
-    module, _ = fit(FedLF(layers="tensor"), 1, client=Ditto())
+    module, _ = fit_method(FedLF(layers="tensor"), 1, client=Ditto())
     module.trainer.save_checkpoint(tensors := tmp_path / "tensors.ckpt")
     reasons = (
         (files, "the checkpoint has the personal models in files: give Ditto the same directory"),
         (plain, "it holds another method, and this is PersonalModels"),
         (tensors, "it was written with layer "),
     )
-    strategy = fit(Ditto(), 1)[1]  # with models of its own
+    strategy = fit_method(Ditto(), 1)[1]  # with models of its own
     trainer = quiet_trainer(strategy)
     for path, reason in reasons:
         with pytest.warns(UserWarning, match=f"personal models are not evaluated with the .*ckpt: {reason}"):
@@ -257,9 +262,10 @@ class Measured(fl.ClientModule):
         super().__init__(net, num_classes=CLASSES)
 
 
+@pytest.mark.fit
 def test_metrics_and_statistics_of_the_global_model_are_left_alone():
-    ours, strategy = fit(Ditto(), module=fresh(Measured))
-    plain, other = fit(FedAvg("uniform"), module=fresh(Measured))
+    ours, strategy = fit_method(Ditto(), module=fresh(Measured))
+    plain, other = fit_method(FedAvg("uniform"), module=fresh(Measured))
     assert torch.equal(weights(ours), weights(plain))
     assert torch.equal(strategy.last_evaluation.values["val_acc"], other.last_evaluation.values["val_acc"])
     assert not torch.equal(
@@ -269,77 +275,74 @@ def test_metrics_and_statistics_of_the_global_model_are_left_alone():
 
 
 @pytest.mark.parametrize("in_files", [False, True])
+@pytest.mark.fit
 def test_fit_resumes_bit_for_bit(in_files, tmp_path):
     own = lambda: Ditto(directory=str(tmp_path / "own") if in_files else None)  # noqa: E731
     assert_resumes(own, tmp_path)
 
 
+@pytest.mark.fit
 def test_files_of_the_last_checkpoints_stay(tmp_path):
     make = lambda: Ditto(directory=str(tmp_path / "own"))  # noqa: E731
-    module, _ = fit(make(), 1)
+    module, _ = fit_method(make(), 1)
     module.trainer.save_checkpoint(path := tmp_path / "one.ckpt")
     with pytest.raises(ValueError, match="checkpoint has the personal models in files: give Ditto the same directory"):
-        fit(Ditto(), 2, ckpt_path=path)
+        fit_method(Ditto(), 2, ckpt_path=path)
     for rounds in (3, 3):  # a fit that is killed in its third round, and starts anew
-        fit(make(), rounds, module=fresh(Classifier, norm=True, momentum=0.5), ckpt_path=path)
+        fit_method(make(), rounds, module=fresh(Classifier, norm=True, momentum=0.5), ckpt_path=path)
     for file in (tmp_path / "own").rglob("round-000000.pt"):
         file.unlink()
     with pytest.raises(FileNotFoundError, match=r"is gone, the model of client \d after round 0 .*keep_checkpoints"):
-        fit(make(), 2, ckpt_path=path)
+        fit_method(make(), 2, ckpt_path=path)
 
 
+@pytest.mark.fit
 def test_adam_needs_a_personal_step_size():
     module = fresh(Classifier, optimizer="Adam", lr=0.01)
     with pytest.raises(ValueError, match="needs the clients' learning rate"):
-        fit(Ditto(), 1, module=module)
-    module, strategy = fit(Ditto(personal_lr=0.1), 1, module=fresh(Classifier, optimizer="Adam", lr=0.01))
+        fit_method(Ditto(), 1, module=module)
+    module, strategy = fit_method(Ditto(personal_lr=0.1), 1, module=fresh(Classifier, optimizer="Adam", lr=0.01))
     assert len(strategy.client_rule.state_dict()["params"]["tensors"]) == 4
 
 
-class Manual(Classifier):
-    def __init__(self):
-        super().__init__()
-        self.automatic_optimization = False
-
-
+@pytest.mark.fit
 def test_refused():
     with pytest.raises(
         ValueError, match=r"Ditto trains personal models .* Manual.training_step, which optimizes manually"
     ):
-        fit(Ditto(), 1, module=fresh(Manual))
+        fit_method(Ditto(), 1, module=fresh(Manual))
     with pytest.raises(ValueError, match="FedMDFG takes full gradients"):
         fl.FederatedStrategy(FedMDFG(), client=Ditto())
 
 
+@pytest.mark.fit
 def test_a_personal_model_that_diverges_is_named():
     with pytest.raises(fl.ClientError, match="personal model of client 0 diverged: lower personal_lr or lam"):
-        fit(Ditto(lam=1e30, personal_lr=1e30), 1, strategy={"clients_per_round": 6, "local_epochs": 2})
+        fit_method(Ditto(lam=1e30, personal_lr=1e30), 1, clients_per_round=6, local_epochs=2)
 
 
+@pytest.mark.fit
 def test_fedheal_on_the_global_branch():
-    module, strategy = fit(FedHEAL(), client=Ditto(), rounds=4)
+    module, strategy = fit_method(FedHEAL(), client=Ditto(), rounds=4)
     assert torch.equal(weights(module), trained(FedHEAL(), rounds=4))
     assert len(strategy.client_rule.state_dict()["params"]["tensors"]) == 6
 
 
+@pytest.mark.fit
 def test_a_fresh_fit_starts_without_personal_models():
     method = Ditto()
-    first = fit(method, 1)[1].client_rule.state_dict()
+    first = fit_method(method, 1)[1].client_rule.state_dict()
     first = copy.deepcopy(first)
-    again = fit(method, 1)[1].client_rule.state_dict()
+    again = fit_method(method, 1)[1].client_rule.state_dict()
     assert_same(first, again)
 
 
+@pytest.mark.filterwarnings("ignore:round .* had no usable report")
+@pytest.mark.fit
 def test_a_dropped_client_keeps_its_model():
-    class Fails(Classifier):
-        def training_step(self, batch, batch_idx):
-            if self.trainer.current_epoch == 1:
-                raise RuntimeError("no")
-            return super().training_step(batch, batch_idx)
-
     strategy = fl.FederatedStrategy(Ditto(), on_client_error="drop", seed=1)
     with pytest.warns(UserWarning, match="left out of round 1"):
-        quiet_trainer(strategy, 2).fit(fresh(Fails), federated_blobs())
+        quiet_trainer(strategy, 2).fit(fresh(FailsInRoundOne), federated_blobs())
     before = fl.FederatedStrategy(Ditto(), seed=1)
-    quiet_trainer(before, 1).fit(fresh(Fails), federated_blobs())
+    quiet_trainer(before, 1).fit(fresh(FailsInRoundOne), federated_blobs())
     assert_same(before.client_rule.state_dict(), strategy.client_rule.state_dict())

@@ -180,6 +180,7 @@ def test_it_trains_as_a_plain_local_loop_would():
     assert report.extras["group_counts"][0] == 90, "three passes over thirty people"
 
 
+@pytest.mark.fit
 def test_it_fits_and_resumes(tmp_path):
     def fit(rounds, seed=0, **more):
         module = fresh(seed=seed)

@@ -7,7 +7,7 @@ import lightning as L
 import pytest
 import torch
 from support import Classifier as Plain
-from support import federated_blobs, fresh, quiet_trainer, weights
+from support import federated_blobs, fit, fresh, quiet_trainer, weights
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import TensorDataset
@@ -15,6 +15,8 @@ from torch.utils.data import TensorDataset
 import fl_lightning as fl
 from fl_lightning.algorithms import FCFL, FairReg, FedAvg
 from fl_lightning.core.errors import ClientError
+
+pytestmark = pytest.mark.fit
 
 LR, SIZES, BUDGETS = 0.5, (30, 20, 25), (0.05, 0.2, 0.4)
 
@@ -64,12 +66,10 @@ def data(batch_size=100, lacking=None):
     return fl.FederatedDataModule(TensorDataset(*columns), parts, batch_size=batch_size)
 
 
-def fit(rule, rounds=3, module=None, ckpt_path=None, callbacks=(), strategy=None, **options):
-    module = module or fresh(Loans)
-    federated = fl.FederatedStrategy(rule, seed=1, **(strategy or {}))
-    trainer = quiet_trainer(federated, rounds, callbacks=list(callbacks))
-    trainer.fit(module, data(**options), ckpt_path=ckpt_path)
-    return module, trainer
+def fit_loans(rule, rounds=3, module=None, **options):
+    """A fit on the table, with every client in every round unless said otherwise."""
+    options = {"data": data(), "clients_per_round": 1.0, "seed": 1, **options}
+    return fit(module or fresh(Loans), rounds, algorithm=rule, **options)
 
 
 def loop(rounds, budget):
@@ -112,7 +112,7 @@ def loop(rounds, budget):
 @pytest.mark.parametrize("batch_size", [100, 7])
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_stage_1_equals_a_plain_loop(batch_size, budget):
-    module, trainer = fit(FCFL(budget), 8, batch_size=batch_size)
+    module, _, trainer = fit_loans(FCFL(budget), 8, data=data(batch_size))
     expected, path = loop(8, budget)
     torch.testing.assert_close(weights(module), weights(expected), rtol=2e-4, atol=2e-5)
     assert float(trainer.callback_metrics["fed/feasible"]) == (path[-1] == "feasible")
@@ -138,10 +138,10 @@ METHODS = {"FCFL": lambda: FCFL(0.05, stage1_rounds=2), "FairReg": lambda: FairR
 @pytest.mark.parametrize("make", METHODS.values(), ids=METHODS)
 @pytest.mark.parametrize("after", [1, 2])
 def test_three_rounds_resume_bit_for_bit(tmp_path, make, after):
-    whole, trainer = fit(make())
+    whole, _, trainer = fit_loans(make())
     path = tmp_path / "round.ckpt"
-    fit(make(), callbacks=[SaveAfter(path, after)])
-    resumed, again = fit(make(), module=fresh(Loans, seed=9), ckpt_path=path)
+    fit_loans(make(), callbacks=[SaveAfter(path, after)])
+    resumed, _, again = fit_loans(make(), module=fresh(Loans, seed=9), ckpt_path=path)
     assert torch.equal(weights(whole), weights(resumed))
     one, two = (t.strategy.last_round.scalars for t in (trainer, again))
     assert one == two
@@ -155,14 +155,14 @@ def test_stage_2_lowers_the_losses():
         x, y, _, parts = table()
         return torch.stack([binary_cross_entropy_with_logits(module.net(x[p]).squeeze(1), y[p].float()) for p in parts])
 
-    before, _ = fit(FCFL(0.1, stage1_rounds=20), 20)
-    after, _ = fit(FCFL(0.1, stage1_rounds=20), 40)
+    before = fit_loans(FCFL(0.1, stage1_rounds=20), 20).module
+    after = fit_loans(FCFL(0.1, stage1_rounds=20), 40).module
     assert (losses(after) <= losses(before) + 1e-3).all()
     assert losses(after).mean() < losses(before).mean()
 
 
 def test_disparities_are_measured_in_eval_mode_and_nothing_is_logged():
-    module, trainer = fit(FCFL(0.1), 2, module=fresh(Loans, batch_norm=True), strategy={"buffers": "mean"})
+    module, _, trainer = fit_loans(FCFL(0.1), 2, module=fresh(Loans, batch_norm=True), buffers="mean")
     assert module.modes
     assert not any(module.modes)
     assert "groups" not in trainer.callback_metrics
@@ -172,7 +172,7 @@ def test_disparities_are_measured_in_eval_mode_and_nothing_is_logged():
 
 def test_a_client_without_a_group_is_counted_and_warned_of():
     with pytest.warns(UserWarning, match="client 1 has no sample in group 1"):
-        module, trainer = fit(FCFL(0.05), lacking=1)
+        module, _, trainer = fit_loans(FCFL(0.05), data=data(lacking=1))
     assert weights(module).isfinite().all()
     assert float(trainer.callback_metrics["fed/without_group"]) == 1
     assert trainer.strategy.last_round.client_ids == (0, 1, 2)
@@ -199,7 +199,7 @@ def test_the_unconstrained_variant_asks_for_no_groups():
 def test_budgets_of_the_wrong_length_are_refused_before_the_first_round():
     module = fresh(Loans)
     with pytest.raises(ValueError, match="one for each of the 3 clients, found 2"):
-        fit(FCFL([0.1, 0.2]), module=module)
+        fit_loans(FCFL([0.1, 0.2]), module=module)
     assert torch.equal(weights(module), weights(fresh(Loans)))
 
 
@@ -209,11 +209,11 @@ def test_broken_groups_name_the_client():
             return self.net(batch[0]), batch[1], batch[2]
 
     with pytest.raises(ClientError, match=r"client 0 in round 0: .*Broken.federated_groups must return .* one shape"):
-        fit(FCFL(0.1), module=fresh(Broken))
+        fit_loans(FCFL(0.1), module=fresh(Broken))
 
 
 def test_own_budgets_and_partial_participation():
-    module, trainer = fit(FCFL([0.0, 0.2, 0.5]), 5, strategy={"clients_per_round": 2})
+    module, _, trainer = fit_loans(FCFL([0.0, 0.2, 0.5]), 5, clients_per_round=2)
     assert weights(module).isfinite().all()
     assert len(trainer.strategy.last_round.client_ids) == 2
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from client_rounds import Net, Rounds, assign, client_data, flat
-from method_fits import assert_paths_agree, assert_resumes, fit, trained
+from method_fits import assert_paths_agree, assert_resumes, fit_method, trained
 from support import Classifier, fresh, weights
 from torch import nn
 
@@ -121,7 +121,7 @@ def test_term_is_mu_log_2_where_both_models_are_equal():
     term = client.loss_term
     client.loss_term = lambda *args: terms.append(term(*args)) or terms[-1]
     run.round([0])
-    assert [float(value) for value in terms] == pytest.approx([MU * math.log(2)] * 3, abs=1e-9)
+    assert [float(value.detach()) for value in terms] == pytest.approx([MU * math.log(2)] * 3, abs=1e-9)
     assert not run.module.encoder[0]._forward_hooks
 
 
@@ -144,11 +144,12 @@ def test_arguments_out_of_range(options, words):
 # ---- in a trainer
 
 
+@pytest.mark.fit
 def test_layers_that_are_not_there_are_refused_before_the_first_round():
     with pytest.raises(ValueError, match=r"layers of FedCKA must be submodules of Classifier, found \['net.9'\]"):
-        fit(FedCKA(layers=["net.0", "net.9"]))
+        fit_method(FedCKA(layers=["net.0", "net.9"]))
     with pytest.raises(ValueError, match="num_layers of FedCKA must be at most 2 here, found 3"):
-        fit(FedCKA(num_layers=3))
+        fit_method(FedCKA(num_layers=3))
     with pytest.raises(ValueError, match="FedMDFG takes full gradients"):
         fl.FederatedStrategy(FedMDFG(), client=FedCKA())
 
@@ -167,26 +168,31 @@ class Pairs(Classifier):
 
 
 @pytest.mark.parametrize(("layer", "words"), [("net.1", "found tuple"), ("net", "found nothing")])
+@pytest.mark.fit
 def test_layers_without_one_output_are_named(layer, words):
     with pytest.raises(fl.ClientError, match=f"layer '{layer}' must put out one tensor .* for FedCKA, {words}"):
-        fit(FedCKA(layers=[layer]), module=fresh(Pairs), strategy={"clients_per_round": 6})
+        fit_method(FedCKA(layers=[layer]), module=fresh(Pairs), clients_per_round=6)
 
 
+@pytest.mark.fit
 def test_mu_0_is_fedavg_bit_for_bit():
     assert torch.equal(trained(FedCKA(0.0)), trained(FedAvg()))
     assert torch.equal(trained(FedCKA(), rounds=1), trained(FedAvg(), rounds=1))  # nobody has a last model
 
 
+@pytest.mark.fit
 def test_lean_and_full_path_agree():
     assert not torch.allclose(assert_paths_agree(FedCKA), trained(FedAvg()), atol=1e-3)
 
 
+@pytest.mark.fit
 def test_fit_resumes_bit_for_bit(tmp_path):
     assert_resumes(FedCKA, tmp_path)
 
 
+@pytest.mark.fit
 def test_with_fedheal():
-    module, _ = fit(FedHEAL(), client=FedCKA(), rounds=4)
+    module, _ = fit_method(FedHEAL(), client=FedCKA(), rounds=4)
     assert weights(module).isfinite().all()
     assert not torch.allclose(weights(module), trained(FedHEAL(), rounds=4), atol=1e-4)
     assert all(not layer._forward_hooks for layer in module.modules())

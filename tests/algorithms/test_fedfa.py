@@ -118,6 +118,7 @@ def test_arguments_out_of_range(arguments, words):
         FedFa(**arguments)
 
 
+@pytest.mark.fit
 def test_a_fit():
     module, rule = fresh(momentum=0.9), FedFa(gamma=0.5)
     strategy = fl.FederatedStrategy(rule, clients_per_round=3, seed=1)

@@ -7,6 +7,8 @@ from support import federated_blobs, fresh, quiet_trainer, weights
 
 import fl_lightning as fl
 
+pytestmark = pytest.mark.fit
+
 
 @pytest.mark.parametrize("client", [None, fl.algorithms.FedProx(), fl.algorithms.SCAFFOLD()])
 def test_it_combines_with_local_methods(client):

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from client_rounds import Net, Rounds, assign, buffers_of, client_data, flat
-from method_fits import assert_paths_agree, assert_resumes, fit, trained
+from method_fits import FailsInRoundOne, assert_paths_agree, assert_resumes, fit_method, trained
 from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
 
 import fl_lightning as fl
@@ -151,12 +151,13 @@ class Wrong(Classifier):
         return self.answer(batch)
 
 
+@pytest.mark.fit
 def test_module_without_features_is_refused_before_the_first_round():
     words = (
         r"ModelContrast compares features: define federated_features\(self, batch\) on Bare, which returns .* \[B, d"
     )
     with pytest.raises(ValueError, match=words):
-        fit(MOON(), module=fresh(Bare))
+        fit_method(MOON(), module=fresh(Bare))
 
 
 @pytest.mark.parametrize(
@@ -169,18 +170,21 @@ def test_module_without_features_is_refused_before_the_first_round():
         (lambda batch: (batch[0], batch[1][:-1]), r"class indices \[\d+\] beside the features"),
     ],
 )
+@pytest.mark.fit
 def test_features_of_the_wrong_kind_are_named(answer, words):
     module = fresh(Wrong)
     module.answer = answer
     with pytest.raises(fl.ClientError, match=rf"Wrong.federated_features must return {words}"):
-        fit(MOON(), module=module, strategy={"clients_per_round": 6})
+        fit_method(MOON(), module=module, clients_per_round=6)
 
 
+@pytest.mark.fit
 def test_mu_0_is_fedavg_bit_for_bit():
     assert torch.equal(trained(MOON(0.0)), trained(FedAvg()))
     assert torch.equal(trained(MOON(5.0), rounds=1), trained(FedAvg(), rounds=1))  # nobody has a last model
 
 
+@pytest.mark.fit
 def test_lean_and_full_path_agree():
     assert not torch.allclose(assert_paths_agree(lambda: MOON(5.0)), trained(FedAvg()), atol=1e-3)
 
@@ -199,21 +203,24 @@ class OnePass(Classifier):
         return F.cross_entropy(self.net[-1](features), y)
 
 
+@pytest.mark.fit
 def test_a_training_step_that_uses_its_features_saves_the_second_pass():
     OnePass.passes = 0
-    module, _ = fit(MOON(5.0), module=fresh(OnePass, norm=True, momentum=0.5))
+    module, _ = fit_method(MOON(5.0), module=fresh(OnePass, norm=True, momentum=0.5))
     torch.testing.assert_close(weights(module), trained(MOON(5.0)), rtol=0, atol=1e-6)
     assert "federated_features" not in vars(module)
     assert OnePass.passes == module.trainer.global_step
 
 
+@pytest.mark.fit
 def test_fit_resumes_bit_for_bit(tmp_path):
     assert_resumes(lambda: MOON(5.0), tmp_path)
 
 
 @pytest.mark.parametrize("server", [FedHEAL, FedLF])
+@pytest.mark.fit
 def test_under_other_servers(server):
-    module, strategy = fit(server(), client=MOON(5.0), rounds=4)
+    module, strategy = fit_method(server(), client=MOON(5.0), rounds=4)
     assert weights(module).isfinite().all()
     assert not torch.allclose(weights(module), trained(server(), rounds=4), atol=1e-4)
     assert len(strategy.client_rule.state_dict()["params"]["tensors"]) == 6
@@ -224,14 +231,10 @@ def test_refused_where_nothing_is_trained_locally():
         fl.FederatedStrategy(FedMDFG(), client=MOON())
 
 
+@pytest.mark.filterwarnings("ignore:round .* had no usable report")
+@pytest.mark.fit
 def test_a_client_that_fails_leaves_the_module_as_it_was():
-    class Fails(Classifier):
-        def training_step(self, batch, batch_idx):
-            if self.trainer.current_epoch == 1:
-                raise RuntimeError("no")
-            return super().training_step(batch, batch_idx)
-
-    module = fresh(Fails)
+    module = fresh(FailsInRoundOne)
     strategy = fl.FederatedStrategy(MOON(), clients_per_round=2, on_client_error="drop", seed=1)
     with pytest.warns(UserWarning, match="left out of round 1"):
         quiet_trainer(strategy, 3).fit(module, federated_blobs())
@@ -239,9 +242,10 @@ def test_a_client_that_fails_leaves_the_module_as_it_was():
     assert weights(module).isfinite().all()
 
 
+@pytest.mark.fit
 def test_memory_plan_counts_models_and_statistics(caplog):
     with caplog.at_level("INFO"):
-        fit(MOON(max_models=3), rounds=1)
+        fit_method(MOON(max_models=3), rounds=1)
     plan = next(record.message for record in caplog.records if "Memory beside the module" in record.message)
     module = fresh(Classifier, norm=True)
     size = sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from client_rounds import CLASSES, Net, Rounds, assign, client_data, flat
-from method_fits import assert_paths_agree, assert_resumes, fit, trained
+from method_fits import assert_paths_agree, assert_resumes, fit_method, trained
 from support import Classifier, fresh, weights
 
 import fl_lightning as fl
@@ -231,16 +231,18 @@ class NoIndex(Classifier):
 
 
 @each
+@pytest.mark.fit
 def test_modules_without_labels_or_with_too_many_classes(name):
     words = r"Unlabelled.federated_features must return a pair \(features \[B, d\], class indices \[B\]\)"
     with pytest.raises(fl.ClientError, match=words):
-        fit(FITS[name](), module=fresh(Unlabelled))
+        fit_method(FITS[name](), module=fresh(Unlabelled))
     few = {"FedProto": FedProto, "FedProc": FedProc}[name](num_classes=3)
     with pytest.raises(fl.ClientError, match="class indices must be below num_classes=3, found 3"):
-        fit(few)
+        fit_method(few)
 
 
 @each
+@pytest.mark.fit
 def test_lean_and_full_path_agree(name):
     weights = assert_paths_agree(FITS[name])
     assert not torch.allclose(weights, trained(FedAvg()), atol=1e-3)
@@ -249,18 +251,21 @@ def test_lean_and_full_path_agree(name):
 
 
 @each
+@pytest.mark.fit
 def test_first_round_is_fedavg(name):
     assert torch.equal(trained(FITS[name](), rounds=1), trained(FedAvg(), rounds=1))
 
 
 @each
+@pytest.mark.fit
 def test_fit_resumes_bit_for_bit(name, tmp_path):
     assert_resumes(FITS[name], tmp_path)
 
 
 @each
+@pytest.mark.fit
 def test_with_fedheal(name):
-    module, strategy = fit(FedHEAL(), client=FITS[name](), rounds=4)
+    module, strategy = fit_method(FedHEAL(), client=FITS[name](), rounds=4)
     assert weights(module).isfinite().all()
     assert not torch.allclose(weights(module), trained(FedHEAL(), rounds=4), atol=1e-4)
     assert strategy.client_rule.prototypes.shape == (4, 8)
@@ -269,7 +274,8 @@ def test_with_fedheal(name):
 
 
 @each
+@pytest.mark.fit
 def test_half_precision(name):
-    module, strategy = fit(FITS[name](), precision="bf16-mixed")
+    module, strategy = fit_method(FITS[name](), precision="bf16-mixed")
     assert weights(module).isfinite().all()
     assert strategy.client_rule.prototypes.isfinite().all()

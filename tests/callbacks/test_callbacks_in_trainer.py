@@ -67,6 +67,7 @@ def rounds_in(path):
     return sorted({tuple(line.split(",")[:2]) for line in path.read_text().splitlines()[1:]})
 
 
+@pytest.mark.filterwarnings("ignore:Experiment logs directory")
 def test_fit_resume_and_test(tmp_path, capsys):
     callbacks = [FairnessMonitor(), ConflictMonitor(), ClientTable()]
     trainer = make_trainer(tmp_path, 3, callbacks)

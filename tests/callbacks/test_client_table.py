@@ -19,7 +19,7 @@ def keys(path):
     return [(int(r["round"]), r["stage"]) for r in rows(path)[::6]]  # three clients, two metrics
 
 
-def fit(folder, rounds, **trainer_fields):
+def table_of(folder, rounds, **trainer_fields):
     table, trainer = ClientTable(folder), fake_trainer(**trainer_fields)
     table.on_fit_start(trainer, None)
     for number in rounds:
@@ -50,7 +50,7 @@ def test_file_has_a_row_per_client_and_metric_with_all_digits(tmp_path):
 
 
 def test_rounds_append_and_a_test_adds_rows_and_prints(tmp_path):
-    table, _ = fit(tmp_path, [1, 2, 3])
+    table, _ = table_of(tmp_path, [1, 2, 3])
     trainer = run_test(table, 3)
     assert keys(tmp_path / "clients.csv") == [(1, "val"), (2, "val"), (3, "val"), (3, "test")]
     assert len(trainer.printed) == 1
@@ -60,12 +60,12 @@ def test_rounds_append_and_a_test_adds_rows_and_prints(tmp_path):
 
 
 def test_resume_drops_the_rows_of_later_rounds_and_a_row_cut_short(tmp_path):
-    table, _ = fit(tmp_path, [1, 2, 3, 4])
+    table, _ = table_of(tmp_path, [1, 2, 3, 4])
     run_test(table, 2)
     run_test(table, 4)
     with (tmp_path / "clients.csv").open("a") as file:
         file.write("5,val,0,1")
-    fit(tmp_path, [3, 4, 5], ckpt_path="round2.ckpt", current_epoch=2)
+    table_of(tmp_path, [3, 4, 5], ckpt_path="round2.ckpt", current_epoch=2)
     assert keys(tmp_path / "clients.csv") == [(1, "val"), (2, "val"), (2, "test"), (3, "val"), (4, "val"), (5, "val")]
     assert len(rows(tmp_path / "clients.csv")) == 36
     assert [path.name for path in tmp_path.iterdir()] == ["clients.csv"]
@@ -73,7 +73,7 @@ def test_resume_drops_the_rows_of_later_rounds_and_a_row_cut_short(tmp_path):
 
 def test_a_fresh_fit_keeps_only_the_untrained_model(tmp_path):
     trainer = fake_trainer(state=SimpleNamespace(fn=TrainerFn.VALIDATING))
-    table, _ = fit(tmp_path, [1, 2, 3])
+    table, _ = table_of(tmp_path, [1, 2, 3])
     validate(table, trainer, evaluation_record(0))
     table.on_fit_start(fake_trainer(), None)
     assert len(rows(tmp_path / "clients.csv")) == 24  # nothing is lost before something replaces it
@@ -82,7 +82,7 @@ def test_a_fresh_fit_keeps_only_the_untrained_model(tmp_path):
 
 
 def test_a_continued_fit_keeps_earlier_rounds(tmp_path):
-    table, trainer = fit(tmp_path, [1, 2])
+    table, trainer = table_of(tmp_path, [1, 2])
     trainer.current_epoch = 2
     table.on_fit_start(trainer, None)
     validate(table, trainer, evaluation_record(3))
@@ -109,7 +109,7 @@ def test_a_foreign_file_is_not_touched(tmp_path):
     path = tmp_path / "clients.csv"
     path.write_text("name,address\nsomebody,somewhere\n")
     with pytest.raises(ValueError, match=r"must have the columns round,stage,.*, found name,address"):
-        fit(tmp_path, [1])
+        table_of(tmp_path, [1])
     assert path.read_text() == "name,address\nsomebody,somewhere\n"
     assert [p.name for p in tmp_path.iterdir()] == ["clients.csv"]
 

@@ -68,6 +68,7 @@ class Collecting(Classifier):
 
 
 @pytest.mark.parametrize("algorithm", [fl.algorithms.FedAvg, fl.algorithms.FedLF, fl.algorithms.FedMDFG])
+@pytest.mark.fit
 def test_losses_at_the_global_model_leave_no_trace(algorithm):
     data = federated_blobs()
     module, trainer = fresh(Collecting), quiet_trainer(fl.FederatedStrategy(algorithm()))

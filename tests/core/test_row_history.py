@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import io
 from itertools import pairwise
 
 import pytest
 import torch
+from support import reload
 
 from fl_lightning import ops
 from fl_lightning.core.layout import ParamLayout
@@ -22,13 +22,6 @@ def rows_of(m, seed, dtype=torch.float64, layout=LAYOUT):
 
 def remember(history, updates, ids, when, scales=1.0):
     history.remember(updates, dict(enumerate(ids)), when, scales)
-
-
-def reload(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def direct_gram(rows, layout=LAYOUT):

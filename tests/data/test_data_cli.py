@@ -90,6 +90,7 @@ def wrap(partition, data=None, **init_args):
     }
 
 
+@pytest.mark.filterwarnings("ignore:\\s*Unable to serialize instance")
 @pytest.mark.parametrize(
     ("class_path", "init_args", "expected"),
     [

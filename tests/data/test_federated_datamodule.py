@@ -280,6 +280,7 @@ def test_holdout():
         FederatedDataModule(Evaluated(), fd.IID(5), holdout=0.2)
 
 
+@pytest.mark.fit
 def test_test_alone_sets_up_the_training_data_too():
     data = FederatedDataModule(Evaluated(), fd.Pathological(6, 2))
     net = Net()
@@ -309,6 +310,8 @@ def test_clients_are_kept_from_fit_to_test_and_made_anew_by_the_next_fit():
     assert int(data.client_sizes.sum()) == 300
 
 
+@pytest.mark.filterwarnings("ignore:predict returned None")
+@pytest.mark.fit
 def test_real_trainer_runs_every_stage():
     data, net, run = FederatedDataModule(Moved(), fd.Dirichlet(7, 0.5)), Net(), trainer()
     run.fit(net, data)
@@ -328,6 +331,8 @@ def test_real_trainer_runs_every_stage():
     assert data.data.trainer is run
 
 
+@pytest.mark.filterwarnings("ignore:predict returned None")
+@pytest.mark.fit
 def test_predictions_of_a_dataset():
     data = FederatedDataModule(make(50, 0), fd.IID(4), predict=make(10, 3), eval_batch_size=8)
     net, run = Net(), trainer()
@@ -337,6 +342,7 @@ def test_predictions_of_a_dataset():
     assert net.seen["predict"] == 20
 
 
+@pytest.mark.fit
 def test_without_the_strategy_one_sentence_says_what_is_missing():
     data = FederatedDataModule(Module(), fd.IID(4))
     with pytest.raises(TypeError, match=r"Trainer\(strategy=FederatedStrategy"):
@@ -346,6 +352,7 @@ def test_without_the_strategy_one_sentence_says_what_is_missing():
         trainer("auto").test(Net(), FederatedDataModule(Evaluated(), fd.IID(4)), verbose=False)
 
 
+@pytest.mark.fit
 def test_stages_that_the_wrapped_module_lacks_are_not_pretended():
     for data in (FederatedDataModule(Module(), fd.IID(4)), FederatedDataModule(make(40, 0), fd.IID(4))):
         net = Net()
@@ -362,6 +369,8 @@ def test_stages_that_the_wrapped_module_lacks_are_not_pretended():
     assert net.seen["val"] == 20
 
 
+@pytest.mark.filterwarnings("ignore:Total length of `list` across ranks is zero")
+@pytest.mark.fit
 def test_a_module_that_returns_no_loader():
     class Nothing(Module):
         def val_dataloader(self):
@@ -373,6 +382,8 @@ def test_a_module_that_returns_no_loader():
     assert trainer().validate(net, FederatedDataModule(Nothing(), fd.IID(4)), verbose=False) == []
 
 
+@pytest.mark.filterwarnings("ignore:You have overridden `transfer_batch_to_device`")
+@pytest.mark.fit
 def test_transfer_hooks_are_the_modules_where_the_data_module_has_none():
     class Mover(Net):
         moved = 0
@@ -386,6 +397,7 @@ def test_transfer_hooks_are_the_modules_where_the_data_module_has_none():
     assert net.moved > 0
 
 
+@pytest.mark.fit
 def test_state_hyperparameters_and_attributes_are_the_wrapped_modules(tmp_path):
     data = FederatedDataModule(Evaluated(rate=0.25), fd.IID(4))
     assert data.num_classes == 4
@@ -421,6 +433,7 @@ def test_same_seed_same_clients_whatever_happened_before():
 
 @pytest.mark.parametrize("twin", [copy.deepcopy, lambda data: pickle.loads(pickle.dumps(data))])
 @pytest.mark.parametrize("early", [True, False])
+@pytest.mark.fit
 def test_copies_behave_like_the_original(twin, early):
     data = FederatedDataModule(Module(), fd.Dirichlet(5, 0.5), holdout=0.2, holdout_stage="test")
     if not early:
@@ -508,6 +521,7 @@ def federated_trainer():
     )  # fmt: skip
 
 
+@pytest.mark.fit
 def test_a_modules_own_loaders():
     module = WithLoaders()
     data = FederatedDataModule(module, fd.IID(2))
@@ -520,6 +534,7 @@ def test_a_modules_own_loaders():
     assert trainer.strategy.last_evaluation.client_ids == (0, 1)
 
 
+@pytest.mark.fit
 def test_own_loaders_are_set_up_where_lightning_does_not():
     module = WithLoaders()
     assert FederatedDataModule(module, fd.IID(4)).num_clients == 4
@@ -596,6 +611,7 @@ def test_a_data_module_of_the_other_lightning_is_named():
         ("val", lambda: DataLoader(make(9, 0), batch_sampler=[[0]]), "custom batch sampler list"),
     ],
 )
+@pytest.mark.fit
 def test_loaders_that_cannot_be_divided(stage, returns, match):
     class Custom(Evaluated):
         pass

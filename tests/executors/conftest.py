@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
-from worker_processes import children
+import worker_processes
 
 
 @pytest.fixture
 def no_process_is_left():
-    before = children()
+    worker_processes.others = worker_processes.children()
     yield
-    assert children() == before
+    assert worker_processes.worker_ids() == []

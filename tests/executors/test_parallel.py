@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import Callback
 from resuming import ALGORITHMS, Project, SaveAt, assert_equal
 from support import Blobs, Classifier, federated_blobs, fresh, quiet_trainer, weights
 from torch.utils.data import DataLoader, Dataset
-from worker_processes import FORKS, TWO, children
+from worker_processes import FORKS, TWO, worker_ids
 
 import fl_lightning as fl
 from fl_lightning.executors.parallel.pool import training_order
@@ -25,7 +25,7 @@ class Counted(Callback):
         self.seen: set[int] = set()
 
     def on_train_epoch_end(self, trainer, module) -> None:
-        self.seen |= set(children())
+        self.seen |= set(worker_ids())
 
 
 def compare(folder, make_strategy=dict, workers=2, **options):

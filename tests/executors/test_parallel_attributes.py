@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 import torch
-from support import CLASSES, Classifier, blobs, federated_blobs, fresh, quiet_trainer, weights
+from support import CLASSES, Classifier, blobs, fit, fresh, weights
 from torch.nn import functional as F
 from worker_processes import FORKS, TWO
 
@@ -34,16 +34,15 @@ class Weighted(Classifier):
         return F.cross_entropy(self(batch[0]), batch[1], weight=self.class_weights)
 
 
-def fit(executor, module=None, data=None, **options):
-    strategy = fl.FederatedStrategy(executor=executor, clients_per_round=5, seed=5, **options)
-    module = module or fresh(Weighted)
-    quiet_trainer(strategy, 2).fit(module, data or federated_blobs())
+def trained(executor, module=None, **options):
+    """The strategy of a fit, and the weights it ends with."""
+    module, strategy, _ = fit(module or fresh(Weighted), 2, executor=executor, clients_per_round=5, **options)
     return strategy, weights(module)
 
 
 @pytest.mark.parametrize("policy", ["raise", "drop"])
 def test_attributes_without_a_truth_value_or_a_memory_address_are_no_obstacle(policy):
-    (strategy, found), (_, expected) = fit(TWO, on_client_error=policy), fit(None)
+    (strategy, found), (_, expected) = trained(TWO, on_client_error=policy), trained(None)
     assert strategy.executor_fallback is None
     assert not strategy.last_round.dropped
     assert torch.equal(found, expected)
@@ -55,7 +54,7 @@ def test_what_changes_in_a_sparse_attribute_is_noticed():
             self.sparse.mul_(2)
             return super().training_step(batch, batch_idx)
 
-    assert fit(TWO, fresh(Growing))[0].executor_fallback == "Growing changes attribute 'sparse'"
+    assert trained(TWO, fresh(Growing))[0].executor_fallback == "Growing changes attribute 'sparse'"
 
 
 def test_datasets_with_sparse_tensors():
@@ -64,7 +63,7 @@ def test_datasets_with_sparse_tensors():
         nodes.graph = torch.eye(5).to_sparse()
         return fl.FederatedDataModule(nodes, fl.data.IID(6), batch_size=10)
 
-    (strategy, found), (_, expected) = fit(TWO, data=data()), fit(None, data=data())
+    (strategy, found), (_, expected) = trained(TWO, data=data()), trained(None, data=data())
     assert strategy.executor_fallback is None
     assert torch.equal(found, expected)
 
@@ -75,7 +74,7 @@ def test_an_error_between_the_processes_is_no_clients_error(monkeypatch, policy)
         raise ArithmeticError("nothing can be sent")
 
     monkeypatch.setattr("fl_lightning.executors.parallel.runner.ParallelRunner._send_out", broken)
-    (strategy, found), (_, expected) = fit(TWO, on_client_error=policy), fit(None)
+    (strategy, found), (_, expected) = trained(TWO, on_client_error=policy), trained(None)
     assert strategy.executor_fallback == "ArithmeticError between this process and its workers: nothing can be sent"
     assert not strategy.last_round.dropped
     assert torch.equal(found, expected)

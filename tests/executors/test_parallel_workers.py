@@ -14,9 +14,9 @@ import pytest
 import torch
 import torchmetrics
 from resuming import Project, differences
-from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
+from support import Classifier, fit, fresh, weights
 from torch import nn
-from worker_processes import FORKS, TWO, children
+from worker_processes import FORKS, TWO, worker_ids
 
 import fl_lightning as fl
 from fl_lightning.algorithms import ClientRule
@@ -24,11 +24,9 @@ from fl_lightning.algorithms import ClientRule
 pytestmark = FORKS
 
 
-def fit(module, rounds=2, trainer=None, **strategy):
-    strategy = fl.FederatedStrategy(**{"clients_per_round": 5, "seed": 5, "executor": TWO, **strategy})
-    quiet = quiet_trainer(strategy, rounds, **(trainer or {}))
-    quiet.fit(module, federated_blobs())
-    return strategy, quiet
+def fit_in_workers(module=None, rounds=2, **options):
+    """A fit in two processes; the last client of a round waits for one that is done."""
+    return fit(module, rounds, **{"clients_per_round": 5, "executor": TWO, **options})
 
 
 # ---- traces in objects of the parent: one client after the other, with a reason
@@ -183,7 +181,7 @@ OBSTACLES = {
 def test_obstacles_are_said_before_the_first_round(caplog, name):
     options, trainer, reason = OBSTACLES[name]
     with caplog.at_level(logging.INFO):
-        strategy, _ = fit(fresh(), 1, trainer, **options)
+        strategy = fit_in_workers(rounds=1, **trainer, **options).strategy
     assert reason in strategy.executor_fallback
     assert sum(reason in record.getMessage() for record in caplog.records) == 1
 
@@ -191,8 +189,8 @@ def test_obstacles_are_said_before_the_first_round(caplog, name):
 def test_copies_that_cannot_train_are_given_up(monkeypatch):
     monkeypatch.setattr("fl_lightning.executors.parallel.worker.can_train", lambda: "autograd does not survive forks")
     module, alone = fresh(), fresh()
-    strategy, _ = fit(module)
-    fit(alone, executor=None)
+    strategy = fit_in_workers(module).strategy
+    fit_in_workers(alone, executor=None)
     assert strategy.executor_fallback == "worker processes cannot train here (autograd does not survive forks)"
     assert torch.equal(weights(module), weights(alone))
 
@@ -206,8 +204,8 @@ def test_rules_that_say_what_they_keep_are_no_obstacle():
         def take_aside(self, client_id):
             return {}
 
-    assert "take_aside" in fit(fresh(), 1, client=Keeping())[0].executor_fallback
-    assert fit(fresh(), 1, client=Telling())[0].executor_fallback is None
+    assert "take_aside" in fit_in_workers(rounds=1, client=Keeping()).strategy.executor_fallback
+    assert fit_in_workers(rounds=1, client=Telling()).strategy.executor_fallback is None
 
 
 def test_frozen_parameters_that_change_in_a_worker_are_named():
@@ -221,7 +219,7 @@ def test_frozen_parameters_that_change_in_a_worker_are_named():
             return super().training_step(batch, batch_idx)
 
     with pytest.raises(ValueError, match=r"do not require gradients must not change .* 'frozen'"):
-        fit(fresh(Moving))
+        fit_in_workers(fresh(Moving))
 
 
 # ---- failures
@@ -257,10 +255,10 @@ REASONS = {
 @pytest.mark.parametrize("how", REASONS)
 def test_a_failure_names_the_client_and_leaves_the_global_model(how):
     whole = fresh()
-    fit(whole, 1, executor=None)
+    fit_in_workers(whole, 1, executor=None)
     module = fresh(Failing, how=how)
     with pytest.raises(fl.ClientError, match=REASONS[how]) as caught:
-        fit(module)
+        fit_in_workers(module)
     assert torch.equal(weights(module), weights(whole))  # as after round 0
     if how == "raise":
         assert isinstance(caught.value.__cause__, ArithmeticError)
@@ -280,7 +278,7 @@ def test_clients_that_raise_are_dropped_as_in_sequence(tmp_path):
 @pytest.mark.parametrize("how", ["exit", "kill"])
 def test_clients_whose_worker_dies_are_dropped_and_the_others_are_trained(how):
     with pytest.warns(UserWarning, match=r"client \d+ is left out of round 1: .*its worker process"):
-        strategy, trainer = fit(fresh(Failing, how=how), 3, on_client_error="drop")
+        _, strategy, trainer = fit_in_workers(fresh(Failing, how=how), 3, on_client_error="drop")
     assert trainer.current_epoch == 3
     assert len(strategy.last_round.client_ids) == 5
     assert strategy.executor_fallback is None
@@ -289,13 +287,13 @@ def test_clients_whose_worker_dies_are_dropped_and_the_others_are_trained(how):
 def test_a_worker_that_dies_between_rounds_is_replaced():
     class Killing(L.Callback):
         def on_train_epoch_end(self, trainer, module):
-            for pid in children()[: 1 + trainer.current_epoch]:
+            for pid in worker_ids()[: 1 + trainer.current_epoch]:
                 os.kill(pid, signal.SIGKILL)
 
     found = []
     for executor, callbacks in ((None, []), (TWO, [Killing()])):
         module = fresh(norm=True)
-        fit(module, 4, {"callbacks": callbacks}, executor=executor)
+        fit_in_workers(module, 4, callbacks=callbacks, executor=executor)
         found.append(weights(module))
     assert torch.equal(*found)
 
@@ -308,7 +306,7 @@ def test_warnings_of_workers_arrive_once():
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
-        fit(fresh(Warnings), 3)
+        fit_in_workers(fresh(Warnings), 3)
     assert [str(w.message) for w in caught].count("a batch is odd") == 1
 
 
@@ -353,7 +351,7 @@ def test_an_interrupted_fit_leaves_no_worker():
     try:
         thread.start()
         with pytest.raises((KeyboardInterrupt, SystemExit)):
-            fit(fresh(Slow))
+            fit_in_workers(fresh(Slow))
         thread.join()
     finally:
         signal.signal(signal.SIGINT, before)
@@ -365,7 +363,7 @@ def test_workers_do_not_outlive_a_killed_fit():
     pid = os.fork()
     if pid == 0:
         try:
-            fit(fresh(Slow))
+            fit_in_workers(fresh(Slow))
         finally:
             os._exit(1)
     workers = started(2)

@@ -16,6 +16,14 @@ FORKS = [
 ]
 
 
+others: list[int] = []  # children when the test began, such as multiprocessing's resource tracker
+
+
+def worker_ids() -> list[int]:
+    """Ids of the processes that the test has started and that still are."""
+    return [pid for pid in children() if pid not in others]
+
+
 def children() -> list[int]:
     """Ids of processes that were started here and still are, ended ones that nobody waited for included."""
     path = Path(f"/proc/self/task/{os.getpid()}/children")

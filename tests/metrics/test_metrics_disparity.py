@@ -135,6 +135,7 @@ class Judged(Plain):
         self.log("val_disparity", self.gap)
 
 
+@pytest.mark.fit
 def test_logged_by_a_module_it_gives_every_clients_own_and_the_pooled_gap():
     strategy = fl.FederatedStrategy(seed=1)
     trainer, data = quiet_trainer(strategy, 1), federated_blobs()

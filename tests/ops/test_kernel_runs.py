@@ -104,6 +104,7 @@ def test_more_elements_than_32_bits_count(call):
     assert int(words[-1]) == 2 ** (len(row) % 32) - 1
 
 
+@pytest.mark.process
 @MISSING
 @pytest.mark.skipif("FL_LIGHTNING_ISA" in os.environ, reason="this run is for one instruction set")
 @pytest.mark.parametrize("instructions", ["avx2", "base"])
@@ -126,6 +127,7 @@ def test_lesser_instruction_sets_pass_too(instructions):
     )
 
 
+@pytest.mark.process
 def test_the_switch_leads_to_the_reference():
     """The same numbers from pure torch, in an installation with kernels or without."""
     code = (

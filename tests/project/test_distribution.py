@@ -3,7 +3,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 import tarfile
 import zipfile
@@ -11,39 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from distributions import ROOT, build, copy_of_the_sources, run
 
 from fl_lightning.ops import _library
 
-ROOT = Path(__file__).parents[2]
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))
 buildable = pytest.mark.skipif(sys.platform != "linux" or COMPILER is None, reason="needs Linux and a C++ compiler")
-
-
-def copy_of_the_sources(folder):
-    copy = folder / "source"
-    for name in ("fl_lightning", "csrc"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, copy)
-    return copy
-
-
-def run(*command, cwd, **environment):
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("FL_LIGHTNING_", "FORCE_CUDA"))}
-    clean.pop("PYTHONPATH", None)
-    result = subprocess.run(
-        command, cwd=cwd, env={**clean, **environment}, capture_output=True, text=True, check=False, timeout=1500
-    )
-    assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-5000:]
-    return result.stdout + result.stderr
-
-
-def build(hook, source, target, **environment):
-    """Calls the build backend as pip does without build isolation."""
-    pytest.importorskip("setuptools", minversion="77")
-    code = f"import setuptools.build_meta as b; print('made', b.build_{hook}({str(target)!r}))"
-    printed = run(sys.executable, "-c", code, cwd=source, **environment)
-    return target / next(line.split()[1] for line in printed.splitlines() if line.startswith("made ")), printed
 
 
 def path_without(program, folder):
@@ -62,16 +34,14 @@ def path_without(program, folder):
     return os.pathsep.join(kept)
 
 
-def test_without_the_extension_the_wheel_is_for_every_platform(tmp_path):
-    wheel, printed = build("wheel", copy_of_the_sources(tmp_path), tmp_path, FL_LIGHTNING_NO_EXT="1")
+def test_without_the_extension_the_wheel_is_for_every_platform(wheel, distributions):
     assert wheel.name.endswith("-py3-none-any.whl")
-    assert "pure torch: FL_LIGHTNING_NO_EXT=1" in printed
+    assert "pure torch: FL_LIGHTNING_NO_EXT=1" in (distributions / "wheel.log").read_text(encoding="utf-8")
     with zipfile.ZipFile(wheel) as archive:
         assert not [name for name in archive.namelist() if "csrc" in name or name.endswith(".so")]
 
 
-def test_the_source_distribution_holds_all_sources_of_the_kernels(tmp_path):
-    sdist, _ = build("sdist", copy_of_the_sources(tmp_path), tmp_path, FL_LIGHTNING_NO_EXT="1")
+def test_the_source_distribution_holds_all_sources_of_the_kernels(sdist):
     with tarfile.open(sdist) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
     kernels = {path.relative_to(ROOT).as_posix() for path in (ROOT / "csrc").rglob("*") if path.is_file()}

@@ -3,9 +3,6 @@
 
 import ast
 import re
-import shutil
-import subprocess
-import sys
 import tarfile
 import zipfile
 from email.parser import Parser
@@ -19,48 +16,35 @@ ROOT = Path(__file__).parents[2]
 IGNORED = re.compile(
     r"(^|/)(\.(?!ci/|gitignore)[^/]*|__pycache__|[^/]*\.egg-info|build|dist|demo|logs|lightning_logs)/"
 )
+LICENCE = "# SPDX-License-Identifier: Apache-2.0\n"
 CODE = re.compile("^```.*?^```|`[^`\n]*`", flags=re.DOTALL | re.MULTILINE)
 SOURCES = sorted(
     path for folder in ("fl_lightning", "tests", "examples", "benchmarks") for path in (ROOT / folder).rglob("*.py")
 )
 
 
-def built(folder, hook):
-    """Builds from a copy: setuptools writes beside pyproject.toml, and stale files there would hide missing ones."""
-    pytest.importorskip("setuptools", minversion="77")
-    copy = folder / "source"
-    shutil.copytree(ROOT / "fl_lightning", copy / "fl_lightning", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, copy)
-    code = f"import setuptools.build_meta as b; b.build_{hook}({str(folder)!r})"
-    result = subprocess.run([sys.executable, "-c", code], cwd=copy, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
-    (made,) = [*folder.glob("*.whl"), *folder.glob("*.tar.gz")]
-    return made
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    with zipfile.ZipFile(built(tmp_path_factory.mktemp("wheel"), "wheel")) as archive:
+@pytest.fixture
+def shipped(wheel):
+    with zipfile.ZipFile(wheel) as archive:
         yield archive
 
 
-@pytest.fixture(scope="module")
-def metadata(wheel):
-    (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
-    return Parser().parsestr(wheel.read(name).decode())
+@pytest.fixture
+def metadata(shipped):
+    (name,) = (name for name in shipped.namelist() if name.endswith(".dist-info/METADATA"))
+    return Parser().parsestr(shipped.read(name).decode())
 
 
-def test_the_wheel_holds_every_module_the_marker_and_nothing_else(wheel):
+def test_the_wheel_holds_every_module_the_marker_and_nothing_else(shipped):
     package = {path.relative_to(ROOT).as_posix() for path in SOURCES if path.is_relative_to(ROOT / "fl_lightning")}
-    shipped = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert shipped == package | {"fl_lightning/py.typed"}
+    modules = {name for name in shipped.namelist() if ".dist-info/" not in name}
+    assert modules == package | {"fl_lightning/py.typed"}
 
 
-def test_the_wheel_carries_the_apache_licence(wheel, metadata):
+def test_the_wheel_carries_the_apache_licence(shipped, metadata):
     assert metadata["License-Expression"] == "Apache-2.0"
-    (name,) = (name for name in wheel.namelist() if name.endswith("licenses/LICENSE"))
-    text = wheel.read(name).decode()
+    (name,) = (name for name in shipped.namelist() if name.endswith("licenses/LICENSE"))
+    text = shipped.read(name).decode()
     assert text == (ROOT / "LICENSE").read_text(encoding="utf-8")
     assert "Apache License" in text
     assert "END OF TERMS AND CONDITIONS" in text
@@ -94,19 +78,23 @@ def test_supported_pythons_are_declared_alike(metadata):
     assert not SpecifierSet(metadata["Requires-Python"]).contains("3.9.18")
 
 
-def test_a_wheel_can_be_built_from_the_source_distribution(tmp_path):
-    with tarfile.open(built(tmp_path, "sdist")) as archive:
+def test_a_wheel_can_be_built_from_the_source_distribution(sdist):
+    with tarfile.open(sdist) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
     package = {path.relative_to(ROOT).as_posix() for path in SOURCES if path.is_relative_to(ROOT / "fl_lightning")}
     assert package | {"fl_lightning/py.typed", "pyproject.toml", "README.md", "LICENSE"} <= inside
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_sources_parse_as_python_3_10_and_name_their_licence(path):
-    text = path.read_text(encoding="utf-8")
-    ast.parse(text, filename=str(path), feature_version=(3, 10))
+def test_all_sources_parse_as_python_3_10():
+    for path in SOURCES:
+        ast.parse(path.read_text(encoding="utf-8"), filename=str(path), feature_version=(3, 10))
+
+
+def test_all_sources_name_their_licence():
+    texts = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in SOURCES}
     # An __init__.py without code may be empty.
-    assert not text or text.startswith("# SPDX-License-Identifier: Apache-2.0\n")
+    without = [name for name, text in texts.items() if text and not text.startswith(LICENCE)]
+    assert without == []
 
 
 def texts():

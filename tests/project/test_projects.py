@@ -160,6 +160,7 @@ def test_manual_optimization(project, tmp_path):
         trainer.fit(module, fl.FederatedDataModule(module, fl.data.IID(3)))
 
 
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
 @pytest.mark.parametrize("algorithm", [fl.algorithms.FedAvg, fl.algorithms.FedFV])
 def test_images_through_transforms_and_workers(project, tmp_path, monkeypatch, algorithm):
     """Lightning's MNIST data module, which drops last batches, and its demo network."""

@@ -6,20 +6,12 @@ import itertools
 
 import pytest
 import torch
-from simt_library import SCHEDULES, KernelError
+from simt_library import KernelError
 
 from fl_lightning.ops import _reference as reference
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 SIZES = (0, 1, 3, 129, 1000, 0, 300, 2100, 77)
-_schedules = itertools.cycle(enumerate(SCHEDULES))
-
-
-@pytest.fixture
-def simt(kernels):
-    """The kernels, under another schedule for each test."""
-    seed, name = next(_schedules)
-    return kernels.schedule(name, seed)
 
 
 def offsets_of(sizes):

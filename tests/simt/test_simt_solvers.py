@@ -7,20 +7,11 @@ import numpy as np
 import pytest
 import torch
 from qp_cases import enumerate_supports, families, objective, relative_gap
-from simt_library import SCHEDULES
 
 from fl_lightning.ops import _reference as reference
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 COUNTS = (torch.uint8, torch.int16, torch.int32)
-_schedules = itertools.cycle(enumerate(SCHEDULES))
-
-
-@pytest.fixture
-def simt(kernels):
-    """The kernels, under another schedule for each test."""
-    seed, name = next(_schedules)
-    return kernels.schedule(name, seed)
 
 
 def generator(seed):

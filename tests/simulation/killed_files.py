@@ -18,7 +18,7 @@ from fl_lightning.core.storage.model_files import ClientFiles
 ROUNDS, DEATH = 5, 3
 
 
-def fit(folder: Path, own: str, ckpt_path: Path | None = None):
+def fit_in_files(folder: Path, own: str, ckpt_path: Path | None = None):
     """A fit that saves after every round; its personal models live in ``folder / own``."""
     module = fresh(Classifier, seed=0 if ckpt_path is None else 9, norm=True, momentum=0.5, dropout=0.2)
     rule = fl.algorithms.Ditto(directory=str(folder / own), keep_checkpoints=1)
@@ -49,4 +49,4 @@ def die_in_the_third_file() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     die_in_the_third_file()
-    fit(Path(sys.argv[1]), "own")
+    fit_in_files(Path(sys.argv[1]), "own")

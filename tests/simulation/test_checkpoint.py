@@ -160,6 +160,7 @@ def alone(tmp_path, monkeypatch):
     return tmp_path, file, float(sum(t.double().sum() for t in outcome.module.state_dict().values()))
 
 
+@pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader` but")
 def test_the_model_loads_without_this_package(alone, monkeypatch, capsys):
     folder, file, total = alone
     for name in [name for name in sys.modules if name.split(".")[0] == "fl_lightning"]:

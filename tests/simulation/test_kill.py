@@ -106,8 +106,8 @@ def test_killed_while_a_personal_model_is_written(tmp_path):
     assert len(list(own.rglob("*.part"))) == 1
     found = fl.newest_checkpoint(tmp_path / "checkpoints")
     assert torch.load(found, weights_only=True)["epoch"] == killed_files.DEATH - 1
-    resumed, strategy = killed_files.fit(tmp_path, "own", found)
-    whole, other = killed_files.fit(tmp_path / "whole", "own")
+    resumed, strategy = killed_files.fit_in_files(tmp_path, "own", found)
+    whole, other = killed_files.fit_in_files(tmp_path / "whole", "own")
     assert torch.equal(weights(resumed), weights(whole))
     for client in range(6):
         one, two = (s.client_rule.personal_model(client) for s in (strategy, other))

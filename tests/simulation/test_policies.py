@@ -17,6 +17,11 @@ import fl_lightning as fl
 from fl_lightning.core.storage.row_history import RowHistory
 from fl_lightning.data import AvailabilitySampler, CohortSampler, Selection
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:client .* is left out of round"),
+    pytest.mark.filterwarnings("ignore:round .* had no usable report"),
+]
+
 BAD = 2
 
 

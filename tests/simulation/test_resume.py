@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.loggers import CSVLogger
 from resuming import ALGORITHMS, ALL_HOOKS, Project, SaveAt, assert_equal, differences
-from support import Classifier, federated_blobs, fresh, quiet_trainer
+from support import Classifier, Manual, federated_blobs, fresh, quiet_trainer
 from torchmetrics.classification import MulticlassAccuracy
 
 import fl_lightning as fl
@@ -75,20 +75,6 @@ class Measured(Classifier):
 
     def on_train_epoch_end(self):
         self.log("epochs", float(self.trainer.current_epoch))
-
-
-class Manual(Classifier):
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.automatic_optimization = False
-
-    def training_step(self, batch, batch_idx):
-        optimizer = self.optimizers()
-        loss = F.cross_entropy(self(batch[0]), batch[1])
-        optimizer.zero_grad()
-        self.manual_backward(loss)
-        optimizer.step()
-        self.log("train_loss", loss)
 
 
 class WarmedUp(Classifier):
@@ -194,7 +180,7 @@ VARIATIONS = {
         callbacks=lambda folder: [EarlyStopping("val_loss", patience=5, check_on_train_epoch_end=True, strict=False)],
     ),
     "max_steps": Project(trainer={"max_epochs": -1, "max_steps": 50}),
-    "manual": Project(module=Manual),
+    "manual": Project(module=Manual, options={"log": True}),
     "accumulated": Project(trainer={"accumulate_grad_batches": 2}),
     "own learning rate": Project(module=WarmedUp),
     "Adagrad": Project(module=FilledOptimizer),
@@ -373,6 +359,8 @@ if "save_on_exception" in inspect.signature(ModelCheckpoint).parameters:
     EXCEPTION_SAVERS["ModelCheckpoint"] = partial(ModelCheckpoint, save_on_exception=True)
 
 
+@pytest.mark.filterwarnings('ignore:.fit.ckpt_path="last". is set, but there is no last')
+@pytest.mark.filterwarnings("ignore:.*was called without a model")
 @pytest.mark.parametrize("saver", EXCEPTION_SAVERS.values(), ids=EXCEPTION_SAVERS)
 def test_a_checkpoint_saved_on_an_exception(tmp_path, saver):
     project = Project(ALGORITHMS["FedLF"], Decayed)

@@ -7,18 +7,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from support import Classifier, federated_blobs, fresh, on_path, quiet_trainer, weights
+from support import Classifier, federated_blobs, fit, fresh, weights
 
 import fl_lightning as fl
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.data.cohort_samplers import UniformSampler
 
-
-def run(max_epochs=3, lean=True, module=None, trainer=None, data=None, **strategy):
-    module = fresh() if module is None else module
-    strategy = fl.FederatedStrategy(**{"clients_per_round": 3, "seed": 5, **strategy})
-    quiet_trainer(strategy, max_epochs, **{**on_path(lean), **(trainer or {})}).fit(module, data or federated_blobs())
-    return module, strategy
+# A norm that no gradient has: it changes nothing, and every step goes the way through Lightning's loop.
+PATHS = {"lean": {}, "full": {"gradient_clip_val": 1e9}}
+both_paths = pytest.mark.parametrize("path", PATHS)
 
 
 def plain_fedavg(module, rounds, epochs=1, make_optimizer=None, seed=5, cohort=3):
@@ -54,16 +51,16 @@ def plain_fedavg(module, rounds, epochs=1, make_optimizer=None, seed=5, cohort=3
     return module
 
 
-@pytest.mark.parametrize("lean", [True, False])
-def test_fedavg_equals_a_plain_loop(lean):
-    module, _ = run(lean=lean)
+@both_paths
+def test_fedavg_equals_a_plain_loop(path):
+    module = fit(**PATHS[path]).module
     assert torch.allclose(weights(module), weights(plain_fedavg(fresh(), 3)), atol=1e-6, rtol=0)
     assert not torch.allclose(weights(module), weights(fresh()), atol=1e-2)
 
 
 def test_local_epochs_momentum_and_dropout_equal_a_plain_loop():
     options = {"momentum": 0.9, "lr": 0.02, "dropout": 0.3}
-    module, _ = run(module=fresh(**options), local_epochs=2)
+    module = fit(fresh(**options), local_epochs=2).module
 
     def sgd(m):
         return torch.optim.SGD(m.parameters(), lr=0.02, momentum=0.9)
@@ -80,8 +77,7 @@ def test_local_epochs_momentum_and_dropout_equal_a_plain_loop():
 def test_full_and_lean_paths_give_identical_weights(options, algorithm):
     if algorithm is fl.algorithms.SCAFFOLD and "optimizer" in options:
         pytest.skip("SCAFFOLD needs SGD")
-    lean, _ = run(lean=True, module=fresh(**options), algorithm=algorithm())
-    full, _ = run(lean=False, module=fresh(**options), algorithm=algorithm())
+    lean, full = (fit(fresh(**options), algorithm=algorithm(), **path).module for path in PATHS.values())
     assert torch.equal(weights(lean), weights(full))
 
 
@@ -101,59 +97,54 @@ class Returning(Classifier):
         return returned[self.how]
 
 
-@pytest.mark.parametrize("lean", [True, False])
+@both_paths
 @pytest.mark.parametrize(
     ("how", "found"),
     [("float", "float"), ("tuple", "tuple"), ("dict", r"a dict with \['preds'\]"), ("number", "float as 'loss'")],
 )
-def test_what_is_no_loss_is_refused_on_both_paths(how, found, lean):
+def test_what_is_no_loss_is_refused_on_both_paths(how, found, path):
     with pytest.raises(fl.ClientError) as caught:
-        run(1, lean, Returning(how))
-    if lean:
+        fit(Returning(how), 1, **PATHS[path])
+    if path == "lean":
         assert isinstance(caught.value.__cause__, MisconfigurationException)
         assert re.search(rf"training_step must return a tensor, .*, found {found} \(", str(caught.value))
     elif how != "number":  # Lightning takes it and then fails over it
         assert isinstance(caught.value.__cause__, MisconfigurationException)
 
 
-@pytest.mark.parametrize("lean", [True, False])
-def test_a_loss_in_a_dict_trains_and_none_skips(lean):
-    plain, _ = run(1, lean)
-    torch.manual_seed(0)
-    assert torch.equal(weights(run(1, lean, Returning("loss"))[0]), weights(plain))
-    torch.manual_seed(0)
-    assert torch.equal(weights(run(1, lean, Returning("None"))[0]), weights(fresh()))
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+@both_paths
+def test_a_loss_in_a_dict_trains_and_none_skips(path):
+    plain = fit(rounds=1, **PATHS[path]).module
+    for how, expected in (("loss", plain), ("None", fresh())):
+        assert torch.equal(weights(fit(fresh(Returning, how=how), 1, **PATHS[path]).module), weights(expected))
 
 
 def test_same_seed_is_bit_identical_and_another_is_not():
-    first, _ = run(module=fresh(dropout=0.5))
+    first = fit(fresh(dropout=0.5)).module
     torch.manual_seed(123)  # whatever the outer generators are at
     second_module = fresh(dropout=0.5)
     torch.manual_seed(77)
-    second, _ = run(module=second_module)
-    other, _ = run(module=fresh(dropout=0.5), seed=6)
+    second = fit(second_module).module
+    other = fit(fresh(dropout=0.5), seed=6).module
     assert torch.equal(weights(first), weights(second))
     assert not torch.equal(weights(first), weights(other))
 
 
 def test_local_steps_overrule_sizes():
-    module = fresh()
-    strategy = fl.FederatedStrategy(clients_per_round=3, local_steps=7, seed=0)
-    trainer = quiet_trainer(strategy, 2)
-    trainer.fit(module, federated_blobs())
-    assert trainer.global_step == 2 * 3 * 7
+    assert fit(rounds=2, local_steps=7).trainer.global_step == 2 * 3 * 7
 
 
 def test_server_optimizer_with_unit_rate_equals_the_plain_step_and_momentum_does_not():
-    plain, _ = run()
-    unit, _ = run(server_optimizer=lambda p: torch.optim.SGD(p, lr=1.0))
-    momentum, _ = run(server_optimizer=lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.9))
+    plain = fit().module
+    unit = fit(server_optimizer=lambda p: torch.optim.SGD(p, lr=1.0)).module
+    momentum = fit(server_optimizer=lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.9)).module
     assert torch.allclose(weights(plain), weights(unit), atol=1e-7)
     assert not torch.allclose(weights(plain), weights(momentum), atol=1e-3)
 
 
 def test_the_module_owns_its_parameters_after_the_fit():
-    module, _ = run()
+    module = fit().module
     storages = {p.untyped_storage().data_ptr() for p in module.parameters()}
     assert len(storages) == len(list(module.parameters()))
     assert isinstance(module, Classifier)

@@ -10,7 +10,7 @@ from statistics import median
 import pytest
 import torch
 from lightning.pytorch import Callback
-from support import CLASSES, FEATURES, Classifier, blobs, fresh, quiet_trainer
+from support import CLASSES, FEATURES, Classifier, blobs, fit, fresh
 from torch import nn
 
 import fl_lightning as fl
@@ -41,11 +41,12 @@ class Wide(Classifier):
         self.net = nn.Sequential(nn.Linear(FEATURES, 512), nn.ReLU(), nn.Linear(512, CLASSES))
 
 
-def fit(dataset, clients, algorithm=fl.algorithms.FedAvg, rounds=7):
+def seconds_per_round(dataset, clients, algorithm=fl.algorithms.FedAvg, rounds=7):
+    """Of a fit that samples ten clients in every round."""
     clock = Clock()
-    strategy = fl.FederatedStrategy(algorithm(), clients_per_round=10)
     data = fl.FederatedDataModule(dataset, fl.data.IID(clients), batch_size=10)
-    quiet_trainer(strategy, rounds, callbacks=[clock]).fit(fresh(Wide), data)
+    rule = {"algorithm": algorithm(), "clients_per_round": 10}
+    strategy = fit(fresh(Wide), rounds, data=data, callbacks=[clock], **rule).strategy
     assert len(strategy.last_round.client_ids) == 10
     assert data.num_clients == clients
     return median(clock.seconds)
@@ -60,7 +61,7 @@ def growth_of_peak_memory(dataset, clients):
     gc.collect()
     before = kilobytes("VmRSS")
     _CLEAR.write_text("5")  # the peak starts anew
-    fit(dataset, clients)
+    seconds_per_round(dataset, clients)
     return 1024 * (kilobytes("VmHWM") - before)
 
 
@@ -81,7 +82,7 @@ def test_python_objects_per_client(datasets):
     for clients in (100, CLIENTS):
         gc.collect()
         tracemalloc.start()
-        fit(datasets[clients], clients, rounds=2)
+        seconds_per_round(datasets[clients], clients, rounds=2)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] - peaks[0] < ALLOWED / 2
@@ -89,7 +90,7 @@ def test_python_objects_per_client(datasets):
 
 @pytest.mark.parametrize("algorithm", [fl.algorithms.FedAvg, fl.algorithms.FedLF])
 def test_round_time_does_not_follow_the_registered_clients(datasets, algorithm):
-    few, many = (min(fit(datasets[n], n, algorithm) for _ in range(2)) for n in (100, CLIENTS))
+    few, many = (min(seconds_per_round(datasets[n], n, algorithm) for _ in range(2)) for n in (100, CLIENTS))
     assert many < 2 * few + 0.005
 
 
@@ -101,6 +102,6 @@ def test_the_cohort_alone_decides_what_a_round_holds(datasets):
             seen.append((cohort.updates.rows.untyped_storage().nbytes(), cohort.num_clients))
             return super().aggregate(cohort)
 
-    fit(datasets[CLIENTS], CLIENTS, Spy, rounds=1)
+    seconds_per_round(datasets[CLIENTS], CLIENTS, Spy, rounds=1)
     n = sum(p.numel() for p in fresh(Wide).parameters())
     assert seen == [(10 * n * torch.float32.itemsize, CLIENTS)]

@@ -135,6 +135,8 @@ def test_the_step_is_the_server_optimizers_gradient_and_its_state_lives_on(name)
     assert all(p.grad is None for p in module.parameters())
 
 
+@pytest.mark.filterwarnings("ignore:client .* is left out of round")
+@pytest.mark.filterwarnings("ignore:round .* had no usable report")
 def test_a_round_without_reports_takes_no_server_step():
     class Broken(Classifier):
         def training_step(self, batch, batch_idx):

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from support import Classifier, federated_blobs, fresh, on_path, quiet_trainer
+from support import Classifier, Manual, federated_blobs, fit, fresh, on_path, quiet_trainer
 
 import fl_lightning as fl
 from fl_lightning.algorithms import (
@@ -160,19 +160,7 @@ def test_train_loss_is_the_mean_over_samples_of_what_the_module_returned(lean, a
 
 
 def test_a_module_that_reports_no_loss_has_none():
-    class Silent(Classifier):
-        def __init__(self):
-            super().__init__()
-            self.automatic_optimization = False
-
-        def training_step(self, batch, batch_idx):
-            optimizer = self.optimizers()
-            optimizer.zero_grad()
-            self.manual_backward(super().training_step(batch, batch_idx))
-            optimizer.step()
-
-    strategy = fl.FederatedStrategy(clients_per_round=3)
-    quiet_trainer(strategy, 1).fit(fresh(Silent), federated_blobs())
+    strategy = fit(fresh(Manual), 1).strategy
     assert math.isnan(strategy.last_round.train_loss)
     assert strategy.last_round.client_ids
     assert not strategy.last_round.dropped

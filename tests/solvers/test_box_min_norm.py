@@ -96,6 +96,7 @@ def test_matrices_that_rounding_made_indefinite():
 
 
 @pytest.mark.slow
+@pytest.mark.process
 def test_bits_do_not_depend_on_the_number_of_threads():
     program = (
         "import torch; from fl_lightning.solvers import box_min_norm; g = torch.Generator().manual_seed(0);"

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from support import federated_blobs, fresh, quiet_trainer, weights
+from support import federated_blobs, fit, fresh, quiet_trainer, weights
 
 import fl_lightning as fl
 
@@ -29,32 +29,28 @@ RULES = [
 ]
 
 
-def fit(rule, device, **options):
+def fit_on(device, rule):
     """A module in float64 trained for three rounds, so that rounding cannot turn a decision of the rule."""
-    strategy = fl.FederatedStrategy(rule(), clients_per_round=4, local_epochs=1, seed=0)
-    trainer = quiet_trainer(strategy, max_epochs=3, accelerator=device, devices=1, precision="64-true", **options)
-    module = fresh()
-    trainer.fit(module, federated_blobs())
-    return trainer, strategy, module
+    return fit(algorithm=rule(), accelerator=device, devices=1, precision="64-true", clients_per_round=4, seed=0)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: getattr(rule, "func", rule).__name__)
 def test_a_fit_agrees_with_that_on_the_cpu(rule):
-    _, there_strategy, there = fit(rule, DEVICE)
-    _, here_strategy, here = fit(rule, "cpu")
+    there, there_strategy, _ = fit_on(DEVICE, rule)
+    here, here_strategy, _ = fit_on("cpu", rule)
     torch.testing.assert_close(weights(there).cpu(), weights(here), rtol=1e-6, atol=1e-9)
     assert there_strategy.last_round.client_ids == here_strategy.last_round.client_ids
 
 
 def test_the_fit_runs_where_it_was_asked_to():
-    trainer, strategy, _ = fit(fl.algorithms.FedLF, DEVICE)
+    _, strategy, trainer = fit_on(DEVICE, fl.algorithms.FedLF)
     assert trainer.strategy.root_device.type == DEVICE
     assert strategy.root_device.type == DEVICE
 
 
 def test_a_checkpoint_from_the_gpu_resumes_on_the_cpu(tmp_path):
     path = tmp_path / "after.ckpt"
-    trainer, _, module = fit(fl.algorithms.SCAFFOLD, DEVICE)
+    module, _, trainer = fit_on(DEVICE, fl.algorithms.SCAFFOLD)
     trainer.save_checkpoint(path)
     strategy = fl.FederatedStrategy(fl.algorithms.SCAFFOLD(), clients_per_round=4, local_epochs=1, seed=0)
     again = quiet_trainer(strategy, max_epochs=3, precision="64-true")

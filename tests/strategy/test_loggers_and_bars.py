@@ -13,19 +13,16 @@ from lightning.pytorch.callbacks import Callback, RichProgressBar, TQDMProgressB
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from plain_loop import evaluate
 from resuming import ALGORITHMS
-from support import Classifier, federated_blobs, fresh, quiet_trainer
+from support import Classifier, federated_blobs, fit, fresh, quiet_trainer
 
 import fl_lightning as fl
 
 TABLE = Path(__file__).parents[2] / "docs" / "logged.md"
 
 
-def fit(rounds=3, algorithm=None, module=None, **trainer):
-    strategy = fl.FederatedStrategy(algorithm, clients_per_round=3, seed=5)
-    module = fresh(log=True) if module is None else module
-    trainer = quiet_trainer(strategy, rounds, **trainer)
-    trainer.fit(module, federated_blobs())
-    return module, trainer
+def fit_logging(rounds=3, **options):
+    """A fit of a module that logs its loss."""
+    return fit(fresh(log=True), rounds, **options)
 
 
 def csv_rows(logger):
@@ -53,7 +50,7 @@ def test_csv_has_every_number_of_every_round_once(tmp_path):
         def on_train_epoch_end(self, trainer, pl_module):
             records.append((trainer.strategy.last_round, trainer.strategy.last_evaluation))
 
-    module, trainer = fit(logger=logger, callbacks=[Records()], num_sanity_val_steps=2)
+    module, _, trainer = fit_logging(logger=logger, callbacks=[Records()], num_sanity_val_steps=2)
     logged = by_name(csv_rows(logger))
     for name, values in logged.items():
         if name.startswith(("fed/", "val_")):
@@ -85,7 +82,7 @@ class LogsEpochs(Classifier):
 
 def test_training_values_of_an_epoch_are_means_over_the_rounds_samples(tmp_path):
     logger = CSVLogger(tmp_path)
-    fit(module=fresh(LogsEpochs, log=True), logger=logger)
+    fit(fresh(LogsEpochs, log=True), logger=logger)
     logged = by_name(csv_rows(logger))
     assert len(logged["mean_loss"]) == 3
     assert [v for *_, v in logged["mean_loss"]] == pytest.approx([v for *_, v in logged["fed/train_loss"]], rel=1e-5)
@@ -124,7 +121,7 @@ def test_what_callbacks_log_per_client_counts_as_much_as_the_clients_samples(tmp
 
 def test_tensorboard_files_hold_the_numbers(tmp_path):
     logger = TensorBoardLogger(tmp_path)
-    module, _ = fit(logger=logger)
+    module = fit_logging(logger=logger).module
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     events = accumulator.EventAccumulator(logger.log_dir)
     events.Reload()
@@ -162,7 +159,7 @@ def test_the_documented_table_is_what_is_logged(tmp_path):
     names = set()
     for method, algorithm in ALGORITHMS.items():
         logger = CSVLogger(tmp_path, version=method)
-        module, trainer = fit(2 if method == "MMPF" else 1, algorithm(), logger=logger)
+        module, _, trainer = fit_logging(2 if method == "MMPF" else 1, algorithm=algorithm(), logger=logger)
         names |= {name for row in csv_rows(logger) for name in row}
         names |= set(trainer.callback_metrics) | set(trainer.progress_bar_metrics)
         trainer.test(module, federated_blobs(), verbose=False)
@@ -201,7 +198,7 @@ class Shown(Callback):
 def test_bars_show_round_client_and_angle(kind, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")  # Rich breaks a line of 80 between a name and its number if the rate is long
     shown = Shown()
-    _, trainer = fit(2, callbacks=[kind(), shown], enable_progress_bar=True)
+    trainer = fit_logging(2, callbacks=[kind(), shown], enable_progress_bar=True)
     assert len(shown.after_client) == 6
     assert all(found == expected for found, expected in shown.after_client)
     assert len(shown.after_round) == 2
@@ -238,7 +235,7 @@ def test_a_fit_prints_nothing_that_misleads(tmp_path, caplog, recwarn):
 
 
 def test_warnings_are_heard_again_after_the_fit(tmp_path):
-    fit(logger=CSVLogger(tmp_path), log_every_n_steps=50)
+    fit_logging(logger=CSVLogger(tmp_path), log_every_n_steps=50)
     assert not [entry for entry in warnings.filters if entry[1] is not None and "training batches" in entry[1].pattern]
     plain = quiet_trainer("auto", 1, logger=CSVLogger(tmp_path), log_every_n_steps=50)
     with pytest.warns(UserWarning, match="The number of training batches"):
@@ -246,7 +243,7 @@ def test_warnings_are_heard_again_after_the_fit(tmp_path):
 
 
 def test_the_table_after_a_test_lists_the_clients(capsys):
-    module, trainer = fit(1)
+    module, _, trainer = fit_logging(1)
     trainer.test(module, federated_blobs(), verbose=False)
     printed = capsys.readouterr().out
     clients, _ = evaluate(module, "test")

@@ -7,7 +7,7 @@ import lightning as L
 import pytest
 import torch
 from resuming import ALGORITHMS
-from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
+from support import Classifier, federated_blobs, fit, fresh, weights
 
 import fl_lightning as fl
 from fl_lightning.algorithms import ClientRule
@@ -33,15 +33,12 @@ class Drops(L.Callback):
         self.dropped += len(trainer.strategy.last_round.dropped)
 
 
-def fit(server, client, rounds, callbacks, seed=0, ckpt_path=None):
-    module = fresh(Classifier, seed, norm=True)
-    strategy = fl.FederatedStrategy(
-        ALGORITHMS[server](), client=None if client is None else CLIENTS[client](), clients_per_round=4, seed=3,
-        sampler=fl.data.AvailabilitySampler(1.0, drop_out=0.25),
-    )  # fmt: skip
-    data = federated_blobs(train=120)
-    quiet_trainer(strategy, rounds, callbacks=callbacks).fit(module, data, ckpt_path=ckpt_path)
-    return module
+def fit_pair(server, client, rounds, seed=0, **options):
+    """A module trained by two methods while one client in four drops out."""
+    pair = {"algorithm": ALGORITHMS[server](), "client": None if client is None else CLIENTS[client]()}
+    sampler = fl.data.AvailabilitySampler(1.0, drop_out=0.25)
+    cohorts = {"clients_per_round": 4, "seed": 3, "sampler": sampler, "data": federated_blobs(train=120)}
+    return fit(fresh(Classifier, seed, norm=True), rounds, **pair, **cohorts, **options).module
 
 
 def refusal(server, client):
@@ -61,14 +58,14 @@ def test_runs_repeats_and_resumes_or_is_refused(tmp_path, server, client):
         assert len(reason) > len(f"client={client}(...)") + 20
         return
     drops = Drops()
-    whole = fit(server, client, 3, [drops])
+    whole = fit_pair(server, client, 3, callbacks=[drops])
     assert drops.dropped > 0
     assert weights(whole).isfinite().all()
     assert [p.shape for p in whole.parameters()] == [p.shape for p in fresh(Classifier, norm=True).parameters()]
     assert not torch.equal(weights(whole), weights(fresh(Classifier, norm=True)))
     # A second fit up to the checkpoint, and a third one from it: equal only if every round repeats.
-    fit(server, client, 2, [SaveAfterTwoRounds(tmp_path / "two.ckpt")])
-    resumed = fit(server, client, 3, [], seed=7, ckpt_path=tmp_path / "two.ckpt")
+    fit_pair(server, client, 2, callbacks=[SaveAfterTwoRounds(tmp_path / "two.ckpt")])
+    resumed = fit_pair(server, client, 3, seed=7, ckpt_path=tmp_path / "two.ckpt")
     assert torch.equal(weights(resumed), weights(whole))
 
 

@@ -6,7 +6,7 @@ import functools
 import numpy as np
 import pytest
 import torch
-from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
+from support import Classifier, Manual, federated_blobs, fresh, quiet_trainer, weights
 
 import fl_lightning as fl
 from fl_lightning.algorithms import (
@@ -64,19 +64,19 @@ def test_pairs_that_make_sense_run(name):
     assert len(strategy.last_round.client_ids) == 4
 
 
-def trained(algorithm, client=None, rounds=3):
+def trained_weights(algorithm, client=None, rounds=3):
     module = fresh()
     quiet_trainer(fl.FederatedStrategy(algorithm, client=client, seed=1), rounds).fit(module, federated_blobs())
     return weights(module)
 
 
 def test_a_borrowed_client_half_does_its_work():
-    assert torch.equal(trained(FedAvg(), FedProx(0.5)), trained(FedProx(0.5)))
-    assert torch.equal(trained(FedAvg("uniform"), SCAFFOLD()), trained(SCAFFOLD()))
-    assert torch.equal(trained(FedProx(0.1), FedProx(0.5)), trained(FedProx(0.5)))
-    assert torch.equal(trained(FedLF(), FedAvg()), trained(FedLF()))
+    assert torch.equal(trained_weights(FedAvg(), FedProx(0.5)), trained_weights(FedProx(0.5)))
+    assert torch.equal(trained_weights(FedAvg("uniform"), SCAFFOLD()), trained_weights(SCAFFOLD()))
+    assert torch.equal(trained_weights(FedProx(0.1), FedProx(0.5)), trained_weights(FedProx(0.5)))
+    assert torch.equal(trained_weights(FedLF(), FedAvg()), trained_weights(FedLF()))
     for client in (FedProx(0.5), SCAFFOLD()):
-        assert not torch.allclose(trained(FedLF(), client), trained(FedLF()), atol=1e-4)
+        assert not torch.allclose(trained_weights(FedLF(), client), trained_weights(FedLF()), atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -117,18 +117,6 @@ def test_what_is_no_client_rule_is_refused(client):
 
 def adam():
     return fresh(optimizer="Adam", lr=0.01)
-
-
-class Manual(Classifier):
-    def __init__(self):
-        super().__init__()
-        self.automatic_optimization = False
-
-    def training_step(self, batch, batch_idx):
-        optimizer = self.optimizers()
-        optimizer.zero_grad()
-        self.manual_backward(super().training_step(batch, batch_idx))
-        optimizer.step()
 
 
 class Two(Manual):

@@ -93,6 +93,8 @@ def test_the_same_trainer_goes_on_from_a_checkpoint(tmp_path, at_epoch_end):
     assert torch.equal(weights(module), whole_fit(4))
 
 
+@pytest.mark.filterwarnings('ignore:.fit.ckpt_path="last". is set, but there is no last')
+@pytest.mark.filterwarnings("ignore:.*was called without a model")
 def test_the_same_trainer_goes_on_from_what_an_exception_left(tmp_path):
     seen, saver = TrainedClients(breaks=True), OnExceptionCheckpoint(tmp_path)
     trainer = quiet_trainer(
@@ -112,6 +114,7 @@ def test_a_round_without_a_server_step_is_an_error(monkeypatch):
         quiet_trainer(strategy(), 2, limit_val_batches=0).fit(fresh(), federated_blobs())
 
 
+@pytest.mark.filterwarnings("ignore:Found .* in eval mode")
 def test_the_module_trains_without_federation_afterwards():
     module = fresh()
     quiet_trainer(strategy(), 2).fit(module, federated_blobs())

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import (
     Timer,
 )
 from plain_loop import federate, sgd
-from support import Blobs, Classifier, federated_blobs, fresh, quiet_trainer, weights
+from support import Blobs, Classifier, federated_blobs, fit, fresh, quiet_trainer, weights
 
 import fl_lightning as fl
 
@@ -34,14 +34,6 @@ class Watcher(Callback):
 
     def on_train_epoch_end(self, trainer, pl_module):
         self.ended.append(weights(pl_module))
-
-
-def fit(module=None, rounds=3, strategy=None, data=None, **trainer):
-    module = fresh() if module is None else module
-    strategy = fl.FederatedStrategy(**{"clients_per_round": 3, "seed": 5, **(strategy or {})})
-    trainer = quiet_trainer(strategy, rounds, **trainer)
-    trainer.fit(module, data or federated_blobs())
-    return module, trainer
 
 
 # ---- stopping and checkpoints
@@ -65,7 +57,7 @@ def test_early_stopping(metric):
         def on_train_epoch_end(self, trainer, pl_module):
             values.append(float(trainer.callback_metrics[metric]))
 
-    module, trainer = fit(rounds=50, callbacks=[stopping, Values()])
+    module, _, trainer = fit(rounds=50, callbacks=[stopping, Values()])
     best, waited, expected = float("inf"), 0, None
     for rounds, value in enumerate(values, start=1):
         best, waited = (value, 0) if value < best - 0.25 else (best, waited + 1)
@@ -86,7 +78,7 @@ def test_the_best_checkpoint_reproduces_its_value(tmp_path, metric, mode):
             seen.append(float(trainer.callback_metrics[metric]))
 
     # A rate this large makes the metrics go up and down.
-    module, _ = fit(fresh(lr=1.5), 5, callbacks=[best, Values()], enable_checkpointing=True)
+    module = fit(fresh(lr=1.5), 5, callbacks=[best, Values()], enable_checkpointing=True).module
     pick = min if mode == "min" else max
     assert float(best.best_model_score) == pytest.approx(pick(seen))
     assert best.best_model_path == str(tmp_path / f"best-{seen.index(pick(seen))}.ckpt")
@@ -97,7 +89,7 @@ def test_the_best_checkpoint_reproduces_its_value(tmp_path, metric, mode):
 
 
 def test_max_steps_stop_at_the_end_of_a_round():
-    module, trainer = fit(rounds=-1, max_steps=20)
+    module, _, trainer = fit(rounds=-1, max_steps=20)
     counted = []
     federate(fresh(), 5, lambda m, batches, index: counted.append(len(batches)))
     per_round = [sum(counted[i : i + 3]) for i in range(0, len(counted), 3)]
@@ -120,7 +112,7 @@ def test_a_stop_asked_for_within_a_round_waits_for_its_end(how, monkeypatch):
     # Before Timer, which looks at the clock in the same hook.
     callbacks = [Stop(), *([Timer(timedelta(hours=1))] if how == "Timer" else [])]
     options = {"max_time": timedelta(hours=1)} if how == "max_time" else {}
-    module, trainer = fit(rounds=5, callbacks=callbacks, **options)
+    module, _, trainer = fit(rounds=5, callbacks=callbacks, **options)
     assert trainer.current_epoch == (1 if how == "should_stop" else 2)
     expected = federate(fresh(), trainer.current_epoch, sgd())
     assert torch.allclose(weights(module), weights(expected), atol=1e-6, rtol=0)
@@ -131,15 +123,14 @@ def test_a_stop_asked_for_within_a_round_waits_for_its_end(how, monkeypatch):
 
 @pytest.mark.parametrize(("limit", "kept"), [(2, lambda n: min(2, n)), (0.5, lambda n: max(1, n // 2))])
 def test_limit_train_batches_counts_per_client(limit, kept):
-    module, trainer = fit(limit_train_batches=limit)
+    module, _, trainer = fit(limit_train_batches=limit)
     assert torch.allclose(weights(module), weights(federate(fresh(), 3, sgd(), limit=kept)), atol=1e-6, rtol=0)
     assert not torch.allclose(weights(module), weights(federate(fresh(), 3, sgd())), atol=1e-3)
     assert trainer.limit_train_batches == limit  # handed back
 
 
 def test_fast_dev_run_is_one_round_of_one_batch_per_client():
-    strategy = {"clients_per_round": 4}
-    module, trainer = fit(rounds=9, fast_dev_run=True, strategy=strategy)
+    module, _, trainer = fit(rounds=9, fast_dev_run=True, clients_per_round=4)
     assert (trainer.current_epoch, trainer.global_step) == (1, 4)
     expected = federate(fresh(), 1, sgd(), limit=lambda n: 1, cohort=4)
     assert torch.allclose(weights(module), weights(expected), atol=1e-6, rtol=0)
@@ -155,8 +146,8 @@ def test_sanity_check_leaves_no_trace():
             self.seen = (trainer.strategy.last_evaluation, metrics, weights(pl_module))
 
     sanity = Sanity()
-    module, trainer = fit(fresh(dropout=0.5), num_sanity_val_steps=2, callbacks=[sanity])
-    without, other = fit(fresh(dropout=0.5))
+    module, _, trainer = fit(fresh(dropout=0.5), num_sanity_val_steps=2, callbacks=[sanity])
+    without, _, other = fit(fresh(dropout=0.5))
     assert sanity.seen[:2] == (None, set())
     assert torch.equal(sanity.seen[2], weights(fresh(dropout=0.5)))
     assert torch.equal(weights(module), weights(without))
@@ -166,11 +157,11 @@ def test_sanity_check_leaves_no_trace():
 
 def test_validation_every_second_round():
     watcher = Watcher()
-    module, _ = fit(rounds=4, check_val_every_n_epoch=2, callbacks=[watcher])
+    module = fit(rounds=4, check_val_every_n_epoch=2, callbacks=[watcher]).module
     assert len(watcher.validated) == 2
     assert torch.equal(watcher.validated[0], watcher.ended[1])
-    assert torch.equal(weights(module), weights(fit(rounds=4)[0]))
-    assert torch.equal(weights(module), weights(fit(rounds=4, limit_val_batches=0)[0]))
+    assert torch.equal(weights(module), weights(fit(rounds=4).module))
+    assert torch.equal(weights(module), weights(fit(rounds=4, limit_val_batches=0).module))
 
 
 @pytest.mark.parametrize("algorithm", [fl.algorithms.FedAvg, fl.algorithms.FedLF, fl.algorithms.SCAFFOLD])
@@ -183,21 +174,22 @@ def test_reloading_the_data_every_round_changes_nothing(algorithm, caplog):
             return super().train_dataloader()
 
     data = fl.FederatedDataModule(Counted(), fl.data.Dirichlet(6, 1.0), seed=0)
-    options = {"strategy": {"client_optimizer_state": "keep", "algorithm": algorithm()}}
+    kept = {"client_optimizer_state": "keep"}
+    every = {"reload_dataloaders_every_n_epochs": 1}
     with caplog.at_level("INFO"):
-        reloaded, _ = fit(fresh(momentum=0.9), data=data, reload_dataloaders_every_n_epochs=1, **options)
+        reloaded = fit(fresh(momentum=0.9), data=data, algorithm=algorithm(), **every, **kept).module
     assert sum("Memory beside the module" in message for message in caplog.messages) == 1
-    options["strategy"]["algorithm"] = algorithm()
-    assert torch.equal(weights(reloaded), weights(fit(fresh(momentum=0.9), **options)[0]))
+    plain = fit(fresh(momentum=0.9), algorithm=algorithm(), **kept).module
+    assert torch.equal(weights(reloaded), weights(plain))
 
 
 @pytest.mark.parametrize(
     "options", [{"detect_anomaly": True}, {"profiler": "simple"}, {"deterministic": True}, {"inference_mode": False}]
 )
 def test_options_that_change_no_number(options):
-    module, trainer = fit(fresh(dropout=0.5), **options)
+    module, _, trainer = fit(fresh(dropout=0.5), **options)
     try:
-        assert torch.equal(weights(module), weights(fit(fresh(dropout=0.5))[0]))
+        assert torch.equal(weights(module), weights(fit(fresh(dropout=0.5)).module))
         if "profiler" in options:
             assert len(trainer.profiler.recorded_durations["run_training_batch"]) == 9  # clients
     finally:
@@ -209,7 +201,7 @@ def test_options_that_change_no_number(options):
 
 def test_stochastic_weight_averaging_averages_global_models():
     watcher = Watcher()
-    module, _ = fit(rounds=5, callbacks=[StochasticWeightAveraging(0.1, swa_epoch_start=3), watcher])
+    module = fit(rounds=5, callbacks=[StochasticWeightAveraging(0.1, swa_epoch_start=3), watcher]).module
     assert torch.allclose(weights(module), torch.stack(watcher.started[2:]).mean(0), atol=1e-6, rtol=0)
     with pytest.raises(ValueError, match="StochasticWeightAveraging passes over the data once more to renew BatchNorm"):
         fit(fresh(norm=True), callbacks=[StochasticWeightAveraging(0.1)])
@@ -218,7 +210,7 @@ def test_stochastic_weight_averaging_averages_global_models():
 def test_exponential_averaging_averages_rounds():
     watcher = Watcher()
     ema = EMAWeightAveraging(decay=0.5, update_every_n_steps=0, update_starting_at_epoch=0)
-    module, _ = fit(rounds=4, callbacks=[ema, watcher])
+    module = fit(rounds=4, callbacks=[ema, watcher]).module
     expected = watcher.ended[0]
     for after_round in watcher.ended[1:]:
         expected = 0.5 * expected + 0.5 * after_round

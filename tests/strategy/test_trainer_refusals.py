@@ -17,18 +17,12 @@ from lightning.pytorch.callbacks import (
     ModelPruning,
 )
 from plain_loop import evaluate
-from support import Blobs, Classifier, federated_blobs, fresh, quiet_trainer, weights
+from support import Blobs, Classifier, federated_blobs, fit, fresh, quiet_trainer, weights
 
 import fl_lightning as fl
 from fl_lightning.core.lightning import contract
 from fl_lightning.core.lightning import epoch_loop as loop
 from fl_lightning.core.lightning.names import pl
-
-
-def fit(data=None, module=None, **trainer):
-    trainer = quiet_trainer(fl.FederatedStrategy(clients_per_round=3), 1, **trainer)
-    trainer.fit(fresh() if module is None else module, federated_blobs() if data is None else data)
-    return trainer
 
 
 @pytest.mark.parametrize(
@@ -45,7 +39,7 @@ def fit(data=None, module=None, **trainer):
 def test_trainer_options_without_meaning_are_refused(option, message):
     module = fresh()
     with pytest.raises(ValueError, match=message) as refusal:
-        fit(module=module, **option)
+        fit(module, 1, **option)
     assert "\n" not in str(refusal.value)
     assert torch.equal(weights(module), weights(fresh()))
 
@@ -70,7 +64,7 @@ class Thaws(BaseFinetuning):
 def test_callbacks_that_change_what_is_trained_are_refused_before_the_fit(callback, remedy):
     module = fresh()
     with pytest.raises(ValueError, match=rf"^{type(callback).__name__} changes in mid-fit which .*: {remedy}"):
-        fit(module=module, callbacks=[callback])
+        fit(module, 1, callbacks=[callback])
     assert torch.equal(weights(module), weights(fresh()))
     # Evaluation changes nothing.
     quiet_trainer(fl.FederatedStrategy(), callbacks=[Thaws()]).validate(module, federated_blobs(), verbose=False)
@@ -122,7 +116,7 @@ def test_freezing_when_the_fit_starts_works(algorithm, executor):
 
 def test_freezing_later_gets_a_remedy():
     with pytest.raises(ValueError, match=r"changes in \['net.0.bias', .*: freeze, .* __init__, .*or on_fit_start"):
-        fit(module=fresh(FreezesLate))
+        fit(fresh(FreezesLate), 1)
 
 
 class Iterates(Classifier):
@@ -130,6 +124,7 @@ class Iterates(Classifier):
         return None
 
 
+@pytest.mark.filterwarnings("ignore:You are using the `dataloader_iter` step flavor")
 @pytest.mark.parametrize(
     ("module", "callback", "message"),
     [
@@ -140,7 +135,7 @@ class Iterates(Classifier):
 )
 def test_what_works_on_one_loader_is_refused(module, callback, message):
     with pytest.raises(ValueError, match=message):
-        fit(module=fresh(module), callbacks=[] if callback is None else [callback()])
+        fit(fresh(module), 1, callbacks=[] if callback is None else [callback()])
 
 
 def test_a_refusal_leaves_the_trainers_limits_alone():
@@ -158,7 +153,7 @@ def test_plain_training_data_gets_one_sentence(source):
     data = Blobs() if source == "datamodule" else Blobs().train_dataloader()
     module = fresh()
     with pytest.raises(TypeError, match=r"wrap the data, data = fl\.FederatedDataModule\(my_datamodule, ") as refusal:
-        fit(data, module)
+        fit(module, 1, data=data)
     assert "\n" not in str(refusal.value)
     assert str(refusal.value).endswith("found a DataLoader")
     assert torch.equal(weights(module), weights(fresh()))
@@ -193,7 +188,7 @@ def test_a_lightning_that_moved_an_attribute_is_refused(monkeypatch, path, name)
     changed[path] = (*changed[path], f"{name}_of_another_release")
     monkeypatch.setattr(contract, "CONTRACT", changed)
     with pytest.raises(RuntimeError) as refusal:
-        fit()
+        fit(rounds=1)
     sentence = str(refusal.value)
     assert f"{pl.__version__} is not supported: trainer.{path} lacks ['{name}_of_another_release']" in sentence
     assert "lightning 2.5 and 2.6" in sentence

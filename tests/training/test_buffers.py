@@ -214,6 +214,7 @@ class Watching(Classifier):
         return loss
 
 
+@pytest.mark.filterwarnings("ignore:client .* is left out of round")
 @pytest.mark.parametrize("algorithm", [fl.algorithms.FedAvg, fl.algorithms.FedLF])
 def test_every_client_starts_from_the_same_buffers(algorithm):
     module = fresh(Watching, fail=(2, 5))

@@ -9,7 +9,7 @@ import lightning as L
 import pytest
 import torch
 import torch.nn.functional as F
-from support import FEATURES, Classifier, federated_blobs, fresh, quiet_trainer, weights
+from support import FEATURES, Classifier, federated_blobs, fit, fresh, quiet_trainer, weights
 from torch.utils.data import Dataset
 from torchmetrics import MaxMetric, MeanMetric
 
@@ -23,11 +23,9 @@ PATHS = [{}, {"gradient_clip_val": 1e9}]
 both_paths = pytest.mark.parametrize("path", PATHS, ids=["lean", "full"])
 
 
-def fit(client, module=None, rounds=2, server=None, **trainer):
-    module = fresh() if module is None else module
-    strategy = fl.FederatedStrategy(server or FedAvg(), client=client, clients_per_round=3, local_epochs=2, seed=3)
-    quiet_trainer(strategy, rounds, **trainer).fit(module, federated_blobs())
-    return module, strategy
+def fit_with(client, module=None, rounds=2, **trainer):
+    """A fit with a client rule; the clients pass twice over their data."""
+    return fit(module, rounds, client=client, local_epochs=2, **trainer)
 
 
 class NoIndex(Classifier):
@@ -57,8 +55,8 @@ class Watching(ClientRule):
 @pytest.mark.parametrize("module", [Classifier, NoIndex])
 def test_begin_batch_and_loss_term_see_every_batch_with_its_place(path, module):
     rule = Watching()
-    trained, _ = fit(rule, fresh(module), **path)
-    assert torch.equal(weights(trained), weights(fit(ClientRule(), fresh(module), **path)[0]))
+    trained = fit_with(rule, fresh(module), **path).module
+    assert torch.equal(weights(trained), weights(fit_with(ClientRule(), fresh(module), **path).module))
     visits: list[list] = []
     for kind, *rest in rule.calls:
         if kind == "client":
@@ -83,8 +81,8 @@ class Half(ClientRule):
 
 @both_paths
 def test_loss_weight_scales_the_modules_own_loss(path):
-    halved, _ = fit(Half(), fresh(lr=0.2), **path)
-    plain, _ = fit(ClientRule(), fresh(lr=0.1), **path)
+    halved = fit_with(Half(), fresh(lr=0.2), **path).module
+    plain = fit_with(ClientRule(), fresh(lr=0.1), **path).module
     torch.testing.assert_close(weights(halved), weights(plain), rtol=0, atol=1e-6)
 
 
@@ -107,8 +105,8 @@ class Shifting(ClientRule):
 
 def test_adjusted_step_is_what_is_applied_and_logged():
     rule = Shifting()
-    moved, strategy = fit(rule, rounds=1)
-    plain, other = fit(ClientRule(), rounds=1)
+    moved, strategy, _ = fit_with(rule, rounds=1)
+    plain, other, _ = fit_with(ClientRule(), rounds=1)
     torch.testing.assert_close(weights(moved), weights(plain) - 1, rtol=0, atol=1e-5)
     assert rule.order == ["adjust", "commit"]
     assert strategy.last_round.step_norm > other.last_round.step_norm + 1
@@ -127,7 +125,7 @@ class Broken(ClientRule):
 
 def test_adjusted_step_must_be_finite():
     with pytest.raises(RuntimeError, match="finite step"):
-        fit(Broken())
+        fit_with(Broken())
 
 
 class Picky(ClientRule):
@@ -137,7 +135,7 @@ class Picky(ClientRule):
 
 def test_check_module_comes_before_the_first_round():
     with pytest.raises(ValueError, match="Classifier will not do"):
-        fit(Picky())
+        fit_with(Picky())
 
 
 class Asking(ClientRule):
@@ -167,8 +165,8 @@ class Counting(Classifier):
 @both_paths
 def test_own_loss_leaves_no_trace(path):
     rule = Asking()
-    asked, strategy = fit(rule, fresh(Counting), **path)
-    plain, other = fit(ClientRule(), fresh(Counting), **path)
+    asked, strategy, _ = fit_with(rule, fresh(Counting), **path)
+    plain, other, _ = fit_with(ClientRule(), fresh(Counting), **path)
     assert torch.equal(weights(asked), weights(plain))
     names = set(plain.trainer.callback_metrics) - {"fed/seconds"}
     assert all(asked.trainer.callback_metrics[n] == plain.trainer.callback_metrics[n] for n in names)
@@ -183,7 +181,7 @@ class Silent(Classifier):
 
 def test_own_loss_needs_a_loss():
     with pytest.raises(fl.ClientError, match="training_step must return a loss for every batch"):
-        fit(Asking(), fresh(Silent))
+        fit_with(Asking(), fresh(Silent))
 
 
 def test_silence_gives_back_what_stood_in_place_of_log():
@@ -274,7 +272,7 @@ class Autocast(Classifier):
 
 
 def test_features_are_computed_in_the_trainers_precision():
-    fit(HalfPrecision(), fresh(Autocast), precision="bf16-mixed")
+    fit_with(HalfPrecision(), fresh(Autocast), precision="bf16-mixed")
     assert Autocast.dtype == torch.bfloat16
 
 
@@ -310,7 +308,7 @@ class Logging(Classifier):
 
 
 def test_personal_evaluation_reduces_what_is_logged():
-    _, strategy = fit(Owning(), fresh(Logging))
+    strategy = fit_with(Owning(), fresh(Logging)).strategy
     record = strategy.last_evaluation
     own = {name.removeprefix("personal/"): v for name, v in record.values.items() if name.startswith("personal/")}
     assert set(own) == {"weighted", "sum", "most", "least", "greatest", "metric"}
@@ -347,6 +345,6 @@ def test_loss_of_the_module_is_what_training_sees():
             x, y = batch
             return F.cross_entropy(work.module(x), y)
 
-    doubled, _ = fit(Same(), fresh(lr=0.05))
-    plain, _ = fit(ClientRule(), fresh(lr=0.1))
+    doubled = fit_with(Same(), fresh(lr=0.05)).module
+    plain = fit_with(ClientRule(), fresh(lr=0.1)).module
     torch.testing.assert_close(weights(doubled), weights(plain), rtol=0, atol=1e-6)

@@ -4,41 +4,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from plain_loop import evaluate, federate, sgd
-from support import CLASSES, FEATURES, Classifier, federated_blobs, fresh, quiet_trainer, weights
+from plain_loop import assert_trained_to, evaluate, federate, sgd
+from support import CLASSES, FEATURES, Classifier, Manual, fit, fresh, weights
 from torch import nn
 
-import fl_lightning as fl
-
-
-def run(module, rounds=3, strategy=None, **trainer):
-    strategy = fl.FederatedStrategy(**{"clients_per_round": 3, "seed": 5, **(strategy or {})})
-    trainer = quiet_trainer(strategy, rounds, **trainer)
-    trainer.fit(module, federated_blobs())
-    return trainer
-
-
-def assert_equal_to(module, expected, atol=1e-6):
-    assert torch.allclose(weights(module), weights(expected), atol=atol, rtol=0)
-    assert not torch.allclose(weights(module), weights(fresh(type(module))), atol=1e-2)
-
-
 # ---- manual optimization
-
-
-class Manual(Classifier):
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.automatic_optimization = False
-
-    def training_step(self, batch, batch_idx):
-        x, y = batch
-        optimizer = self.optimizers()
-        optimizer.zero_grad()
-        loss = F.cross_entropy(self(x), y)
-        self.manual_backward(loss)
-        optimizer.step()
-        self.log("train_loss", loss)
 
 
 class Adversaries(Manual):
@@ -67,10 +37,10 @@ class Adversaries(Manual):
 
 
 def test_manual_optimization_equals_automatic():
-    module = fresh(Manual)
-    trainer = run(module)
-    assert_equal_to(module, federate(fresh(), 3, sgd()))
-    automatic = run(fresh())
+    module = fresh(Manual, log=True)
+    trainer = fit(module).trainer
+    assert_trained_to(module, federate(fresh(), 3, sgd()))
+    automatic = fit().trainer
     assert trainer.global_step == automatic.global_step
 
 
@@ -84,9 +54,9 @@ def test_several_optimizers_equal_a_loop_by_hand():
                 optimizer.step()
 
     module = fresh(Adversaries)
-    trainer = run(module)
-    assert_equal_to(module, federate(fresh(Adversaries), 3, train_client))
-    assert trainer.global_step == 2 * run(fresh()).global_step
+    trainer = fit(module).trainer
+    assert_trained_to(module, federate(fresh(Adversaries), 3, train_client))
+    assert trainer.global_step == 2 * fit().trainer.global_step
 
 
 # ---- precision
@@ -104,11 +74,11 @@ def test_double_precision():
         sgd()(module, [(x.double(), y) for x, y in batches], index)
 
     module = fresh(Double)
-    run(module, precision="64-true")
+    fit(module, precision="64-true")
     assert seen == {torch.float64}
     assert {p.dtype for p in module.parameters()} == {torch.float64}
     expected = federate(fresh(Double).double(), 3, train_client)
-    assert_equal_to(module, expected, atol=1e-12)
+    assert_trained_to(module, expected, atol=1e-12)
     single = federate(fresh(Double), 3, sgd())
     assert not torch.allclose(weights(expected), weights(single), atol=1e-12)
 
@@ -124,16 +94,16 @@ def test_mixed_precision():
             optimizer.step()
 
     module = fresh()
-    run(module, precision="bf16-mixed")
+    fit(module, precision="bf16-mixed")
     assert {p.dtype for p in module.parameters()} == {torch.float32}
     expected = federate(fresh(), 3, train_client)
-    assert_equal_to(module, expected)
+    assert_trained_to(module, expected)
     assert not torch.allclose(weights(expected), weights(federate(fresh(), 3, sgd())), atol=1e-5)
 
 
 def test_half_precision_weights():
     module = fresh()
-    trainer = run(module, precision="bf16-true")
+    trainer = fit(module, precision="bf16-true").trainer
     assert {p.dtype for p in module.parameters()} == {torch.bfloat16}
     assert torch.isfinite(weights(module)).all()
     assert float(trainer.callback_metrics["val_loss"]) < evaluate(fresh())[1][0]
@@ -147,8 +117,8 @@ def test_a_compiled_submodule_trains_as_the_plain_one(backend):
     module, plain = fresh(), fresh()
     torch._dynamo.reset()
     module.net = torch.compile(module.net, backend=backend, dynamic=True)
-    run(module)
-    run(plain)
+    fit(module)
+    fit(plain)
     assert torch.allclose(weights(module), weights(plain), atol=1e-6, rtol=0)
     torch._dynamo.reset()
 
@@ -175,9 +145,9 @@ def test_an_optimizer_that_calls_for_a_closure():
             optimizer.step(closure)
 
     module = fresh(Newton)
-    trainer = run(module, 2, precision="64-true")  # curvature from differences magnifies rounding
-    assert_equal_to(module, federate(fresh(Newton).double(), 2, train_client))
-    assert trainer.global_step == run(fresh(), 2).global_step
+    trainer = fit(module, 2, precision="64-true").trainer  # curvature from differences magnifies rounding
+    assert_trained_to(module, federate(fresh(Newton).double(), 2, train_client))
+    assert trainer.global_step == fit(rounds=2).trainer.global_step
     single = fresh(Newton)
-    run(single, 2)
+    fit(single, 2)
     assert torch.allclose(weights(single), weights(module), atol=1e-2, rtol=0)

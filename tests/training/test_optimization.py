@@ -8,24 +8,11 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
-from plain_loop import evaluate, federate, sgd
-from support import FEATURES, Classifier, federated_blobs, fresh, quiet_trainer, weights
+from plain_loop import assert_trained_to, evaluate, federate, sgd
+from support import FEATURES, Classifier, fit, fresh, weights
 from torch import nn
 
 import fl_lightning as fl
-
-
-def run(module, rounds=3, strategy=None, **trainer):
-    strategy = fl.FederatedStrategy(**{"clients_per_round": 3, "seed": 5, **(strategy or {})})
-    trainer = quiet_trainer(strategy, rounds, **trainer)
-    trainer.fit(module, federated_blobs())
-    return trainer
-
-
-def assert_equal_to(module, expected, atol=1e-6):
-    assert torch.allclose(weights(module), weights(expected), atol=atol, rtol=0)
-    assert not torch.allclose(weights(module), weights(fresh(type(module))), atol=1e-2)
-
 
 # ---- learning-rate schedulers
 
@@ -55,14 +42,14 @@ class Plateau(Scheduled):
 )
 def test_schedulers_step_once_per_round(kind, rate):
     module = fresh(kind)
-    trainer = run(module, 4)
-    assert_equal_to(module, federate(fresh(kind), 4, sgd(rate)))
+    trainer = fit(module, 4).trainer
+    assert_trained_to(module, federate(fresh(kind), 4, sgd(rate)))
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(rate(4))
 
 
 def test_plateau_scheduler_follows_the_validation_of_the_global_model(tmp_path):
     monitor, module = LearningRateMonitor(), fresh(Plateau)
-    run(module, 6, logger=CSVLogger(tmp_path), callbacks=[monitor])
+    fit(module, 6, logger=CSVLogger(tmp_path), callbacks=[monitor])
 
     dummy = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     scheduler = Plateau.scheduler(dummy)
@@ -77,7 +64,7 @@ def test_plateau_scheduler_follows_the_validation_of_the_global_model(tmp_path):
             rates.append(dummy.param_groups[0]["lr"])
         sgd(rates[index])(expected, batches, index)
 
-    assert_equal_to(module, federate(fresh(Plateau), 6, train_client, after_round=after_round))
+    assert_trained_to(module, federate(fresh(Plateau), 6, train_client, after_round=after_round))
     assert len(set(rates)) > 1
     assert monitor.lrs["lr-SGD"] == pytest.approx(rates)  # one value per round
 
@@ -87,7 +74,7 @@ def test_a_scheduler_that_steps_inside_a_round_is_refused():
         interval = "step"
 
     with pytest.raises(ValueError, match=r"lr scheduler StepLR has interval='step'.*use interval='epoch'"):
-        run(fresh(PerStep))
+        fit(fresh(PerStep))
 
 
 # ---- gradients
@@ -97,8 +84,8 @@ def test_gradient_clipping_by_norm_and_by_value():
     for algorithm, function, limit in (("norm", "clip_grad_norm_", 0.05), ("value", "clip_grad_value_", 0.01)):
         clip = partial(getattr(nn.utils, function), **{"max_norm" if algorithm == "norm" else "clip_value": limit})
         module = fresh()
-        run(module, gradient_clip_val=limit, gradient_clip_algorithm=algorithm)
-        assert_equal_to(module, federate(fresh(), 3, sgd(change_gradients=clip)))
+        fit(module, gradient_clip_val=limit, gradient_clip_algorithm=algorithm)
+        assert_trained_to(module, federate(fresh(), 3, sgd(change_gradients=clip)))
 
 
 def test_the_modules_own_gradient_clipping_and_gradient_hooks_see_every_local_step():
@@ -123,8 +110,8 @@ def test_the_modules_own_gradient_clipping_and_gradient_hooks_see_every_local_st
         nn.utils.clip_grad_norm_(parameters, 0.1)
 
     module = fresh(Hooked)
-    trainer = run(module)
-    assert_equal_to(module, federate(fresh(Hooked), 3, sgd(change_gradients=change)))
+    trainer = fit(module).trainer
+    assert_trained_to(module, federate(fresh(Hooked), 3, sgd(change_gradients=change)))
     assert module.calls == ["after_backward", "before_step", "clip"] * trainer.global_step
 
 
@@ -144,8 +131,8 @@ def accumulating(window):
 
 def test_accumulation_windows_end_with_the_client():
     module = fresh()
-    trainer = run(module, accumulate_grad_batches=2)
-    assert_equal_to(module, federate(fresh(), 3, accumulating(2)))
+    trainer = fit(module, accumulate_grad_batches=2).trainer
+    assert_trained_to(module, federate(fresh(), 3, accumulating(2)))
     steps = []
     federate(fresh(), 3, lambda m, batches, i: steps.append((len(batches) + 1) // 2))
     assert trainer.global_step == sum(steps)
@@ -153,14 +140,14 @@ def test_accumulation_windows_end_with_the_client():
 
 def test_an_accumulation_schedule_counts_rounds():
     module = fresh()
-    run(module, callbacks=[GradientAccumulationScheduler({1: 3})])
-    assert_equal_to(module, federate(fresh(), 3, accumulating(lambda index: 3 if index else 1)))
+    fit(module, callbacks=[GradientAccumulationScheduler({1: 3})])
+    assert_trained_to(module, federate(fresh(), 3, accumulating(lambda index: 3 if index else 1)))
 
 
 @pytest.mark.parametrize("window", [1, 2, 3])
 def test_local_steps_are_optimizer_steps_with_accumulation_too(window):
     # Clients have 2 to 10 batches, so passes end inside a window.
-    trainer = run(fresh(), 2, {"local_steps": 4}, accumulate_grad_batches=window)
+    trainer = fit(fresh(), 2, local_steps=4, accumulate_grad_batches=window).trainer
     assert trainer.global_step == 2 * 3 * 4
 
 
@@ -193,7 +180,7 @@ def test_sparse_gradients_train_like_dense_ones(name, path):
     options, found = SPARSE[name], []
     for sparse in (True, False):
         module = fresh(Words, sparse=sparse)
-        run(module, strategy={**options, "algorithm": options["algorithm"]()}, **path)
+        fit(module, **{**options, "algorithm": options["algorithm"]()}, **path)
         found.append(weights(module))
     assert torch.allclose(*found, atol=1e-5, rtol=0)
 

@@ -4,11 +4,9 @@
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
-from support import CLASSES, Classifier, federated_blobs, fresh, quiet_trainer
+from support import CLASSES, Classifier, federated_blobs, fit, fresh
 from torchmetrics import MetricCollection, MinMaxMetric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassPrecision
-
-import fl_lightning as fl
 
 
 class InSteps(Classifier):
@@ -68,11 +66,10 @@ class InLists(AtTheEnd):
         self.metrics.reset()
 
 
-def run(module_class, **options):
-    module, strategy = fresh(module_class), fl.FederatedStrategy()
-    trainer = quiet_trainer(strategy, max_epochs=2, **options)
+def evaluated(module_class, **options):
+    """A module and its trainer after a fit and a test, and what was evaluated in each."""
     data = federated_blobs()
-    trainer.fit(module, data)
+    module, strategy, trainer = fit(fresh(module_class), 2, data=data, clients_per_round=1.0, **options)
     fitted = strategy.last_evaluation
     trainer.test(module, data)
     return module, trainer, fitted, strategy.last_evaluation
@@ -80,9 +77,9 @@ def run(module_class, **options):
 
 @pytest.mark.parametrize("module_class", [AtTheEnd, InLists])
 def test_values_of_each_client(module_class, capsys):
-    _, trainer, expected, tested = run(InSteps)
+    _, trainer, expected, tested = evaluated(InSteps)
     pooled = dict(trainer.callback_metrics)
-    module, trainer, fitted, late = run(module_class)
+    module, trainer, fitted, late = evaluated(module_class)
     for one, other in ((expected, fitted), (tested, late)):
         assert set(one.values) == set(other.values) == {"val_macc", "val_precision"}
         for name, values in one.values.items():
@@ -98,7 +95,7 @@ def test_values_of_each_client(module_class, capsys):
 def test_loggers_hear_the_real_end_only(tmp_path):
     logger = CSVLogger(tmp_path)
     logger.experiment.anything = lambda value: None
-    run(InLists, logger=logger)
+    evaluated(InLists, logger=logger)
     assert sum("here" in row for row in logger.experiment.metrics) + _saved(tmp_path) == 3
 
 
@@ -136,7 +133,7 @@ class Steps(AtTheEnd):
 
 def test_schedulers_step_once():
     with pytest.warns(UserWarning, match="on_validation_epoch_end does not run for a client alone.*step once"):
-        _, trainer, fitted, _ = run(Steps)
+        _, trainer, fitted, _ = evaluated(Steps)
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**2)
     assert set(fitted.values) == {"val_macc", "val_precision"}  # logged before it stepped
 
@@ -163,8 +160,9 @@ class Wrapped(AtTheEnd):
         super().on_validation_epoch_end()
 
 
+@pytest.mark.filterwarnings("ignore:The ``compute`` method of metric")
 def test_metrics_that_cannot_be_separated_have_no_values():
-    _, trainer, fitted, _ = run(Wrapped)
+    _, trainer, fitted, _ = evaluated(Wrapped)
     assert fitted.values["best"].isnan().all()
     assert 0 <= trainer.callback_metrics["best"] <= 1
     assert fitted.values["correct"].sum() > 0
