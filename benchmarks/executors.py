@@ -37,7 +37,7 @@ from benchmarks._rounds.shape import SHAPES, Shape
 from benchmarks._rounds.timing import Median
 from benchmarks._rounds.workloads import Classifier, federated
 from fl_lightning.core.lightning.epoch_loop import ClientTask
-from fl_lightning.executors.base import Executor, Runner
+from fl_lightning.executors.base import CohortRunner, Executor
 from fl_lightning.executors.parallel.runner import ParallelRunner
 from fl_lightning.training.client_runner import ClientRunner
 from fl_lightning.training.upload import Upload
@@ -51,44 +51,44 @@ class Alternating(Executor):
 
     workers: int
     fork: bool
-    gang: ParallelRunner | None = field(default=None, compare=False)
+    workers_runner: ParallelRunner | None = field(default=None, compare=False)
 
-    def crew(self, bench: ClientRunner) -> Runner:
+    def runner(self, clients: ClientRunner) -> CohortRunner:
         """Both kinds."""
-        self.gang = ParallelRunner(bench, self.workers)
-        return Alternate(bench, self.gang, self.fork)
+        self.workers_runner = ParallelRunner(clients, self.workers)
+        return Alternate(clients, self.workers_runner, self.fork)
 
     def rows(self, number: int, like: Tensor) -> Tensor:
         """Shared memory for both."""
         return fl.executors.Parallel(self.workers).rows(number, like)
 
 
-class Alternate(Runner):
-    """Lets a gang train every second round."""
+class Alternate(CohortRunner):
+    """Lets workers train every second round."""
 
-    def __init__(self, bench: ClientRunner, gang: ParallelRunner, fork: bool) -> None:
-        self._bench, self._gang, self._fork = bench, gang, fork
+    def __init__(self, clients: ClientRunner, workers: ParallelRunner, fork: bool) -> None:
+        self._clients, self._workers, self._fork = clients, workers, fork
         self._parallel = True
 
     def begin_round(self, tasks: Sequence[ClientTask]) -> None:
         """The other kind's turn."""
         self._parallel = not self._parallel
         if self._fork:
-            self._gang.close()
-        self._gang.begin_round(tasks)
+            self._workers.close()
+        self._workers.begin_round(tasks)
 
     def train(self, task: ClientTask) -> Upload:
         """In this process or a worker."""
-        return self._gang.train(task) if self._parallel else self._bench.visit(task)
+        return self._workers.train(task) if self._parallel else self._clients.train(task)
 
     def end_round(self) -> None:
         """Of either kind."""
         if self._parallel:
-            self._gang.end_round()
+            self._workers.end_round()
 
     def close(self) -> None:
         """Ends the workers."""
-        self._gang.close()
+        self._workers.close()
 
 
 def others(processes: Sequence[int]) -> float:
@@ -107,8 +107,8 @@ class Stopwatch(L.Callback):
         self.others: list[float] = []
 
     def _now(self) -> tuple[float, float]:
-        gang = self._executor.gang
-        workers = [] if gang is None else gang.processes
+        runner = self._executor.workers_runner
+        workers = [] if runner is None else runner.processes
         return others([os.getpid(), *workers]), time.perf_counter()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

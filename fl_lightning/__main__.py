@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import sys
 
-from fl_lightning.core.lightning.names import LightningDataModule, LightningModule, lightning_module
+from fl_lightning.core.lightning import names
+from fl_lightning.core.lightning.names import LightningDataModule, LightningModule
 from fl_lightning.core.versions import show_versions
 
 _LIGHTNING_COMMANDS = ("fit", "validate", "test", "predict")
@@ -48,14 +49,13 @@ def main(arguments: list[str]) -> int:
 
 def _run_lightning() -> int:
     try:
-        cli = lightning_module("cli")
         # Lightning knows which jsonargparse it can work with; its parser refuses to exist without it.
-        cli.LightningArgumentParser()
+        names.LightningArgumentParser()
     except ModuleNotFoundError as missing:
         sys.stderr.write(f"this command needs the CLI extra, pip install 'fl-lightning[cli]': {missing}\n")
         return 1
     # LightningCLI reads sys.argv itself. It knows strategy="federated", because importing the package registered it.
-    cli.LightningCLI(
+    names.LightningCLI(
         LightningModule,
         LightningDataModule,
         subclass_mode_model=True,

@@ -146,7 +146,7 @@ class ClientResult:
             "global_step": trainer.global_step,
             "current_epoch": trainer.current_epoch,
             "metrics": {k: v.clone() for k, v in trainer.callback_metrics.items() if k != "fed/seconds"},
-            "rules": strategy.rule_states(),
+            "rules": strategy._fits.states(),
             "counters": counters,
             "stopped": trainer.should_stop,
         }

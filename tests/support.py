@@ -129,6 +129,18 @@ def quiet_trainer(strategy: fl.FederatedStrategy, max_epochs: int = 3, **options
     return L.Trainer(max_epochs=max_epochs, strategy=strategy, **{**defaults, **options})
 
 
+class AllHooks(L.Callback):
+    """Watches optimizer steps, so that local training takes Lightning's own path through all hooks."""
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer) -> None:
+        pass
+
+
+def on_path(lean: bool) -> dict[str, list[L.Callback]]:
+    """Options of a trainer whose fits take the lean path, or the full one."""
+    return {} if lean else {"callbacks": [AllHooks()]}
+
+
 def fresh(module_class=Classifier, seed: int = 0, **options):
     """The same initial weights every time."""
     torch.manual_seed(seed)

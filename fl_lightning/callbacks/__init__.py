@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks that read a federated strategy's records: fairness curves, conflict counts, per-client tables."""
+"""Callbacks that read a federated strategy's records: fairness curves, conflict counts, per-client tables.
+
+Uses ``core`` and ``metrics``.
+"""
 
 from fl_lightning.callbacks.client_table import ClientTable, format_client_table
 from fl_lightning.callbacks.conflict_monitor import ConflictMonitor, ConflictSummary, RoundConflicts

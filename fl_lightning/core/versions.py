@@ -13,7 +13,7 @@ from typing import TextIO
 import torch
 
 from fl_lightning import ops
-from fl_lightning.core.lightning.names import TREE, lightning_module
+from fl_lightning.core.lightning.names import TREE, pl
 
 
 def _installed(distribution: str) -> str | None:
@@ -89,7 +89,7 @@ def versions() -> Versions:
         devices=_devices(),
         threads=torch.get_num_threads(),
         lightning_tree=TREE,
-        lightning=lightning_module("").__version__,
+        lightning=str(vars(pl)["__version__"]),
         torchmetrics=_installed("torchmetrics"),
         torchvision=_installed("torchvision"),
         ops=ops.backend(),

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Federated data: partitions, per-client loaders, the data module, and samplers of cohorts."""
+"""Federated data: partitions, per-client loaders, the data module, and samplers of cohorts.
+
+Uses ``core``.
+"""
 
 from fl_lightning.data.client_indices import ClientIndices
 from fl_lightning.data.client_loaders import ClientLoaders

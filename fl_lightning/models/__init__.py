@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The small networks of the papers' experiments, as plain modules that return logits."""
+"""The small networks of the papers' experiments, as plain modules that return logits.
+
+Uses nothing else of this package.
+"""
 
 from fl_lightning.models.nf_resnet import NFResNet18
 from fl_lightning.models.resnet10 import ResNet10

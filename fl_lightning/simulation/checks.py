@@ -49,7 +49,7 @@ def paired_client_rule(
             f"full_gradients=True trains nothing locally, and client={given}(...) changes local training: "
             "leave one of them out"
         )
-    if algorithm.needs.full_gradients and rule.overrides() and not isinstance(rule, type(own)):
+    if algorithm.needs.full_gradients and rule.overrides() and not (own.overrides() and isinstance(rule, type(own))):
         raise ValueError(
             f"client={given}(...) changes local training, but {server} takes full gradients and trains nothing "
             "locally: leave client out, or use gradient_source='update'"

@@ -243,7 +243,7 @@ class FederatedFit:
         record = self._server.close_round(
             current,
             runner.rows,
-            runner.lr,
+            runner.optimizers.lr,
             self._losses_at if self._needs.requery else None,
             lambda: time.perf_counter() - began,
         )

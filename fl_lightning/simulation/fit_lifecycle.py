@@ -122,18 +122,18 @@ class FitLifecycle:
     def open_round(self) -> Iterator[ClientTask]:
         """Draws the cohort of the current epoch."""
         self._quiet.close()
-        return self._running.open_round(self._trainer.current_epoch)
+        return self.running.open_round(self._trainer.current_epoch)
 
     def train_client(self, task: ClientTask) -> Tensor | None:
         """Trains one client; the module holds the global weights before and after."""
-        loss = self._running.train_client(task)
+        loss = self.running.train_client(task)
         # As text: the Rich bar shows numbers with three decimals.
         self.loop.publish({}, {"round": str(task.round), "client": str(task.client_id)})
         return loss
 
     def close_round(self) -> None:
         """Aggregates and applies the server step."""
-        self.last_round = self._running.close_round()
+        self.last_round = self.running.close_round()
 
     def publish_round(self) -> None:
         """Logs the round that was closed."""
@@ -141,7 +141,8 @@ class FitLifecycle:
         self.loop.publish(round_metrics(self.last_round), {"conflicts": str(self.last_round.conflicts)})
 
     @property
-    def _running(self) -> FederatedFit:
+    def running(self) -> FederatedFit:
+        """The running fit."""
         assert self._fit is not None
         return self._fit
 

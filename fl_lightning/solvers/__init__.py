@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small convex problems that server rules solve in coefficient space."""
+"""Small convex problems that server rules solve in coefficient space.
+
+Uses ``ops``.
+"""
 
 from __future__ import annotations
 

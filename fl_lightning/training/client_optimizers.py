@@ -44,6 +44,10 @@ class ClientOptimizers:
         optimizers: the trainer's optimizers, before any step.
         keep: give a client back the state that it ended its last round with.
 
+    Attributes:
+        lr: the clients' learning rate in this round, if the optimizer defines one.
+        momentum: momentum of the clients' SGD in this round.
+
     Raises:
         ValueError: an optimizer keeps state that cannot be kept per client.
     """
@@ -62,6 +66,7 @@ class ClientOptimizers:
             slate.take_options()
             if self._keep:
                 slate.refuse_keeping()
+        self.lr, self.momentum = client_learning_rate(self._optimizers)
 
     def follow(self, optimizers: Sequence[Optimizer]) -> bool:
         """Takes the trainer's present optimizers, which callbacks may have replaced, before any step of theirs.
@@ -80,6 +85,7 @@ class ClientOptimizers:
         """Takes the groups' options, as schedulers left them, as every client's starting point."""
         for slate in self._slates:
             slate.take_options()
+        self.lr, self.momentum = client_learning_rate(self._optimizers)
         self._pending = {}
 
     def options(self) -> list[list[dict[str, Any]]]:
@@ -91,6 +97,7 @@ class ClientOptimizers:
         for slate, own in zip(self._slates, options, strict=True):
             slate.options = own
         self.restore()
+        self.lr, self.momentum = client_learning_rate(self._optimizers)
 
     def take_aside(self, client_id: int) -> list[dict[str, Any]] | None:
         """The state that :meth:`end_client` set aside, to be carried to another process."""

@@ -11,10 +11,8 @@ from torch import Tensor
 
 from fl_lightning.algorithms.base import ClientRule, LocalWork, Needs
 from fl_lightning.core.lightning.epoch_loop import ClientTask, FederatedEpochLoop
-from fl_lightning.core.lightning.fast_log import LogCall, TrainingLog, replay
 from fl_lightning.core.lightning.inspection import full_path_reason
 from fl_lightning.core.lightning.names import LightningModule, Trainer
-from fl_lightning.core.lightning.process_copy import Counts, LoopCounters
 from fl_lightning.core.module_state import silenced
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.data.client_loaders import ClientLoaders
@@ -23,13 +21,13 @@ from fl_lightning.training.buffers import BufferBank
 from fl_lightning.training.client_batches import ClientBatches
 from fl_lightning.training.client_hooks import ClientHooks
 from fl_lightning.training.client_losses import ClientLosses
-from fl_lightning.training.client_optimizers import ClientOptimizers, client_learning_rate
+from fl_lightning.training.client_optimizers import ClientOptimizers
 from fl_lightning.training.full_gradient import full_gradient
 from fl_lightning.training.local_options import LocalOptions
 from fl_lightning.training.local_steps import LeanStep, LightningStep, LocalStep
 from fl_lightning.training.local_trainer import LocalTrainer
 from fl_lightning.training.module_calls import ModuleCalls
-from fl_lightning.training.process_copy import ClientTraces, RoundState
+from fl_lightning.training.process_copies import ProcessCopies
 from fl_lightning.training.update_rows import UpdateRows
 from fl_lightning.training.upload import Upload, with_accuracy
 
@@ -37,8 +35,8 @@ from fl_lightning.training.upload import Upload, with_accuracy
 class ClientRunner:
     """Trains one client at a time on the bound module; owns all that local training needs.
 
-    Executors use :meth:`train` and :meth:`restore`. Those that train in other processes also use :meth:`round_state`,
-    :meth:`load_round_state`, :meth:`traces_of`, :meth:`replay` and :meth:`copied_objects`.
+    Executors use :meth:`train`, :meth:`restore`, :meth:`planned_cost`, :meth:`planned_steps`, :attr:`rows` and
+    :attr:`global_params`; those that train in other processes also :attr:`copies`.
 
     Args:
         trainer: the trainer; its optimizers exist, and its module is on its device.
@@ -58,9 +56,8 @@ class ClientRunner:
         hooks: what the client rule does inside local steps, for Lightning's full path.
         optimizers: the clients' optimizers.
         batches: the clients' batches.
+        copies: what crosses between this object and its copies in other processes.
         full_path: why local steps run through Lightning's own optimization; ``None`` on the lean path.
-        lr: the clients' learning rate in this round, if the optimizer defines one.
-        momentum: momentum of the clients' SGD in this round.
     """
 
     def __init__(
@@ -90,8 +87,9 @@ class ClientRunner:
             trainer, self._calls, self.batches, rule, self.hooks, step, loop.fast_log()
         )  # fmt: skip
         self._losses = ClientLosses(trainer, self._calls, self.batches, options.loss_batch_size)
-        self._counters = LoopCounters(loop)
-        self.lr, self.momentum = client_learning_rate(trainer.optimizers)
+        self.copies = ProcessCopies(
+            loop, rule, binding, buffers, self.optimizers, self._local, self.copied_objects, options.keep_optimizer
+        )
 
     @property
     def module(self) -> LightningModule:
@@ -113,22 +111,22 @@ class ClientRunner:
         """
         client = task.client_id
         assert client is not None
-        needs, theta, seed = self._needs, self.global_params, self._options.seed
+        needs, optimizers, theta, seed = self._needs, self.optimizers, self.global_params, self._options.seed
         measured = self.measure(client, task.round, needs) if needs.losses or needs.accuracies else {}
         with isolated(derive_seed(seed, "client", task.round, client), theta.device):
             row = self.rows.open(task.index)
             work = LocalWork(
                 client, task.round, self.module, self._binding.layout, self._binding.parameters, theta, row,
-                task.num_samples, self.lr, self.momentum, batches=partial(self._batches_of, client),
+                task.num_samples, optimizers.lr, optimizers.momentum, batches=partial(self._batches_of, client),
             )  # fmt: skip
             if needs.full_gradients:
                 loss: Tensor | None = self._upload_gradient(work)
                 report = self.rule.end_client(work)
                 self.rows.received(task.index)
             else:
-                self.optimizers.begin_client(client)
+                optimizers.begin_client(client)
                 loss = self._local.train(work)
-                self.optimizers.end_client(client)
+                optimizers.end_client(client)
                 self.rows.settle(task.index)
                 report = self.rule.end_client(work)
                 self.rows.close(task.index)
@@ -204,7 +202,6 @@ class ClientRunner:
     def begin_round(self) -> None:
         """Takes options of optimizers and buffers as every client's starting point of the round."""
         self._buffers.remember()
-        self.lr, self.momentum = client_learning_rate(self.trainer.optimizers)
         self.optimizers.begin_round()
         self.rows.begin_round()
 
@@ -215,7 +212,6 @@ class ClientRunner:
             return False
         trainer.optimizers = list(trainer.optimizers)  # Lightning steps with wrappers that it makes of a new list
         self._local.step.take_optimizer(trainer.optimizers[0])
-        self.lr, self.momentum = client_learning_rate(trainer.optimizers)
         return True
 
     def planned_cost(self, task: ClientTask) -> int:
@@ -226,74 +222,6 @@ class ClientRunner:
         """Optimizer steps that a client is going to take, if it trains to the end."""
         return 1 if self._needs.full_gradients else self.batches.planned_steps(task.client_id or 0)
 
-    # ---- clients that train on a copy in another process
-
-    @property
-    def counters(self) -> LoopCounters:
-        """The epoch loop's counters."""
-        return self._counters
-
-    @property
-    def carries_client_state(self) -> bool:
-        """Whether training changes state that a copy made in an earlier round does not have."""
-        return self.rule.overrides("commit") or self._options.keep_optimizer
-
-    def record_log(self, log: TrainingLog) -> None:
-        """Lets ``self.log`` in local training go elsewhere."""
-        self._local.log = log
-
-    def round_state(self) -> RoundState:
-        """What another copy needs to know of the round before its first client."""
-        schedulers = [config.scheduler.state_dict() for config in self.trainer.lr_scheduler_configs]
-        return RoundState(
-            self._counters.state(), self._buffers.state(), self.optimizers.options(), schedulers, self.lr, self.momentum
-        )
-
-    def load_round_state(self, state: RoundState, params: Tensor) -> None:
-        """Takes what :meth:`round_state` gave elsewhere, and global parameters ``[n]``."""
-        self.global_params.copy_(params)
-        self._buffers.load_state(state.buffers)
-        self.optimizers.load_options(state.optimizer_options)
-        for config, own in zip(self.trainer.lr_scheduler_configs, state.schedulers, strict=True):
-            config.scheduler.load_state_dict(own)
-        self.lr, self.momentum = state.lr, state.momentum
-
-    def traces_of(self, client: int, before: Counts, logged: list[LogCall], failed: bool) -> ClientTraces:
-        """What a client's training has left behind in this copy, which forgets it.
-
-        Args:
-            client: the client.
-            before: the loop's counters before it.
-            logged: its calls of ``self.log``.
-            failed: its training raised: nothing of it enters a commit.
-        """
-        rule = None if failed else self.rule.take_aside(client)
-        optimizers = None if failed else self.optimizers.take_aside(client)
-        self.optimizers.forget_aside()
-        return ClientTraces(self._counters.counts_since(before), logged, rule, optimizers)
-
-    def replay(self, client: int, traces: ClientTraces) -> None:
-        """Lets everything happen here that happened in another copy."""
-        self._counters.add(traces.counters)
-        replay(self.module, self._local.log, traces.logged, self._loop.expect)
-        if traces.rule is not None:
-            self.rule.put_aside(client, traces.rule)
-        self.optimizers.put_aside(client, traces.optimizers)
-
-    def copied_objects(self) -> dict[str, object]:
-        """What copies of this fit have besides the module, by name, and do not hear about when it changes."""
-        loaders, marks = self.batches.loaders, self._binding.frozen_marks
-        objects: dict[str, object] = {
-            "optimizers": self.trainer.optimizers,
-            "loaders": loaders,
-            "dataset": loaders.dataset,
-            "rule": [self.rule, self._options.attack],
-            "frozen parameters": {name: mark.tolist() for name, mark in marks.items()},
-        }
-        if self._calls.hooked:
-            objects["data module"] = self.trainer.datamodule  # type: ignore[attr-defined]
-        return objects
-
     def check_frozen(self) -> None:
         """Makes sure that local training left parameters without gradients alone.
 
@@ -301,3 +229,17 @@ class ClientRunner:
             ValueError: it did not; names the parameters.
         """
         self._binding.check_frozen()
+
+    def copied_objects(self) -> dict[str, object]:
+        """What copies of this object have besides the module, by name, and do not hear about when it changes."""
+        loaders = self.batches.loaders
+        objects: dict[str, object] = {
+            "optimizers": self.trainer.optimizers,
+            "loaders": loaders,
+            "dataset": loaders.dataset,
+            "rule": [self.rule, self._options.attack],
+            "frozen parameters": {name: mark.tolist() for name, mark in self._binding.frozen_marks.items()},
+        }
+        if self._calls.hooked:
+            objects["data module"] = self.trainer.datamodule  # type: ignore[attr-defined]
+        return objects

@@ -156,7 +156,7 @@ def test_a_fit_evaluates_and_leaves_the_mean_of_what_it_trained(server):
     strategy = fl.FederatedStrategy(rule, clients_per_round=4, server_optimizer=server, seed=2)
     trainer = quiet_trainer(strategy, 3)
     trainer.fit(module, federated_blobs())
-    models = [*rule.models[1:], strategy.rule_states()["trained"].double()]
+    models = [*rule.models[1:], strategy._fits.states()["trained"].double()]
     found = torch.nn.utils.parameters_to_vector(module.parameters()).detach().double()
     torch.testing.assert_close(found, torch.stack(models).mean(0), rtol=1e-5, atol=1e-6)
     assert not torch.allclose(found, models[-1], atol=1e-3)

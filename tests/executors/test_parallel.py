@@ -36,7 +36,7 @@ def compare(folder, make_strategy=dict, workers=2, **options):
         project = Project(strategy={**make_strategy(), "executor": executor}, **options)
         outcomes.append(project.fit(folder, extra=(counted,) if executor else ()))
     assert_equal(outcomes[1], outcomes[0], 0)
-    assert outcomes[1].strategy.detour is None
+    assert outcomes[1].strategy.executor_fallback is None
     assert len(counted.seen) == workers
     return outcomes
 

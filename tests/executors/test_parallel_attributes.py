@@ -44,7 +44,7 @@ def fit(executor, module=None, data=None, **options):
 @pytest.mark.parametrize("policy", ["raise", "drop"])
 def test_attributes_without_a_truth_value_or_a_memory_address_are_no_obstacle(policy):
     (strategy, found), (_, expected) = fit(TWO, on_client_error=policy), fit(None)
-    assert strategy.detour is None
+    assert strategy.executor_fallback is None
     assert not strategy.last_round.dropped
     assert torch.equal(found, expected)
 
@@ -55,7 +55,7 @@ def test_what_changes_in_a_sparse_attribute_is_noticed():
             self.sparse.mul_(2)
             return super().training_step(batch, batch_idx)
 
-    assert fit(TWO, fresh(Growing))[0].detour == "Growing changes attribute 'sparse'"
+    assert fit(TWO, fresh(Growing))[0].executor_fallback == "Growing changes attribute 'sparse'"
 
 
 def test_datasets_with_sparse_tensors():
@@ -65,7 +65,7 @@ def test_datasets_with_sparse_tensors():
         return fl.FederatedDataModule(nodes, fl.data.IID(6), batch_size=10)
 
     (strategy, found), (_, expected) = fit(TWO, data=data()), fit(None, data=data())
-    assert strategy.detour is None
+    assert strategy.executor_fallback is None
     assert torch.equal(found, expected)
 
 
@@ -76,6 +76,6 @@ def test_an_error_between_the_processes_is_no_clients_error(monkeypatch, policy)
 
     monkeypatch.setattr("fl_lightning.executors.parallel.runner.ParallelRunner._send_out", broken)
     (strategy, found), (_, expected) = fit(TWO, on_client_error=policy), fit(None)
-    assert strategy.detour == "ArithmeticError between this process and its workers: nothing can be sent"
+    assert strategy.executor_fallback == "ArithmeticError between this process and its workers: nothing can be sent"
     assert not strategy.last_round.dropped
     assert torch.equal(found, expected)

@@ -152,7 +152,7 @@ def test_traces_are_noticed_and_nothing_is_lost(tmp_path, caplog, module):
     found = differences(*(outcome.state for outcome in outcomes)) + differences(*(outcome.rows for outcome in outcomes))
     assert not found, found[:5]
     said = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Parallel trains")]
-    reason = outcomes[1].strategy.detour
+    reason = outcomes[1].strategy.executor_fallback
     assert len(said) == (0 if TRACES[module] is None else 1)
     assert (reason is None) == (TRACES[module] is None)
     if reason is not None:
@@ -184,7 +184,7 @@ def test_obstacles_are_said_before_the_first_round(caplog, name):
     options, trainer, reason = OBSTACLES[name]
     with caplog.at_level(logging.INFO):
         strategy, _ = fit(fresh(), 1, trainer, **options)
-    assert reason in strategy.detour
+    assert reason in strategy.executor_fallback
     assert sum(reason in record.getMessage() for record in caplog.records) == 1
 
 
@@ -193,7 +193,7 @@ def test_copies_that_cannot_train_are_given_up(monkeypatch):
     module, alone = fresh(), fresh()
     strategy, _ = fit(module)
     fit(alone, executor=None)
-    assert strategy.detour == "worker processes cannot train here (autograd does not survive forks)"
+    assert strategy.executor_fallback == "worker processes cannot train here (autograd does not survive forks)"
     assert torch.equal(weights(module), weights(alone))
 
 
@@ -206,8 +206,8 @@ def test_rules_that_say_what_they_keep_are_no_obstacle():
         def take_aside(self, client_id):
             return {}
 
-    assert "take_aside" in fit(fresh(), 1, client=Keeping())[0].detour
-    assert fit(fresh(), 1, client=Telling())[0].detour is None
+    assert "take_aside" in fit(fresh(), 1, client=Keeping())[0].executor_fallback
+    assert fit(fresh(), 1, client=Telling())[0].executor_fallback is None
 
 
 def test_frozen_parameters_that_change_in_a_worker_are_named():
@@ -283,7 +283,7 @@ def test_clients_whose_worker_dies_are_dropped_and_the_others_are_trained(how):
         strategy, trainer = fit(fresh(Failing, how=how), 3, on_client_error="drop")
     assert trainer.current_epoch == 3
     assert len(strategy.last_round.client_ids) == 5
-    assert strategy.detour is None
+    assert strategy.executor_fallback is None
 
 
 def test_a_worker_that_dies_between_rounds_is_replaced():

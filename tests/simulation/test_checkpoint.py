@@ -386,7 +386,7 @@ def test_kept_optimizers_are_forgotten_where_they_are_no_longer_wanted(tmp_path)
     project.fit(tmp_path).save(tmp_path / "kept.ckpt")
     with pytest.warns(UserWarning, match="client_optimizer_state from 'keep' to 'reset'"):
         trainer = resume(tmp_path / "kept.ckpt", module=fresh(momentum=0.9))
-    assert trainer.strategy.rule_states()["client_optimizers"] == {}
+    assert trainer.strategy._fits.states()["client_optimizers"] == {}
 
 
 def test_files_of_other_trainers_are_refused(tmp_path, written):
@@ -508,7 +508,7 @@ def test_interruptions_cost_no_finished_round(uninterrupted, where, error):
     assert not differences(dict(module.state_dict()), whole["weights"])
     for name in ("global_step", "current_epoch"):
         assert getattr(trainer, name) == whole[name]
-    assert not differences(strategy.rule_states()["algorithm"], whole["rules"]["algorithm"])
+    assert not differences(strategy._fits.states()["algorithm"], whole["rules"]["algorithm"])
     progress = trainer.fit_loop.epoch_progress
     assert progress.total == progress.current
     assert {progress.total.ready, progress.total.started, progress.total.processed, progress.total.completed} == {4}

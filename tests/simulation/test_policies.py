@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 import torch
-from support import Classifier, blobs, federated_blobs, fresh, quiet_trainer, weights
+from support import Classifier, blobs, federated_blobs, fresh, on_path, quiet_trainer, weights
 from torch import nn
 
 import fl_lightning as fl
@@ -85,10 +85,9 @@ TROUBLES = {
 def test_raise_names_client_and_round_and_keeps_the_global_model(trouble, lean):
     module = module_of(trouble)
     strategy = fl.FederatedStrategy(sampler=Fixed(0, BAD, 4), clients_per_round=3)
-    object.__setattr__(strategy._options, "lean", lean)
     start = weights(module)
     with pytest.raises(fl.ClientError, match=rf"^client 2 in round 0: {TROUBLES[trouble]}") as error:
-        quiet_trainer(strategy, 1).fit(module, marked())
+        quiet_trainer(strategy, 1, **on_path(lean)).fit(module, marked())
     assert torch.equal(weights(module), start)
     assert strategy.last_round is None
     if trouble == "raises":
@@ -102,8 +101,7 @@ def test_drop_leaves_no_trace_counts_logs_and_warns(trouble, lean):
     options = {"clients_per_round": 4, "client_optimizer_state": "keep", "seed": 3}
     module = module_of(trouble, momentum=0.9, norm=True)
     strategy = fl.FederatedStrategy(sampler=Fixed(0, BAD, 3, 4), on_client_error="drop", **options)
-    object.__setattr__(strategy._options, "lean", lean)
-    trainer = quiet_trainer(strategy, 2)
+    trainer = quiet_trainer(strategy, 2, **on_path(lean))
     with pytest.warns(UserWarning, match=rf"client 2 is left out of round 1: {TROUBLES[trouble]}"):
         trainer.fit(module, marked())
     record = strategy.last_round
@@ -117,7 +115,7 @@ def test_drop_leaves_no_trace_counts_logs_and_warns(trouble, lean):
     without = fl.FederatedStrategy(sampler=Fixed(0, 3, 4), **options)
     quiet_trainer(without, 2).fit(other, marked())
     assert torch.equal(weights(module), weights(other))
-    assert same(strategy.rule_states(), without.rule_states())
+    assert same(strategy._fits.states(), without._fits.states())
     expected = without.last_round
     assert record.train_loss == expected.train_loss
     assert record.layer_conflicts == expected.layer_conflicts
@@ -149,7 +147,7 @@ def test_drop_leaves_no_trace_in_any_rule(name, trouble):
         quiet_trainer(strategy, 3).fit(module, marked())
         assert strategy.last_round.client_ids == (0, 3, 4)
         assert (list(strategy.last_round.dropped) == [BAD]) == (what is not None)
-        results.append((weights(module), strategy.rule_states()))
+        results.append((weights(module), strategy._fits.states()))
     assert torch.equal(results[0][0], results[1][0])
     assert same(results[0][1], results[1][1])
 

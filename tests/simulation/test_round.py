@@ -7,19 +7,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
+from support import Classifier, federated_blobs, fresh, on_path, quiet_trainer, weights
 
 import fl_lightning as fl
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.data.cohort_samplers import UniformSampler
 
 
-def run(max_epochs=3, lean=None, module=None, trainer=None, data=None, **strategy):
+def run(max_epochs=3, lean=True, module=None, trainer=None, data=None, **strategy):
     module = fresh() if module is None else module
     strategy = fl.FederatedStrategy(**{"clients_per_round": 3, "seed": 5, **strategy})
-    if lean is not None:
-        object.__setattr__(strategy._options, "lean", lean)
-    quiet_trainer(strategy, max_epochs, **(trainer or {})).fit(module, data or federated_blobs())
+    quiet_trainer(strategy, max_epochs, **{**on_path(lean), **(trainer or {})}).fit(module, data or federated_blobs())
     return module, strategy
 
 

@@ -392,7 +392,7 @@ def test_usable_moves_rows_to_the_front_and_names_reasons():
     ]
     reasons = {}
     got = usable(arrivals, rows, bank, lambda a, why: reasons.update({a.client_id: why}))
-    assert [a.client_id for a in got.arrivals] == [10, 14]
+    assert [a.client_id for a in got.uploads] == [10, 14]
     assert rows[:2].tolist() == [[0.0] * 3, [4.0] * 3]
     assert got.norms.tolist() == pytest.approx([0, math.sqrt(48)])
     assert got.train_losses == [1.5, None]
@@ -401,7 +401,7 @@ def test_usable_moves_rows_to_the_front_and_names_reasons():
         12: "its loss at the global model is nan",
         13: "what it sends besides its update is not finite (control)",
     }
-    assert usable([], rows, bank, lambda a, why: None).arrivals == []
+    assert usable([], rows, bank, lambda a, why: None).uploads == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from support import Classifier, federated_blobs, fresh, quiet_trainer
+from support import Classifier, federated_blobs, fresh, on_path, quiet_trainer
 from torch import nn
 
 import fl_lightning as fl
@@ -170,8 +170,7 @@ class Telling(Classifier):
 def test_train_loss_is_the_mean_over_samples_of_what_the_module_returned(lean, algorithm):
     module = fresh(Telling, as_dict=not lean)
     strategy = fl.FederatedStrategy(algorithm(), clients_per_round=4, local_epochs=2)
-    object.__setattr__(strategy._options, "lean", lean)
-    trainer = quiet_trainer(strategy, 1)
+    trainer = quiet_trainer(strategy, 1, **on_path(lean))
     trainer.fit(module, federated_blobs())
     passes = 1 if algorithm is FedMDFG else 2
     samples = sum(size for _, size in module.told)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 from plain_loop import client_batches, evaluate, federate, sgd
-from support import Blobs, Classifier, blobs, federated_blobs, fresh, quiet_trainer, weights
+from support import Blobs, Classifier, blobs, federated_blobs, fresh, on_path, quiet_trainer, weights
 from torch.utils.data import DataLoader, Dataset
 
 import fl_lightning as fl
@@ -135,8 +135,7 @@ def test_transfer_hooks_are_called(where, lean):
     data = fl.FederatedDataModule(plain, fl.data.Dirichlet(6, 1.0), seed=0)
     module = fresh(Classifier if where == "data" else TransferringClassifier)
     federated = strategy()
-    object.__setattr__(federated._options, "lean", lean)
-    quiet_trainer(federated).fit(module, data)
+    quiet_trainer(federated, **on_path(lean)).fit(module, data)
     expected = federate(fresh(), 3, moved(sgd()))
     assert torch.allclose(weights(module), weights(expected), atol=1e-6, rtol=0)
     assert not torch.allclose(weights(module), weights(federate(fresh(), 3, sgd())), atol=1e-2)

@@ -111,7 +111,7 @@ def test_freezing_when_the_fit_starts_works(algorithm, executor):
         strategy = fl.FederatedStrategy(algorithm(), clients_per_round=3, executor=executor())
         trainer = quiet_trainer(strategy, 2, num_sanity_val_steps=2)
         trainer.fit(module, federated_blobs())
-        assert strategy.detour is None
+        assert strategy.executor_fallback is None
         assert torch.equal(module.net[0].weight, fresh().net[0].weight)
         assert not torch.equal(module.net[2].weight, fresh().net[2].weight)
         ends[hook] = weights(module)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from plain_loop import federate
-from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
+from support import Classifier, federated_blobs, fresh, on_path, quiet_trainer, weights
 from torch import nn
 
 import fl_lightning as fl
@@ -252,8 +252,7 @@ def test_reset_in_a_fit(name, lean):
 
     module, expected = fresh(Module), fresh()
     strategy = fl.FederatedStrategy(clients_per_round=3, seed=5)
-    object.__setattr__(strategy._options, "lean", lean)
-    quiet_trainer(strategy, 2).fit(module, federated_blobs())
+    quiet_trainer(strategy, 2, **on_path(lean)).fit(module, federated_blobs())
     federate(expected, 2, client(lambda m: MAKERS[name](list(m.parameters()))))
     assert torch.allclose(weights(module), weights(expected), atol=1e-6, rtol=0)
 
@@ -321,7 +320,7 @@ def test_optimizers_that_are_replaced_during_a_fit(name, how, path):
         return torch.optim.SGD(model.parameters(), lr=0.1) if next(calls) < 3 else later(model.parameters())
 
     assert torch.allclose(weights(module), weights(federate(fresh(), 3, client(make))), atol=1e-6, rtol=0)
-    assert strategy.detour is None
+    assert strategy.executor_fallback is None
 
 
 def test_an_optimizer_that_the_method_cannot_use_is_refused_when_it_comes():

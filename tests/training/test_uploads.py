@@ -156,7 +156,7 @@ def test_fedsgd_equals_gradient_descent_on_the_cohorts_data():
     strategy, trainer = fit(FedAvg(), module, 3, full_gradients=True)
     assert torch.allclose(weights(module), weights(gradient_descent(3)), atol=1e-6, rtol=0)
     assert trainer.global_step == 9  # one per client and round
-    assert strategy.rule_states()["fit"]["full_gradients"]
+    assert strategy._fits.states()["fit"]["full_gradients"]
 
 
 MET = {"losses": False, "full_gradients": False, "client_lr": False, "requery": False, "accuracies": False}

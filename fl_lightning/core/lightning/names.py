@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     import lightning.pytorch as pl
     from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, callbacks
     from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
-    from lightning.pytorch.cli import LightningCLI
+    from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+    from lightning.pytorch.loggers.logger import DummyLogger
     from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
     from lightning.pytorch.trainer.states import RunningStage, TrainerFn
     from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
@@ -53,6 +54,7 @@ else:
     callbacks = lightning_module("callbacks")
     ModelCheckpoint = callbacks.ModelCheckpoint
     ProgressBar = callbacks.ProgressBar
+    DummyLogger = lightning_module("loggers.logger").DummyLogger
     SingleDeviceStrategy = lightning_module("strategies").SingleDeviceStrategy
     StrategyRegistry = lightning_module("strategies").StrategyRegistry
     RunningStage = lightning_module("trainer.states").RunningStage
@@ -61,15 +63,17 @@ else:
     rank_zero_warn = lightning_module("utilities.rank_zero").rank_zero_warn
 
     def __getattr__(name: str) -> Any:
-        # LightningCLI pulls in jsonargparse, an extra: only whoever asks for it pays for it.
-        if name == "LightningCLI":
-            return lightning_module("cli").LightningCLI
+        # These pull in jsonargparse, an extra: only code that asks for them needs it.
+        if name in ("LightningArgumentParser", "LightningCLI"):
+            return getattr(lightning_module("cli"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = [
     "TREE",
     "Callback",
+    "DummyLogger",
+    "LightningArgumentParser",
     "LightningCLI",
     "LightningDataModule",
     "LightningModule",

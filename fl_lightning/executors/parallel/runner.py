@@ -117,16 +117,16 @@ class ParallelRunner(CohortRunner):
         """Lets workers begin with the client whose turn it is and those after it."""
         clients, first = self._clients, self._turn
         present = self._present()
-        if clients.carries_client_state or self._copied is None or self._copied.changes(present):
+        if clients.copies.go_stale or self._copied is None or self._copied.changes(present):
             self._pool.stop()
         self._copied = present
         self._params.copy_(clients.global_params)
         self._costs = [clients.planned_cost(task) for task in self._tasks]
         planned = [clients.planned_steps(task) for task in self._tasks[first:]]
         self._steps = list(accumulate(planned, initial=0))
-        self._begin = clients.counters.global_step
+        self._begin = clients.copies.counters.global_step
         last = len(clients.rows) - 1
-        self._job = RoundJob(self._tasks, first, self._steps, last, clients.round_state())
+        self._job = RoundJob(self._tasks, first, self._steps, last, clients.copies.round_state())
         self._hand_out(range(first, len(self._tasks)))
         self._under_way = True
 
@@ -150,7 +150,7 @@ class ParallelRunner(CohortRunner):
         module, marks = self._clients.module, Marks()
         marks.add_module(module, metrics=False)
         marks.add_structure(module)
-        for name, value in self._clients.copied_objects().items():
+        for name, value in self._clients.copies.objects().items():
             marks.add(name, value)
         return marks
 
@@ -201,8 +201,8 @@ class ParallelRunner(CohortRunner):
 
     def _accept(self, task: ClientTask, result: ClientResult) -> Upload:
         """Lets everything happen here that happened in the worker."""
-        clients = self._clients
-        if result.asked and clients.counters.global_step != self._begin + self._steps[self._turn - self._job.first]:
+        clients, planned = self._clients, self._steps[self._turn - self._job.first]
+        if result.asked and clients.copies.counters.global_step != self._begin + planned:
             # The client has seen another number of steps than there are.
             if not self._failed:
                 self._fall_back(
@@ -213,7 +213,7 @@ class ParallelRunner(CohortRunner):
             warnings.warn_explicit(text, category, filename, line, registry=self._warned.setdefault(filename, {}))
         assert task.client_id is not None
         if result.traces is not None:  # a worker that died has told nothing
-            clients.replay(task.client_id, result.traces)
+            clients.copies.replay(task.client_id, result.traces)
         if result.error is not None:
             self._failed = True
             raise result.error from (_WorkerError(result.trace) if result.trace else None)

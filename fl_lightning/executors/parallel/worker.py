@@ -23,7 +23,7 @@ from fl_lightning.executors.parallel import messages
 from fl_lightning.executors.parallel.changes import Marks, is_metric
 from fl_lightning.executors.parallel.recorders import LogRecorder, RefusedLogger, WatchedMetrics
 from fl_lightning.training.client_runner import ClientRunner
-from fl_lightning.training.process_copy import ClientTraces, RoundState
+from fl_lightning.training.process_copies import ClientTraces, RoundState
 from fl_lightning.training.upload import Upload
 
 STOP = -1
@@ -105,7 +105,7 @@ class Worker:
         self._clients, self._params, self._current = clients, params, current
         self._channel, self._tokens = channel, tokens
         self._log = LogRecorder(clients.module)
-        clients.record_log(self._log)
+        clients.copies.record_log(self._log)
         self._loggers = [RefusedLogger() for _ in clients.trainer.loggers]
         clients.trainer.loggers = self._loggers  # type: ignore[assignment]
         self._metrics: list[WatchedMetrics] = replace_metrics(clients.trainer, WatchedMetrics)
@@ -122,7 +122,7 @@ class Worker:
         self._before = self._marks()
         while True:
             job: RoundJob = messages.receive(self._channel)
-            self._clients.load_round_state(job.state, self._params)
+            self._clients.copies.load_round_state(job.state, self._params)
             if job.state.schedulers:
                 self._before = self._marks()
             self._sent = time.perf_counter()
@@ -150,7 +150,7 @@ class Worker:
         return marks
 
     def _train(self, job: RoundJob, place: int) -> ClientResult:
-        clients, counters, task, log = self._clients, self._clients.counters, job.tasks[place], self._log
+        clients, counters, task, log = self._clients, self._clients.copies.counters, job.tasks[place], self._log
         assert task.client_id is not None
         result = ClientResult(place)
         later, steps = task.index - job.tasks[job.first].index, job.steps[place - job.first]
@@ -159,10 +159,10 @@ class Worker:
         counters.asked_for_steps, log.calls, log.metric, self._warned = False, [], "", []
         try:
             result.upload = clients.train(task)
-            result.traces = clients.traces_of(task.client_id, before, log.calls, failed=False)
+            result.traces = clients.copies.traces_of(task.client_id, before, log.calls, failed=False)
         except BaseException as error:
             result.error, result.trace = _portable(error), traceback.format_exc()
-            result.traces = clients.traces_of(task.client_id, before, log.calls, failed=True)
+            result.traces = clients.copies.traces_of(task.client_id, before, log.calls, failed=True)
         finally:
             result.asked = counters.asked_for_steps
             clients.restore(failed=result.error is not None)

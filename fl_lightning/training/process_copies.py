@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What crosses between a fit and its copies in other processes: a round's state, and what a client leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.algorithms.base import ClientRule, State
+from fl_lightning.core.lightning.epoch_loop import FederatedEpochLoop
+from fl_lightning.core.lightning.fast_log import LogCall, TrainingLog, replay
+from fl_lightning.core.lightning.process_copy import Counts, LoopCounters
+from fl_lightning.training.bound_parameters import BoundParameters
+from fl_lightning.training.buffers import BufferBank
+from fl_lightning.training.client_optimizers import ClientOptimizers
+from fl_lightning.training.local_trainer import LocalTrainer
+
+
+@dataclass(frozen=True)
+class RoundState:
+    """Where a fit is when a client of a round is about to train; the global parameters travel apart.
+
+    Attributes:
+        counters: of the epoch loop.
+        buffers: the module's global buffers.
+        optimizer_options: of the client optimizers, per optimizer and parameter group.
+        schedulers: states of the learning-rate schedulers.
+    """
+
+    counters: dict[str, Any]
+    buffers: tuple[dict[tuple[torch.dtype, torch.device], Tensor], list[Tensor]]
+    optimizer_options: list[list[dict[str, Any]]]
+    schedulers: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class ClientTraces:
+    """What a client's training leaves behind beside its upload.
+
+    Attributes:
+        counters: by how much the loop's counters moved.
+        logged: its calls of ``self.log``.
+        rule: what the client rule needs for its commit.
+        optimizers: optimizer states to keep.
+    """
+
+    counters: Counts = field(default_factory=list)
+    logged: list[LogCall] = field(default_factory=list)
+    rule: State | None = None
+    optimizers: list[dict[str, Any]] | None = None
+
+
+class ProcessCopies:
+    """Sends a round's state to copies of the fit, and takes over what clients left behind there.
+
+    Args:
+        loop: the epoch loop.
+        rule: the client rule.
+        binding: the bound module.
+        buffers: its buffers.
+        optimizers: the clients' optimizers.
+        local: local training.
+        objects: gives what copies have besides the module, by name.
+        keep_optimizer: clients get their optimizer's state of the last round back.
+
+    Attributes:
+        counters: the epoch loop's counters.
+        objects: gives what copies have besides the module, by name.
+    """
+
+    def __init__(
+        self,
+        loop: FederatedEpochLoop,
+        rule: ClientRule,
+        binding: BoundParameters,
+        buffers: BufferBank,
+        optimizers: ClientOptimizers,
+        local: LocalTrainer,
+        objects: Callable[[], dict[str, object]],
+        keep_optimizer: bool,
+    ) -> None:
+        self._loop, self._rule, self._binding, self._buffers = loop, rule, binding, buffers
+        self._optimizers, self._local, self._keep = optimizers, local, keep_optimizer
+        self.objects, self.counters = objects, LoopCounters(loop)
+
+    @property
+    def go_stale(self) -> bool:
+        """Whether every round changes state that a copy made before it does not have."""
+        return self._rule.overrides("commit") or self._keep
+
+    def record_log(self, log: TrainingLog) -> None:
+        """Lets ``self.log`` in local training go elsewhere."""
+        self._local.log = log
+
+    def round_state(self) -> RoundState:
+        """What another copy needs to know of the round before its first client."""
+        schedulers = [config.scheduler.state_dict() for config in self._loop.trainer.lr_scheduler_configs]
+        return RoundState(self.counters.state(), self._buffers.state(), self._optimizers.options(), schedulers)
+
+    def load_round_state(self, state: RoundState, params: Tensor) -> None:
+        """Takes what :meth:`round_state` gave elsewhere, and global parameters ``[n]``."""
+        self._binding.theta.copy_(params)
+        self._buffers.load_state(state.buffers)
+        self._optimizers.load_options(state.optimizer_options)
+        for config, own in zip(self._loop.trainer.lr_scheduler_configs, state.schedulers, strict=True):
+            config.scheduler.load_state_dict(own)
+
+    def traces_of(self, client: int, before: Counts, logged: list[LogCall], failed: bool) -> ClientTraces:
+        """What a client's training has left behind in this copy, which forgets it.
+
+        Args:
+            client: the client.
+            before: the loop's counters before it.
+            logged: its calls of ``self.log``.
+            failed: its training raised: nothing of it enters a commit.
+        """
+        rule = None if failed else self._rule.take_aside(client)
+        optimizers = None if failed else self._optimizers.take_aside(client)
+        self._optimizers.forget_aside()
+        return ClientTraces(self.counters.counts_since(before), logged, rule, optimizers)
+
+    def replay(self, client: int, traces: ClientTraces) -> None:
+        """Lets everything happen here that happened in another copy."""
+        self.counters.add(traces.counters)
+        replay(self._loop.trainer.lightning_module, self._local.log, traces.logged, self._loop.expect)
+        if traces.rule is not None:
+            self._rule.put_aside(client, traces.rule)
+        self._optimizers.put_aside(client, traces.optimizers)
