@@ -73,8 +73,8 @@ def _noise(like: Tensor, seed: int) -> Tensor:
 class RandomUpdates(Attack):
     """A1: independent normal numbers with mean zero.
 
-    The paper states no scale, and its published code has two: with ``match_norm`` the noise has the length of the
-    honest update, otherwise ``std`` per parameter, whatever that is beside an honest update.
+    The paper states no scale, and its published code has two. With ``match_norm`` the noise has the norm of the honest
+    update. Otherwise each number has the standard deviation ``std``, which may be far larger than an honest update.
 
     Attributes:
         clients: ids of the dishonest clients.
@@ -104,8 +104,8 @@ class RandomUpdates(Attack):
 class RandomModels(Attack):
     """A1 where models are sent: all parameters are independent normal numbers with mean zero.
 
-    The update then takes the global model away and puts noise in its place, as the paper words A1 for methods that
-    send models and its published code does it. ``std = 0`` sends a model of zeros.
+    The paper describes A1 this way for methods that send models, and its published code does this. The update then
+    removes the global model and adds noise. ``std = 0`` sends a model of zeros.
 
     Attributes:
         clients: ids of the dishonest clients.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FederatedStrategy: the plug a Trainer sees."""
+"""FederatedStrategy: what a Trainer calls."""
 
 from __future__ import annotations
 
@@ -39,39 +39,43 @@ from fl_lightning.training.client_optimizers import load_scheduled_states
 class FederatedStrategy(OneDevice):
     """Turns ``trainer.fit`` into federated training: one epoch is one communication round.
 
-    Each round, the sampled clients train from the global model on their own data, and the server rule combines their
-    updates. ``max_epochs`` counts rounds, ``limit_*_batches`` count per client, ``max_steps`` counts local optimizer
-    steps and stops at the end of a round. Runs on one CPU, CUDA or MPS device, whichever ``accelerator`` asks for.
+    In each round some clients are sampled. Each of them trains the global model on its own data. The server rule then
+    combines their updates into the next global model. One device (CPU, CUDA or MPS) simulates all clients.
+
+    ``max_epochs`` counts rounds. ``limit_*_batches`` count per client. ``max_steps`` counts the local optimizer steps
+    of all clients, and training stops at the end of the round.
 
     Args:
-        algorithm: the server rule, with its client half; default :class:`fl_lightning.algorithms.FedAvg`.
-        client: another method's client half, to combine with ``algorithm``.
-        clients_per_round: clients sampled per round; an int is a count, a float a fraction (rounded up).
+        algorithm: the method; default :class:`fl_lightning.algorithms.FedAvg`. It brings its server half and, if it
+            changes local training, its client half.
+        client: the client half of another method, to combine with ``algorithm``.
+        clients_per_round: clients sampled per round: an int is a count, a float a fraction (rounded up).
         local_epochs: passes over a client's data per round.
-        local_steps: optimizer steps per client and round instead of ``local_epochs``, whatever the client's size.
-        full_gradients: clients send the learning rate times the gradient of all their data (FedSGD) instead of
-            training locally; any algorithm that leaves local training alone combines these as it does updates.
-        server_optimizer: factory of an optimizer that takes the server's step as its gradient, for instance
-            ``functools.partial(torch.optim.SGD, lr=1.0, momentum=0.9)`` (FedAvgM) or one of
-            :mod:`fl_lightning.optim`; default: subtract the step.
-        sampler: draws each round's clients; default uniform without replacement.
-        client_optimizer_state: ``"reset"`` gives every client a fresh optimizer each round, ``"keep"`` gives it back
-            the state of its last round.
-        buffers: how BatchNorm statistics and other buffers combine: ``"mean"`` (by sample counts), ``"global"`` (stay
-            as they are) or ``"largest"`` (of the client with the most samples). Integer buffers are never averaged.
+        local_steps: optimizer steps per client and round. Replaces ``local_epochs``; every client takes equally many.
+        full_gradients: clients do not train locally but send the learning rate times the gradient of all their data
+            (FedSGD). Works with every algorithm that does not change local training.
+        server_optimizer: factory of the optimizer that applies the server's step, which it takes as its gradient. For
+            instance ``functools.partial(torch.optim.SGD, lr=1.0, momentum=0.9)`` (FedAvgM) or one of
+            :mod:`fl_lightning.optim`. Default: subtract the step.
+        sampler: draws the clients of each round; default uniform without replacement.
+        client_optimizer_state: ``"reset"`` gives every client a new optimizer in each round. ``"keep"`` gives it the
+            optimizer state of its last round.
+        buffers: how BatchNorm statistics and other buffers are combined: ``"mean"`` weights clients by samples,
+            ``"global"`` keeps the server's, ``"largest"`` takes those of the client with the most samples. Integer
+            buffers are never averaged.
         fairness_metric: the validation metric whose fairness angle the progress bar shows.
         fairness_mode: whether larger (``"max"``) or smaller (``"min"``) values of ``fairness_metric`` are better.
-        on_client_error: ``"raise"`` stops with an error that names the client; ``"drop"`` leaves a client out of the
-            round if it has no data, its training raises, or its update or loss is not finite. Drops are counted,
-            logged and warned of.
+        on_client_error: what happens if a client has no data, its training raises, or its update or loss is not finite.
+            ``"raise"`` stops with an error that names the client. ``"drop"`` leaves the client out of the round, counts
+            and logs it, and warns.
         attack: what dishonest clients send instead of their updates (:mod:`fl_lightning.attacks`), for robustness runs.
-        seed: root of sampling, shuffling and all local randomness, which depend on (seed, round, client) only.
-        executor: how the clients of a round are trained (:mod:`fl_lightning.executors`); default one after the other.
-        loss_batch_size: samples per forward pass where a method asks for clients' losses or accuracies; default: as
-            many as in training. More are faster, and give the same where a loss is a mean over samples.
+        seed: seed of sampling, shuffling and local randomness. These depend only on (seed, round, client).
+        executor: trains the clients of a round (:mod:`fl_lightning.executors`); default one after the other.
+        loss_batch_size: samples per forward pass when a method asks for clients' losses or accuracies; default the
+            training batch size. A larger number is faster. It gives the same values if the loss is a mean over samples.
 
     Raises:
-        TypeError: an argument is of another kind.
+        TypeError: an argument has the wrong type.
         ValueError: an argument is out of range, or ``algorithm`` and ``client`` do not fit together.
     """
 
@@ -132,7 +136,7 @@ class FederatedStrategy(OneDevice):
 
     @property
     def executor_fallback(self) -> str | None:
-        """Why the running or last fit trains clients one after the other although ``executor`` would not; or None."""
+        """Why the running or last fit could not use ``executor`` and trains clients sequentially, or ``None``."""
         return self._fits.executor_fallback
 
     @property
@@ -180,13 +184,13 @@ class FederatedStrategy(OneDevice):
         return self._evaluator.loader(trainer.lightning_module, name, dataloader, limit)
 
     def on_exception(self, exception: BaseException) -> None:
-        """Leaves the global weights in the module, in training mode, whatever happened."""
+        """Puts the global weights back into the module, in training mode, after any error."""
         self._evaluator.stop()
         self._fits.abort()
         super().on_exception(exception)
 
     def teardown(self) -> None:
-        """Gives the parameters storage of their own and the trainer its limits back."""
+        """Gives the parameters their own storage and restores the trainer's limits."""
         self._evaluator.stop()
         self._fits.close(self.trainer.interrupted)
         self._evaluator.forget_loaders()
@@ -196,7 +200,7 @@ class FederatedStrategy(OneDevice):
     # ---- checkpoints
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The global model as it is evaluated, whatever the module is bound to when a checkpoint is written."""
+        """The global model as validation evaluates it, even if the module holds a client's parameters at the moment."""
         if not self._fits.is_bound:
             return super().lightning_module_state_dict()
         with self._fits.showing():
@@ -215,7 +219,7 @@ class FederatedStrategy(OneDevice):
         load_scheduled_states(self.optimizers, checkpoint["optimizer_states"])
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Loads a checkpoint; to continue a fit it must come from a federated one."""
+        """Loads a checkpoint. A fit can resume only from the checkpoint of a federated fit."""
         options = {} if weights_only is None else {"weights_only": weights_only}  # Lightning 2.5 does not know it
         checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, **options)
         if self.trainer.state.fn == TrainerFn.FITTING and STATE_KEY not in checkpoint.get("callbacks", {}):

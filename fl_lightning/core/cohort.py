@@ -19,14 +19,14 @@ from fl_lightning.ops.dtypes import accumulation_device
 class Cohort:
     """The reports of the clients that took part in a round, in sampling order.
 
-    Parameters and rows are the strategy's own memory: not to be written, and to be copied by rules that keep them.
-    ``losses``, ``sizes`` and ``extras``, tensors or sequences, become float64 on the rows' device (on the CPU where the
-    device has no float64).
+    Parameters and rows are the strategy's own memory. Rules must not write to them, and must copy what they keep.
+    ``losses``, ``sizes`` and ``extras`` may be tensors or sequences. They become float64 on the rows' device, or on the
+    CPU if the device has no float64.
 
     Attributes:
         params: ``[n]`` global parameters at the start of the round.
         updates: one row per client, ``theta - theta_i`` (or learning rate times full gradient).
-        losses: ``[m]`` loss of each client at ``params``, before local training; ``None`` if nobody asked for them.
+        losses: ``[m]`` loss of each client at ``params``, before local training; ``None`` if no rule asked for them.
         sizes: ``[m]`` training samples per client.
         client_ids: ``m`` distinct ids, the keys of everything that rules remember.
         round: index of the round, from 0.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random numbers that depend on who draws them and when, never on what ran before."""
+"""Random numbers that depend only on the seed, the round and the client, not on what ran before."""
 
 from __future__ import annotations
 

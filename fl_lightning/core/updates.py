@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a model's parameters lie in one flat vector, and the matrix of the cohort's updates.
+"""The matrix of the cohort's updates.
 
-``UpdateMatrix`` is the only door to :mod:`fl_lightning.ops`: server rules ask it for Gram matrices, inner products and
-linear combinations and never touch the rows themselves.
+Server rules ask ``UpdateMatrix`` for Gram matrices, inner products and linear combinations. It calls
+:mod:`fl_lightning.ops` for them. Rules do not touch the rows themselves.
 """
 
 from __future__ import annotations

@@ -23,13 +23,13 @@ _CHUNK_BYTES = 16 * 2**20
 class ClientLoaders:
     """Hands out one client's batches at a time.
 
-    Registered clients cost 16 bytes each and 8 per sample; nothing is loaded before somebody asks. Batches of a
-    ``TensorDataset`` (also behind ``Subset``) with the default collate function are gathered directly from its tensors;
-    all other data goes through a ``DataLoader`` per call. Both give the same batches.
+    A registered client costs 16 bytes and 8 bytes per sample. Data is loaded only when a client's batches are read.
+    Batches of a ``TensorDataset`` (also behind ``Subset``) with the default collate function are gathered directly from
+    its tensors. All other data goes through a ``DataLoader`` per call. Both ways give the same batches.
 
-    ``drop_last`` is kept with two exceptions: a client with fewer samples than one batch keeps its short batch, so that
-    nobody silently trains zero steps; and nothing is dropped when the caller sets ``batch_size``, because who asks for
-    other batches wants to see all samples.
+    ``drop_last`` applies with two exceptions. A client with fewer samples than one batch keeps its short batch, because
+    it would otherwise train zero steps. If the caller sets ``batch_size``, no batch is dropped, because such a caller
+    needs all samples.
 
     Args:
         dataset: a map-style dataset.

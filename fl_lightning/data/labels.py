@@ -88,7 +88,7 @@ def attribute_of(dataset: object, name: str) -> np.ndarray[Any, Any]:
 
 
 class Samples:
-    """A dataset as partitions see it: how many samples, of which stage, and their labels if somebody asks.
+    """A dataset as partitions see it: how many samples, of which stage, and their labels on demand.
 
     Args:
         dataset: a map-style dataset.

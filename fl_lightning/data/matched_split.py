@@ -19,10 +19,10 @@ def matched_split(train_labels: Tensor, train_parts: Sequence[Tensor], eval_labe
     """Divides evaluation samples in proportion to the clients' training labels.
 
     Each class is divided by largest remainders: client ``i`` gets ``n_eval * train_i / train`` of its samples, rounded
-    down, and what is left goes to the largest remainders (ties in random order). A class that nobody trains on is dealt
-    round robin. Then clients that train but would be tested on nothing, the largest first, get one sample of a class
-    that they train on, most frequent class first, from the client that holds most of that class among those with at
-    least two evaluation samples. Clients may stay without evaluation data where no such sample exists.
+    down, and what is left goes to the largest remainders (ties in random order). A class without training samples is
+    dealt round robin. Some clients would then train but have no evaluation data. Each of them, the largest first, gets
+    one sample of a class that it trains on, the most frequent class first. The sample comes from the client that holds
+    most of that class among those with at least two evaluation samples. If there is none, the client stays without.
 
     Args:
         train_labels: ``[n]`` integers.

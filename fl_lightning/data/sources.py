@@ -161,7 +161,7 @@ def check_dataset(name: str, dataset: object) -> None:
 
 
 def loader_name(module: LightningDataModule, stage: str) -> str:
-    """What errors call a stage's loader: the words of whoever gave it."""
+    """The name of a stage's loader in errors, as the user wrote it."""
     if isinstance(module, DatasetModule):
         return "data" if stage == "train" else stage
     owner = module.module if isinstance(module, ModuleLoaders) else module

@@ -31,7 +31,7 @@ class TorchJD(ServerRule):
     conflicts with no client in any layer. ``layers="model"`` weighs whole models.
 
     A weighting sees each layer's Gram matrix in float64, divided by the mean of its diagonal, so that its tolerances
-    do not depend on the size of updates. A layer in which nobody moved stays as it is. Weightings that draw random
+    do not depend on the size of updates. A layer in which no client moved stays unchanged. Weightings that draw random
     numbers draw the same ones for the same seed and round.
 
     Args:

@@ -16,7 +16,7 @@ def layer_gram(rows: Tensor, offsets: Tensor) -> Tensor:
     In pure torch, and for float64 rows everywhere, sums run in float64. Compiled kernels add up a few products of
     narrower rows at a time in float32, and these sums in float64. The error of an entry is then below 1e-7 of the
     product of the two norms on rows that look random, below 5e-7 on constant rows or rows of one sign, and below 2e-6
-    whatever the rows. Where products overflow in float32, sums fall back to float64; where they underflow, those on the
+    for all rows. Where products overflow in float32, sums fall back to float64; where they underflow, those on the
     CPU do. On CUDA products of rows whose elements are below about 1e-19 vanish: scale such rows up first. From 33 rows
     on tensor cores take over there, for all dtypes but float64: the first bound becomes 2e-7, and float32 elements
     below about 1e-17 lose digits.
@@ -127,8 +127,8 @@ def layer_combine(rows: Tensor, offsets: Tensor, coeff: Tensor, out: Tensor | No
 def layer_cross_combine(rows: Tensor, others: Tensor, offsets: Tensor, coeff: Tensor) -> Tensor:
     """Linear combination of rows and other rows (remembered updates), in one pass.
 
-    As :func:`layer_combine`, but rows with a coefficient of 0 in a layer do not count there, whatever they hold: what a
-    layer does not use need not be read.
+    Like :func:`layer_combine`, but rows with a coefficient of 0 in a layer are ignored there, NaN included.
+    The op need not read what a layer does not use.
 
     Args:
         rows: ``[m, n]``, at least one row.

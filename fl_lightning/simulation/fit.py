@@ -218,7 +218,7 @@ class FederatedFit:
         return upload.train_loss
 
     def _follow_optimizers(self) -> None:
-        """Goes on with the trainer's present optimizers, if somebody has replaced them since the last client."""
+        """Uses the trainer's present optimizers from now on, if they were replaced since the last client."""
         if self.runner.follow_optimizers():
             self._check_module()
 

@@ -2,8 +2,8 @@
 """A module whose parameters are views of flat vectors.
 
 Between clients the parameters are bound to the global vector ``theta``; during local training they are bound to the
-client's row. Binding assigns views and copies nothing, so the global weights are never at risk: whatever happens inside
-a client, binding the global vector again brings them back.
+client's row. Binding assigns views and copies nothing. So a client cannot damage the global weights: binding the global
+vector again brings them back after any error.
 """
 
 from __future__ import annotations

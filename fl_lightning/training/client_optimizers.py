@@ -33,12 +33,13 @@ def client_learning_rate(optimizers: Sequence[Optimizer]) -> tuple[float | None,
 class ClientOptimizers:
     """Makes the trainer's optimizers behave like a new one for each client.
 
-    The objects stay the same, because learning-rate schedulers hold on to them. For a new client their state is what a
-    new optimizer has, and every option of a parameter group is what it was when the round began. Optimizers from
-    outside ``torch.optim`` may keep more state in attributes (numbers, tensors, lists and dicts of them) and may wrap
-    other optimizers: all of that is put back to what it was before the first step. What such an optimizer copies from
-    the parameters when it is made is therefore from the fit's start; in ``torch.optim`` and in wrappers that fill their
-    state in the first step there is no such thing.
+    The objects stay the same, because learning-rate schedulers refer to them. Each client starts with the state of a
+    new optimizer and with the parameter groups' options from the start of the round. Optimizers from outside
+    ``torch.optim`` may keep more state in attributes (numbers, tensors, lists and dicts of them) and may wrap other
+    optimizers. All of this returns to what it was before the first step.
+
+    Limit: an optimizer that copies parameters in its constructor keeps the copy from the start of the fit. No optimizer
+    of ``torch.optim`` does this.
 
     Args:
         optimizers: the trainer's optimizers, before any step.

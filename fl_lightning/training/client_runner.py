@@ -206,7 +206,7 @@ class ClientRunner:
         self.rows.begin_round()
 
     def follow_optimizers(self) -> bool:
-        """Goes on with the trainer's present optimizers; says whether somebody has replaced them."""
+        """Uses the trainer's present optimizers from now on; returns whether they were replaced."""
         trainer = self.trainer
         if not self.optimizers.follow(trainer.optimizers):
             return False

@@ -65,7 +65,7 @@ def _plain(group: dict[str, Any]) -> bool:
 
 
 def _unobserved(optimizer: Optimizer) -> bool:
-    """Nobody asked to be called at steps: no hooks, and no ``step`` but torch's own or a scheduler's around it."""
+    """Whether no hook runs at steps and ``step`` is torch's own, perhaps wrapped by a scheduler."""
     hooks = (
         _global_optimizer_pre_hooks,
         _global_optimizer_post_hooks,

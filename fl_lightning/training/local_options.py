@@ -10,12 +10,12 @@ from fl_lightning.attacks import Attack
 
 @dataclass(frozen=True)
 class LocalOptions:
-    """What shapes one client's visit, whatever the round.
+    """The options of one client's local training, the same in every round.
 
     Attributes:
         seed: root of all local randomness.
         epochs: passes over the client's data, unless ``steps`` is given.
-        steps: optimizer steps, whatever the client's size.
+        steps: optimizer steps, the same for clients of any size.
         limit: batches per pass: a count, or a fraction of the client's batches (at least one).
         keep_optimizer: the client gets its optimizer's state of its last round back.
         loss_batch_size: samples per forward pass where losses are measured; ``None``: as in training.

@@ -29,8 +29,8 @@ STATE_KEY = "fl_lightning"
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes local checkpoints beside their name, flushes them to disk, and renames them into place.
 
-    A process killed while saving leaves the previous file of that name intact, and its own half as ``*.ckpt.part``,
-    which the next save under that name overwrites. Remote paths go Lightning's way.
+    If the process is killed while it saves, the previous file of that name stays intact. The unfinished file is named
+    ``*.ckpt.part``, and the next save under that name overwrites it. Lightning itself writes remote paths.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:

@@ -32,7 +32,7 @@ class ClientTask:
     """What callbacks see as a "batch": one client of the round.
 
     Attributes:
-        client_id: the client, or ``None`` for a place that nobody took.
+        client_id: the client, or ``None`` for an empty place.
         index: place in the cohort.
         round: index of the round.
         num_samples: the client's training samples.
@@ -183,7 +183,7 @@ class FederatedEpochLoop(_TrainingEpochLoop):
 
     @property
     def global_step(self) -> int:
-        """Optimizer steps so far; remembers that somebody asked: clients in other processes cannot be sure."""
+        """Optimizer steps so far. Records the read, because clients in other processes may see another number."""
         self.asked_for_steps = True
         return super().global_step
 
@@ -202,7 +202,7 @@ class FederatedEpochLoop(_TrainingEpochLoop):
             self.val_loop._on_evaluation_model_train()
 
     def forget_data(self) -> None:
-        """Lets Lightning ask for the training data once more, if somebody did before the fit was set up."""
+        """Lets Lightning ask for the training data again if it was read before the fit was set up."""
         self.trainer.fit_loop._combined_loader = None
 
     # ---- logging beside self.log

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one place that decides which Lightning is used.
 
-``lightning`` and ``pytorch_lightning`` are two complete copies of the same classes: an instance of one is a stranger to
-the other. Everything in this package takes Lightning's names from here, so a project that imports ``pytorch_lightning``
-works when that is the copy already imported, or when ``FL_LIGHTNING_TREE=pytorch_lightning`` is set.
+``lightning`` and ``pytorch_lightning`` are two complete copies of the same classes. An instance of one is no instance
+of the other. All files of this package import Lightning's names from here. A project that uses ``pytorch_lightning``
+therefore works if that copy was imported first, or if ``FL_LIGHTNING_TREE=pytorch_lightning`` is set.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class LoopCounters:
 
     @property
     def asked_for_steps(self) -> bool:
-        """Somebody has asked for the number of optimizer steps so far since this was set to False."""
+        """Whether the number of optimizer steps so far was read since this was set to False."""
         return self._loop.asked_for_steps
 
     @asked_for_steps.setter
@@ -66,9 +66,9 @@ class LoopCounters:
 
         Args:
             state: of another copy of the loop, when the round's first client was about to train.
-            place: the client's place after that client, counting places that nobody takes.
+            place: the client's place after that client, counting empty places.
             steps: optimizer steps since then.
-            is_last: nobody comes after it.
+            is_last: whether it is the last client of the round.
         """
         loop = self._loop
         loop.trainer.fit_loop.epoch_progress.load_state_dict(state["epochs"])

@@ -20,13 +20,13 @@ from fl_lightning.training.client_runner import ClientRunner
 class Parallel(Executor):
     """Trains several clients at a time in worker processes, on the CPU of a Linux machine.
 
-    Weights, losses, logged values and states are those of :class:`Sequential` on one thread, bit for bit. Workers are
-    copies of this process (fork) with one thread each. They stay from round to round, and are made anew when
-    something has changed that they cannot see: attributes of the module, the data, the state of the method's client
-    half. Only the update matrix and the global parameters lie in shared memory.
+    Weights, losses, logged values and states are those of :class:`Sequential` on one thread, bit for bit. Each worker
+    is a copy of this process (fork) with one thread. Workers stay from round to round. New ones replace them if their
+    copies are out of date: attributes of the module, the data, or the state of the method's client half have changed.
+    Only the update matrix and the global parameters lie in shared memory.
 
-    Where training leaves traces in objects of this process (metric objects, lists in the module, loggers), the fit goes
-    on with one client after the other, from the very client that would have left the first, and says why.
+    Some training changes objects of this process: metric objects, lists in the module, loggers. From the first client
+    that does so, the fit trains sequentially and logs the reason. This client's result is discarded and recomputed.
 
     Args:
         workers: processes; ``None``: one for every processor core that this process may use.

@@ -40,7 +40,7 @@ class LogRecorder:
 
 
 class WatchedMetrics(dict[str, Any]):
-    """Metrics of the trainer, whose copy here is out of date: notes that somebody looks at them."""
+    """The trainer's metrics. Their copy in a worker is out of date, so reads are recorded."""
 
     touched = False
 
@@ -67,7 +67,7 @@ class WatchedMetrics(dict[str, Any]):
 
 
 class RefusedLogger:
-    """Stands in for a logger, which belongs to the parent: notes that somebody uses it."""
+    """Replaces a logger, which belongs to the parent, and records its use."""
 
     def __init__(self) -> None:
         self.__dict__["touched"] = False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parent's side of worker processes: what they train, what came of it, and what if one dies."""
+"""The main process's side of worker processes: hands out clients, receives results, replaces workers that died."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class WorkerDiedError(RuntimeError):
 class ParallelRunner(CohortRunner):
     """Lets workers train the clients of a round, and hands over in order what they left behind.
 
-    This process trains no client as long as workers can. What they do leaves no trace here before a client's turn, so
-    the fit can go on without them at any client.
+    This process trains no client itself while workers can. A worker's result has no effect here before the client's
+    turn, so the fit can continue without workers from any client on.
 
     Args:
         clients: trains single clients; every worker has a copy of it.
@@ -206,7 +206,7 @@ class ParallelRunner(CohortRunner):
             # The client has seen another number of steps than there are.
             if not self._failed:
                 self._fall_back(
-                    "training looks at global_step, which nobody knows before the clients before have trained"
+                    "training looks at global_step, which is unknown until the earlier clients have trained"
                 )
             return clients.train(task)
         for text, category, filename, line in result.warned:

@@ -59,9 +59,9 @@ class ClientResult:
         traces: what it left behind beside that; ``None`` if its worker died.
         error: what its training raised.
         trace: where, in words.
-        asked: somebody asked for the number of optimizer steps so far.
+        asked: training read the number of optimizer steps so far.
         warned: warnings as text, category, file and line.
-        changed: why it may not be trained here: objects in the parent would miss a change.
+        changed: why the parent must train it again: its training changed an object that the parent does not share.
     """
 
     place: int
@@ -76,7 +76,7 @@ class ClientResult:
 
 @dataclass(frozen=True)
 class WorkerReady:
-    """A worker is there; ``obstacle`` says why it cannot train."""
+    """A worker has started; ``obstacle`` says why it cannot train, if so."""
 
     obstacle: str = ""
 
