@@ -3,19 +3,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.random import mtrand
-
-_MT19937_BYTES = 624 * 4 + 4
-"""numpy's ``mt19937_state``: the key and the position in it."""
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -53,71 +47,20 @@ def isolated(seed: int, device: torch.device) -> Iterator[None]:
         seed: seed for torch, numpy and Python.
         device: the device whose generator is seeded besides the CPU's.
     """
-    python, cpu = random.getstate(), torch.get_rng_state()
+    python, numpy, cpu = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
     on_device = _device_state(device)
-    with _numpy_set_aside():
-        seed_all(seed, device)
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            torch.set_rng_state(cpu)
-            if on_device is not None:
-                if device.type == "cuda":
-                    torch.cuda.set_rng_state(on_device, device)
-                else:
-                    torch.mps.set_rng_state(on_device)
-
-
-_spares: list[np.random.MT19937] = []
-"""Generators for the body of :func:`isolated`, as many as were ever nested."""
-
-_plain: tuple[int, bytes] | None = None
-"""Address and state of a generator last seen without half of a pair of normal numbers."""
-
-
-@contextmanager
-def _numpy_set_aside() -> Iterator[None]:
-    """Puts another generator behind numpy's global functions, and the same one back.
-
-    Reading and writing numpy's state costs more than a local step of a small model, changing the generator next to
-    nothing. What changing it loses is the second of a pair of normal numbers, which numpy keeps elsewhere: that is
-    asked for only if the generator has drawn since it was last found without one.
-    """
-    if not hasattr(mtrand, "set_bit_generator"):  # before numpy 1.24
-        state = np.random.get_state()
-        try:
-            yield
-        finally:
-            np.random.set_state(state)
-        return
-    outer = mtrand.get_bit_generator()
-    kept = _state_with_half_pair(outer)
-    spare = _spares.pop() if _spares else np.random.MT19937(0)
-    mtrand.set_bit_generator(spare)
+    seed_all(seed, device)
     try:
         yield
     finally:
-        mtrand.set_bit_generator(outer)
-        _spares.append(spare)
-        if kept is not None:
-            np.random.set_state(kept)
-
-
-def _state_with_half_pair(generator: np.random.BitGenerator) -> dict[str, Any] | None:
-    """The global state if it holds the second of a pair of normal numbers; ``None`` if it does not."""
-    global _plain
-    mark = None
-    if type(generator) is np.random.MT19937:
-        address = generator.ctypes.state_address
-        mark = (address, ctypes.string_at(address, _MT19937_BYTES))
-        if mark == _plain:  # a pair is begun by drawing, and drawing changes the state
-            return None
-    state: dict[str, Any] = np.random.get_state(legacy=False)
-    if state["has_gauss"]:
-        return state
-    _plain = mark
-    return None
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(cpu)
+        if on_device is not None:
+            if device.type == "cuda":
+                torch.cuda.set_rng_state(on_device, device)
+            else:
+                torch.mps.set_rng_state(on_device)
 
 
 def _device_state(device: torch.device) -> torch.Tensor | None:

@@ -62,11 +62,11 @@ class ClientOptimizers:
 
     def _take(self, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers = list(optimizers)
-        self._slates = [OptimizerState(optimizer, shared) for optimizer, shared in with_wrapped(optimizers)]
-        for slate in self._slates:
-            slate.take_options()
+        self._states = [OptimizerState(optimizer, shared) for optimizer, shared in with_wrapped(optimizers)]
+        for state in self._states:
+            state.take_options()
             if self._keep:
-                slate.refuse_keeping()
+                state.refuse_keeping()
         self.lr, self.momentum = client_learning_rate(self._optimizers)
 
     def follow(self, optimizers: Sequence[Optimizer]) -> bool:
@@ -84,19 +84,19 @@ class ClientOptimizers:
 
     def begin_round(self) -> None:
         """Takes the groups' options, as schedulers left them, as every client's starting point."""
-        for slate in self._slates:
-            slate.take_options()
+        for state in self._states:
+            state.take_options()
         self.lr, self.momentum = client_learning_rate(self._optimizers)
         self._pending = {}
 
     def options(self) -> list[list[dict[str, Any]]]:
         """Every client's starting point: options per optimizer and parameter group."""
-        return [slate.options for slate in self._slates]
+        return [state.options for state in self._states]
 
     def load_options(self, options: Sequence[list[dict[str, Any]]]) -> None:
         """Takes what :meth:`options` returned for another copy of the optimizers."""
-        for slate, own in zip(self._slates, options, strict=True):
-            slate.options = own
+        for state, own in zip(self._states, options, strict=True):
+            state.options = own
         self.restore()
         self.lr, self.momentum = client_learning_rate(self._optimizers)
 
@@ -115,21 +115,21 @@ class ClientOptimizers:
 
     def restore(self) -> None:
         """Empties the state and puts the options of the round's start back."""
-        for slate in self._slates:
-            slate.restore()
+        for state in self._states:
+            state.restore()
         self._busy = False
 
     def begin_client(self, client_id: int) -> None:
         """A fresh optimizer, or the client's own from its last round."""
         self.restore()
         self._busy = True
-        for slate, kept in zip(self._slates, self._kept.get(client_id, []), strict=False):
-            slate.load(kept)
+        for state, kept in zip(self._states, self._kept.get(client_id, []), strict=False):
+            state.load(kept)
 
     def end_client(self, client_id: int) -> None:
         """Sets the client's state aside until its round counts."""
         if self._keep:
-            self._pending[client_id] = [slate.save() for slate in self._slates]
+            self._pending[client_id] = [state.save() for state in self._states]
 
     def commit(self, client_ids: Sequence[int]) -> None:
         """The round counted for these clients."""
@@ -154,7 +154,7 @@ class ClientOptimizers:
     def groups(self, optimizer: Optimizer) -> list[dict[str, Any]]:
         """An optimizer's options per parameter group, without what a client in training has changed."""
         if self._busy:
-            return next(slate.options for slate in self._slates if slate.optimizer is optimizer)
+            return next(state.options for state in self._states if state.optimizer is optimizer)
         return [group_options(group) for group in optimizer.param_groups]
 
 
