@@ -6,6 +6,8 @@ import re
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+from house import imports, modules, room
+
 from fl_lightning.core.lightning.contract import CONTRACT
 
 PACKAGE = Path(__file__).parents[2] / "fl_lightning"
@@ -22,24 +24,7 @@ FLOORS = (
 """From the roof down. A file may import its own room and rooms of lower floors, for types alone as well."""
 PRIVATE = sorted({name for names in CONTRACT.values() for name in names if name.startswith("_")})
 INSIDE_LIGHTNING = re.compile(rf"\blightning_module\(|import (pytorch_)?lightning\b|(?<!self)\.({'|'.join(PRIVATE)})\b")
-MODULES = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
-
-
-def imports(module: str) -> set[str]:
-    """The package's modules that a module imports."""
-    names = []
-    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module} imports relatively"
-            names += [(f"{node.module}.{alias.name}", node.module) for alias in node.names]
-        elif isinstance(node, ast.Import):
-            names += [(alias.name,) for alias in node.names]
-    found = [[f"{name}{end}" for name in some for end in ("", ".__init__")] for some in names]
-    return {next((name for name in some if name in MODULES), module) for some in found} - {module}
-
-
-def room(module: str) -> str:
-    return module.split(".")[1]
+MODULES = modules(PACKAGE)
 
 
 def test_every_room_has_a_floor():
@@ -48,12 +33,12 @@ def test_every_room_has_a_floor():
 
 def test_arrows_point_down():
     floor = {name: number for number, names in enumerate(FLOORS) for name in names}
-    arrows = [(a, b) for a in MODULES for b in imports(a) if room(a) != room(b)]
+    arrows = [(a, b) for a in MODULES for b in imports(a, MODULES) if room(a) != room(b)]
     assert [(a, b) for a, b in arrows if floor[room(a)] >= floor[room(b)]] == []
 
 
 def test_no_file_imports_itself_by_way_of_others():
-    files = {module: imports(module) for module in MODULES if not module.endswith("__init__")}
+    files = {module: imports(module, MODULES) for module in MODULES if not module.endswith("__init__")}
     TopologicalSorter(files).prepare()  # raises CycleError, which names the circle
 
 
