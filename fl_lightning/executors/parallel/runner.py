@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fl_lightning.algorithms.base import ClientRule
+from fl_lightning.core.fingerprint import Fingerprint
 from fl_lightning.core.lightning.epoch_loop import ClientTask
 from fl_lightning.core.lightning.names import Callback, rank_zero_info
 from fl_lightning.executors.base import Runner
 from fl_lightning.executors.parallel import messages as _wire
-from fl_lightning.executors.parallel.changes import Marks
 from fl_lightning.executors.parallel.pool import WorkerPool, training_order
 from fl_lightning.executors.parallel.worker import STOP, ClientResult, RoundDone, RoundJob, Worker, WorkerReady
 
@@ -49,7 +49,7 @@ class ParallelRunner(Runner):
         weakref.finalize(self, self._team.stop)
         self._theta = _wire.shared((bench.binding.theta.numel(),), bench.binding.theta.dtype)
         self._places = _wire.shared((self._workers,), torch.int64)  # what each worker is at
-        self._image: Marks | None = None  # of what is in the workers' copies
+        self._image: Fingerprint | None = None  # of what is in the workers' copies
         self._warned: dict[str, dict[Any, Any]] = {}
         callbacks: list[Callback] = bench.trainer.callbacks  # type: ignore[attr-defined]
         self._meddled = any(_acts_between_clients(callback) for callback in callbacks)
@@ -157,19 +157,19 @@ class ParallelRunner(Runner):
     def _run(self, index: int, channel: Connection, queue: int) -> None:
         Worker(self._bench, self._theta, self._places[index : index + 1], channel, queue).serve()
 
-    def _present(self) -> Marks:
+    def _present(self) -> Fingerprint:
         """What workers have copies of and do not hear about."""
-        bench, marks = self._bench, Marks()
-        marks.add_module(bench.module, metrics=False)
-        marks.add_structure(bench.module)
-        marks.add("optimizers", bench.trainer.optimizers)
-        marks.add("loaders", bench.loaders)
-        marks.add("dataset", bench.loaders.dataset)
+        bench, found = self._bench, Fingerprint()
+        found.add_module(bench.module, metrics=False)
+        found.add_structure(bench.module)
+        found.add("optimizers", bench.trainer.optimizers)
+        found.add("loaders", bench.loaders)
+        found.add("dataset", bench.loaders.dataset)
         if bench.local.hooked:
-            marks.add("data module", bench.data)
-        marks.add("rule", [bench.rule, bench.options.attack])
-        marks.add("frozen parameters", {name: mark.tolist() for name, mark in bench.binding.frozen_marks.items()})
-        return marks
+            found.add("data module", bench.data)
+        found.add("rule", [bench.rule, bench.options.attack])
+        found.add("frozen parameters", {name: mark.tolist() for name, mark in bench.binding.frozen_marks.items()})
+        return found
 
     def _is_stale(self) -> bool:
         moved = not torch.equal(self._theta, self._bench.binding.theta)

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from fl_lightning.algorithms.base import State
+from fl_lightning.core.fingerprint import Fingerprint, is_metric
 from fl_lightning.core.lightning.epoch_loop import ClientTask
 from fl_lightning.core.lightning.fast_log import LogCall
 from fl_lightning.executors.parallel import messages as _wire
-from fl_lightning.executors.parallel.changes import Marks, is_metric
 from fl_lightning.executors.parallel.recorders import LogRecorder, RefusedLogger, WatchedMetrics
 from fl_lightning.training.client_runner import ClientRunner
 
@@ -128,14 +128,14 @@ class Worker:
         self._warned: list[tuple[str, type[Warning], str, int]] = []
         warnings.showwarning = self._warn  # type: ignore[assignment]
         self._broken = False
-        self._before = Marks()
+        self._before = Fingerprint()
         self._held: list[ClientResult] = []
         self._sent = 0.0
 
     def serve(self) -> None:
         """Trains clients until the parent is gone."""
         _wire.send(self._channel, WorkerReady(can_train()))
-        self._before = self._marks()
+        self._before = self._fingerprint()
         while True:
             order: RoundJob = _wire.receive(self._channel)
             self._adopt(order)
@@ -156,7 +156,7 @@ class Worker:
         bench.optimizers.load_options(order.options)
         for config, state in zip(bench.trainer.lr_scheduler_configs, order.schedulers, strict=True):
             config.scheduler.load_state_dict(state)
-            self._before = self._marks()
+            self._before = self._fingerprint()
         bench.lr, bench.momentum = order.lr, order.momentum
 
     def _next(self) -> int:
@@ -165,13 +165,13 @@ class Worker:
             raise EOFError
         return int.from_bytes(token, "little", signed=True)
 
-    def _marks(self) -> Marks:
-        trainer, marks = self._bench.trainer, Marks()
-        marks.add_module(self._bench.module, metrics=True)
-        marks.add("trainer.should_stop", trainer.should_stop)
+    def _fingerprint(self) -> Fingerprint:
+        trainer, found = self._bench.trainer, Fingerprint()
+        found.add_module(self._bench.module, metrics=True)
+        found.add("trainer.should_stop", trainer.should_stop)
         for index, config in enumerate(trainer.lr_scheduler_configs):
-            marks.add(f"lr_scheduler_configs[{index}]", config.scheduler.state_dict())
-        return marks
+            found.add(f"lr_scheduler_configs[{index}]", config.scheduler.state_dict())
+        return found
 
     def _train(self, order: RoundJob, place: int) -> ClientResult:
         bench, loop, task = self._bench, self._bench.loop, order.tasks[place]
@@ -204,7 +204,7 @@ class Worker:
             return "uses a logger directly"
         if any(wire.touched for wire in self._wires):
             return "looks at the trainer's metrics"
-        before, self._before = self._before, self._marks()
+        before, self._before = self._before, self._fingerprint()
         names = before.changes(self._before)
         if not names:
             return ""
