@@ -66,26 +66,33 @@ def standing_in(
     Raises:
         ValueError: the model's buffers are not those of the module.
     """
-    parts = submodules(module)
     data = [parameter.data for parameter in parameters]
-    slots = _buffer_slots(parts)
-    copies = {id(value): value.detach().clone() for _, _, value in slots}
-    if model is not None:
-        _unpack(model.buffers, [copies[id(value)] for value in model_buffers(module)])
-        for parameter, view in zip(parameters, layout.views(model.params), strict=True):
-            parameter.data = view
-    for owner, key, value in slots:
-        owner._buffers[key] = copies[id(value)]
-    try:
-        with modes_kept(parts):
+    with buffers_kept(module), modes_kept(submodules(module)):
+        try:
+            if model is not None:
+                _unpack(model.buffers, model_buffers(module))
+                for parameter, view in zip(parameters, layout.views(model.params), strict=True):
+                    parameter.data = view
             if evaluate:
                 module.eval()
             yield
+        finally:
+            for parameter, tensor in zip(parameters, data, strict=True):
+                parameter.data = tensor
+
+
+@contextmanager
+def buffers_kept(module: nn.Module) -> Iterator[None]:
+    """Puts copies in the places of the module's buffers (those of its metrics left out), and the tensors back."""
+    slots = _buffer_slots(submodules(module))
+    copies = {id(value): value.detach().clone() for _, _, value in slots}
+    for owner, key, value in slots:
+        owner._buffers[key] = copies[id(value)]
+    try:
+        yield
     finally:
         for owner, key, value in slots:
             owner._buffers[key] = value
-        for parameter, tensor in zip(parameters, data, strict=True):
-            parameter.data = tensor
 
 
 def _buffer_slots(parts: Sequence[tuple[str, nn.Module]]) -> list[tuple[nn.Module, str, Tensor]]:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a module keeps in plain attributes: lists that its steps append to, counters, caches.
+"""What a module keeps beside parameters and buffers: plain attributes and the states of its metrics.
 
-Since epoch-end hooks no longer receive what steps return, Lightning projects collect it in lists of their own.
+Lightning projects append to lists, count and cache in ``training_step`` and ``validation_step``. Where a module runs
+once more than its author expects, this puts back what it has left behind.
 """
 
 from __future__ import annotations
@@ -20,29 +21,46 @@ from fl_lightning.core.lightning.names import LightningModule
 from fl_lightning.core.modules import modes_kept, submodules
 
 _CONTAINERS = (list, dict, set, deque, defaultdict, OrderedDict)
-_INTERNAL = frozenset(vars(nn.Module())) | frozenset(vars(LightningModule()))
-"""Parameters, buffers, submodules and hooks of torch, and what Lightning itself keeps in a module."""
+_FRAMEWORK = frozenset(vars(nn.Module())) | frozenset(vars(LightningModule()))
+_EMPTY = frozenset(name for name, value in vars(nn.Module()).items() if not value)
+_TRANSIENT = frozenset(
+    {"_parameters", "_buffers", "_modules", "_trainer", "_fabric", "_current_fx_name", "_metric_attributes"}
+    | {"log", "log_dict", "federated_features"}
+)
+"""What no comparison looks at: compared elsewhere, or changed all the time by torch, Lightning and this package."""
 
 
-class OwnAttributes:
-    """Remembers the plain attributes of a module and its submodules.
+def plain_attributes(part: nn.Module, framework: bool = False) -> dict[str, Any]:
+    """The attributes of one module by name, without those of its submodules.
+
+    Args:
+        part: the module.
+        framework: also what torch and Lightning keep in it: its mode, flags, hooks if it has any. These are compared,
+            and never put back.
+    """
+    if not framework:
+        return {n: v for n, v in vars(part).items() if n not in _FRAMEWORK}
+    # Of an attribute that is empty in a new module, the truth may be asked for; of others it may not exist.
+    return {n: v for n, v in vars(part).items() if n not in _TRANSIENT and (n not in _EMPTY or v)}
+
+
+class ModuleState:
+    """Remembers the plain attributes and the metric states of a module and its submodules.
 
     Containers are remembered with all that they contain, and emptied or refilled in place, because others may hold
     them too. Other values are remembered as they are: an attribute that is bound anew comes back, an object that
-    changes inside does not. Metrics keep their states themselves and are left out.
+    changes inside does not.
 
     Args:
         module: the module.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._owners: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        parts = [part for _, part in submodules(module)]
+        self._metrics = [MetricState(part) for part in parts if isinstance(part, Metric)]
+        self._owners = [(part, plain_attributes(part)) for part in parts if not isinstance(part, Metric)]
         self._contents: dict[int, tuple[Any, Any]] = {}
-        for _, owner in submodules(module):
-            if isinstance(owner, Metric):
-                continue
-            own = {name: value for name, value in vars(owner).items() if name not in _INTERNAL}
-            self._owners.append((vars(owner), own))
+        for _, own in self._owners:
             for value in own.values():
                 self._remember(value)
 
@@ -58,14 +76,22 @@ class OwnAttributes:
         """The lists and deques among what is remembered: the objects themselves."""
         return [container for container, _ in self._contents.values() if isinstance(container, (list, deque))]
 
+    def reset_metrics(self) -> None:
+        """Empties all metrics; their updates may be in place and must not reach the remembered tensors."""
+        for state in self._metrics:
+            state.reset()
+
     def restore(self) -> None:
-        """Puts all attributes back, and removes those that are new."""
-        for current, own in self._owners:
-            for name in [name for name in current if name not in _INTERNAL and name not in own]:
+        """Puts everything back, and removes attributes that are new."""
+        for part, own in self._owners:
+            current = vars(part)
+            for name in [name for name in current if name not in own and name not in _FRAMEWORK]:
                 del current[name]
             current.update(own)
         for value, content in self._contents.values():
             refill(value, content)
+        for state in self._metrics:
+            state.put_back()
 
 
 def refill(container: Any, content: Any) -> None:
@@ -78,6 +104,20 @@ def refill(container: Any, content: Any) -> None:
 
 
 @contextmanager
+def shadowed(module: nn.Module, **values: Any) -> Iterator[None]:
+    """Puts other values in front of attributes and methods of a module, and takes them away in the end."""
+    attributes = vars(module)  # nn.Module's own way of setting one would register submodules and tensors
+    hidden = {name: attributes[name] for name in values if name in attributes}
+    attributes.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            del attributes[name]
+        attributes.update(hidden)
+
+
+@contextmanager
 def silenced(module: LightningModule, evaluate: bool = True) -> Iterator[None]:
     """Eval mode without side effects: ``self.log`` does nothing, metric states and plain attributes come back.
 
@@ -85,26 +125,15 @@ def silenced(module: LightningModule, evaluate: bool = True) -> Iterator[None]:
         module: the module.
         evaluate: False leaves the training modes alone.
     """
-    parts, attributes = submodules(module), OwnAttributes(module)
-    states = [MetricState(part) for _, part in parts if isinstance(part, Metric)]
-    for state in states:
-        state.reset()  # updates may be in place: they must not reach the saved tensors
-    shadows = {name: module.__dict__.get(name) for name in ("log", "log_dict")}
-    for name in shadows:
-        module.__dict__[name] = _ignore
+    state = ModuleState(module)
+    state.reset_metrics()
     try:
-        with modes_kept(parts):
+        with shadowed(module, log=_ignore, log_dict=_ignore), modes_kept(submodules(module)):
             if evaluate:
                 module.eval()
             yield
     finally:
-        for name, shadow in shadows.items():
-            del module.__dict__[name]
-            if shadow is not None:
-                module.__dict__[name] = shadow
-        attributes.restore()
-        for state in states:
-            state.put_back()
+        state.restore()
 
 
 def _ignore(*args: Any, **kwargs: Any) -> None:

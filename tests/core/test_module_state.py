@@ -8,22 +8,22 @@ from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
 import fl_lightning as fl
-from fl_lightning.core.module_state import OwnAttributes
+from fl_lightning.core.module_state import ModuleState
 
 
 class Keeping(nn.Module):
     def __init__(self):
         super().__init__()
         self.inner = nn.Linear(2, 2)
-        self.inner.calls = 0
+        self.inner.calls, self.inner.log = 0, ["a"]
         self.outputs, self.seen = [1], {"train": [1], "val": deque([2])}
         self.alias, self.cache = self.outputs, None
         self.metric = MulticlassAccuracy(3)
 
 
-def test_attributes_come_back():
+def test_attributes_and_metric_states_come_back():
     module = Keeping()
-    attributes = OwnAttributes(module)
+    state = ModuleState(module)
     outputs, train = module.outputs, module.seen["train"]
     module.outputs.append(2)
     module.seen["train"].append(2)
@@ -31,22 +31,26 @@ def test_attributes_come_back():
     module.seen = {"other": []}
     module.outputs = []
     module.inner.calls += 1
+    module.inner.log.append("b")
     module.cache = torch.ones(2)
     module.added, module.groups = 1, defaultdict(list)
     weight = module.inner.weight
     module.metric.update(torch.tensor([1, 1]), torch.tensor([1, 0]))
-    attributes.restore()
+    handle = module.inner.register_forward_hook(print)
+    state.restore()
     assert module.outputs is outputs
     assert module.alias is outputs
     assert outputs == [1]
     assert module.seen["train"] is train
     assert module.seen == {"train": [1], "val": deque([2])}
-    assert module.inner.calls == 0
+    assert (module.inner.calls, module.inner.log) == (0, ["a"])
+    assert handle.id in module.inner._forward_hooks  # torch's own matter
     assert module.cache is None
     assert not hasattr(module, "added")
     assert not hasattr(module, "groups")
     assert module.inner.weight is weight
-    assert module.metric._update_count == 1  # a metric's own matter
+    assert module.metric._update_count == 0
+    assert module.metric.tp.sum() == 0
 
 
 class Collecting(Classifier):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package's rooms and the imports between them, for types alone as well.
 
-    python tests/project/house.py [CHECKOUT]     prints rooms, floors, arrows and circles
+python tests/project/house.py [CHECKOUT]     prints rooms, floors, arrows and circles
 """
 
 from __future__ import annotations

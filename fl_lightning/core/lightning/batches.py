@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch on its way from the loader to the module."""
+"""A batch on its way from a loader to the module."""
 
 from __future__ import annotations
 
@@ -11,3 +11,8 @@ from fl_lightning.core.lightning.names import Trainer
 def move_to_device(trainer: Trainer, batch: Any) -> Any:
     """The batch after the transfer hooks of the module or the data module, on the device."""
     return trainer.strategy.batch_to_device(trainer.lightning_module._on_before_batch_transfer(batch))
+
+
+def device_batch(trainer: Trainer, batch: Any) -> Any:
+    """The batch as a step of the module takes it: in the trainer's precision, after the hooks, on the device."""
+    return move_to_device(trainer, trainer.precision_plugin.convert_input(batch))

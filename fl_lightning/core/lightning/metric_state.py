@@ -4,21 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat, dim_zero_max, dim_zero_mean, dim_zero_min, dim_zero_sum
-
-from fl_lightning.core.lightning.names import lightning_module
-
-if TYPE_CHECKING:
-    from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
-else:
-    _result = lightning_module("trainer.connectors.logger_connector.result")
-    _ResultCollection = _result._ResultCollection
-    _ResultMetric = _result._ResultMetric
 
 State = dict[str, Tensor | list[Tensor]]
 
@@ -49,11 +40,6 @@ class MetricState:
         self._metric = metric
         self._state: State = read_state(metric)
         self._updates = metric._update_count
-
-    @property
-    def is_current(self) -> bool:
-        """Whether the metric has been updated as often as when its state was taken."""
-        return self._metric._update_count == self._updates
 
     def reset(self) -> None:
         """Empties the metric; what it had accumulated is kept here."""

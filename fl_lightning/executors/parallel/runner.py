@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from fl_lightning.core.fingerprint import Fingerprint
 from fl_lightning.core.lightning.epoch_loop import ClientTask
 from fl_lightning.core.lightning.names import Callback, rank_zero_info
 from fl_lightning.executors.base import CohortRunner
 from fl_lightning.executors.parallel import messages
-from fl_lightning.executors.parallel.changes import Marks
 from fl_lightning.executors.parallel.pool import WorkerPool, training_order
 from fl_lightning.executors.parallel.worker import STOP, ClientResult, RoundDone, RoundJob, Worker, WorkerReady
 from fl_lightning.training.client_runner import ClientRunner
@@ -46,7 +46,7 @@ class ParallelRunner(CohortRunner):
         weakref.finalize(self, self._pool.stop)
         self._params = messages.shared(tuple(clients.global_params.shape), clients.global_params.dtype)
         self._places = messages.shared((self._workers,), torch.int64)  # what each worker is at
-        self._copied: Marks | None = None  # of what is in the workers' copies
+        self._copied: Fingerprint | None = None  # of what is in the workers' copies
         self._warned: dict[str, dict[Any, Any]] = {}
         callbacks: list[Callback] = clients.trainer.callbacks  # type: ignore[attr-defined]
         self._changes_between = any(_acts_between_clients(callback) for callback in callbacks)
@@ -145,14 +145,14 @@ class ParallelRunner(CohortRunner):
     def _run(self, index: int, channel: Connection, queue: int) -> None:
         Worker(self._clients, self._params, self._places[index : index + 1], channel, queue).serve()
 
-    def _present(self) -> Marks:
+    def _present(self) -> Fingerprint:
         """What workers have copies of and do not hear about."""
-        module, marks = self._clients.module, Marks()
-        marks.add_module(module, metrics=False)
-        marks.add_structure(module)
+        module, found = self._clients.module, Fingerprint()
+        found.add_module(module, metrics=False)
+        found.add_structure(module)
         for name, value in self._clients.copies.objects().items():
-            marks.add(name, value)
-        return marks
+            found.add(name, value)
+        return found
 
     def _is_stale(self) -> bool:
         moved = not torch.equal(self._params, self._clients.global_params)

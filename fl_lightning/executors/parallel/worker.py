@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fl_lightning.core.fingerprint import Fingerprint, is_metric
 from fl_lightning.core.lightning.epoch_loop import ClientTask
 from fl_lightning.core.lightning.process_copy import replace_metrics
 from fl_lightning.executors.parallel import messages
-from fl_lightning.executors.parallel.changes import Marks, is_metric
 from fl_lightning.executors.parallel.recorders import LogRecorder, RefusedLogger, WatchedMetrics
 from fl_lightning.training.client_runner import ClientRunner
 from fl_lightning.training.process_copies import ClientTraces, RoundState
@@ -112,19 +112,19 @@ class Worker:
         self._warned: list[tuple[str, type[Warning], str, int]] = []
         warnings.showwarning = self._warn  # type: ignore[assignment]
         self._broken = False
-        self._before = Marks()
+        self._before = Fingerprint()
         self._held: list[ClientResult] = []
         self._sent = 0.0
 
     def serve(self) -> None:
         """Trains clients until the parent is gone."""
         messages.send(self._channel, WorkerReady(can_train()))
-        self._before = self._marks()
+        self._before = self._fingerprint()
         while True:
             job: RoundJob = messages.receive(self._channel)
             self._clients.copies.load_round_state(job.state, self._params)
             if job.state.schedulers:
-                self._before = self._marks()
+                self._before = self._fingerprint()
             self._sent = time.perf_counter()
             while (place := self._next()) != STOP:
                 self._current.fill_(place)
@@ -141,13 +141,13 @@ class Worker:
             raise EOFError
         return int.from_bytes(token, "little", signed=True)
 
-    def _marks(self) -> Marks:
-        trainer, marks = self._clients.trainer, Marks()
-        marks.add_module(self._clients.module, metrics=True)
-        marks.add("trainer.should_stop", trainer.should_stop)
+    def _fingerprint(self) -> Fingerprint:
+        trainer, found = self._clients.trainer, Fingerprint()
+        found.add_module(self._clients.module, metrics=True)
+        found.add("trainer.should_stop", trainer.should_stop)
         for index, config in enumerate(trainer.lr_scheduler_configs):
-            marks.add(f"lr_scheduler_configs[{index}]", config.scheduler.state_dict())
-        return marks
+            found.add(f"lr_scheduler_configs[{index}]", config.scheduler.state_dict())
+        return found
 
     def _train(self, job: RoundJob, place: int) -> ClientResult:
         clients, counters, task, log = self._clients, self._clients.copies.counters, job.tasks[place], self._log
@@ -175,7 +175,7 @@ class Worker:
             return "uses a logger directly"
         if any(metrics.touched for metrics in self._metrics):
             return "looks at the trainer's metrics"
-        before, self._before = self._before, self._marks()
+        before, self._before = self._before, self._fingerprint()
         names = before.changes(self._before)
         if not names:
             return ""

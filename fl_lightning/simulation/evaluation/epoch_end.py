@@ -9,7 +9,7 @@ nobody listening but the client's row.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from io import StringIO
 from typing import Any
 
@@ -18,9 +18,9 @@ from torchmetrics import Metric
 
 from fl_lightning.core.lightning.metric_state import MetricState, is_mergeable
 from fl_lightning.core.lightning.names import LightningModule, Trainer, lightning_module, rank_zero_warn
-from fl_lightning.core.module_state import OwnAttributes, refill
+from fl_lightning.core.model_snapshot import buffers_kept
+from fl_lightning.core.module_state import ModuleState, refill, shadowed
 from fl_lightning.simulation.evaluation.recorded_logs import RecordedLogs
-from fl_lightning.training.buffers import BufferBank
 
 _HOOKS = {"val": "on_validation_epoch_end", "test": "on_test_epoch_end"}
 
@@ -59,20 +59,19 @@ class EpochEnd:
         self._aside = [(m, MetricState(m)) for m in self._metrics if m._update_count > 0 and is_mergeable(m)]
         for _, state in self._aside:
             state.reset()
-        self._lengths = {id(items): len(items) for items in OwnAttributes(self._module).sequences()}
+        self._lengths = {id(items): len(items) for items in ModuleState(self._module).sequences()}
 
     def values(self) -> dict[str, float]:
         """Called after a client's last batch: what the hook logs about this client alone."""
         notes = RecordedLogs()
         notes.size = 1
-        attributes, buffers = OwnAttributes(self._module), BufferBank(self._module, "global")
-        states = [MetricState(metric) for metric in self._metrics]
+        state = ModuleState(self._module)
         try:
-            for items in attributes.sequences():
+            for items in state.sequences():
                 before = self._lengths.get(id(items), 0)
                 if len(items) > before:  # others are no collections of outputs
                     refill(items, list(items)[before:])
-            with self._unheard(notes):
+            with self._unheard(notes), buffers_kept(self._module):
                 getattr(self._module, self._name)()
         except Exception as error:
             if not self._failed:
@@ -83,10 +82,7 @@ class EpochEnd:
             self._failed = True
         finally:
             found = notes.values()
-            attributes.restore()
-            buffers.restore()
-            for state in states:
-                state.put_back()
+            state.restore()
         return found
 
     def end(self) -> None:
@@ -100,30 +96,23 @@ class EpochEnd:
 
     @contextmanager
     def _unheard(self, notes: RecordedLogs) -> Iterator[None]:
-        own, trainer = self._module.__dict__, self._trainer
-        shadows: dict[str, Any] = {
-            "log": notes.log, "log_dict": notes.log_dict, "optimizers": _refuse, "lr_schedulers": _refuse,
-        }  # fmt: skip
-        kept = {name: own[name] for name in shadows if name in own}
-        silent = [m for m in self._metrics if not is_mergeable(m)]
-        computes = [m.__dict__.get("compute") for m in silent]
+        trainer = self._trainer
         loggers = trainer.loggers
-        own.update(shadows)
-        for metric in silent:
-            metric.__dict__["compute"] = _nan
-        trainer.loggers = [lightning_module("loggers.logger").DummyLogger()] if loggers else []
-        try:
-            with redirect_stdout(StringIO()):
+        with ExitStack() as stack:
+            stack.enter_context(redirect_stdout(StringIO()))
+            stack.enter_context(
+                shadowed(
+                    self._module, log=notes.log, log_dict=notes.log_dict, optimizers=_refuse, lr_schedulers=_refuse
+                )
+            )
+            for metric in self._metrics:
+                if not is_mergeable(metric):
+                    stack.enter_context(shadowed(metric, compute=_nan))
+            trainer.loggers = [lightning_module("loggers.logger").DummyLogger()] if loggers else []
+            try:
                 yield
-        finally:
-            trainer.loggers = loggers
-            for metric, compute in zip(silent, computes, strict=True):
-                del metric.__dict__["compute"]
-                if compute is not None:
-                    metric.__dict__["compute"] = compute
-            for name in shadows:
-                del own[name]
-            own.update(kept)
+            finally:
+                trainer.loggers = loggers
 
 
 def _refuse(*args: Any, **kwargs: Any) -> Any:

@@ -10,9 +10,10 @@ import torch
 
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.core.layout import LayerSpec, ParamLayout, layout_difference, layout_fingerprint
+from fl_lightning.core.lightning.batches import device_batch
 from fl_lightning.core.lightning.names import LightningModule, Trainer, TrainerFn, lightning_module, rank_zero_warn
 from fl_lightning.core.model_snapshot import Snapshot, standing_in
-from fl_lightning.core.module_state import silenced
+from fl_lightning.core.module_state import shadowed, silenced
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.simulation.evaluation.recorded_logs import RecordedLogs
 
@@ -85,17 +86,19 @@ class PersonalEvaluation:
         model = self._model_of(client_id)
         if model is None:
             return {}
-        module, strategy, precision = self._module, self._trainer.strategy, self._trainer.precision_plugin
-        device = strategy.root_device
+        module, trainer = self._module, self._trainer
+        device = trainer.strategy.root_device
         notes = RecordedLogs()
         parameters = self._layout.parameters(module)
         seed = derive_seed(torch.initial_seed(), "personal", client_id)
         # Lightning evaluates in inference mode, whose tensors must not become parameters.
         with torch.inference_mode(False), torch.no_grad(), isolated(seed, device), silenced(module):
-            module.__dict__["log"], module.__dict__["log_dict"] = notes.log, notes.log_dict
-            with standing_in(module, parameters, self._layout, model.to(device), evaluate=True):
+            with (
+                shadowed(module, log=notes.log, log_dict=notes.log_dict),
+                standing_in(module, parameters, self._layout, model.to(device), evaluate=True),
+            ):
                 for index, (batch, notes.size) in enumerate(batches):
-                    batch = strategy.batch_to_device(module._on_before_batch_transfer(precision.convert_input(batch)))
-                    with precision.val_step_context():
+                    batch = device_batch(trainer, batch)
+                    with trainer.precision_plugin.val_step_context():
                         self._step(batch, index) if self._takes_index else self._step(batch)
             return {PREFIX + name: value for name, value in notes.values().items()}

@@ -4,9 +4,11 @@
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
-from support import CLASSES, Classifier, federated_blobs, fit, fresh
+from support import CLASSES, Blobs, Classifier, federated_blobs, fit, fresh, quiet_trainer
 from torchmetrics import MetricCollection, MinMaxMetric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassPrecision
+
+import fl_lightning as fl
 
 
 class InSteps(Classifier):
@@ -167,3 +169,11 @@ def test_metrics_that_cannot_be_separated_have_no_values():
     assert 0 <= trainer.callback_metrics["best"] <= 1
     assert fitted.values["correct"].sum() > 0
     assert set(fitted.values) >= {"val_macc", "val_precision"}
+
+
+def test_what_wraps_a_metric_keeps_its_value_of_all_clients():
+    module = fresh(Wrapped)
+    (results,) = quiet_trainer(fl.FederatedStrategy()).validate(module, federated_blobs(), verbose=False)
+    x, y = (torch.cat(column) for column in zip(*Blobs().val_dataloader(), strict=True))
+    # The hook has reset it once per client.
+    assert results["best"] == pytest.approx(float(MulticlassAccuracy(CLASSES)(module(x), y)))

@@ -3,8 +3,7 @@
 
 A process that trains clients has a copy of the module. What ``training_step`` writes into attributes there
 (``self.losses.append(loss)``) is lost for everybody else, and what callbacks write into the original comes too late for
-the copy. Both show in these marks: values that compare equal as long as the objects behind them stay as they are.
-Tensors and unknown objects count as changed when others take their places, or when torch counts a change in place.
+the copy. Both show when fingerprints of two moments are compared.
 """
 
 from __future__ import annotations
@@ -22,64 +21,61 @@ from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from fl_lightning.core.lightning.names import Trainer
+from fl_lightning.core.module_state import plain_attributes
+from fl_lightning.core.modules import submodules
 
 _PLAIN = (type(None), bool, int, str, bytes, complex, torch.dtype, torch.device)
 _OPAQUE = (Trainer, nn.Module, Optimizer, ModuleType, FunctionType, BuiltinFunctionType, MethodType, type)
 _LONG = 256  # items; of longer lists, the length and the ends count
 _DEEP = 6
 _MANY = 5000  # objects behind one name; the rest count as long as they are the same
-# What torch, Lightning and this package change in modules all the time; children are modules of their own.
-_SKIPPED = {"_parameters", "_buffers", "_modules", "_trainer", "_fabric", "_current_fx_name", "_metric_attributes"}
-_SKIPPED |= {"log", "log_dict", "federated_features"}
-_EMPTY = {name for name in vars(nn.Module()) if name not in _SKIPPED and name != "training"}
 
 
-class Marks:
-    """Marks by name, of one moment.
+class Fingerprint:
+    """Values by name that compare equal as long as the objects behind them stay as they are.
+
+    Tensors and unknown objects count as changed when others take their places, or when torch counts a change in place.
 
     Attributes:
-        values: the marks.
+        values: what is compared.
     """
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
-        self._kept: list[Any] = []  # objects whose ids are marks: nothing else may get these ids
+        self._kept: list[Any] = []  # objects whose ids are compared: nothing else may get these ids
         self._seen: set[int] = set()
         self._left = 0
 
     def add(self, name: str, value: object) -> None:
-        """Marks one object."""
+        """Adds one object."""
         self._seen, self._left = set(), _MANY
-        self.values[name] = self._mark(value, 0)
+        self.values[name] = self._value(value, 0)
 
     def add_module(self, module: nn.Module, metrics: bool) -> None:
-        """Marks all attributes of a module and its submodules; of metrics, whether they were updated, or nothing."""
-        for prefix, part in module.named_modules():
-            if isinstance(part, Metric):
-                if metrics:
-                    self.values[prefix] = part._update_count
-                continue
-            for name, value in vars(part).items():
-                # Most are the empty dicts for hooks that every module has; nobody else's truth may be asked for.
-                if name not in _SKIPPED and (name not in _EMPTY or value):
+        """Adds all attributes of a module and its submodules; of metrics, whether they were updated, or nothing."""
+        for prefix, part in submodules(module):
+            if not isinstance(part, Metric):
+                for name, value in plain_attributes(part, framework=True).items():
                     self.add(f"{prefix}.{name}" if prefix else name, value)
+            elif metrics:
+                self.values[prefix] = part._update_count
 
     def add_structure(self, module: nn.Module) -> None:
-        """Marks which submodules, buffers and parameters without gradients there are."""
-        for prefix, part in module.named_modules():
+        """Adds which submodules, buffers and parameters without gradients there are."""
+        for prefix, part in submodules(module):
             frozen = [(n, p) for n, p in part._parameters.items() if p is not None and not p.requires_grad]
             names = (*part._modules, *part._buffers) if not isinstance(part, Metric) else ()
             self._kept.append(part)
             self.values[f"structure of {prefix}"] = (id(part), names, [(n, self._tensor(p)) for n, p in frozen])
 
-    def changes(self, later: Marks) -> list[str]:
-        """Names whose marks differ."""
+    def changes(self, later: Fingerprint) -> list[str]:
+        """Names whose values differ."""
         now, then = later.values, self.values
         if now == then:
             return []
         return sorted(name for name in now.keys() | then.keys() if now.get(name, self) != then.get(name, self))
 
-    def _mark(self, value: Any, depth: int) -> Any:
+    def _value(self, value: Any, depth: int) -> Any:
         if isinstance(value, _PLAIN):
             return value
         if isinstance(value, float):
@@ -92,12 +88,12 @@ class Marks:
         if isinstance(value, Mapping):
             if len(value) > _LONG:
                 return self._id(value), len(value)
-            return dict, tuple((self._mark(k, depth + 1), self._mark(v, depth + 1)) for k, v in value.items())
+            return dict, tuple((self._value(k, depth + 1), self._value(v, depth + 1)) for k, v in value.items())
         if isinstance(value, (list, tuple, deque)):
             ends = value if len(value) <= _LONG else (value[0], value[-1], len(value))
-            return type(value), tuple(self._mark(item, depth + 1) for item in ends)
+            return type(value), tuple(self._value(item, depth + 1) for item in ends)
         if isinstance(value, (set, frozenset)):
-            return type(value), frozenset(self._mark(item, depth + 1) for item in value) if len(
+            return type(value), frozenset(self._value(item, depth + 1) for item in value) if len(
                 value
             ) <= _LONG else len(value)
         if isinstance(value, np.ndarray):
@@ -109,7 +105,7 @@ class Marks:
         if id(value) in self._seen:  # objects may refer to each other
             return self._id(value)
         self._seen.add(id(value))
-        return self._id(value), self._mark(own, depth + 1) if isinstance(own, dict) else None
+        return self._id(value), self._value(own, depth + 1) if isinstance(own, dict) else None
 
     def _tensor(self, value: Tensor) -> Any:
         try:
@@ -124,8 +120,8 @@ class Marks:
 
 
 def is_metric(module: nn.Module, name: str) -> bool:
-    """Whether a mark belongs to a metric."""
-    return any(isinstance(part, Metric) for prefix, part in module.named_modules() if prefix == name)
+    """Whether a submodule of this name is a metric."""
+    return any(isinstance(part, Metric) for prefix, part in submodules(module) if prefix == name)
 
 
 def _generator_state(value: Any) -> Any:
