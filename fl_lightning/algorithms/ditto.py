@@ -75,8 +75,7 @@ class PersonalModels(ClientRule):
 
     def __init__(self, lam: float, lr: float | None, store: ClientModels | ClientFiles) -> None:
         self.needs = Needs(client_lr=lr is None)
-        self.lam, self.lr = lam, lr
-        self._store = store
+        self.lam, self.lr, self._store = lam, lr, store
         self._model: Snapshot | None = None
         self._steps = 0
         self._arrived: dict[int, Snapshot] = {}  # of this round's clients, on the CPU

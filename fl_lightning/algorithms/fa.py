@@ -90,13 +90,7 @@ class AgnosticWeights(ClientRule):
     needs = Needs(groups=True)
 
     def __init__(
-        self,
-        bases: Tensor,
-        sigma: float,
-        bound: float,
-        tau: float,
-        penalty: float,
-        inputs: Callable[[Any], Tensor],
+        self, bases: Tensor, sigma: float, bound: float, tau: float, penalty: float, inputs: Callable[[Any], Tensor]
     ) -> None:
         if bases.dim() != 2 or bases.numel() == 0 or not bool(bases.isfinite().all()):
             raise ValueError(f"bases of FA must be finite and have shape [J, d], found {list(bases.shape)}")

@@ -33,7 +33,7 @@ RULES = {
     "QFedAvg": fl.QFedAvg,
     "AFL": lambda: fl.AFL(lambda_lr=0.1),
     "TERM": fl.TERM,
-    "TERM-ema": lambda: fl.TERM(5.0, "ema_paper"),
+    "TERM-paper": lambda: fl.TERM(5.0, "paper"),
     "DRFL": fl.DRFL,
     "FedFa": fl.FedFa,
     "FedGini": fl.FedGini,
@@ -52,7 +52,7 @@ RULES = {
 }
 STATEFUL = [
     "AFL",
-    "TERM-ema",
+    "TERM-paper",
     "FedFa",
     "FedHEAL",
     "FedFV",
@@ -77,7 +77,7 @@ MEANS = (
     "QFedAvg",
     "AFL",
     "TERM",
-    "TERM-ema",
+    "TERM-paper",
     "DRFL",
     "FedFa",
     "FedGini",
