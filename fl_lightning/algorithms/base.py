@@ -65,7 +65,7 @@ class Federation:
         layout: the flat order of the parameters.
         device: where parameters and rows are.
         dtype: of parameters and rows.
-        cohort_size: clients sampled per round; ``None`` if nobody says.
+        cohort_size: clients sampled per round; ``None`` if unknown.
     """
 
     num_clients: int

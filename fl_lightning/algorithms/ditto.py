@@ -95,7 +95,7 @@ class PersonalModels(ClientRule):
         return self._store.get(client_id)
 
     def begin_client(self, work: LocalWork) -> None:
-        """Takes the client's model at hand, a copy of the global one in its first round."""
+        """Loads the client's model, a copy of the global one in its first round."""
         held, device = self._store.get(work.client_id), work.params.device
         if held is None:
             self._model = Snapshot(work.params.clone(), packed_buffers(work.module, device))

@@ -111,7 +111,7 @@ class AgnosticWeights(ClientRule):
         self._counts = torch.zeros(2, dtype=torch.float64)  # samples, and those in group 1
 
     def loss_weight(self, work: LocalWork) -> float:
-        """The module's own loss gives way to the reweighed one."""
+        """0: the reweighed loss replaces the module's own."""
         return 0.0
 
     def loss_term(self, work: LocalWork, batch: Any, batch_idx: int) -> Tensor | None:

@@ -16,6 +16,7 @@ from fl_lightning.algorithms._shared.client_vectors import ClientVectors
 from fl_lightning.algorithms.base import ClientRule, Federation, LocalWork, ServerRule
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.updates import UpdateMatrix
 
 
 class FedDyn(FedAvg):
@@ -76,11 +77,11 @@ class DynamicRegularizer(ClientVectors):
 
     def adjust_step(self, cohort: Cohort, step: Tensor) -> Tensor:
         """Turns ``W - mean_i w_i`` into ``W - (mean_i w_i - h / alpha)`` with this round's ``h``."""
-        return step + self.with_round(cohort, cohort.updates).to(step)
+        return step + self.with_round(cohort).to(step)
 
-    def commit(self, cohort: Cohort) -> None:
-        """Updates ``h_i -= alpha (w_i - W)`` and ``h -= alpha / N sum_i (w_i - W)``."""
-        self.add(cohort, cohort.updates)
+    def sent(self, cohort: Cohort) -> UpdateMatrix:
+        """The updates: ``h_i -= alpha (w_i - W)`` and ``h -= alpha / N sum_i (w_i - W)``."""
+        return cohort.updates
 
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """Bytes of the duals."""

@@ -24,6 +24,7 @@ from fl_lightning.algorithms.base import (
     StepReport,
 )
 from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.updates import UpdateMatrix
 
 
 class SCAFFOLD(ServerRule):
@@ -115,8 +116,8 @@ class ControlVariates(ClientVectors):
         change = (work.params - work.row).div_(total).sub_(self.of_server(work.params))
         return ClientReport(companions={"control": change})
 
-    def commit(self, cohort: Cohort) -> None:
-        """Adds the changes: ``c_i += dc_i`` and ``c += 1/N sum_i dc_i`` (Algorithm 1, lines 14 and 18).
+    def sent(self, cohort: Cohort) -> UpdateMatrix:
+        """The changes: ``c_i += dc_i`` and ``c += 1/N sum_i dc_i`` (Algorithm 1, lines 14 and 18).
 
         Raises:
             ValueError: the cohort carries no control rows.
@@ -124,7 +125,7 @@ class ControlVariates(ClientVectors):
         changes = cohort.companions.get("control")
         if changes is None:
             raise ValueError(f"companions must hold 'control' rows for SCAFFOLD, found {sorted(cohort.companions)}")
-        self.add(cohort, changes)
+        return changes
 
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """Bytes of the control variates, and of the rows in which clients send their change."""

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ from fl_lightning.core.storage.tensors import ClientTensors
 from fl_lightning.core.updates import UpdateMatrix
 
 
-class ClientVectors(ClientRule):
+class ClientVectors(ClientRule, ABC):
     """Sums up what clients send, for each client and, divided by the number of clients, on the server.
 
     All vectors start at 0. A client whose report did not arrive keeps what it had, so the server's vector is the mean
@@ -43,9 +45,9 @@ class ClientVectors(ClientRule):
             raise ValueError(f"{self.vectors} must have {n} numbers, found {found}")
         self._server = self._server.to(federation.device)
 
-    def take_aside(self, client_id: int) -> State:
-        """Nothing: what clients send says it all."""
-        return {}
+    @abstractmethod
+    def sent(self, cohort: Cohort) -> UpdateMatrix:
+        """What the round's clients sent, ``[m, n]``."""
 
     def of_server(self, like: Tensor) -> Tensor:
         """The server's vector ``[n]``, not a copy."""
@@ -53,15 +55,19 @@ class ClientVectors(ClientRule):
             self._server = torch.zeros_like(like)
         return self._server
 
-    def with_round(self, cohort: Cohort, sent: UpdateMatrix) -> Tensor:
-        """The server's vector ``[n]`` with what the round's clients sent, whatever weights the server's step gives."""
+    def with_round(self, cohort: Cohort) -> Tensor:
+        """The server's vector ``[n]`` after the round, whatever weights the server's step gives the clients."""
         shares = torch.full_like(cohort.sizes, 1.0 / (cohort.num_clients or len(cohort)))
-        return sent.combine(shares, out=self.of_server(cohort.params).clone())
+        return self.sent(cohort).combine(shares, out=self.of_server(cohort.params).clone())
 
-    def add(self, cohort: Cohort, sent: UpdateMatrix) -> None:
-        """Adds what the round's clients sent, ``[m, n]``."""
-        self._server = self.with_round(cohort, sent)
-        for client, row in zip(cohort.client_ids, sent.rows, strict=True):
+    def take_aside(self, client_id: int) -> State:
+        """Nothing: what clients send says it all."""
+        return {}
+
+    def commit(self, cohort: Cohort) -> None:
+        """Adds what the round's clients sent."""
+        self._server = self.with_round(cohort)
+        for client, row in zip(cohort.client_ids, self.sent(cohort).rows, strict=True):
             self._clients.add(client, row)
 
     def reset(self) -> None:
