@@ -75,8 +75,7 @@ class PersonalModels(ClientRule):
 
     def __init__(self, lam: float, lr: float | None, store: ClientModels | ClientFiles) -> None:
         self.needs = Needs(client_lr=lr is None)
-        self.lam, self.lr = lam, lr
-        self._store = store
+        self.lam, self.lr, self._store = lam, lr, store
         self._model: Snapshot | None = None
         self._steps = 0
         self._arrived: dict[int, Snapshot] = {}  # of this round's clients, on the CPU
@@ -96,7 +95,7 @@ class PersonalModels(ClientRule):
         return self._store.get(client_id)
 
     def begin_client(self, work: LocalWork) -> None:
-        """Takes the client's model at hand, a copy of the global one in its first round."""
+        """Loads the client's model, a copy of the global one in its first round."""
         held, device = self._store.get(work.client_id), work.params.device
         if held is None:
             self._model = Snapshot(work.params.clone(), packed_buffers(work.module, device))

@@ -90,13 +90,7 @@ class AgnosticWeights(ClientRule):
     needs = Needs(groups=True)
 
     def __init__(
-        self,
-        bases: Tensor,
-        sigma: float,
-        bound: float,
-        tau: float,
-        penalty: float,
-        inputs: Callable[[Any], Tensor],
+        self, bases: Tensor, sigma: float, bound: float, tau: float, penalty: float, inputs: Callable[[Any], Tensor]
     ) -> None:
         if bases.dim() != 2 or bases.numel() == 0 or not bool(bases.isfinite().all()):
             raise ValueError(f"bases of FA must be finite and have shape [J, d], found {list(bases.shape)}")
@@ -117,7 +111,7 @@ class AgnosticWeights(ClientRule):
         self._counts = torch.zeros(2, dtype=torch.float64)  # samples, and those in group 1
 
     def loss_weight(self, work: LocalWork) -> float:
-        """The module's own loss gives way to the reweighed one."""
+        """0: the reweighed loss replaces the module's own."""
         return 0.0
 
     def loss_term(self, work: LocalWork, batch: Any, batch_idx: int) -> Tensor | None:

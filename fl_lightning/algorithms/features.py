@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a module makes of a batch before its last layer, for methods that compare representations.
+"""The features that a module computes before its last layer, for methods that compare representations.
 
-Such methods ask the module for one method, ``federated_features(batch)``. It returns the features ``[B, d]`` of the
+For such methods the module defines ``federated_features(batch)``. It returns the features ``[B, d]`` of the
 batch, or a pair of them and the samples' class indices ``[B]``, which methods with class prototypes need:
 
     def federated_features(self, batch):
@@ -34,7 +34,7 @@ class Features(NamedTuple):
 
 
 class FeatureRecorder:
-    """Stands in the place of a module's ``federated_features`` and keeps what the last call returned.
+    """Replaces a module's ``federated_features`` on the object and keeps what the last call returned.
 
     Args:
         module: the module, which has the method.
@@ -73,8 +73,8 @@ class FeatureRecorder:
 
 def own_features(work: LocalWork, batch: Any) -> Features:
     """The client's features of a batch, differentiable in its parameters."""
-    tap = vars(work.module).get(METHOD)
-    output = tap.output(batch) if isinstance(tap, FeatureRecorder) else None
+    recorder = vars(work.module).get(METHOD)
+    output = recorder.output(batch) if isinstance(recorder, FeatureRecorder) else None
     if output is None:
         with standing_in(work.module, work.parameters, work.layout), work.forward_context():
             output = getattr(work.module, METHOD)(batch)

@@ -149,7 +149,7 @@ class ActivationSimilarity(PreviousModels):
 
 
 class _SeenAllError(Exception):
-    """Ends a pass whose rest nobody needs."""
+    """Ends a pass after the last layer that is compared."""
 
 
 def linear_cka(x: Tensor, y: Tensor) -> Tensor:

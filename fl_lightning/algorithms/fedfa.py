@@ -12,11 +12,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._shared.weighting import shares, stands_still, weighted_mean
+from fl_lightning.algorithms._shared.weighting import information, known_accuracies, shares, stands_still, weighted_mean
 from fl_lightning.algorithms.base import Federation, Needs, ServerRule, State, StepReport
 from fl_lightning.core.cohort import Cohort
-
-OFFSET = 1e-6  # keeps the logarithms finite (published code)
 
 
 class FedFa(ServerRule):
@@ -27,8 +25,8 @@ class FedFa(ServerRule):
     included, large for clients that take part often. The accuracy is the global model's on the client's training data,
     before local training. The paper's clients use momentum too: give their SGD ``momentum=0.9``.
 
-    Degenerate cases. If nobody predicts anything right, all have the same accuracy information; a client alone has
-    weight 1. If all rows are zero, the step is zero, flagged, and neither momentum nor counts change.
+    If no client predicts anything right, all have the same accuracy information. A client alone has weight 1. If all
+    rows are zero, the step is zero, flagged, and neither momentum nor counts change.
 
     Args:
         beta: weight of the participation against the accuracy, between 0 and 1.
@@ -55,7 +53,7 @@ class FedFa(ServerRule):
         Raises:
             ValueError: accuracies are missing, negative or not finite, or a row is not finite.
         """
-        accuracies = _accuracies(cohort)
+        accuracies = known_accuracies(cohort, "FedFa")
         counts = {client: self._counts.get(client, 0) + 1 for client in cohort.client_ids}
         frequency = shares(torch.tensor(list(counts.values()), dtype=torch.float64))
         accuracy = information(shares(accuracies))
@@ -84,27 +82,9 @@ class FedFa(ServerRule):
     def state_dict(self) -> State:
         """Participations by client id, and the momentum."""
         state: State = {"counts": dict(self._counts)}
-        if self._momentum is not None:
-            state["momentum"] = self._momentum
-        return state
+        return state if self._momentum is None else state | {"momentum": self._momentum}
 
     def load_state_dict(self, state: State) -> None:
         """Restores what :meth:`state_dict` returned."""
         self._counts = {int(client): int(count) for client, count in state["counts"].items()}
         self._momentum = state["momentum"].clone() if "momentum" in state else None
-
-
-def information(probabilities: Tensor) -> Tensor:
-    """Shares of ``-log2(p + 1e-6)``; a certain event tells nothing."""
-    return shares(-torch.log2((probabilities + OFFSET).clamp(max=1)))
-
-
-def _accuracies(cohort: Cohort) -> Tensor:
-    accuracies = cohort.extras.get("accuracy")
-    if accuracies is None:
-        raise ValueError(f"extras must hold 'accuracy' [m] for FedFa, found {sorted(cohort.extras)}")
-    if accuracies.shape != (len(cohort),) or not bool((accuracies >= 0).all() & accuracies.isfinite().all()):
-        raise ValueError(
-            f"extras['accuracy'] must be {len(cohort)} finite numbers from 0 on, found {accuracies.tolist()}"
-        )
-    return accuracies.cpu()

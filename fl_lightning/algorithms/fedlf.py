@@ -64,8 +64,7 @@ class FedLF(RemembersRows):
         history_device: where remembered rows live, for instance ``"cpu"``; ``None``: beside the updates.
 
     Attributes:
-        blocks: the layers that shared a direction in the last step, as tuples of layer indices; ``None`` if every layer
-            had its own.
+        blocks: the layers that shared a direction in the last step, as tuples of indices; ``None`` if none did.
 
     Raises:
         ValueError: an argument is out of range.
@@ -87,9 +86,8 @@ class FedLF(RemembersRows):
         check_choice("FedLF", "reading", reading, READINGS)
         rounds = {"none": 0, "last": 1}.get(history_window) if isinstance(history_window, str) else history_window
         super().__init__(rounds, max_history, history_device)
-        self.layers = layers
+        self.layers, self.history_window = layers, history_window
         self.needs = Needs(losses=True, full_gradients=gradient_source == "full")
-        self.history_window = history_window
         self.blocks: tuple[tuple[int, ...], ...] | None = None
         self._equal_lengths, self._combines = reading != "paper", reading != "code"
         self._seen: set[int] = set()
@@ -161,12 +159,11 @@ class FedLF(RemembersRows):
     ) -> Tensor:
         """Lines 9 to 12, then 13 and 15: the step's coefficients ``[L, m + h]``, on the CPU, and its ``blocks``."""
         q = None if q is None or not bool(q.any()) else q.cpu()
-        solver = BlockSolver(
-            lambda k, fair, history: self._fragments(k, cohort, q if fair else None, history),
-            len(cohort),
-            q is not None,
-        )
-        layout = cohort.updates.layout
+
+        def descend(k: Tensor, fair: bool, history: int) -> tuple[Tensor, Tensor]:
+            return self._fragments(k, cohort, q if fair else None, history)
+
+        solver, layout = BlockSolver(descend, len(cohort), q is not None), cohort.updates.layout
         blocks += joined_blocks(gram, fragments, nonzero, layout.layer_starts, solver, self._combines)
         return as_long_as_mean(torch.cat([b.coeff.expand(len(b.layers), -1) for b in blocks]), gram, len(cohort))
 
@@ -175,16 +172,15 @@ class FedLF(RemembersRows):
         if 0 < len(blocks) < layout.num_layers:
             self.blocks = tuple(block.layers for block in blocks)
         solved = self.blocks or tuple((layer,) for layer in range(layout.num_layers))
-        against = [int((decision.slopes[list(block)].sum(0) < 0).sum()) for block in solved]
-        sizes = layout.offsets.diff().to(torch.float64)
+        shares = layout.offsets.diff().to(torch.float64) / layout.numel
         self.report = StepReport(
-            weights=sizes / layout.numel @ decision.coeff[:, : len(cohort)],
+            weights=shares @ decision.coeff[:, : len(cohort)],
             flagged=any(block.flagged for block in blocks),
             scalars={
                 "history_rows": float(remembered),
                 "blocks": float(len(solved)),
                 "merged_layers": float(sum(len(block) for block in solved if len(block) > 1)),
-                "block_conflicts": float(sum(against)),
+                "block_conflicts": float(sum(int((decision.slopes[list(b)].sum(0) < 0).sum()) for b in solved)),
             },
         )
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who belongs to which of two groups of people, for methods and metrics that compare how groups are treated.
+"""The scores, labels and groups of samples, for methods that compare how a model treats two groups of people.
 
-Such methods ask the module for one method, ``federated_groups(batch)``. It returns, for the samples of a batch,
+For such methods the module defines ``federated_groups(batch)``. It returns, for the samples of a batch,
 
 - ``scores`` ``[B]``: differentiable in the parameters; class 1 is predicted where they are positive, so logits;
 - ``labels`` ``[B]``: 0 or 1;
@@ -32,7 +32,7 @@ class GroupScores(NamedTuple):
 
 
 def group_scores(module: nn.Module, batch: Any) -> GroupScores:
-    """Asks a module for the scores, labels and groups of a batch.
+    """The scores, labels and groups of a batch, from the module.
 
     Raises:
         ValueError: the method returned something else than described above; the message says what.

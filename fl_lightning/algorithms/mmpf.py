@@ -19,10 +19,10 @@ from fl_lightning.core.cohort import Cohort
 class MMPF(ServerRule):
     """Searches for the weights of the clients' losses under which the worst one is smallest (APStar).
 
-    For some rounds the model trains on ``sum_k mu_k l_k``; then the losses are looked at. If the largest is the lowest
-    such so far, the model is kept and the search goes faster, else it goes slower and training starts again from the
-    model that was kept. Either way ``mu`` moves by ``alpha`` towards the clients whose loss is not below that of the
-    kept model. In the end, and in evaluation, the model is the one kept.
+    For ``inner_rounds`` rounds the model trains on ``sum_k mu_k l_k``. If its largest loss is then lower than ever
+    before, the model is kept and ``K``, which starts at 1, is set back to at most ``k_min``. Otherwise ``K`` grows by
+    1, and training starts again from the kept model. Either way ``mu`` moves by ``alpha / K`` towards the clients whose
+    loss is not below that of the kept model. In the end, and in evaluation, the model is the kept one.
 
     Experimental. The method was made for groups in one data set, with training to the optimum under each ``mu``. FCFL
     compares with it without saying how it was federated, or how it was held to budgets of disparity, which it does not
@@ -37,7 +37,7 @@ class MMPF(ServerRule):
         iterations: how many ``mu`` to try; the kept model stays in place afterwards.
         patience: stop after this many ``mu`` in a row without a better model.
         alpha: step size of ``mu``, in (0, 1).
-        k_min: bound on the slow-down of steps when a better model is found.
+        k_min: largest ``K`` after a better model was found.
 
     Raises:
         ValueError: an argument is out of range.

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from fl_lightning.algorithms._shared.client_vectors import ClientVectors
 from fl_lightning.algorithms._shared.weighting import uniform_weights, weighted_mean
 from fl_lightning.algorithms.base import (
     ClientReport,
@@ -20,11 +21,10 @@ from fl_lightning.algorithms.base import (
     LocalWork,
     Needs,
     ServerRule,
-    State,
     StepReport,
 )
 from fl_lightning.core.cohort import Cohort
-from fl_lightning.core.storage.tensors import ClientTensors
+from fl_lightning.core.updates import UpdateMatrix
 
 
 class SCAFFOLD(ServerRule):
@@ -63,7 +63,7 @@ class SCAFFOLD(ServerRule):
         return step
 
 
-class ControlVariates(ClientRule):
+class ControlVariates(ClientVectors):
     """Local steps along ``g - c_i + c``, and the update of ``c_i`` and ``c``.
 
     ``c_i`` becomes the mean of the gradients that the client saw (option II): ``c_i - c + (x - y_i) / (eta S)`` with
@@ -78,30 +78,17 @@ class ControlVariates(ClientRule):
 
     needs = Needs(client_lr=True)
 
+    vectors = "SCAFFOLD's control variates"
+
     def __init__(self, device: str | None = None) -> None:
-        self._clients = ClientTensors(device)  # c_i; a client that has not trained yet has 0
-        self._server: Tensor | None = None  # c
+        super().__init__(device)
         self._correction: list[Tensor] | None = None
-
-    def begin_fit(self, federation: Federation) -> None:
-        """Starts with ``c = 0``, or moves a restored one to the federation's device.
-
-        Raises:
-            ValueError: a restored ``c`` has another length than the model.
-        """
-        if self._server is None:
-            self._server = torch.zeros(federation.layout.numel, dtype=federation.dtype, device=federation.device)
-        if self._server.shape != (federation.layout.numel,):
-            raise ValueError(
-                f"SCAFFOLD's control variates must have {federation.layout.numel} numbers, "
-                f"found {self._server.numel()} in the checkpoint"
-            )
-        self._server = self._server.to(federation.device)
 
     def begin_client(self, work: LocalWork) -> None:
         """Prepares the correction ``c - c_i``."""
         mine = self._clients.get(work.client_id)
-        correction = self._control(work.params) if mine is None else self._control(work.params) - mine.to(work.params)
+        server = self.of_server(work.params)
+        correction = server if mine is None else server - mine.to(work.params)
         self._correction = work.layout.views(correction)
 
     def correct_gradients(self, work: LocalWork) -> None:
@@ -126,15 +113,11 @@ class ControlVariates(ClientRule):
             return ClientReport(companions={"control": torch.zeros_like(work.row)})
         # c_i^+ - c_i = -c + (x - y_i) / (eta S)
         total = work.client_lr * accumulated_steps(work.steps, work.momentum)
-        change = (work.params - work.row).div_(total).sub_(self._control(work.params))
+        change = (work.params - work.row).div_(total).sub_(self.of_server(work.params))
         return ClientReport(companions={"control": change})
 
-    def take_aside(self, client_id: int) -> State:
-        """Nothing: the change travels as a companion row."""
-        return {}
-
-    def commit(self, cohort: Cohort) -> None:
-        """Adds the changes: ``c_i += dc_i`` and ``c += 1/N sum_i dc_i`` (Algorithm 1, lines 14 and 18).
+    def sent(self, cohort: Cohort) -> UpdateMatrix:
+        """The changes: ``c_i += dc_i`` and ``c += 1/N sum_i dc_i`` (Algorithm 1, lines 14 and 18).
 
         Raises:
             ValueError: the cohort carries no control rows.
@@ -142,37 +125,12 @@ class ControlVariates(ClientRule):
         changes = cohort.companions.get("control")
         if changes is None:
             raise ValueError(f"companions must hold 'control' rows for SCAFFOLD, found {sorted(cohort.companions)}")
-        for client, change in zip(cohort.client_ids, changes.rows, strict=True):
-            self._clients.add(client, change)
-        shares = torch.full_like(cohort.sizes, 1.0 / (cohort.num_clients or len(cohort)))
-        self._server = changes.combine(shares, out=self._control(cohort.params))
-
-    def _control(self, like: Tensor) -> Tensor:
-        if self._server is None:
-            self._server = torch.zeros_like(like)
-        return self._server
+        return changes
 
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """Bytes of the control variates, and of the rows in which clients send their change."""
         row = federation.layout.numel * federation.dtype.itemsize
         return {"control_variates": (federation.num_clients + 1) * row, "control_rows": cohort_size * row}
-
-    def reset(self) -> None:
-        """Forgets all control variates."""
-        self._clients.clear()
-        self._server = None
-
-    def state_dict(self) -> State:
-        """Control variates of server and clients."""
-        state: State = {"clients": self._clients.state_dict()}
-        if self._server is not None:
-            state["server"] = self._server
-        return state
-
-    def load_state_dict(self, state: State) -> None:
-        """Restores what :meth:`state_dict` returned."""
-        self._clients.load_state_dict(state["clients"])
-        self._server = state["server"].clone() if "server" in state else None
 
 
 def accumulated_steps(steps: int, momentum: float) -> float:

@@ -32,7 +32,7 @@ RULES = {
     "QFedAvg": fl.QFedAvg,
     "AFL": lambda: fl.AFL(lambda_lr=0.1),
     "TERM": fl.TERM,
-    "TERM-ema": lambda: fl.TERM(5.0, "ema_paper"),
+    "TERM-paper": lambda: fl.TERM(5.0, "paper"),
     "DRFL": fl.DRFL,
     "FedFa": fl.FedFa,
     "FedGini": fl.FedGini,
@@ -51,7 +51,7 @@ RULES = {
 }
 STATEFUL = [
     "AFL",
-    "TERM-ema",
+    "TERM-paper",
     "FedFa",
     "FedHEAL",
     "FedFV",
@@ -76,7 +76,7 @@ MEANS = (
     "QFedAvg",
     "AFL",
     "TERM",
-    "TERM-ema",
+    "TERM-paper",
     "DRFL",
     "FedFa",
     "FedGini",

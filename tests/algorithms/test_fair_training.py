@@ -62,7 +62,7 @@ WEIGHING = {
     "QFedAvg": lambda: QFedAvg(1.0),
     "AFL": lambda: AFL(0.05),
     "TERM": lambda: TERM(5.0),
-    "TERM-ema": lambda: TERM(5.0, "ema_paper"),
+    "TERM-paper": lambda: TERM(5.0, "paper"),
     "DRFL": DRFL,
 }
 

@@ -14,12 +14,12 @@ losses_of = st.lists(st.floats(-50, 50), min_size=1, max_size=7)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("normalise", ["softmax", "ema_paper", "reference"])
+@pytest.mark.parametrize("reading", ["library", "paper", "code"])
 @pytest.mark.parametrize("t", [0.1, 1.0, 5.0])
 @pytest.mark.parametrize(("m", "clients"), [(1, 1), (3, 7), (6, 6)])
-def test_equals_the_vector_form(family, normalise, t, m, clients):
+def test_equals_the_vector_form(family, reading, t, m, clients):
     for scale in (1e-12, 1.0, 1e12):
-        rule, form = TERM(t, normalise, 0.3), weight_forms.TERM(t, normalise, 0.3)
+        rule, form = TERM(t, reading, 0.3), weight_forms.TERM(t, reading, 0.3)
         weight_forms.compare(rule, form, rounds_of(family, m, 2, 4, clients, scale))
 
 
@@ -31,12 +31,12 @@ def test_towards_0_it_is_the_uniform_mean(losses, seed):
 
 
 @few
-@given(losses_of, st.floats(1e-3, 1e3), st.sampled_from(["softmax", "ema_paper"]), st.randoms(use_true_random=False))
-def test_weights(losses, t, normalise, random):
+@given(losses_of, st.floats(1e-3, 1e3), st.sampled_from(["library", "paper"]), st.randoms(use_true_random=False))
+def test_weights(losses, t, reading, random):
     """A tilted mean whatever the offset and the order; more for larger losses; the largest alone for a large tilt."""
     rows, order = random_rows(len(losses), 3), list(range(len(losses)))
     random.shuffle(order)
-    rule, other = TERM(t, normalise), TERM(t, normalise)
+    rule, other = TERM(t, reading), TERM(t, reading)
     step = rule.aggregate(make_cohort(rows, losses))
     moved = other.aggregate(make_cohort(rows[order], [losses[i] + 7.0 for i in order]))
     torch.testing.assert_close(step, moved, rtol=1e-6, atol=1e-9)
@@ -48,7 +48,7 @@ def test_weights(losses, t, normalise, random):
 @few
 @given(st.lists(losses_of, min_size=2, max_size=5), st.floats(0.05, 1.0))
 def test_moving_averages_bound_the_weights(rounds, rate):
-    rule = TERM(3.0, "ema_paper", rate)
+    rule = TERM(3.0, "paper", rate)
     for losses in rounds:
         rule.aggregate(make_cohort(random_rows(len(losses), 4), losses))
         assert rule.report.weights.sum() <= 1 / rate + 1e-9  # R is at least the rate times this round's mean
@@ -56,8 +56,8 @@ def test_moving_averages_bound_the_weights(rounds, rate):
 
 def test_the_limits_of_float64_are_no_limits():
     rows = random_rows(3, 5)
-    for normalise in ("softmax", "ema_paper"):
-        rule = TERM(1e6, normalise)
+    for reading in ("library", "paper"):
+        rule = TERM(1e6, reading)
         for losses in ([1e30, 0.0, 1.0], [0.0, 0.0, 0.0], [-1e30, 5.0, 5.0], [800.0, 799.0, 1.0]):
             assert rule.aggregate(make_cohort(rows, losses)).isfinite().all()
     largest = TERM(1e6)
@@ -68,19 +68,19 @@ def test_the_limits_of_float64_are_no_limits():
 def test_the_reference_takes_two_fifths_of_a_step_with_five_clients():
     """What the authors' code does in its first round with little tilt: 2/m of FedAvg's step."""
     cohort = make_cohort(random_rows(5, 6))
-    step, mean = TERM(1e-12, "reference").aggregate(cohort), FedAvg("uniform").aggregate(cohort)
+    step, mean = TERM(1e-12, "code").aggregate(cohort), FedAvg("uniform").aggregate(cohort)
     torch.testing.assert_close(step, 0.4 * mean, rtol=1e-9, atol=0)
-    torch.testing.assert_close(TERM(1e-12, "ema_paper").aggregate(cohort), mean, rtol=1e-9, atol=0)
+    torch.testing.assert_close(TERM(1e-12, "paper").aggregate(cohort), mean, rtol=1e-9, atol=0)
 
 
 def test_only_the_moving_average_is_state():
     cohort = make_cohort(random_rows(3, 7), [0.1, 0.2, 0.3])
-    for normalise, keys in (("softmax", set()), ("ema_paper", {"log_r"}), ("reference", {"log_r"})):
-        rule = TERM(1.0, normalise)
+    for reading, keys in (("library", set()), ("paper", {"log_r"}), ("code", {"log_r"})):
+        rule = TERM(1.0, reading)
         rule.aggregate(cohort)
         assert set(rule.state_dict()) == keys
-        assert rule.averages == (normalise == "softmax")
-    full = TERM(1.0, "ema_paper", ema_rate=1.0)
+        assert rule.averages == (reading == "library")
+    full = TERM(1.0, "paper", ema_rate=1.0)
     for losses in ([5.0, 5.0, 6.0], [0.1, 0.2, 0.3]):
         full.aggregate(make_cohort(random_rows(3, 7), losses))
     torch.testing.assert_close(full.aggregate(cohort), TERM().aggregate(cohort))
@@ -94,7 +94,7 @@ def test_only_the_moving_average_is_state():
         ({"t": float("nan")}, "t of TERM"),
         ({"ema_rate": 0.0}, "ema_rate of TERM must be above 0 and at most 1, found 0.0"),
         ({"ema_rate": 1.1}, "ema_rate of TERM"),
-        ({"normalise": "sum"}, "normalise of TERM must be 'softmax', 'ema_paper' or 'reference', found 'sum'"),
+        ({"reading": "sum"}, "reading of TERM must be one of .* found 'sum'"),
     ],
 )
 def test_arguments_out_of_range(arguments, words):

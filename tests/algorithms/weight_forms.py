@@ -64,17 +64,17 @@ class AFL(Form):
 class TERM(Form):
     """Section 2.6; exponentials as they are, so only for small ``t F``."""
 
-    def __init__(self, t, normalise, rate=0.5):
-        self.t, self.normalise, self.rate = t, normalise, rate
-        self.R = 0.0 if normalise == "reference" else None
+    def __init__(self, t, reading, rate=0.5):
+        self.t, self.reading, self.rate = t, reading, rate
+        self.R = 0.0 if reading == "code" else None
 
     def step(self, rows, losses, ids, **more):
         m = len(losses)
-        offset = max(losses) if self.normalise == "reference" else 0.0
+        offset = max(losses) if self.reading == "code" else 0.0
         a = [exp(self.t * (F - offset)) for F in losses]
         mean = sum(a) / m
-        self.R = mean if self.R is None or self.normalise == "softmax" else (1 - self.rate) * self.R + self.rate * mean
-        if self.normalise != "reference":
+        self.R = mean if self.R is None or self.reading == "library" else (1 - self.rate) * self.R + self.rate * mean
+        if self.reading != "code":
             return sum(a_i / (m * self.R) * -w_i for a_i, w_i in zip(a, self.models(rows), strict=True))
         omega = [a_i / (self.R * m) for a_i in a]
         return -sum(omega_i * w_i for omega_i, w_i in zip(omega, self.models(rows), strict=True)) / m

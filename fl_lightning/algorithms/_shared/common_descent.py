@@ -24,7 +24,7 @@ def loss_angle(losses: Tensor) -> float:
 def fair_weights(losses: Tensor, cosine: bool = False) -> Tensor:
     """Weights of the fair-driven objective: positive for clients whose loss must fall faster.
 
-    Losses stay on their device, and nothing waits for them.
+    Losses stay on their device, which is not waited for.
 
     Args:
         losses: ``[m]``.

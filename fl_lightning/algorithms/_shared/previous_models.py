@@ -42,7 +42,7 @@ class PreviousModels(ClientRule):
         self._buffer_bytes = packed_buffers(module, torch.device("cpu")).numel()
 
     def begin_client(self, work: LocalWork) -> None:
-        """Takes the received and the client's last model at hand."""
+        """Loads the received model and the client's last one."""
         device = work.params.device
         self.received = Snapshot(work.params, packed_buffers(work.module, device))
         model = self._models.get(work.client_id)

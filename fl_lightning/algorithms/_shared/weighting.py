@@ -25,6 +25,21 @@ def nonnegative_losses(cohort: Cohort, method: str) -> Tensor:
     return losses
 
 
+def known_accuracies(cohort: Cohort, method: str) -> Tensor:
+    """The cohort's accuracies ``[m]``, float64 on the CPU.
+
+    Raises:
+        ValueError: the cohort has none, or one is negative or not finite.
+    """
+    accuracies = cohort.extras.get("accuracy")
+    if accuracies is None:
+        raise ValueError(f"extras must hold 'accuracy' [m] for {method}, found {sorted(cohort.extras)}")
+    if accuracies.shape != (len(cohort),) or not bool((accuracies >= 0).all() & accuracies.isfinite().all()):
+        found = f"{len(cohort)} finite numbers from 0 on, found {accuracies.tolist()}"
+        raise ValueError(f"extras['accuracy'] must be {found}")
+    return accuracies.cpu()
+
+
 def shares(values: Tensor) -> Tensor:
     """Nonnegative numbers ``[m]`` divided by their sum; equal shares where all are 0."""
     largest = values.max()
@@ -32,6 +47,11 @@ def shares(values: Tensor) -> Tensor:
         return torch.full_like(values, 1.0 / len(values))
     scaled = values / largest  # the sum cannot overflow
     return scaled / scaled.sum()
+
+
+def information(probabilities: Tensor) -> Tensor:
+    """Shares of ``-log2(p + 1e-6)``; the offset of FedFa's published code keeps it finite. A certain event has none."""
+    return shares(-torch.log2((probabilities + 1e-6).clamp(max=1)))
 
 
 def stands_still(cohort: Cohort, step: Tensor) -> bool:

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What SCAFFOLD and FedDyn share: a vector of the model's size per client, and one on the server."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from fl_lightning.algorithms.base import ClientRule, Federation, State
+from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.storage.tensors import ClientTensors
+from fl_lightning.core.updates import UpdateMatrix
+
+
+class ClientVectors(ClientRule, ABC):
+    """Sums up what clients send, for each client and, divided by the number of clients, on the server.
+
+    All vectors start at 0. A client whose report did not arrive keeps what it had, so the server's vector is the mean
+    of the clients' at all times.
+
+    Args:
+        device: where the clients' vectors live; ``None``: on the federation's device.
+    """
+
+    vectors: str
+    """What errors call the vectors."""
+
+    def __init__(self, device: str | None = None) -> None:
+        self._clients = ClientTensors(device)
+        self._server: Tensor | None = None
+
+    def begin_fit(self, federation: Federation) -> None:
+        """Starts the server's vector at 0, or moves a restored one to the federation's device.
+
+        Raises:
+            ValueError: a restored vector has another length than the model.
+        """
+        n = federation.layout.numel
+        if self._server is None:
+            self._server = torch.zeros(n, dtype=federation.dtype, device=federation.device)
+        if self._server.shape != (n,):
+            found = f"{self._server.numel()} in the checkpoint"
+            raise ValueError(f"{self.vectors} must have {n} numbers, found {found}")
+        self._server = self._server.to(federation.device)
+
+    @abstractmethod
+    def sent(self, cohort: Cohort) -> UpdateMatrix:
+        """What the round's clients sent, ``[m, n]``."""
+
+    def of_server(self, like: Tensor) -> Tensor:
+        """The server's vector ``[n]``, not a copy."""
+        if self._server is None:
+            self._server = torch.zeros_like(like)
+        return self._server
+
+    def with_round(self, cohort: Cohort) -> Tensor:
+        """The server's vector ``[n]`` after the round, whatever weights the server's step gives the clients."""
+        shares = torch.full_like(cohort.sizes, 1.0 / (cohort.num_clients or len(cohort)))
+        return self.sent(cohort).combine(shares, out=self.of_server(cohort.params).clone())
+
+    def take_aside(self, client_id: int) -> State:
+        """Nothing: what clients send says it all."""
+        return {}
+
+    def commit(self, cohort: Cohort) -> None:
+        """Adds what the round's clients sent."""
+        self._server = self.with_round(cohort)
+        for client, row in zip(cohort.client_ids, self.sent(cohort).rows, strict=True):
+            self._clients.add(client, row)
+
+    def reset(self) -> None:
+        """Forgets all vectors."""
+        self._clients.clear()
+        self._server = None
+
+    def state_dict(self) -> State:
+        """The vectors of server and clients."""
+        state: State = {"clients": self._clients.state_dict()}
+        return state if self._server is None else state | {"server": self._server}
+
+    def load_state_dict(self, state: State) -> None:
+        """Restores what :meth:`state_dict` returned."""
+        self._clients.load_state_dict(state["clients"])
+        self._server = state["server"].clone() if "server" in state else None
