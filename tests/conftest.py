@@ -8,6 +8,9 @@ import logging
 import pytest
 import torch
 
+# Some warnings of torch come once in a process: an error in whichever test is the first. They come every time here.
+torch.set_warn_always(True)
+
 # `make quick` runs their tests, all but those marked fit or slow.
 QUICK = {"algorithms", "core", "data", "metrics", "ops", "solvers"}
 

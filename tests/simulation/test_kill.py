@@ -26,10 +26,9 @@ def kill(folder, algorithm, where):
     environment = {
         **os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent), *sys.path]), "OMP_NUM_THREADS": "1",
     }  # fmt: skip
-    process = subprocess.Popen(
-        [sys.executable, HERE / "killed_fit.py", folder, algorithm, where], env=environment, cwd=folder,
-        stdout=subprocess.DEVNULL, stderr=(folder / "errors").open("wb"),
-    )  # fmt: skip
+    command = [sys.executable, HERE / "killed_fit.py", folder, algorithm, where]
+    with (folder / "errors").open("wb") as errors:
+        process = subprocess.Popen(command, env=environment, cwd=folder, stdout=subprocess.DEVNULL, stderr=errors)
     try:
         deadline = time.monotonic() + 300
         while not (folder / "ready").exists():

@@ -91,7 +91,7 @@ class Returning(Classifier):
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         returned = {
-            "float": float(loss), "tuple": (loss, batch), "dict": {"preds": loss}, "number": {"loss": loss.item()},
+            "float": loss.item(), "tuple": (loss, batch), "dict": {"preds": loss}, "number": {"loss": loss.item()},
             "None": None, "loss": {"loss": loss, "preds": batch},
         }  # fmt: skip
         return returned[self.how]

@@ -128,7 +128,7 @@ def moved(client):
     return lambda module, batches, index: client(module, [((x + 1.0) * 2.0 - 3.0, y) for x, y in batches], index)
 
 
-@pytest.mark.filterwarnings("ignore:You have overridden `on_.*_batch_transfer`")
+@pytest.mark.filterwarnings("ignore:You have overridden `.*batch.*`")
 @pytest.mark.parametrize("where", ["data", "module"])
 @pytest.mark.parametrize("lean", [True, False])
 def test_transfer_hooks_are_called(where, lean):

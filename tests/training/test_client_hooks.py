@@ -148,7 +148,7 @@ class Asking(ClientRule):
         first, again = work.own_loss(batch, batch_idx), work.own_loss(batch, batch_idx)
         assert first.requires_grad
         assert torch.equal(first, again)
-        self.losses.append(float(first))
+        self.losses.append(first.item())
 
 
 class Counting(Classifier):
