@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access to what ``self.log`` collects: cheap logging per local step, and every client's own metric values.
+"""Every client's own values of what ``self.log`` collects in an evaluation.
 
 Reads Lightning's private result collection.
 """

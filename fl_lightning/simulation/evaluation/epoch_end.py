@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torchmetrics import Metric
 
+from fl_lightning.core.lightning.inspection import is_overridden
 from fl_lightning.core.lightning.metric_state import MetricState, is_mergeable
-from fl_lightning.core.lightning.names import LightningModule, Trainer, lightning_module, rank_zero_warn
+from fl_lightning.core.lightning.names import DummyLogger, LightningModule, Trainer, rank_zero_warn
 from fl_lightning.core.model_snapshot import buffers_kept
 from fl_lightning.core.module_state import ModuleState, refill, shadowed
 from fl_lightning.simulation.evaluation.recorded_logs import RecordedLogs
@@ -51,8 +52,7 @@ class EpochEnd:
     def of(cls, trainer: Trainer, stage: str) -> EpochEnd | None:
         """What the running evaluation needs; ``None`` where the module has no such hook, or in the sanity check."""
         module, name = trainer.lightning_module, _HOOKS[stage]
-        overridden = lightning_module("utilities.model_helpers").is_overridden(name, module)
-        return cls(module, trainer, name) if overridden and not trainer.sanity_checking else None
+        return cls(module, trainer, name) if is_overridden(name, module) and not trainer.sanity_checking else None
 
     def begin(self) -> None:
         """Called before a client's first batch: what was gathered so far is put aside."""
@@ -108,7 +108,7 @@ class EpochEnd:
             for metric in self._metrics:
                 if not is_mergeable(metric):
                     stack.enter_context(shadowed(metric, compute=_nan))
-            trainer.loggers = [lightning_module("loggers.logger").DummyLogger()] if loggers else []
+            trainer.loggers = [DummyLogger()] if loggers else []
             try:
                 yield
             finally:

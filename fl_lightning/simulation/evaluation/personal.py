@@ -11,7 +11,8 @@ import torch
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.core.layout import LayerSpec, ParamLayout, layout_difference, layout_fingerprint
 from fl_lightning.core.lightning.batches import device_batch
-from fl_lightning.core.lightning.names import LightningModule, Trainer, TrainerFn, lightning_module, rank_zero_warn
+from fl_lightning.core.lightning.inspection import takes_batch_index
+from fl_lightning.core.lightning.names import LightningModule, Trainer, TrainerFn, rank_zero_warn
 from fl_lightning.core.model_snapshot import Snapshot, standing_in
 from fl_lightning.core.module_state import shadowed, silenced
 from fl_lightning.core.seeding import derive_seed, isolated
@@ -71,8 +72,7 @@ class PersonalEvaluation:
         self._module: LightningModule = trainer.lightning_module
         self._layout = ParamLayout.from_module(self._module, layers)
         self._step = self._module.validation_step if stage == "val" else self._module.test_step
-        takes_index = lightning_module("utilities.signature_utils").is_param_in_hook_signature
-        self._takes_index = takes_index(self._step, "batch_idx", min_args=2)
+        self._takes_index = takes_batch_index(self._step)
 
     def values(self, client_id: int, batches: Iterator[tuple[Any, int]]) -> dict[str, float]:
         """The client's values of what the module logs, under ``personal/<name>``; nothing if it has no model.
