@@ -273,12 +273,13 @@ def test_keep_in_a_fit():
 
     module = fresh(Module)
     strategy = fl.FederatedStrategy(clients_per_round=4, seed=5, client_optimizer_state="keep")
-    trainer = quiet_trainer(strategy, 3)
     seen = []
-    trainer.strategy.train_client, train = (
-        lambda task: (seen.append(task.client_id), train(task))[1],
-        strategy.train_client,
-    )
+
+    class Sees(L.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            seen.append(batch.client_id)
+
+    trainer = quiet_trainer(strategy, 3, callbacks=[Sees()])
     trainer.fit(module, federated_blobs())
     order += seen
     assert len(set(seen)) < len(seen)
