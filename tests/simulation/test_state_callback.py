@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from fl_lightning.core.lightning.round_progress import RoundPhase
 from fl_lightning.simulation.state_callback import VERSION, FederatedState
 
 
@@ -17,9 +18,6 @@ class Calls:
 
     def __getattr__(self, method):
         return lambda *arguments: self.calls.append((self.name, method, *arguments))
-
-    def __setattr__(self, attribute, value):
-        self.calls.append((self.name, attribute, value))
 
 
 class Saved(Calls):
@@ -54,9 +52,9 @@ def test_a_round_with_its_validation():
         ("evaluator", "begin", fitting, "val", None),
         ("evaluator", "end", fitting, state),
         ("evaluator", "stop"),
-        ("progress", "place", "validated"),
-        ("progress", "close_round"),
-        ("progress", "place", "between"),
+        ("progress", "enter", RoundPhase.VALIDATED),
+        ("progress", "enter", RoundPhase.EPOCH_END),
+        ("progress", "enter", RoundPhase.BETWEEN),
         ("fit", "finish"),
     ]
 

@@ -192,6 +192,7 @@ class Fetches(Classifier):
         super().validation_step(batch, batch_idx)
 
 
+@pytest.mark.filterwarnings("ignore:.*dataloader_iter")  # Lightning calls it experimental
 def test_a_step_that_fetches_batches_itself():
     with pytest.raises(ValueError, match=r"Fetches\.validation_step must take a batch, found dataloader_iter"):
         evaluate(fresh(Fetches), federated_blobs())
