@@ -45,7 +45,7 @@ demo: $(KERNELS)
 
 .PHONY: quick
 quick: $(KERNELS)
-	$(PYTEST) -q -m 'not fit and not process and not slow' $(addprefix tests/,$(QUICK)) $(PYTEST_ARGS)
+	$(PYTEST) -q -rfE -m 'not fit and not process and not slow' $(addprefix tests/,$(QUICK)) $(PYTEST_ARGS)
 
 .PHONY: test
 test: $(KERNELS)

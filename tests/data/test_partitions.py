@@ -80,9 +80,9 @@ def test_dirichlet_of_100_clients_with_tiny_alpha_takes_less_than_a_second():
     labels = labels_10(60_000)
     dirichlet(labels[:100], 10, 0.01, 0)
     for seed in range(3):
-        start = time.perf_counter()
+        start = time.process_time()
         parts = dirichlet(labels, 100, 0.01, seed, min_size=20)
-        assert time.perf_counter() - start < 1.0
+        assert time.process_time() - start < 1.0
         assert_exactly_once(parts, 60_000)
         assert min(len(part) for part in parts) == 20
 
