@@ -255,11 +255,6 @@ class ClientRule:
         """Restores what :meth:`state_dict` returned."""
 
 
-def changes_loss(rule: ClientRule) -> bool:
-    """Whether a client rule weighs the module's loss or adds to it."""
-    return rule.overrides("loss_term", "loss_weight")
-
-
 class ServerRule(ABC):
     """The server's half of a method: a cohort goes in, a step comes out.
 
