@@ -28,10 +28,10 @@ from fl_lightning.algorithms import (
     FedProx,
     Needs,
 )
-from fl_lightning.simulation.server import Server
 from fl_lightning.simulation.uploads import norm_of, stacked, usable
 from fl_lightning.training.bound_parameters import BoundParameters
 from fl_lightning.training.buffers import BufferBank, BufferReport
+from fl_lightning.training.update_rows import UpdateRows
 from fl_lightning.training.upload import Upload
 
 
@@ -376,26 +376,36 @@ def test_manual_optimization_with_a_federated_loss(algorithm):
 # ---- reports
 
 
-def arrival(index, client_id, size=1, **more):
+def upload(index, client_id, size=1, **more):
     fields = {"train_loss": None, "loss": None, "report": ClientReport(), "buffers": BufferReport(size, {})}
     return Upload(index, client_id, size, **{**fields, **more})
 
 
-def test_usable_moves_rows_to_the_front_and_names_reasons():
-    rows = torch.arange(5.0)[:, None].expand(5, 3).clone()
-    rows[1, 2] = math.nan
+def received(values):
+    """The rows of a round in which every client's update has arrived."""
+    module = nn.Linear(values.shape[1], 1, bias=False, dtype=values.dtype)
+    rows = UpdateRows(BoundParameters(module, "module"), len(values), lambda number, like: values)
+    for index in range(len(values)):
+        rows.received(index)
+    return rows
+
+
+def test_usable_uploads_are_gathered_and_the_others_have_reasons():
+    values = torch.arange(5.0)[:, None].expand(5, 3).clone()
+    values[1, 2] = math.nan
+    rows = received(values)
     bank = BufferBank(nn.Linear(1, 1), "mean")
-    arrivals = [
-        arrival(0, 10, train_loss=torch.tensor(1.5)),
-        arrival(1, 11),
-        arrival(2, 12, loss=math.nan, train_loss=torch.tensor([2.5], dtype=torch.float64)),
-        arrival(3, 13, report=ClientReport(companions={"control": torch.tensor([1.0, math.inf])})),
-        arrival(4, 14, loss=0.5),
+    uploads = [
+        upload(0, 10, train_loss=torch.tensor(1.5)),
+        upload(1, 11),
+        upload(2, 12, loss=math.nan, train_loss=torch.tensor([2.5], dtype=torch.float64)),
+        upload(3, 13, report=ClientReport(companions={"control": torch.tensor([1.0, math.inf])})),
+        upload(4, 14, loss=0.5),
     ]
     reasons = {}
-    got = usable(arrivals, rows, bank, lambda a, why: reasons.update({a.client_id: why}))
+    got = usable(uploads, rows, bank, lambda a, why: reasons.update({a.client_id: why}))
     assert [a.client_id for a in got.uploads] == [10, 14]
-    assert rows[:2].tolist() == [[0.0] * 3, [4.0] * 3]
+    assert rows.gathered([a.index for a in got.uploads]).rows.tolist() == [[0.0] * 3, [4.0] * 3]
     assert got.norms.tolist() == pytest.approx([0, math.sqrt(48)])
     assert got.train_losses == [1.5, None]
     assert reasons == {
@@ -411,7 +421,7 @@ def test_norms_of_large_numbers_do_not_overflow(dtype):
     large = torch.finfo(dtype).max / 4 if dtype is not torch.float64 else 1e150
     vector = torch.full((9,), large, dtype=dtype)
     assert norm_of(vector) == pytest.approx(3 * float(vector[0]), rel=1e-3)
-    got = usable([arrival(0, 1)], vector[None], BufferBank(nn.Linear(1, 1), "mean"), pytest.fail)
+    got = usable([upload(0, 1)], received(vector[None]), BufferBank(nn.Linear(1, 1), "mean"), pytest.fail)
     assert got.norms.item() == pytest.approx(3 * float(vector[0]), rel=1e-3)
     vector[0] = math.inf
     assert norm_of(vector) == math.inf
@@ -497,10 +507,3 @@ def test_the_memory_plan_counts_all_that_is_asked_for(caplog_of_lightning):
     assert parts["buffers (5 copies)"] == 5 * (8 * 4 + 8 * 4 + 8)
     assert parts["server optimizer (up to)"] == 2 * n * 4
     assert parts["client optimizers (up to, 6 clients)"] == 2 * 6 * n * 4
-
-
-def test_an_update_matrix_beyond_memory_is_named():
-    module = nn.Linear(1000, 1000, bias=False)
-    binding = BoundParameters(module, "module")
-    with pytest.raises(MemoryError, match=r"clients_per_round=1000000000 clients need 4,000,000,000,000,000 B on cpu"):
-        Server(FedAvg(), ClientRule(), binding, BufferBank(module, "mean"), 10**9, 10**9, None, "raise")

@@ -116,7 +116,7 @@ def test_fit_does_what_the_file_says(config):
     strategy, (expected, expected_strategy) = run.trainer.strategy, by_hand()
     assert type(strategy.algorithm) is fl.algorithms.FedLF
     assert type(strategy.client_rule) is type(expected_strategy.client_rule)
-    assert type(strategy.sampler) is fl.data.SizeWeightedSampler
+    assert type(strategy._options.sampler) is fl.data.SizeWeightedSampler
     assert vars(strategy._options) | {"server_optimizer": 0, "sampler": 0} == vars(expected_strategy._options) | {
         "server_optimizer": 0, "sampler": 0
     }  # fmt: skip

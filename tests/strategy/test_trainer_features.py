@@ -109,11 +109,16 @@ def test_a_stop_asked_for_within_a_round_waits_for_its_end(how, monkeypatch):
                 (timer,) = (c for c in trainer.callbacks if isinstance(c, Timer))
                 timer._duration = 0.0
 
+        def on_validation_start(self, trainer, pl_module):
+            validated.append((trainer.current_epoch, trainer.strategy.last_round.round))
+
+    validated = []
     # Before Timer, which looks at the clock in the same hook.
     callbacks = [Stop(), *([Timer(timedelta(hours=1))] if how == "Timer" else [])]
     options = {"max_time": timedelta(hours=1)} if how == "max_time" else {}
     module, _, trainer = fit(rounds=5, callbacks=callbacks, **options)
     assert trainer.current_epoch == (1 if how == "should_stop" else 2)
+    assert validated == [(index, index) for index in range(trainer.current_epoch)]  # after the server step, once
     expected = federate(fresh(), trainer.current_epoch, sgd())
     assert torch.allclose(weights(module), weights(expected), atol=1e-6, rtol=0)
 

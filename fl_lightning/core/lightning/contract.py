@@ -13,7 +13,7 @@ CONTRACT: dict[str, tuple[str, ...]] = {
     "fit_loop.epoch_loop": (
         "val_loop", "batch_progress", "scheduler_progress", "automatic_optimization", "manual_optimization",
         "_results", "_batches_that_stepped", "_skip_next_val", "_restarting", "_build_kwargs", "update_lr_schedulers",
-        "_num_ready_batches_reached", "_should_check_val_epoch", "restarting", "max_steps",
+        "_num_ready_batches_reached", "_should_check_val_epoch", "_should_check_val_fx", "restarting", "max_steps",
         "on_save_checkpoint", "on_load_checkpoint",
     ),
     "fit_loop.epoch_loop.automatic_optimization": ("run", "optim_progress"),

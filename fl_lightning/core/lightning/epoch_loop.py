@@ -133,6 +133,10 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         if task.client_id is not None:
             connector.update_train_step_metrics()
 
+    def _should_check_val_fx(self, data_fetcher: Any) -> bool:
+        # Lightning validates at once when somebody asks it to stop. A round has no new model before its server step.
+        return bool(self._num_ready_batches_reached() and super()._should_check_val_fx(data_fetcher))
+
     def _should_accumulate(self) -> bool:
         return self._accumulating
 
