@@ -96,8 +96,7 @@ class FederatedState(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Puts the training parameters back before anybody saves a checkpoint."""
         self._evaluator.stop()
-        # Asked to stop, Lightning validates after every client that is left: such a validation is none of the round's.
-        if trainer.state.fn == "fit" and not trainer.sanity_checking and self.progress.phase is RoundPhase.AGGREGATED:
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self.progress.enter(RoundPhase.VALIDATED)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

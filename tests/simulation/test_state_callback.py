@@ -20,10 +20,6 @@ class Calls:
         return lambda *arguments: self.calls.append((self.name, method, *arguments))
 
 
-class Progress(Calls):
-    phase = RoundPhase.AGGREGATED
-
-
 class Saved(Calls):
     def states(self):
         return {"algorithm": {"lam": torch.ones(2)}}
@@ -32,7 +28,7 @@ class Saved(Calls):
 def make():
     calls = []
     state = FederatedState(Saved("fit", calls), Calls("evaluator", calls))
-    state.attach(Progress("progress", calls))
+    state.attach(Calls("progress", calls))
     return state, calls
 
 
@@ -70,13 +66,6 @@ def test_a_validation_outside_rounds_is_no_part_of_one(outside):
     assert [name for name, *_ in calls] == ["evaluator"] * 3
 
 
-def test_a_validation_while_clients_train_does_not_end_the_round():
-    state, calls = make()
-    state.progress.__dict__["phase"] = RoundPhase.TRAINING
-    run(state, trainer("fit"), *VALIDATION)
-    assert [name for name, *_ in calls] == ["evaluator"] * 3
-
-
 def test_a_test_prints_after_the_parameters_are_back():
     (state, calls), testing = make(), trainer("test")
     run(state, testing, "on_test_start", "on_test_epoch_end", "on_test_end")
@@ -89,7 +78,7 @@ def test_a_checkpoint_is_for_the_trainer_function_that_loads_it():
     state.load_state_dict(saved)
     run(state, validating := trainer("validate"), "on_validation_start")
     assert calls == [("evaluator", "begin", validating, "val", saved)]
-    state.attach(Progress("progress", calls))
+    state.attach(Calls("progress", calls))
     assert state.loaded is None
     with pytest.raises(ValueError, match=f"has version {VERSION + 1}, and this fl_lightning reads version {VERSION}"):
         state.load_state_dict({**saved, "version": VERSION + 1})
