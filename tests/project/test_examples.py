@@ -50,6 +50,7 @@ def test_demo(example, monkeypatch, capsys, tmp_path):
         assert word in printed
     assert (tmp_path / "out" / "demo.png").stat().st_size > 20_000
     for method in ("FedAvg", "FedLF"):
-        rows = list(csv.DictReader((tmp_path / "out" / method / "metrics.csv").open()))
+        text = (tmp_path / "out" / method / "metrics.csv").read_text()
+        rows = list(csv.DictReader(text.splitlines()))
         assert sum(row["fed/step_norm"] != "" for row in rows) == 30
         assert sum(row["fed/val_acc/angle"] != "" for row in rows) == 30
