@@ -115,7 +115,7 @@ import torch
 from torch import nn
 
 
-class SequentialRunner(L.LightningModule):
+class Alone(L.LightningModule):
     def __init__(self, width=8):
         super().__init__()
         self.save_hyperparameters()
@@ -138,9 +138,9 @@ class Missing:
 
 
 sys.meta_path.insert(0, Missing())
-from alone import SequentialRunner
+from alone import Alone
 
-model = SequentialRunner.load_from_checkpoint(sys.argv[1])
+model = Alone.load_from_checkpoint(sys.argv[1])
 assert not any(name.split(".")[0] == "fl_lightning" for name in sys.modules)
 print(model.hparams.width, repr(float(sum(t.double().sum() for t in model.state_dict().values()))))
 """
@@ -153,14 +153,17 @@ def alone(tmp_path, monkeypatch):
     (tmp_path / "load.py").write_text(LOADER)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "alone", raising=False)
-    module = importlib.import_module("alone").SequentialRunner
+    module = importlib.import_module("alone").Alone
     project = Project(ALGORITHMS["FedLF"], module, {"width": 6}, callbacks=lambda f: [ModelCheckpoint(f)])
     outcome = project.fit(tmp_path / "files", rounds=2)
     (file,) = (tmp_path / "files").glob("*.ckpt")
     return tmp_path, file, float(sum(t.double().sum() for t in outcome.module.state_dict().values()))
 
 
-@pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader` but")
+validates_nothing = pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader` but")
+
+
+@validates_nothing
 def test_the_model_loads_without_this_package(alone, monkeypatch, capsys):
     folder, file, total = alone
     for name in [name for name in sys.modules if name.split(".")[0] == "fl_lightning"]:
@@ -174,6 +177,7 @@ def test_the_model_loads_without_this_package(alone, monkeypatch, capsys):
         importlib.import_module("fl_lightning.strategy")
 
 
+@validates_nothing
 @pytest.mark.slow
 def test_the_model_loads_in_a_process_without_this_package(alone):
     folder, file, total = alone
