@@ -174,7 +174,7 @@ for seed in range(half, 30, 2):
 
 
 def test_two_processes_at_once_keep_all_lines(tmp_path):
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[2]
     command = [sys.executable, "-c", WRITER, str(tmp_path)]
     both = [subprocess.Popen([*command, str(half)], cwd=root) for half in (0, 1)]
     seen = 0

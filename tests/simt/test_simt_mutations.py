@@ -158,7 +158,9 @@ MUTATIONS = {
 }
 
 
-@pytest.mark.parametrize("check", {mutation.check for mutation in MUTATIONS.values()}, ids=lambda check: check.__name__)
+@pytest.mark.parametrize(
+    "check", dict.fromkeys(mutation.check for mutation in MUTATIONS.values()), ids=lambda check: check.__name__
+)
 def test_the_checks_pass_without_a_fault(kernels, check):
     assert check(kernels.schedule("random", 1))
 
