@@ -35,7 +35,7 @@ def models_to_evaluate(
         loaded: the federated state of the checkpoint, if it has one.
         layers: the order of the models' parameters.
     """
-    if type(rule).personal_model is ClientRule.personal_model:
+    if not rule.overrides("personal_model"):
         return None
     if trainer.state.fn == TrainerFn.FITTING or trainer.ckpt_path is None:
         return rule.personal_model
