@@ -30,21 +30,10 @@ import lightning as L
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.loggers.logger import Logger
-from support import FEATURES, Classifier, federated_blobs, fresh, quiet_trainer, weights
+from resuming import ALGORITHMS
+from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
 
 import fl_lightning as fl
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "FA": {"bases": 2 * torch.eye(FEATURES), "sigma": 4.0},
-    "FedMDFG": {"s": 2},
-    "FedProx": {"mu": 0.1},
-    "MMPF": {"inner_rounds": 1},
-}
-METHODS: dict[str, Callable[[], fl.algorithms.ServerRule]] = {
-    name: partial(rule, **OPTIONS.get(name, {}))
-    for name, rule in vars(fl.algorithms).items()
-    if isinstance(rule, type) and issubclass(rule, fl.algorithms.ServerRule) and rule is not fl.algorithms.ServerRule
-}
 
 
 class Digest(Logger):
@@ -158,12 +147,12 @@ def fits() -> dict[str, Callable[[], dict[str, str]]]:
     drops = {"sampler": fl.data.AvailabilitySampler(1.0, drop_out=0.25)}
     momentum = partial(torch.optim.SGD, lr=1.0, momentum=0.9)
     some = ("FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "Ditto", "FedFV", "FedMDFG", "FedLF", "FedHEAL", "FCFL", "MOON")
-    found: dict[str, Callable[[], dict[str, str]]] = {name: partial(digest, METHODS[name]) for name in METHODS}
-    found |= {f"{name}, parallel": partial(digest, METHODS[name], **parallel) for name in some}
+    found: dict[str, Callable[[], dict[str, str]]] = {name: partial(digest, ALGORITHMS[name]) for name in ALGORITHMS}
+    found |= {f"{name}, parallel": partial(digest, ALGORITHMS[name], **parallel) for name in some}
     found |= {
-        f"{name}, hooks": partial(digest, METHODS[name], trainer={"callbacks": [Watching()]}) for name in some[:6]
+        f"{name}, hooks": partial(digest, ALGORITHMS[name], trainer={"callbacks": [Watching()]}) for name in some[:6]
     }
-    found |= {f"{name}, resumed": partial(digest, METHODS[name], resume=True, **drops) for name in some}
+    found |= {f"{name}, resumed": partial(digest, ALGORITHMS[name], resume=True, **drops) for name in some}
     found |= {
         f"{name}, kept Adam": partial(
             digest, options={"optimizer": "Adam", "lr": 0.01}, client_optimizer_state="keep", **more
@@ -180,16 +169,16 @@ def fits() -> dict[str, Callable[[], dict[str, str]]]:
         "clipped": partial(digest, trainer={"gradient_clip_val": 0.1}),
         "limited": partial(digest, trainer={"limit_train_batches": 2, "limit_val_batches": 1}),
         "local steps": partial(digest, local_steps=7),
-        "local epochs": partial(digest, METHODS["FedLF"], local_epochs=2),
-        "full gradients": partial(digest, METHODS["FedFV"], full_gradients=True),
+        "local epochs": partial(digest, ALGORITHMS["FedLF"], local_epochs=2),
+        "full gradients": partial(digest, ALGORITHMS["FedFV"], full_gradients=True),
         "server momentum": partial(digest, server_optimizer=momentum, resume=True),
-        "server Yogi": partial(digest, METHODS["FedLF"], server_optimizer=partial(fl.optim.FedYogi, lr=0.05)),
+        "server Yogi": partial(digest, ALGORITHMS["FedLF"], server_optimizer=partial(fl.optim.FedYogi, lr=0.05)),
         "largest buffers": partial(digest, buffers="largest"),
         "global buffers": partial(digest, buffers="global", **drops),
         "attack": partial(digest, attack=fl.attacks.RandomUpdates(clients=(1, 2))),
-        "FedHEAL with SCAFFOLD": partial(digest, METHODS["FedHEAL"], client=fl.algorithms.SCAFFOLD()),
+        "FedHEAL with SCAFFOLD": partial(digest, ALGORITHMS["FedHEAL"], client=fl.algorithms.SCAFFOLD()),
         "bfloat16": partial(digest, trainer={"precision": "bf16-mixed"}),
-        "double": partial(digest, METHODS["FedLF"], trainer={"precision": "64-true"}),
+        "double": partial(digest, ALGORITHMS["FedLF"], trainer={"precision": "64-true"}),
     }
     return found
 

@@ -177,11 +177,11 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         self._results.batch = batch
         self._results.batch_size = num_samples
 
-    def count_step(self, steps: int = 1) -> None:
-        """Counts optimizer steps that were taken outside Lightning's optimization loop."""
+    def count_step(self) -> None:
+        """Counts an optimizer step that was taken outside Lightning's optimization loop."""
         progress = self.automatic_optimization.optim_progress.optimizer
-        progress.step.increment_by(steps)
-        progress.zero_grad.increment_by(steps)
+        progress.step.increment_by(1)
+        progress.zero_grad.increment_by(1)
 
     # ---- what local training asks for
 
