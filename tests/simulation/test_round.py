@@ -7,14 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from support import Classifier, federated_blobs, fit, fresh, weights
+from support import Classifier, federated_blobs, fit, fresh, on_path, weights
 
 import fl_lightning as fl
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.data.cohort_samplers import UniformSampler
 
-# A norm that no gradient has: it changes nothing, and every step goes the way through Lightning's loop.
-PATHS = {"lean": {}, "full": {"gradient_clip_val": 1e9}}
+PATHS = {"lean": on_path(True), "full": on_path(False)}
 both_paths = pytest.mark.parametrize("path", PATHS)
 
 

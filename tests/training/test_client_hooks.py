@@ -9,7 +9,7 @@ import lightning as L
 import pytest
 import torch
 import torch.nn.functional as F
-from support import FEATURES, Classifier, federated_blobs, fit, fresh, quiet_trainer, weights
+from support import FEATURES, Classifier, federated_blobs, fit, fresh, on_path, quiet_trainer, weights
 from torch.utils.data import Dataset
 from torchmetrics import MaxMetric, MeanMetric
 
@@ -19,7 +19,7 @@ from fl_lightning.algorithms.features import FeatureRecorder, own_features
 from fl_lightning.core.model_snapshot import Snapshot
 from fl_lightning.core.module_state import silenced
 
-PATHS = [{}, {"gradient_clip_val": 1e9}]
+PATHS = [on_path(True), on_path(False)]
 both_paths = pytest.mark.parametrize("path", PATHS, ids=["lean", "full"])
 
 

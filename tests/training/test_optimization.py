@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
 from plain_loop import assert_trained_to, evaluate, federate, sgd
-from support import FEATURES, Classifier, fit, fresh, weights
+from support import FEATURES, Classifier, fit, fresh, on_path, weights
 from torch import nn
 
 import fl_lightning as fl
@@ -174,7 +174,7 @@ SPARSE = {
 }
 
 
-@pytest.mark.parametrize("path", [{}, {"gradient_clip_val": 1e9}], ids=["lean", "full"])
+@pytest.mark.parametrize("path", [on_path(True), on_path(False)], ids=["lean", "full"])
 @pytest.mark.parametrize("name", SPARSE)
 def test_sparse_gradients_train_like_dense_ones(name, path):
     options, found = SPARSE[name], []
