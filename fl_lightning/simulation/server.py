@@ -18,7 +18,7 @@ from fl_lightning.core.lightning.names import rank_zero_warn
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.updates import UpdateMatrix
 from fl_lightning.metrics.functional import conflict_counts
-from fl_lightning.simulation.uploads import ErrorPolicy, Round, UsableUploads, norm_of, stacked, usable
+from fl_lightning.simulation.uploads import ErrorPolicy, Round, UsableUploads, stacked, usable
 from fl_lightning.training.bound_parameters import BoundParameters
 from fl_lightning.training.buffers import BufferBank
 from fl_lightning.training.update_rows import UpdateRows
@@ -103,7 +103,7 @@ class Server:
             return _record_of_nobody(current, seconds())
         ids = tuple(upload.client_id for upload in reports.uploads)
         ask = None if losses_at is None else (lambda params: losses_at(params, ids))
-        updates = rows.gathered([upload.index for upload in reports.uploads])
+        updates = rows.gathered([upload.index for upload in reports.uploads], reports.norms)
         cohort = self._cohort(current.index, reports.uploads, updates, client_lr, ask)
         step, step_norm = self._aggregate(cohort)
         dots = cohort.updates.dots(step).cpu()
@@ -120,8 +120,9 @@ class Server:
         """
         self._algorithm.report = StepReport()
         step = self._rule.adjust_step(cohort, self._algorithm.aggregate(cohort))
-        norm = norm_of(step) if step.dim() == 1 else nan
-        if step.shape != self._binding.theta.shape or not isfinite(norm):
+        fits = step.shape == cohort.params.shape and step.is_floating_point()
+        norm = float(cohort.updates.beside(step[None]).norms()) if fits else nan
+        if not isfinite(norm):
             raise RuntimeError(
                 f"{type(self._algorithm).__name__}.aggregate must return a finite step of shape "
                 f"{tuple(self._binding.theta.shape)}, found shape {tuple(step.shape)}, norm {norm}"

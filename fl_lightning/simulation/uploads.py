@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite, isinf
+from math import isfinite
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fl_lightning.ops.dtypes import accumulation_device
 from fl_lightning.training.buffers import BufferBank
 from fl_lightning.training.update_rows import UpdateRows
 from fl_lightning.training.upload import Upload
@@ -69,7 +68,7 @@ def usable(
             drop(upload, f"its loss at the global model is {upload.loss}")
         elif not buffers[place]:
             drop(upload, "its buffers are not finite")
-        elif not all(isfinite(norm_of(row)) for row in companions.values()):
+        elif not all(bool(rows.norm(row).isfinite()) for row in companions.values()):
             drop(upload, f"what it sends besides its update is not finite ({', '.join(companions)})")
         else:
             kept.append(place)
@@ -94,27 +93,11 @@ def stacked(parts: Sequence[Mapping[str, Tensor]], client_ids: Sequence[int], wh
     return {name: torch.stack([part[name] for part in parts]) for name in shapes[0]}
 
 
-def norm_of(vector: Tensor) -> float:
-    """Euclidean norm of a vector of any floating-point dtype, also where the squares leave its range."""
-    norm = float(_norm(vector))
-    if not isinf(norm):
-        return norm
-    return float(torch.linalg.vector_norm(vector.to(accumulation_device(vector)), dtype=torch.float64))
-
-
 def _magnitudes(uploads: Sequence[Upload], rows: UpdateRows) -> tuple[Tensor, list[float | None]]:
     """Norms and training losses, fetched from the device at once."""
-    norms = torch.stack([_norm(rows.update(upload.index)) for upload in uploads])
+    norms = torch.cat([rows.norm(rows.update(upload.index)) for upload in uploads])
     losses = [upload.train_loss for upload in uploads if upload.train_loss is not None]
     given = [loss.detach().reshape(1).to(norms.device, norms.dtype) for loss in losses]
-    fetched = torch.cat([norms, *given]).cpu().double()
+    fetched = torch.cat([norms, *given]).cpu()
     norms, remaining = fetched[: len(uploads)], iter(fetched[len(uploads) :].tolist())
-    for place in norms.isinf().nonzero().flatten().tolist():
-        norms[place] = norm_of(rows.update(uploads[place].index))
     return norms, [None if upload.train_loss is None else next(remaining) for upload in uploads]
-
-
-def _norm(vector: Tensor) -> Tensor:
-    # Not in float64: that costs ten times as much, and only vectors of huge numbers need it.
-    norm: Tensor = torch.linalg.vector_norm(vector, dtype=torch.promote_types(vector.dtype, torch.float32))
-    return norm

@@ -100,18 +100,23 @@ class UpdateRows:
             raise ValueError(f"row {index} must hold a client's update, found {self._contents[index].value}")
         return self.values[index]
 
-    def gathered(self, indices: Sequence[int]) -> UpdateMatrix:
+    def norm(self, vector: Tensor) -> Tensor:
+        """``[1]`` float64 the norm of a vector ``[n]``; not finite if the vector is not."""
+        return UpdateMatrix(vector[None], self._binding.layout).norms()
+
+    def gathered(self, indices: Sequence[int], norms: Tensor | None = None) -> UpdateMatrix:
         """The updates of some rows as one matrix; they move to the front.
 
         Args:
             indices: ascending.
+            norms: of these updates, if they are known.
         """
         for place, origin in enumerate(indices):
             row = self.update(origin)
             if place != origin:  # rows only move forward: none is overwritten before it has moved
                 self.values[place].copy_(row)
                 self._contents[place] = RowContent.UPDATE
-        return UpdateMatrix(self.values[: len(indices)], self._binding.layout)
+        return UpdateMatrix(self.values[: len(indices)], self._binding.layout, norms=norms)
 
 
 def empty_rows(number: int, like: Tensor) -> Tensor:

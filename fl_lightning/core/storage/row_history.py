@@ -118,14 +118,14 @@ class RowHistory:
         if not clients:
             return gram
         self._check(updates)
-        offsets, (slots, scales) = updates.layout.offsets, self._slots(clients)
+        slots, scales = self._slots(clients)
         rows = updates.rows.to(self._rows.device)
         gone = set(leaving).difference(clients)
         staying = torch.tensor(sorted(e.slot for i, e in self._entries.items() if i not in gone))
-        products = ops.layer_cross_gram(rows, self._rows[: self._top()], offsets, staying)
+        products = updates.beside(rows).cross_gram(self._rows[: self._top()], staying)
         self._fresh = _Fresh(updates, rows, staying, products)
         if not self._products.complete(slots):
-            self._products.fill(slots, ops.layer_gram(self._rows[moved(slots, self._rows)], offsets))
+            self._products.fill(slots, updates.beside(self._rows[moved(slots, self._rows)]).gram())
         there, scales = moved(torch.searchsorted(staying, slots), products), moved(scales, products)
         cross = (products[:, :, there] * scales).to(gram.device)
         among = (self._products.among(slots) * torch.outer(scales, scales)).to(gram.device)
@@ -150,12 +150,12 @@ class RowHistory:
         weights[:, slots] = coeff[:, m:] * scales
         if rows.device == self._rows.device and rows.dtype == self._rows.dtype:
             both = torch.cat([coeff[:, :m], weights], 1)
-            return ops.layer_cross_combine(rows, self._rows[: self._top()], updates.layout.offsets, both)
+            return ops.layer_cross_combine(rows, self._rows[: self._top()], updates.offsets, both)
         # New and remembered parts may cancel, so they are summed before the result is rounded to the rows' dtype.
         wide = torch.float32 if rows.device.type == "mps" else torch.float64
         step = updates.combine(coeff[:, :m], out=torch.zeros(rows.shape[1], dtype=wide, device=rows.device))
         step, weights = step.to(self._rows.device), weights.to(self._products.gram.device)
-        ops.layer_combine(self._rows[: self._top()], updates.layout.offsets, weights, step)
+        ops.layer_combine(self._rows[: self._top()], updates.offsets, weights, step)
         return step.to(rows.device, rows.dtype)
 
     def remember(
