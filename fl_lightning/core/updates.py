@@ -50,7 +50,8 @@ class UpdateMatrix:
         if norms is not None and norms.shape != rows.shape[:1]:
             raise ValueError(f"norms must have shape [{rows.shape[0]}], found {tuple(norms.shape)}")
         self.rows, self.layout, self.columns = rows, layout, columns
-        self._norms, self._gram = norms, None
+        self._norms = norms
+        self._gram: Tensor | None = None
 
     def __len__(self) -> int:
         return self.rows.shape[0]

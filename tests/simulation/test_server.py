@@ -399,7 +399,7 @@ def test_usable_uploads_are_gathered_and_the_others_have_reasons():
         upload(0, 10, train_loss=torch.tensor(1.5)),
         upload(1, 11),
         upload(2, 12, loss=math.nan, train_loss=torch.tensor([2.5], dtype=torch.float64)),
-        upload(3, 13, report=ClientReport(companions={"control": torch.tensor([1.0, math.inf])})),
+        upload(3, 13, report=ClientReport(companions={"control": torch.tensor([1.0, math.inf, 0.0])})),
         upload(4, 14, loss=0.5),
     ]
     reasons = {}
