@@ -17,7 +17,7 @@ class UpdateMatrix:
     """The updates of a cohort: row ``i`` is ``theta - theta_i``, so it points like a gradient.
 
     Args:
-        rows: contiguous ``[m, n]`` floating-point matrix on any device.
+        rows: ``[m, n]`` floating-point matrix on any device; rows are contiguous, at any distance from each other.
         layout: how the ``n`` columns divide into layers.
 
     Raises:
