@@ -23,7 +23,7 @@ class UpdateMatrix:
     """The updates of a cohort: row ``i`` is ``theta - theta_i``, so it points like a gradient.
 
     Args:
-        rows: ``[m, n]`` floating-point matrix on any device; neighbouring columns lie side by side.
+        rows: ``[m, n]`` floating-point matrix on any device; rows are contiguous, at any distance from each other.
         layout: how the columns divide into layers.
         columns: which of the layout's columns the rows hold; ``None``: all.
         norms: ``[m]`` float64 norms of the whole rows, if they are known.

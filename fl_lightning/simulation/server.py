@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fl_lightning.algorithms.base import ClientRule, ServerRule, StepReport
+from fl_lightning.core.aligned import stacked_rows
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.errors import ClientError
 from fl_lightning.core.lightning.names import rank_zero_warn
@@ -140,7 +141,8 @@ class Server:
         layout = self._binding.layout
         ids, rule = tuple(upload.client_id for upload in uploads), type(self._rule).__name__
         extras = stacked([upload.report.extras for upload in uploads], ids, f"extras of {rule}")
-        companions = stacked([upload.report.companions for upload in uploads], ids, f"companions of {rule}")
+        sent = [upload.report.companions for upload in uploads]
+        companions = stacked(sent, ids, f"companions of {rule}", stacked_rows)
         losses = [upload.loss for upload in uploads if upload.loss is not None]
         return Cohort(
             params=self._binding.theta,

@@ -75,13 +75,19 @@ def usable(
     return UsableUploads([uploads[k] for k in kept], norms[kept], [losses[k] for k in kept])
 
 
-def stacked(parts: Sequence[Mapping[str, Tensor]], client_ids: Sequence[int], what: str) -> dict[str, Tensor]:
+def stacked(
+    parts: Sequence[Mapping[str, Tensor]],
+    client_ids: Sequence[int],
+    what: str,
+    join: Callable[[list[Tensor]], Tensor] = torch.stack,
+) -> dict[str, Tensor]:
     """Joins what all clients sent under the same name: ``[m, ...]``.
 
     Args:
         parts: the clients' tensors by name.
         client_ids: for the error.
         what: for the error.
+        join: makes one tensor of the clients'.
 
     Raises:
         ValueError: names or shapes differ between clients.
@@ -90,7 +96,7 @@ def stacked(parts: Sequence[Mapping[str, Tensor]], client_ids: Sequence[int], wh
     if any(shape != shapes[0] for shape in shapes):
         found = dict(zip(client_ids, shapes, strict=True))
         raise ValueError(f"{what} must have the same names and shapes from all clients, found {found}")
-    return {name: torch.stack([part[name] for part in parts]) for name in shapes[0]}
+    return {name: join([part[name] for part in parts]) for name in shapes[0]}
 
 
 def _magnitudes(uploads: Sequence[Upload], rows: UpdateRows) -> tuple[Tensor, list[float | None]]:

@@ -50,7 +50,7 @@ class PreviousModels(ClientRule):
 
     def end_client(self, work: LocalWork) -> ClientReport:
         """Sets the client's buffers aside until its round counts; its parameters are in its row."""
-        self._buffers[work.client_id] = packed_buffers(work.module, work.row.device)
+        self._buffers[work.client_id] = packed_buffers(work.module, work.params.device)
         return ClientReport()
 
     def take_aside(self, client_id: int) -> State:

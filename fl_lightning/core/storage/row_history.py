@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning import ops
+from fl_lightning.core.aligned import empty_rows
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.storage.gram_cache import GramCache, moved
 from fl_lightning.core.storage.tensors import ClientTensors
@@ -209,7 +210,7 @@ class RowHistory:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned, products bit for bit."""
         self.clear()
-        self._rows = state["rows"].to(self.device or state["rows"].device, copy=True)
+        self._rows = empty_rows(len(state["rows"]), state["rows"], self.device).copy_(state["rows"])
         self._products = GramCache(state["gram"].to(accumulation_device(self._rows), copy=True))
         for (client, slot, when), scale in zip(state["clients"].tolist(), state["scales"].tolist(), strict=True):
             self._entries[client] = _Entry(slot, when, scale)
@@ -229,7 +230,8 @@ class RowHistory:
                 f"{held.dtype}; found {updates.layout.num_layers}, {rows.shape[1]}, {rows.dtype}"
             )
         if self.device is None and held.device != rows.device:  # a restored history may come from another device
-            self._rows, self._products = held.to(rows.device), self._products.to(accumulation_device(rows))
+            self._rows = empty_rows(len(held), held, rows.device).copy_(held)
+            self._products = self._products.to(accumulation_device(rows))
 
     def _assign(self, arriving: list[int], updates: UpdateMatrix) -> Tensor:
         """Slots for the clients: the ones they have, else the lowest free ones, after the oldest have left."""
@@ -244,10 +246,10 @@ class RowHistory:
         return torch.tensor([next(free) if i in new else self._entries[i].slot for i in arriving])
 
     def _grow(self, wanted: int, updates: UpdateMatrix) -> None:
-        held, n, layers = len(self._rows), updates.rows.shape[1], updates.layout.num_layers
+        held, layers = len(self._rows), updates.layout.num_layers
         slots = max(wanted, held + held // 2)
         slots = slots if self.capacity is None else min(slots, self.capacity)
-        rows = torch.zeros(slots, n, dtype=updates.rows.dtype, device=self.device or updates.rows.device)
+        rows = empty_rows(slots, updates.rows, self.device).zero_()
         there = accumulation_device(rows)
         if held:
             rows[:held] = self._rows
