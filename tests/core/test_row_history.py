@@ -271,3 +271,15 @@ def test_client_tensors_are_bounded():
         assert held.get(4).tolist() == [5.0] * 3
     with pytest.raises(ValueError, match="capacity must be at least 1 client, found 0"):
         ClientTensors(capacity=0)
+
+
+def test_every_remembered_row_starts_at_a_boundary():
+    history = RowHistory()
+    for when in range(3):
+        updates = rows_of(3, when, torch.float32)
+        remember(history, updates, [3 * when + k for k in range(3)], when)
+    restored = RowHistory()
+    restored.load_state_dict(reload(history.state_dict()))
+    for each in (history, restored):
+        assert len(each._rows) >= 9
+        assert all(row.data_ptr() % 64 == 0 for row in each._rows)
