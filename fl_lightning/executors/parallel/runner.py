@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Sequence
-from itertools import accumulate
 from multiprocessing.connection import Connection
-from typing import Any
 
 import torch
 
@@ -18,9 +15,10 @@ from fl_lightning.core.lightning.names import Callback, rank_zero_info
 from fl_lightning.executors.base import CohortRunner
 from fl_lightning.executors.parallel import messages
 from fl_lightning.executors.parallel.pool import WorkerPool, training_order
-from fl_lightning.executors.parallel.worker import STOP, ClientResult, RoundDone, RoundJob, Worker, WorkerReady
+from fl_lightning.executors.parallel.worker import STOP, RoundDone, Worker, WorkerReady
 from fl_lightning.training.client_runner import ClientRunner
 from fl_lightning.training.upload import Upload
+from fl_lightning.training.visits import Outcome, Replays, RoundOrder
 
 _ATTEMPTS = 3
 
@@ -47,7 +45,8 @@ class ParallelRunner(CohortRunner):
         self._params = messages.shared(tuple(clients.global_params.shape), clients.global_params.dtype)
         self._places = messages.shared((self._workers,), torch.int64)  # what each worker is at
         self._copied: Fingerprint | None = None  # of what is in the workers' copies
-        self._warned: dict[str, dict[Any, Any]] = {}
+        self._replays = Replays(clients)
+        self._order: RoundOrder | None = None
         callbacks: list[Callback] = clients.trainer.callbacks  # type: ignore[attr-defined]
         self._changes_between = any(_acts_between_clients(callback) for callback in callbacks)
         self.begin_round([])
@@ -63,8 +62,7 @@ class ParallelRunner(CohortRunner):
         """Workers begin when the first client is asked for."""
         self._tasks, self._costs = list(tasks), [0] * len(tasks)
         self._turn = -1  # place of the client that is being handed over
-        self._results: dict[int, ClientResult] = {}
-        self._steps: list[int] = []  # at which clients are expected to begin
+        self._results: dict[int, Outcome] = {}
         self._under_way, self._failed, self._frozen = False, False, ""
         self._attempts, self._left = 0, len(tasks)  # to train clients whose workers have died
 
@@ -122,11 +120,7 @@ class ParallelRunner(CohortRunner):
         self._copied = present
         self._params.copy_(clients.global_params)
         self._costs = [clients.planned_cost(task) for task in self._tasks]
-        planned = [clients.planned_steps(task) for task in self._tasks[first:]]
-        self._steps = list(accumulate(planned, initial=0))
-        self._begin = clients.copies.counters.global_step
-        last = len(clients.rows) - 1
-        self._job = RoundJob(self._tasks, first, self._steps, last, clients.copies.round_state())
+        self._order = self._replays.begin_round(self._tasks, first)
         self._hand_out(range(first, len(self._tasks)))
         self._under_way = True
 
@@ -135,12 +129,12 @@ class ParallelRunner(CohortRunner):
         self._places.fill_(STOP)
         if self._pool:
             try:
-                self._pool.begin(self._job, places)
+                self._pool.begin(self._order, places)
                 return
             except OSError:
                 pass  # somebody has died since the last round
         self._pool.start(self._run)
-        self._pool.begin(self._job, places)
+        self._pool.begin(self._order, places)
 
     def _run(self, index: int, channel: Connection, queue: int) -> None:
         Worker(self._clients, self._params, self._places[index : index + 1], channel, queue).serve()
@@ -168,7 +162,7 @@ class ParallelRunner(CohortRunner):
                     self._fall_back(f"worker processes cannot train here ({message.obstacle})")
             elif isinstance(message, RoundDone):
                 self._frozen = self._frozen or message.frozen
-            elif not isinstance(message, ClientResult):
+            elif not isinstance(message, Outcome):
                 self._fail_client_of(index, message)
             elif message.changed:
                 self._fall_back(f"{type(self._clients.module).__name__} {message.changed}")
@@ -191,7 +185,7 @@ class ParallelRunner(CohortRunner):
         """A worker has died: its client has failed, the others go on."""
         place = int(self._places[index])
         if place != STOP and place >= self._turn and place not in self._results:
-            self._results[place] = ClientResult(place, error=WorkerDiedError(f"its worker process {end}"))
+            self._results[place] = Outcome(place, error=WorkerDiedError(f"its worker process {end}"))
 
     def _fall_back(self, reason: str) -> None:
         """Trains this client and all that follow in this process; those handed over have left no such trace."""
@@ -199,34 +193,16 @@ class ParallelRunner(CohortRunner):
         self.fallback = reason
         rank_zero_info(f"Parallel trains this fit's clients one after the other from now on: {reason}")
 
-    def _accept(self, task: ClientTask, result: ClientResult) -> Upload:
+    def _accept(self, task: ClientTask, outcome: Outcome) -> Upload:
         """Lets everything happen here that happened in the worker."""
-        clients, planned = self._clients, self._steps[self._turn - self._job.first]
-        if result.asked and clients.copies.counters.global_step != self._begin + planned:
-            # The client has seen another number of steps than there are.
+        if self._replays.miscounted(outcome):
             if not self._failed:
                 self._fall_back(
                     "training looks at global_step, which is unknown until the earlier clients have trained"
                 )
-            return clients.train(task)
-        for text, category, filename, line in result.warned:
-            warnings.warn_explicit(text, category, filename, line, registry=self._warned.setdefault(filename, {}))
-        assert task.client_id is not None
-        if result.traces is not None:  # a worker that died has told nothing
-            clients.copies.replay(task.client_id, result.traces)
-        if result.error is not None:
-            self._failed = True
-            raise result.error from (_WorkerError(result.trace) if result.trace else None)
-        assert result.upload is not None
-        clients.rows.received(task.index)
-        return result.upload
-
-
-class _WorkerError(Exception):
-    """Where in a worker an error came from."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
+            return self._clients.train(task)
+        self._failed = self._failed or outcome.error is not None
+        return self._replays.replay(outcome)
 
 
 def _acts_between_clients(callback: Callback) -> bool:

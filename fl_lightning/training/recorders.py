@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stand in for what belongs to the parent process while a worker trains clients, and note its use."""
+"""Stand in for what belongs to the fit itself while a copy of it trains clients, and note its use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fl_lightning.core.lightning.names import LightningModule
 
 
 class LogRecorder:
-    """Stands in for the module's ``log`` and keeps its calls for the parent."""
+    """Stands in for the module's ``log`` and keeps its calls for the fit itself."""
 
     def __init__(self, module: LightningModule) -> None:
         self._module = module
@@ -40,7 +40,7 @@ class LogRecorder:
 
 
 class WatchedMetrics(dict[str, Any]):
-    """The trainer's metrics. Their copy in a worker is out of date, so reads are recorded."""
+    """The trainer's metrics. Their copy is out of date, so reads are recorded."""
 
     touched = False
 
@@ -67,7 +67,7 @@ class WatchedMetrics(dict[str, Any]):
 
 
 class RefusedLogger:
-    """Replaces a logger, which belongs to the parent, and records its use."""
+    """Replaces a logger, which belongs to the fit itself, and records its use."""
 
     def __init__(self) -> None:
         self.__dict__["touched"] = False

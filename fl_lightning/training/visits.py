@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client's visit to a copy of the fit in another process: written down there, and repeated in the fit itself."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from torch import Tensor
+
+from fl_lightning.core.fingerprint import Fingerprint, is_metric
+from fl_lightning.core.lightning.epoch_loop import ClientTask
+from fl_lightning.core.lightning.process_copy import replace_metrics
+from fl_lightning.training.client_runner import ClientRunner
+from fl_lightning.training.process_copies import ClientTraces, RoundState
+from fl_lightning.training.recorders import LogRecorder, RefusedLogger, WatchedMetrics
+from fl_lightning.training.upload import Upload
+
+
+@dataclass(frozen=True)
+class RoundOrder:
+    """A round, as far as copies of the fit cannot know it; the global parameters travel apart.
+
+    Attributes:
+        tasks: the round's clients.
+        first: place of the client whose turn it is.
+        steps: optimizer steps that are going to be taken between that client and those after it.
+        last: index of the round's last place.
+        state: where the fit is when that client is about to train.
+    """
+
+    tasks: list[ClientTask]
+    first: int
+    steps: list[int]
+    last: int
+    state: RoundState
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a client in a copy of the fit.
+
+    Attributes:
+        place: of its task among the round's tasks.
+        upload: what it sends; the update itself travels apart.
+        traces: what it left behind beside that; ``None`` if its process died.
+        error: what its training raised.
+        trace: where, in words.
+        asked: training read the number of optimizer steps so far.
+        warned: warnings as text, category, file and line.
+        changed: why the fit itself must train it: its training changed an object that is not shared with the copy.
+    """
+
+    place: int
+    upload: Upload | None = None
+    traces: ClientTraces | None = None
+    error: BaseException | None = None
+    trace: str = ""
+    asked: bool = False
+    warned: tuple[tuple[str, type[Warning], str, int], ...] = ()
+    changed: str = ""
+
+
+class Visits:
+    """Trains clients on a copy of the fit and writes down what they leave behind.
+
+    The copy's loggers, metrics and ``self.log`` are replaced for good.
+
+    Args:
+        clients: the copy of what trains clients.
+    """
+
+    def __init__(self, clients: ClientRunner) -> None:
+        self._clients = clients
+        self._log = LogRecorder(clients.module)
+        clients.copies.record_log(self._log)
+        self._loggers = [RefusedLogger() for _ in clients.trainer.loggers]
+        clients.trainer.loggers = self._loggers  # type: ignore[assignment]
+        self._metrics: list[WatchedMetrics] = replace_metrics(clients.trainer, WatchedMetrics)
+        self._order: RoundOrder | None = None
+        self._before = self._fingerprint()
+
+    def begin_round(self, order: RoundOrder, params: Tensor) -> None:
+        """Takes a round and its global parameters ``[n]``."""
+        self._order = order
+        self._clients.copies.load_round_state(order.state, params)
+        if order.state.schedulers:
+            self._before = self._fingerprint()
+
+    def visit(self, place: int) -> Outcome:
+        """Trains the client at a place; the copy is as it was then, unless the outcome says ``changed``."""
+        assert self._order is not None
+        order, clients, log = self._order, self._clients, self._log
+        counters, task = clients.copies.counters, order.tasks[place]
+        assert task.client_id is not None
+        later, steps = task.index - order.tasks[order.first].index, order.steps[place - order.first]
+        counters.move_to(order.state.counters, later, steps, task.index == order.last)
+        before = counters.counts()
+        counters.asked_for_steps, log.calls, log.metric = False, [], ""
+        upload, error, trace = None, None, ""
+        with _noted_warnings() as warned:
+            try:
+                upload = clients.train(task)
+                traces = clients.copies.traces_of(task.client_id, before, log.calls, failed=False)
+            except BaseException as raised:
+                error, trace = _portable(raised), traceback.format_exc()
+                traces = clients.copies.traces_of(task.client_id, before, log.calls, failed=True)
+            finally:
+                asked = counters.asked_for_steps
+                clients.restore(failed=error is not None)
+            changed = log.metric or self._changes()
+        return Outcome(place, upload, traces, error, trace, asked, tuple(warned), changed)
+
+    def _fingerprint(self) -> Fingerprint:
+        trainer, found = self._clients.trainer, Fingerprint()
+        found.add_module(self._clients.module, metrics=True)
+        found.add("trainer.should_stop", trainer.should_stop)
+        for index, config in enumerate(trainer.lr_scheduler_configs):
+            found.add(f"lr_scheduler_configs[{index}]", config.scheduler.state_dict())
+        return found
+
+    def _changes(self) -> str:
+        if any(logger.touched for logger in self._loggers):
+            return "uses a logger directly"
+        if any(metrics.touched for metrics in self._metrics):
+            return "looks at the trainer's metrics"
+        before, self._before = self._before, self._fingerprint()
+        names = before.changes(self._before)
+        if not names:
+            return ""
+        return f"changes {'metric' if is_metric(self._clients.module, names[0]) else 'attribute'} {names[0]!r}"
+
+
+class Replays:
+    """Plans rounds for copies of the fit, and lets happen here what happened there.
+
+    Args:
+        clients: trains the fit's clients.
+    """
+
+    def __init__(self, clients: ClientRunner) -> None:
+        self._clients = clients
+        self._warned: dict[str, dict[Any, Any]] = {}
+
+    def begin_round(self, tasks: Sequence[ClientTask], first: int = 0) -> RoundOrder:
+        """What copies need to train the clients from the place ``first`` on."""
+        clients = self._clients
+        self._began = clients.copies.counters.global_step
+        steps = list(accumulate((clients.planned_steps(task) for task in tasks[first:]), initial=0))
+        last = len(clients.rows) - 1
+        self._order = RoundOrder(list(tasks), first, steps, last, clients.copies.round_state())
+        return self._order
+
+    def miscounted(self, outcome: Outcome) -> bool:
+        """Whether the client has asked for the number of optimizer steps and seen another one than there are."""
+        planned = self._began + self._order.steps[outcome.place - self._order.first]
+        return outcome.asked and self._clients.copies.counters.global_step != planned
+
+    def replay(self, outcome: Outcome) -> Upload:
+        """Takes over a client whose turn it is; its update must be in its row already.
+
+        Raises:
+            BaseException: what the client's training raised.
+        """
+        clients, task = self._clients, self._order.tasks[outcome.place]
+        for text, category, filename, line in outcome.warned:
+            warnings.warn_explicit(text, category, filename, line, registry=self._warned.setdefault(filename, {}))
+        if outcome.traces is not None:
+            assert task.client_id is not None
+            clients.copies.replay(task.client_id, outcome.traces)
+        if outcome.error is not None:
+            raise outcome.error from (_ElsewhereError(outcome.trace) if outcome.trace else None)
+        assert outcome.upload is not None
+        clients.rows.received(task.index)
+        return outcome.upload
+
+
+class _ElsewhereError(Exception):
+    """Where in another process an error came from."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+@contextlib.contextmanager
+def _noted_warnings() -> Iterator[list[tuple[str, type[Warning], str, int]]]:
+    """Keeps warnings that the filters let through, as text, category, file and line, instead of showing them."""
+    noted: list[tuple[str, type[Warning], str, int]] = []
+
+    def note(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
+        noted.append((str(message), category, filename, lineno))
+
+    shown, warnings.showwarning = warnings.showwarning, note  # type: ignore[assignment]
+    try:
+        yield noted
+    finally:
+        warnings.showwarning = shown
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error itself if it survives being sent, else one of the same name and message."""
+    with contextlib.suppress(Exception):
+        pickle.loads(pickle.dumps(error))
+        return error
+    return RuntimeError(f"{type(error).__name__}: {error}")
