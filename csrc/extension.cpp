@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -28,23 +29,24 @@ namespace {
 // One set of wrappers serves both devices: Device supplies the kernels, and what they need besides their arguments.
 template <class Device>
 struct Kernels {
-  static Tensor layer_gram(const Tensor& rows_in, const Tensor& offsets_in) {
+  static Tensor layer_gram(const Tensor& rows_in, const Tensor& offsets_in, std::optional<int64_t> total_columns) {
     const Device device(rows_in);
     const Tensor rows = with_columns_contiguous(rows_in), offsets = torch::stable::contiguous(offsets_in);
     const Matrix matrix = matrix_of(rows);
-    const Layers layers = layers_of(offsets, matrix.columns);
+    const Layers layers = layers_of(offsets, matrix.columns, total_columns);
     Tensor gram = empty(rows, {layers.count, matrix.rows, matrix.rows}, ScalarType::Double);
     device.layer_gram(matrix, layers, write<double>(gram));
     return gram;
   }
 
-  static Tensor layer_cross_gram(const Tensor& rows_in, const Tensor& others_in, const Tensor& offsets_in) {
+  static Tensor layer_cross_gram(const Tensor& rows_in, const Tensor& others_in, const Tensor& offsets_in,
+                                 std::optional<int64_t> total_columns) {
     const Device device(rows_in);
     const Tensor rows = with_columns_contiguous(rows_in), others = with_columns_contiguous(others_in);
     const Tensor offsets = torch::stable::contiguous(offsets_in);
     const Matrix matrix = matrix_of(rows), other = matrix_of(others);
     require(other.columns == matrix.columns, "others must have shape [any, ", matrix.columns, "]");
-    const Layers layers = layers_of(offsets, matrix.columns);
+    const Layers layers = layers_of(offsets, matrix.columns, total_columns);
     Tensor gram = empty(rows, {layers.count, matrix.rows, other.rows}, ScalarType::Double);
     device.layer_cross_gram(matrix, other, layers, write<double>(gram));
     return gram;
@@ -52,13 +54,13 @@ struct Kernels {
 
   // Only on the processor: elsewhere all products are computed, and those that were asked for are taken.
   static Tensor layer_chosen_gram(const Tensor& rows_in, const Tensor& others_in, const Tensor& offsets_in,
-                                  const Tensor& chosen_in) {
+                                  const Tensor& chosen_in, std::optional<int64_t> total_columns) {
     const Device device(rows_in);
     const Tensor rows = with_columns_contiguous(rows_in), others = with_columns_contiguous(others_in);
     const Tensor offsets = torch::stable::contiguous(offsets_in), chosen = torch::stable::contiguous(chosen_in);
     const Matrix matrix = matrix_of(rows), other = matrix_of(others);
     require(other.columns == matrix.columns, "others must have shape [any, ", matrix.columns, "]");
-    const Layers layers = layers_of(offsets, matrix.columns);
+    const Layers layers = layers_of(offsets, matrix.columns, total_columns);
     require_type("chosen", chosen, ScalarType::Long);
     require(chosen.dim() == 1 && chosen.is_cpu(), "chosen must be a vector on the CPU");
     const auto *first = read<int64_t>(chosen), *last = first + chosen.numel();
@@ -72,13 +74,14 @@ struct Kernels {
   }
 
   // A step of another dtype keeps its accuracy: it goes through the kernel for two matrices.
-  static Tensor layer_dots(const Tensor& rows_in, const Tensor& step_in, const Tensor& offsets_in) {
+  static Tensor layer_dots(const Tensor& rows_in, const Tensor& step_in, const Tensor& offsets_in,
+                           std::optional<int64_t> total_columns) {
     const Device device(rows_in);
     const Tensor rows = with_columns_contiguous(rows_in), step = torch::stable::contiguous(step_in);
     const Tensor offsets = torch::stable::contiguous(offsets_in);
     const Matrix matrix = matrix_of(rows), one = matrix_of(step);
     require(one.rows == 1 && one.columns == matrix.columns, "step must have shape [", matrix.columns, "]");
-    const Layers layers = layers_of(offsets, matrix.columns);
+    const Layers layers = layers_of(offsets, matrix.columns, total_columns);
     Tensor dots = empty(rows, {layers.count, matrix.rows}, ScalarType::Double);
     if (one.dtype == matrix.dtype) {
       device.layer_dots(matrix, one.data, layers, write<double>(dots));
@@ -178,12 +181,13 @@ struct Kernels {
   }
 
   static std::tuple<Tensor, Tensor> puc_track(const Tensor& row_in, Tensor counts, int64_t threshold,
-                                              int64_t participations, const Tensor& offsets_in) {
+                                              int64_t participations, const Tensor& offsets_in,
+                                              std::optional<int64_t> total_columns) {
     const Device device(row_in);
     const Tensor row = torch::stable::contiguous(row_in), offsets = torch::stable::contiguous(offsets_in);
     const int64_t n = row.numel();
     require(row.dim() == 1 && counts.numel() == n, "counts must have shape [", n, "]");
-    const Layers layers = layers_of(offsets, n);
+    const Layers layers = layers_of(offsets, n, total_columns);
     const Tensor own = torch::stable::contiguous(counts);
     Tensor keep = empty(row, {(n + 31) / 32}, ScalarType::Int);
     Tensor norms = empty(row, {layers.count}, ScalarType::Double);

@@ -3,7 +3,7 @@
 //
 // What each op computes is defined by the pure-torch reference, fl_lightning/ops/_reference.py. Offsets are L + 1
 // numbers on the host that rise from 0 to the number of columns. All results are deterministic: sums run in a fixed
-// order whatever the number of threads.
+// order whatever the number of threads, and whatever part of the columns a process holds.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +21,22 @@ struct Matrix {
   DType dtype;
 };
 
+// Sums over columns are taken slice by slice and added along a binary tree over the slices' numbers, as
+// fl_lightning/ops/slices.py says. The matrix may be a run of the columns of another, but of a node of its tree: then
+// this matrix's own tree is that node.
+inline constexpr std::int64_t kLeastSlice = 8192, kMostSlices = 256;
+
+// Width of the slices of a matrix with this many columns: a power of two.
+inline std::int64_t slice_columns(std::int64_t total_columns) {
+  std::int64_t width = kLeastSlice;
+  while ((total_columns - 1) / kMostSlices >= width) width *= 2;
+  return width;
+}
+
 struct Layers {
   const std::int64_t* offsets;  // host, count + 1
   std::int64_t count;
+  std::int64_t slice;  // width of a slice
 };
 
 // Integer counts of FedHEAL, one per parameter.

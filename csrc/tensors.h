@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -91,7 +92,8 @@ inline Matrix matrix_of(const Tensor& t) {
   return {t.const_data_ptr(), t.size(0), t.size(1), t.stride(0), dtype_of(t)};
 }
 
-inline Layers layers_of(const Tensor& offsets, int64_t columns) {
+// Of a matrix that is a run of the columns of another, total_columns is the number of that one's.
+inline Layers layers_of(const Tensor& offsets, int64_t columns, std::optional<int64_t> total_columns = std::nullopt) {
   require_type("offsets", offsets, ScalarType::Long);
   require(offsets.dim() == 1 && offsets.size(0) >= 2 && offsets.is_cpu(), "offsets must be a CPU vector of L + 1");
   const auto* first = static_cast<const int64_t*>(offsets.const_data_ptr());
@@ -100,7 +102,7 @@ inline Layers layers_of(const Tensor& offsets, int64_t columns) {
     require(false, "offsets must rise from 0 to n = ", columns, " without decreasing, found ",
             listed(first, count + 1));
   }
-  return {first, count};
+  return {first, count, slice_columns(total_columns.value_or(columns))};
 }
 
 inline Tensor empty(const Tensor& like, std::initializer_list<int64_t> shape, ScalarType type) {

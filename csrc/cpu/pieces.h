@@ -17,9 +17,9 @@ inline std::int64_t task_columns(std::int64_t rows) {
   return kBlockColumns * std::max<std::int64_t>(blocks, 1);
 }
 
-// Sums per layer. A task is a stretch of `width` columns, and a piece is what one task has of one layer. A layer that
-// lies in one task is finished by it. Of another layer each piece leaves a part of the sum, and finish() adds the parts
-// in order of the tasks. A result is `size` numbers per layer.
+// Sums per layer along the tree of slices. A task is a node of the tree: `width` columns. A piece is what one slice has
+// of one layer. A task adds up its pieces of a layer. A layer that lies in one task is finished by it. Of another layer
+// each task leaves a part of the sum, and finish() adds the parts along the tree. A result is `size` numbers per layer.
 class Pieces {
  public:
   Pieces(Layers layers, std::int64_t width, std::int64_t size, double* out)
@@ -34,33 +34,68 @@ class Pieces {
 
   std::int64_t tasks() const { return (columns() + width_ - 1) / width_; }
 
-  // Calls piece(begin, end, result) for each layer that has columns in the task.
+  // Calls piece(begin, end, result) for each piece of the task.
   template <class Piece>
   void run(std::int64_t task, Piece piece) {
+    static thread_local Scratch scratch;
+    std::int64_t levels = 0;
+    while (layers_.slice << levels < width_) ++levels;
+    double* spare = static_cast<double*>(scratch.reserve(levels * size_ * static_cast<std::int64_t>(sizeof(double))));
     const std::int64_t* offsets = layers_.offsets;
     const std::int64_t begin = task * width_, end = std::min(begin + width_, columns());
     std::int64_t layer = std::upper_bound(offsets, offsets + layers_.count + 1, begin) - offsets - 1;
     for (; layer < layers_.count && offsets[layer] < end; ++layer) {
       const std::int64_t from = std::max(begin, offsets[layer]), to = std::min(end, offsets[layer + 1]);
-      if (from < to) piece(from, to, divided(layer) ? part(layer, task) : out_ + layer * size_);
+      if (from >= to) continue;
+      add_up(from, to, begin, width_, divided(layer) ? part(layer, task) : out_ + layer * size_, spare, piece);
     }
   }
 
   // Adds the parts of divided layers, and puts zeros for empty ones.
   void finish() {
     for (std::int64_t layer = 0; layer < layers_.count; ++layer) {
-      if (!empty(layer) && !divided(layer)) continue;
       double* out = out_ + layer * size_;
-      std::fill(out, out + size_, 0.0);
-      if (empty(layer)) continue;
-      for (std::int64_t task = first_task(layer); task <= last_task(layer); ++task) {
-        const double* from = part(layer, task);
-        for (std::int64_t i = 0; i < size_; ++i) out[i] += from[i];
+      if (empty(layer)) {
+        std::fill(out, out + size_, 0.0);
+        continue;
       }
+      if (divided(layer)) {
+        add_parts(layer);
+        std::copy_n(part(layer, first_task(layer)), size_, out);
+      }
+      // -0.0 is 0.0, as it is where another matrix with other columns adds its nothing.
+      for (std::int64_t i = 0; i < size_; ++i) out[i] += 0.0;
     }
   }
 
  private:
+  // The sum over the columns from `from` to `to`, all in the node that begins at `begin` and is `width` wide. Each
+  // level below has `size` spare numbers.
+  template <class Piece>
+  void add_up(std::int64_t from, std::int64_t to, std::int64_t begin, std::int64_t width, double* out, double* spare,
+              Piece& piece) const {
+    if (width == layers_.slice) return piece(from, to, out);
+    const std::int64_t half = width / 2, middle = begin + half;
+    if (to <= middle) return add_up(from, to, begin, half, out, spare, piece);
+    if (from >= middle) return add_up(from, to, middle, half, out, spare, piece);
+    add_up(from, middle, begin, half, out, spare, piece);
+    add_up(middle, to, middle, half, spare, spare + size_, piece);
+    for (std::int64_t i = 0; i < size_; ++i) out[i] += spare[i];
+  }
+
+  // Leaves the sum of a layer's parts in the first one. The sum of a node lies where that of its first task was.
+  void add_parts(std::int64_t layer) {
+    const std::int64_t first = first_task(layer), last = last_task(layer);
+    for (std::int64_t half = 1; half <= last; half *= 2) {
+      for (std::int64_t right = half; right <= last; right += 2 * half) {
+        if (right <= first) continue;
+        const double* from = part(layer, right);
+        double* to = part(layer, std::max(first, right - half));
+        for (std::int64_t i = 0; i < size_; ++i) to[i] += from[i];
+      }
+    }
+  }
+
   std::int64_t columns() const { return layers_.offsets[layers_.count]; }
   bool empty(std::int64_t layer) const { return layers_.offsets[layer] == layers_.offsets[layer + 1]; }
   std::int64_t first_task(std::int64_t layer) const { return layers_.offsets[layer] / width_; }

@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void layer_combine(Matrix rows, Layers layers, const double* coeff, void* out, bool add, Context context) {
-  const LayerTable table = make_table(kOp, layers, chunk_shift(rows.columns), context);
+  const LayerTable table = make_table(kOp, layers, chunk_shift(layers), context);
   with_type(rows.dtype, [&](auto zero) {
     using T = decltype(zero);
     launch(kOp, add ? combine<T, true, false> : combine<T, false, false>, item_count(table, rows.columns), kThreads,
@@ -67,7 +67,7 @@ void layer_combine(Matrix rows, Layers layers, const double* coeff, void* out, b
 }
 
 void layer_cross_combine(Matrix rows, Matrix others, Layers layers, const double* coeff, void* out, Context context) {
-  const LayerTable table = make_table("layer_cross_combine", layers, chunk_shift(rows.columns), context);
+  const LayerTable table = make_table("layer_cross_combine", layers, chunk_shift(layers), context);
   with_type(rows.dtype, [&](auto zero) {
     using T = decltype(zero);
     launch("layer_cross_combine", combine<T, false, true>, item_count(table, rows.columns), kThreads, context,

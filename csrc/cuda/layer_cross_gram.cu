@@ -9,8 +9,7 @@ namespace fl_lightning::cuda {
 void layer_cross_gram(Matrix rows, Matrix others, Layers layers, double* gram, Context context) {
   constexpr const char* kOp = "layer_cross_gram";
   if (others.rows == 0) return;
-  const LayerTable table =
-      make_table(kOp, layers, product_shift(rows.columns, std::max(rows.rows, others.rows)), context);
+  const LayerTable table = make_table(kOp, layers, product_shift(layers, std::max(rows.rows, others.rows)), context);
   const std::int64_t items = item_count(table, rows.columns);
   double* partial = scratch<double>(context, rows.rows * others.rows * items);
   if (std::max(rows.rows, others.rows) > kTile && suits_mma(rows, others, kTile / 2 + 1)) {

@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const std::int64_t groups = (m + kRows - 1) / kRows, index = blockIdx.x / groups;
   const std::int64_t first_row = blockIdx.x % groups * kRows;
   const Item item = find_item(table, index);
-  if (skips(table, item)) return;
+  if (skips(item)) return;
   const T* own = rows + first_row * stride;
   const std::int64_t count = m - first_row < kRows ? m - first_row : kRows, first = aligned_start(own, item.start);
   const int width = vector_width(own, stride, first), step_width = vector_width(step, 0, first);
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 }  // namespace
 
 void layer_dots(Matrix rows, const void* step, Layers layers, double* out, Context context) {
-  const LayerTable table = make_table(kOp, layers, chunk_shift(rows.columns), context);
+  const LayerTable table = make_table(kOp, layers, chunk_shift(layers), context);
   const std::int64_t items = item_count(table, rows.columns), m = rows.rows;
   const Matrix other{step, 1, rows.columns, rows.columns, rows.dtype};
   double* partial = scratch<double>(context, m * items);

@@ -20,7 +20,7 @@ bool few(Matrix rows) { return rows.rows <= (wide(rows) ? 10 : 16); }
 }  // namespace
 
 void layer_gram(Matrix rows, Layers layers, double* gram, Context context) {
-  const LayerTable table = make_table(kOp, layers, product_shift(rows.columns, rows.rows), context);
+  const LayerTable table = make_table(kOp, layers, product_shift(layers, rows.rows), context);
   const std::int64_t items = item_count(table, rows.columns), m = rows.rows;
   double* partial = scratch<double>(context, triangle(m) * items);
   if (few(rows)) {

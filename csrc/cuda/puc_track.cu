@@ -71,7 +71,8 @@ __global__ void __launch_bounds__(kSumThreads, 8)
     sum_norms(const double* partial, const __grid_constant__ LayerTable table, double* norms) {
   const std::int64_t layer = std::int64_t{blockIdx.x} * (kSumThreads / kWarp) + threadIdx.x / kWarp;
   if (layer >= table.count) return;
-  const double sum = layer_sum(partial, table, layer);
+  const double sum = layer_sum(
+      table, layer, [&](std::int64_t item) { return partial[item]; }, [](double own, std::int64_t) { return own; });
   if (threadIdx.x % kWarp == 0) norms[layer] = sum;
 }
 
@@ -79,7 +80,7 @@ __global__ void __launch_bounds__(kSumThreads, 8)
 
 void puc_track(Matrix row, void* counts, CountType type, std::int64_t threshold, std::int64_t participations,
                Layers layers, std::int32_t* keep, double* norms, Context context) {
-  const LayerTable table = make_table(kOp, layers, chunk_shift(row.columns), context);
+  const LayerTable table = make_table(kOp, layers, chunk_shift(layers), context);
   const std::int64_t chunks = (row.columns + (std::int64_t{1} << table.shift) - 1) >> table.shift;
   double* partial = scratch<double>(context, item_count(table, row.columns));
   with_type(row.dtype, [&](auto zero) {

@@ -160,7 +160,7 @@ Offsets::Offsets(int64_t n) {
   first[0] = 0;
   first[count] = n;
   std::sort(first, first + count);
-  layers = {first, count};
+  layers = {first, count, fl_lightning::slice_columns(one_in(4) ? between(n, int64_t{1} << 24) : n)};
 }
 
 namespace {

@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fl_lightning.ops.slices import slice_columns
+
 HERE = Path(__file__).parent
 HARNESS = ("simt.cpp", "shared.cpp", "mma.cpp", "entry.cpp", "faults.cpp")
 CUDA = HERE.parents[1] / "csrc" / "cuda"
@@ -67,7 +69,7 @@ class _Matrix(ctypes.Structure):
 
 
 class _Layers(ctypes.Structure):
-    _fields_ = [("offsets", ctypes.c_void_p), ("count", ctypes.c_int64)]
+    _fields_ = [("offsets", ctypes.c_void_p), ("count", ctypes.c_int64), ("slice", ctypes.c_int64)]
 
 
 def _matrix(x):
@@ -126,22 +128,25 @@ class Kernels:
         self.call("simt_fault", ctypes.c_int(number), _pointer(numbers), _pointer(out.tensor))
         return out.done()
 
-    def _layers(self, offsets):
-        return _Layers(offsets.data_ptr(), len(offsets) - 1)
+    def _layers(self, offsets, total_columns=None):
+        slice_of = slice_columns(int(offsets[-1]) if total_columns is None else total_columns)
+        return _Layers(offsets.data_ptr(), len(offsets) - 1, slice_of)
 
-    def layer_gram(self, rows: Tensor, offsets: Tensor) -> Tensor:
+    def layer_gram(self, rows: Tensor, offsets: Tensor, total: int | None = None) -> Tensor:
         out = Guarded(len(offsets) - 1, len(rows), len(rows))
-        self.call("layer_gram", _matrix(rows), self._layers(offsets), _pointer(out.tensor))
+        self.call("layer_gram", _matrix(rows), self._layers(offsets, total), _pointer(out.tensor))
         return out.done()
 
-    def layer_cross_gram(self, rows: Tensor, others: Tensor, offsets: Tensor) -> Tensor:
+    def layer_cross_gram(self, rows: Tensor, others: Tensor, offsets: Tensor, total: int | None = None) -> Tensor:
         out = Guarded(len(offsets) - 1, len(rows), len(others))
-        self.call("layer_cross_gram", _matrix(rows), _matrix(others), self._layers(offsets), _pointer(out.tensor))
+        self.call(
+            "layer_cross_gram", _matrix(rows), _matrix(others), self._layers(offsets, total), _pointer(out.tensor)
+        )
         return out.done()
 
-    def layer_dots(self, rows: Tensor, step: Tensor, offsets: Tensor) -> Tensor:
+    def layer_dots(self, rows: Tensor, step: Tensor, offsets: Tensor, total: int | None = None) -> Tensor:
         out = Guarded(len(offsets) - 1, len(rows))
-        self.call("layer_dots", _matrix(rows), _pointer(step), self._layers(offsets), _pointer(out.tensor))
+        self.call("layer_dots", _matrix(rows), _pointer(step), self._layers(offsets, total), _pointer(out.tensor))
         return out.done()
 
     def layer_combine(self, rows: Tensor, offsets: Tensor, coeff: Tensor, add: Tensor | None = None) -> Tensor:
@@ -174,7 +179,13 @@ class Kernels:
         return lam.done(), gap.done()
 
     def puc_track(
-        self, row: Tensor, counts: Tensor, threshold: int, participations: int, offsets: Tensor
+        self,
+        row: Tensor,
+        counts: Tensor,
+        threshold: int,
+        participations: int,
+        offsets: Tensor,
+        total: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         keep, norms = Guarded((len(row) + 31) // 32, dtype=torch.int32), Guarded(len(offsets) - 1)
         own = Guarded(len(counts), dtype=counts.dtype)
@@ -182,7 +193,9 @@ class Kernels:
         numbers = (ctypes.c_int64(threshold), ctypes.c_int64(participations))
         outputs = (_pointer(keep.tensor), _pointer(norms.tensor))
         kind = ctypes.c_int(_COUNTS.index(counts.dtype))
-        self.call("puc_track", _matrix(row), _pointer(own.tensor), kind, *numbers, self._layers(offsets), *outputs)
+        self.call(
+            "puc_track", _matrix(row), _pointer(own.tensor), kind, *numbers, self._layers(offsets, total), *outputs
+        )
         counts.copy_(own.done())
         return keep.done(), norms.done()
 

@@ -28,7 +28,7 @@ struct ProductsScratch {
   Scratch sums, left, right;
 };
 
-// Columns of a panel: they are worked on while they lie in the cache. Tasks are multiples of it where they can be.
+// Columns of a panel: they are worked on while they lie in the cache.
 std::int64_t panel_columns(const Products& problem);
 
 // Columns of a block. Their float64 sums, which the op provides memory for, stay in the second-level cache while the

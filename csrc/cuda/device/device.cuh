@@ -110,9 +110,9 @@ T* scratch(const Context& context, std::int64_t count) {
       context.allocate((count > 0 ? count : 1) * static_cast<std::int64_t>(sizeof(T)), context.owner));
 }
 
-// The same bits in every lane, whatever their order in time.
+// Along the binary tree whose leaves are the lanes. The same bits in every lane, whatever their order in time.
 __device__ inline double warp_sum(double x) {
-  for (int mask = kWarp / 2; mask > 0; mask /= 2) x += __shfl_xor_sync(kFullWarp, x, mask);
+  for (int mask = 1; mask < kWarp; mask *= 2) x += __shfl_xor_sync(kFullWarp, x, mask);
   return x;
 }
 

@@ -42,19 +42,23 @@ struct Item {
   std::int64_t layer, start, stop;
 };
 
-__device__ inline Item find_item(const LayerTable& table, std::int64_t item) {
-  const std::int64_t layer = table.last_at_most(item, [&](std::int64_t l) { return table.first_item(l); });
+__device__ inline Item item_of(const LayerTable& table, std::int64_t layer, std::int64_t item) {
   const std::int64_t chunk = (item - layer) << table.shift, end = chunk + (std::int64_t{1} << table.shift);
   const std::int64_t from = table.offset(layer), to = table.offset(layer + 1);
   return {layer, from > chunk ? from : chunk, to < end ? to : end};
 }
 
-// 2048 to 32768 columns per chunk: enough items to fill a device, few enough for their sums to be cheap. Only the
-// number of columns decides, so results do not depend on the device.
+__device__ inline Item find_item(const LayerTable& table, std::int64_t item) {
+  return item_of(table, table.last_at_most(item, [&](std::int64_t l) { return table.first_item(l); }), item);
+}
+
+// 2048 to 32768 columns per chunk: enough items to fill a device, few enough for their sums to be cheap. Only the width
+// of a slice decides, so results do not depend on the device, and a slice is a number of whole chunks.
 constexpr int kLeastShift = 11, kLargestShift = 15;
-inline int chunk_shift(std::int64_t columns) {
+static_assert(kLeastSlice >> kLeastShift >= 1);
+inline int chunk_shift(const Layers& layers) {
   int shift = kLeastShift;
-  while (shift < kLargestShift && (columns >> shift) > 2048) ++shift;
+  while (shift < kLargestShift && (layers.slice >> shift) > 8) ++shift;
   return shift;
 }
 

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kDirectThreads)
   using Real = std::conditional_t<std::is_same_v<T, double>, double, float>;
   constexpr int kWarps = kDirectThreads / kWarp, kEntries = kRows * (kRows + 1) / 2;
   const Item item = find_item(table, blockIdx.x);
-  if (skips(table, item)) return;
+  if (skips(item)) return;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const std::int64_t first = aligned_start(rows, item.start);
   const int width = vector_width(rows, stride, first);

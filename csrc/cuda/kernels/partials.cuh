@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sums in two stages. In the first stage, the kernels of the products, every block leaves the sums of its item:
-// partials. The second stage, here, adds up the partials of each layer in a fixed order.
+// partials. The second stage, here, adds up the partials of each layer along the binary tree over the chunks. A slice
+// is a number of whole chunks, a power of two, so its sum is a node of that tree, and so is what a process holds that
+// has some of the slices (ops.h). Within a chunk, threads take columns by their distance from an address that is a
+// multiple of 16. That is no matter of the slices a process has: each begins a multiple of 8192 columns after the first
+// one.
 //
 // Products of float32 and narrower rows are summed in float32 over kBlock columns, then in float64. The rounding error
 // is at most 8.5 * 2^-24 (5.1e-7) of the sum of the absolute products, and far less where many blocks average it out.
-// Layers too short for that are summed in float64 alone, by the second stage.
+// Items too short for that are summed in float64 alone, by the second stage.
 #pragma once
 
 #include "../device/columns.cuh"
@@ -14,17 +18,16 @@ namespace fl_lightning::cuda {
 
 constexpr int kBlock = 16, kShort = 256;
 
-// Many rows leave many sums per item: items then have more columns, so that the sums stay small beside the rows.
-inline int product_shift(std::int64_t columns, std::int64_t rows) {
-  int shift = chunk_shift(columns);
-  while ((std::int64_t{1} << shift) < 32 * rows) ++shift;
+// Many rows leave many sums per item: items then have more columns, as far as a slice has them, so that the sums stay
+// small beside the rows.
+inline int product_shift(const Layers& layers, std::int64_t rows) {
+  int shift = chunk_shift(layers);
+  while ((std::int64_t{1} << shift) < 32 * rows && (std::int64_t{1} << shift) < layers.slice) ++shift;
   return shift;
 }
 
-// Whether the first stage has nothing to do for an item.
-__device__ inline bool skips(const LayerTable& table, const Item& item) {
-  return item.start >= item.stop || table.offset(item.layer + 1) - table.offset(item.layer) <= kShort;
-}
+// Whether the first stage has nothing to do for an item: it is short, or the item of no columns.
+__device__ inline bool skips(const Item& item) { return item.stop - item.start <= kShort; }
 
 // Entry e = i (i + 1) / 2 + j of a symmetric matrix, j <= i; or e = i h + j of a rectangular one.
 __host__ __device__ inline std::int64_t triangle(std::int64_t i) { return i * (i + 1) / 2; }
@@ -49,7 +52,7 @@ __device__ inline double element(const Matrix& matrix, std::int64_t row, std::in
   return x;
 }
 
-// The warp's sum in float64. Slow: for short layers, and for what is too large for float32 and fits float64.
+// The warp's sum in float64. Slow: for short items, and for what is too large for float32 and fits float64.
 __device__ inline double wide_dot(const Matrix& a, std::int64_t i, const Matrix& b, std::int64_t j, std::int64_t start,
                                   std::int64_t stop) {
   double sum = 0.0;
@@ -58,13 +61,39 @@ __device__ inline double wide_dot(const Matrix& a, std::int64_t i, const Matrix&
   return warp_sum(sum);
 }
 
-// The warp's sum over the items of one layer, in a fixed order.
-__device__ inline double layer_sum(const double* partial, const LayerTable& table, std::int64_t layer) {
-  const std::int64_t end = table.end_item(layer);
+constexpr int kAhead = 4;  // groups of chunks whose partials are on their way together
+
+// The warp's sum over the items of one layer, along the tree over the chunks; the same in every lane. A lane loads the
+// partial of one of 32 neighbouring chunks, a group; then the warp settles what the lanes have.
+template <class Load, class Settle>
+__device__ inline double layer_sum(const LayerTable& table, std::int64_t layer, Load load, Settle settle) {
+  const std::int64_t first = table.first_item(layer) - layer, end = table.end_item(layer) - layer;
+  const std::int64_t groups = (end + kWarp - 1) / kWarp;
+  const int lane = threadIdx.x % kWarp;
+  // In lane k: the sum of the last 2^k groups that are a left node of the tree. 0 where the layer has none of them.
+  double left = 0.0;
+  for (std::int64_t next = first / kWarp; next < groups; next += kAhead) {
+    double own[kAhead];
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      const std::int64_t chunk = (next + k) * kWarp + lane;
+      own[k] = chunk >= first && chunk < end ? load(chunk + layer) : 0.0;
+    }
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      const std::int64_t group = next + k;
+      if (group >= groups) break;
+      double sum = warp_sum(settle(own[k], group * kWarp + layer));
+      int level = 0;
+      for (; group >> level & 1; ++level) sum += __shfl_sync(kFullWarp, left, level);
+      if (lane == level) left = sum;
+    }
+  }
   double sum = 0.0;
-#pragma unroll 4
-  for (std::int64_t p = table.first_item(layer) + threadIdx.x % kWarp; p < end; p += kWarp) sum += partial[p];
-  return warp_sum(sum);
+  for (int level = 0; groups >> level; ++level) {
+    if (groups >> level & 1) sum += __shfl_sync(kFullWarp, left, level);
+  }
+  return sum;
 }
 
 constexpr int kSumThreads = 128;
@@ -84,9 +113,18 @@ __global__ void __launch_bounds__(kSumThreads, 8)
     i -= triangle(i) > entry ? 1 : 0;
     j = entry - triangle(i);
   }
-  const std::int64_t start = table.offset(layer), stop = table.offset(layer + 1);
-  double sum = stop - start > kShort ? layer_sum(partial + entry * items, table, layer) : NAN;
-  if (!isfinite(sum)) sum = wide_dot(a, i, b, j, start, stop);
+  const auto load = [&](std::int64_t item) {
+    return skips(item_of(table, layer, item)) ? NAN : partial[entry * items + item];
+  };
+  const double sum = layer_sum(table, layer, load, [&](double own, std::int64_t first) {
+    for (unsigned lanes = __ballot_sync(kFullWarp, !isfinite(own)); lanes != 0; lanes &= lanes - 1) {
+      const int lane = __ffs(static_cast<int>(lanes)) - 1;
+      const Item item = item_of(table, layer, first + lane);
+      const double wide = wide_dot(a, i, b, j, item.start, item.stop);
+      if (threadIdx.x % kWarp == lane) own = wide;
+    }
+    return own;
+  });
   if (threadIdx.x % kWarp > 0) return;
   double* matrix = out + layer * a.rows * b.rows;
   matrix[i * b.rows + j] = sum;

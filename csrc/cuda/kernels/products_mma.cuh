@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
   // Blocks of one item run side by side, so that one of them fetches and the others find its rows in the cache.
   const std::int64_t index = blockIdx.x / blocks, own = blockIdx.x % blocks;
   const Item item = find_item(table, index);
-  if (skips(table, item)) return;
+  if (skips(item)) return;
   const auto [down, right_of] = tile_pair<kSymmetric>(own, (b.rows + kMmaRows - 1) / kMmaRows);
   const bool diagonal = kSymmetric && down == right_of;
   std::int64_t column = aligned_start(static_cast<const T*>(a.data), item.start);

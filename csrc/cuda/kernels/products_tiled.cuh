@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kTiledThreads, sizeof(Real) == 8 ? 1 : 2)
   // Tiles of one item run side by side, so that one of them fetches and the others find its rows in the cache.
   const std::int64_t index = blockIdx.x / tiles, tile = blockIdx.x % tiles;
   const Item item = find_item(table, index);
-  if (skips(table, item)) return;
+  if (skips(item)) return;
   const auto [down, right_of] = tile_pair<kSymmetric>(tile, (b.rows + kTile - 1) / kTile);
   const bool diagonal = kSymmetric && down == right_of;
   std::int64_t column = item.start;

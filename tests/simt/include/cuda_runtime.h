@@ -45,6 +45,11 @@ T __shfl_xor_sync(unsigned mask, T value, int other, const char* file = __builti
   simt::exchange(mask, simt::bits_of(value), file, line);
   return simt::peer_as<T>(static_cast<int>(threadIdx.x % simt::kWarp) ^ other);
 }
+template <class T>
+T __shfl_sync(unsigned mask, T value, int lane, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  simt::exchange(mask, simt::bits_of(value), file, line);
+  return simt::peer_as<T>(lane);
+}
 inline unsigned __ballot_sync(unsigned mask, int value, const char* file = __builtin_FILE(),
                               int line = __builtin_LINE()) {
   simt::exchange(mask, value != 0, file, line);
@@ -69,6 +74,7 @@ inline int __syncthreads_or(int value, const char* file, int line) {
   return result;
 }
 
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline double __dmul_rn(double a, double b) { return a * b; }
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   return static_cast<unsigned>((static_cast<std::uint64_t>(high) << 32 | low) >> (shift & 31u));
