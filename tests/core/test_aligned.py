@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
+from fl_lightning import ops
 from fl_lightning.core.aligned import ALIGNMENT, aligned, empty_rows, empty_tensors, stacked_rows
 
 
@@ -41,3 +43,21 @@ def test_what_does_not_start_at_a_boundary_is_copied():
         assert torch.equal(aligned(view), view)
         assert aligned(view).is_contiguous()
         assert off_line([aligned(view)]) == set()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_no_op_copies_rows_that_lie_apart(dtype):
+    m, n, offsets = 3, 1001, torch.tensor([0, 400, 1001])
+    rows = stacked_rows([torch.randn(n).to(dtype) for _ in range(m)])
+    assert not rows.is_contiguous()
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as found:
+        ops.layer_gram(rows, offsets)
+        ops.layer_cross_gram(rows, rows, offsets)
+        ops.layer_cross_gram(rows, rows, offsets, torch.tensor([0, 2]))
+        ops.layer_dots(rows, rows[0], offsets)
+        ops.layer_combine(rows, offsets, torch.ones(2, m))
+        ops.layer_cross_combine(rows, rows, offsets, torch.ones(2, 2 * m))
+    events = found.events()
+    assert events
+    copies = ("aten::contiguous", "aten::clone", "aten::copy_")
+    assert [e.name for e in events if e.name in copies and [m, n] in e.input_shapes] == []
