@@ -52,7 +52,7 @@ def empty_tensors(shapes: Sequence[Sequence[int]], like: Tensor) -> list[Tensor]
     sizes = [padded(prod(shape), like.dtype) for shape in shapes]
     block = torch.empty(sum(sizes), dtype=like.dtype, device=like.device)
     starts = accumulate(sizes, initial=0)
-    return [block[start : start + prod(shape)].view(*shape) for start, shape in zip(starts, shapes, strict=False)]
+    return [block[start : start + prod(shape)].view(tuple(shape)) for start, shape in zip(starts, shapes, strict=False)]
 
 
 def aligned(tensor: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fl_lightning.algorithms.base import ClientRule, Federation, ServerRule
+from fl_lightning.core.aligned import padded
 
 
 def memory_plan(
@@ -27,7 +28,15 @@ def memory_plan(
     rows, clients = federation.cohort_size or 0, federation.num_clients
     columns = federation.layout.numel
     params = columns * federation.dtype.itemsize
-    parts = {"global parameters": params, f"update matrix ({rows} x {columns})": rows * params}
+    row, in_training = (
+        sum(padded(size, federation.dtype) for size in sizes) * federation.dtype.itemsize
+        for sizes in ([columns], federation.layout.sizes)
+    )
+    parts = {
+        "global parameters": params,
+        "parameters in training (per process)": in_training,
+        f"update matrix ({rows} x {columns})": rows * row,
+    }
     for rule in rules:
         parts |= rule.memory(federation, rows)
     if buffers > 0:

@@ -14,6 +14,7 @@ from support import CLASSES, FEATURES, Classifier, blobs, fit, fresh
 from torch import nn
 
 import fl_lightning as fl
+from fl_lightning.core.aligned import padded
 
 CLIENTS, SAMPLES = 10_000, 10
 ALLOWED = CLIENTS * (1000 + 8 * SAMPLES)  # bytes: 1 kB per client, 8 bytes per sample
@@ -104,4 +105,4 @@ def test_the_cohort_alone_decides_what_a_round_holds(datasets):
 
     seconds_per_round(datasets[CLIENTS], CLIENTS, Spy, rounds=1)
     n = sum(p.numel() for p in fresh(Wide).parameters())
-    assert seen == [(10 * n * torch.float32.itemsize, CLIENTS)]
+    assert seen == [(10 * padded(n, torch.float32) * torch.float32.itemsize, CLIENTS)]

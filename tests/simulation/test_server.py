@@ -489,8 +489,9 @@ def test_the_memory_plan_is_printed_in_bytes(name, caplog_of_lightning):
     n = 140
     assert line.startswith("Federated fit on cpu, lean path.")
     assert parts["global parameters"] == 4 * n
-    assert parts[f"update matrix (4 x {n})"] == 4 * 4 * n
-    assert list(parts)[2:] == extra
+    assert parts["parameters in training (per process)"] == 4 * (96 + 16 + 32 + 16)  # whole lines of 64 bytes
+    assert parts[f"update matrix (4 x {n})"] == 4 * 4 * 144
+    assert list(parts)[3:] == extra
     assert all(parts[key] > 0 for key in extra)
     if name == "SCAFFOLD":
         assert parts["control_variates"] == 7 * n * 4

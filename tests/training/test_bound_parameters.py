@@ -6,6 +6,7 @@ from support import CLASSES, FEATURES, Classifier, federated_blobs, fresh, quiet
 from torch import nn
 
 import fl_lightning as fl
+from fl_lightning.core.aligned import ALIGNMENT
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.training.bound_parameters import BoundParameters
 
@@ -114,6 +115,15 @@ def test_what_is_assigned_while_the_module_is_global_is_kept():
     module[0].bias.data = torch.zeros(4)  # check() refuses it; the end of a fit does not fail over it
     binding.release()
     assert torch.equal(module[2].weight.data.flatten(), 2 * expected[-6:])
+
+
+def test_a_vector_that_starts_elsewhere_is_bound_at_a_boundary():
+    binding = BoundParameters(net(), "module")
+    shifted = torch.cat([torch.zeros(1), binding.theta])[1:]
+    assert shifted.data_ptr() % ALIGNMENT
+    binding.bind_flat(shifted)
+    assert binding.parameters[0].data_ptr() % ALIGNMENT == 0
+    assert torch.equal(binding.layout.flatten(binding.parameters), shifted)
 
 
 # ---- in a fit
