@@ -85,7 +85,7 @@ def train_locally(rule, module, layout, params, loss, client_id, lr, steps, mome
     parameters = layout.parameters(module)
     for parameter, view in zip(parameters, layout.views(row), strict=True):
         parameter.data = view
-    work = LocalWork(client_id, when, module, layout, parameters, params, row, num_samples, lr, momentum)
+    work = LocalWork(client_id, when, module, layout, parameters, params, num_samples, lr, momentum)
     optimizer = torch.optim.SGD(parameters, lr, momentum)
     rule.begin_client(work)
     for step in range(steps):

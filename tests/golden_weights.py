@@ -5,8 +5,10 @@
     python tests/golden_weights.py compare FILE    after it, on the same machine
 
 Every method trains with its defaults, one client after the other and in worker processes; further fits cover what
-executors, optimizers, buffers, hooks and checkpoints can do. A fingerprint holds hashes of the final weights and
-of everything that was logged, by name, except times. Other machines and other releases of torch may round differently.
+executors, optimizers, buffers, hooks and checkpoints can do, and methods on a model wide enough for its sums to be
+divided. A fingerprint holds hashes of the final weights and of everything that was logged, by name, except times.
+Beside FILE, the weights themselves lie in FILE.pt: of fits that differ, the largest difference is printed, divided by
+the largest weight. Other machines and other releases of torch may round differently.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ import torch.nn.functional as F
 from lightning.pytorch.loggers.logger import Logger
 from resuming import ALGORITHMS
 from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
+from torch import nn
 
 import fl_lightning as fl
 
@@ -86,6 +89,15 @@ class Gathering(Classifier):
         self.outputs.clear()
 
 
+class Wide(Classifier):
+    """Has several times 8,192 parameters."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        inputs, outputs = self.net[0].in_features, self.net[-1].out_features
+        self.net = nn.Sequential(nn.Linear(inputs, 3001), nn.ReLU(), nn.Linear(3001, outputs))
+
+
 class Manual(Classifier):
     """Steps its optimizer itself."""
 
@@ -116,7 +128,7 @@ def digest(
     trainer: Mapping[str, Any] | None = None,
     resume: bool = False,
     **strategy: Any,
-) -> dict[str, str]:
+) -> tuple[dict[str, str], torch.Tensor]:
     """Trains three rounds, tests, and hashes; ``resume`` stops after two and goes on from a checkpoint."""
     logger = Digest()
     options, trainer = {"norm": True, "log": True, **(options or {})}, dict(trainer or {})
@@ -138,16 +150,18 @@ def digest(
     with redirect_stdout(StringIO()):  # the table of clients
         last.test(built, federated_blobs(train=120), verbose=False)
     logger.add("weights", weights(built).numpy().tobytes())
-    return logger.digests()
+    return logger.digests(), weights(built)
 
 
-def fits() -> dict[str, Callable[[], dict[str, str]]]:
+def fits() -> dict[str, Callable[[], tuple[dict[str, str], torch.Tensor]]]:
     """Every fit by name."""
     parallel = {"executor": fl.executors.Parallel(2)}
     drops = {"sampler": fl.data.AvailabilitySampler(1.0, drop_out=0.25)}
     momentum = partial(torch.optim.SGD, lr=1.0, momentum=0.9)
     some = ("FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "Ditto", "FedFV", "FedMDFG", "FedLF", "FedHEAL", "FCFL", "MOON")
-    found: dict[str, Callable[[], dict[str, str]]] = {name: partial(digest, ALGORITHMS[name]) for name in ALGORITHMS}
+    found: dict[str, Callable[[], tuple[dict[str, str], torch.Tensor]]]
+    found = {name: partial(digest, ALGORITHMS[name]) for name in ALGORITHMS}
+    found |= {f"{name}, wide": partial(digest, method, Wide) for name, method in ALGORITHMS.items()}
     found |= {f"{name}, parallel": partial(digest, ALGORITHMS[name], **parallel) for name in some}
     found |= {
         f"{name}, hooks": partial(digest, ALGORITHMS[name], trainer={"callbacks": [Watching()]}) for name in some[:6]
@@ -183,6 +197,11 @@ def fits() -> dict[str, Callable[[], dict[str, str]]]:
     return found
 
 
+def relative(new: torch.Tensor, old: torch.Tensor) -> float:
+    """The largest difference, divided by the largest weight."""
+    return float((new.double() - old.double()).abs().max() / old.double().abs().max())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("record", "compare"))
@@ -191,20 +210,24 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    found = {}
+    found, trained = {}, {}
     for name, fingerprint in fits().items():
-        found[name] = fingerprint()
+        found[name], trained[name] = fingerprint()
         print(f"{found[name]['weights']}  {name}", flush=True)
+    beside = arguments.file.with_suffix(".pt")
     if arguments.action == "record":
         arguments.file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        torch.save(trained, beside)
         return
-    recorded = json.loads(arguments.file.read_text(encoding="utf-8"))
+    recorded, before = json.loads(arguments.file.read_text(encoding="utf-8")), torch.load(beside, weights_only=True)
     differing = 0
     for name in sorted(recorded.keys() | found.keys()):
         old, new = recorded.get(name, {}), found.get(name, {})
         if old != new:
             differing += 1
             print(f"{name} differs in", *sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key)))
+            if old and new:
+                print(f"    by {relative(trained[name], before[name]):.1e}")
     print(f"{len(found) - differing} of {len(found)} equal")
     sys.exit(bool(differing))
 

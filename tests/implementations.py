@@ -28,9 +28,9 @@ class Implementation(NamedTuple):
     find: Callable[[str], Callable[..., Any]]
     device: str
 
-    def __call__(self, op: str, *arguments: Any) -> Any:
+    def __call__(self, op: str, *arguments: Any, **options: Any) -> Any:
         moved = [a.to(self.device) if torch.is_tensor(a) and a.dtype != torch.int64 else a for a in arguments]
-        result = self.find(op)(*moved)
+        result = self.find(op)(*moved, **options)
         if op in _CHANGED:
             arguments[_CHANGED[op]].copy_(moved[_CHANGED[op]])
         return tuple(r.cpu() for r in result) if isinstance(result, tuple) else None if result is None else result.cpu()

@@ -97,11 +97,10 @@ class LocalWork:
     Attributes:
         client_id: the client.
         round: index of the round.
-        module: the module in training; its parameters are bound to ``row``.
+        module: the module in training.
         layout: the flat order of parameters.
-        parameters: the module's parameters in flat order.
+        parameters: the module's parameters in flat order: the client's own, from the global ones on.
         params: ``[n]`` global parameters, not to be written.
-        row: ``[n]`` the client's own parameters (the storage behind ``parameters``).
         num_samples: training samples of the client.
         client_lr: learning rate if the optimizer defines one.
         momentum: momentum of the client's SGD, 0 without.
@@ -119,7 +118,6 @@ class LocalWork:
     layout: ParamLayout
     parameters: list[nn.Parameter]
     params: Tensor
-    row: Tensor
     num_samples: int
     client_lr: float | None = None
     momentum: float = 0.0
@@ -127,6 +125,11 @@ class LocalWork:
     forward_context: Callable[[], AbstractContextManager[Any]] = nullcontext
     own_loss: Callable[[Any, int], Tensor] | None = None
     batches: Callable[[], Iterator[tuple[Any, int]]] | None = None
+
+    @property
+    def row(self) -> Tensor:
+        """``[n]`` the client's own parameters as they are now, a copy."""
+        return self.layout.flatten(self.parameters)
 
 
 @dataclass(frozen=True)
@@ -225,9 +228,9 @@ class ClientRule:
         """Changes ``parameter.grad`` in place before each optimizer step (and before gradient clipping)."""
 
     def end_client(self, work: LocalWork) -> ClientReport:
-        """Called after the last local step; ``work.row`` still holds the client's parameters.
+        """Called after the last local step, with the client's trained parameters.
 
-        Where clients upload full gradients it holds the learning rate times the gradient.
+        Where clients upload full gradients these are the global ones still.
         """
         return ClientReport()
 

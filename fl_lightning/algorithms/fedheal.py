@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
-from itertools import accumulate
 from math import ceil, floor
 from typing import Literal
 
@@ -21,6 +20,7 @@ from fl_lightning.algorithms._shared.rows import require_finite
 from fl_lightning.algorithms._shared.weighting import data_weights, uniform_weights
 from fl_lightning.algorithms.base import Federation, ServerRule, State, StepReport
 from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.updates import UpdateMatrix
 
 _WIDER = {torch.uint8: torch.int16, torch.int16: torch.int32}
 
@@ -81,34 +81,34 @@ class FedHEAL(ServerRule):
         Raises:
             ValueError: a row is not finite; nothing is counted then.
         """
-        rows, layout = cohort.updates.rows, cohort.updates.layout
-        lengths = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+        updates, lengths = cohort.updates, cohort.updates.norms()
         require_finite(torch.isfinite(lengths), cohort, "FedHEAL")
         if not bool(lengths.any()):
             self.report = StepReport(weights=uniform_weights(cohort).cpu(), flagged=True, scalars={"kept_share": 1.0})
             return torch.zeros_like(cohort.params)
-        offsets = torch.tensor([0, *accumulate(layout.sizes)], dtype=torch.int64)
         keep, norms = [], []
-        for client, row in zip(cohort.client_ids, rows, strict=True):
-            bits, squares = self._filter(client, row, offsets)  # M_m and ||M_m * Delta_m||^2 per tensor
-            keep.append(bits)
+        for place, client in enumerate(cohort.client_ids):
+            kept, squares = self._filter(client, place, updates)  # M_m and ||M_m * Delta_m||^2 per tensor
+            keep.append(kept)
             norms.append(squares.sum() if self._squares_norms else squares.sqrt().sum())
         p = self._weigh(cohort, torch.stack(norms).cpu())
-        step = ops.puc_combine(rows, torch.stack(keep), p)  # equations 8 and 9
-        self.report = StepReport(weights=p, scalars={"kept_share": self._kept_share(torch.stack(keep), layout.numel)})
+        bits = torch.stack(keep)
+        step = ops.puc_combine(updates.rows, bits, p)  # equations 8 and 9
+        kept_share = updates.columns.count(_ones(bits)) / (len(cohort) * updates.layout.numel)
+        self.report = StepReport(weights=p, scalars={"kept_share": kept_share})
         return step
 
-    def _filter(self, client: int, row: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    def _filter(self, client: int, place: int, updates: UpdateMatrix) -> tuple[Tensor, Tensor]:
         """Equations 5 to 7: keep bits of one client, and the squared norms of what is kept."""
-        if not self.filter_updates:
-            return ops.puc_track(row, torch.zeros(row.shape, dtype=torch.uint8, device=row.device), 0, 0, offsets)
-        t = self._rounds.get(client, 0)
-        counts = self._counts.get(client)
+        counts = self._counts.get(client) if self.filter_updates else None
         if counts is None:
-            counts = torch.zeros(row.shape, dtype=torch.uint8, device=row.device)
-        elif t + 1 > torch.iinfo(counts.dtype).max:
+            counts = torch.zeros_like(updates.rows[place], dtype=torch.uint8)
+        if not self.filter_updates:
+            return updates.puc_track(place, counts, threshold=0, participations=0)
+        t = self._rounds.get(client, 0)
+        if t + 1 > torch.iinfo(counts.dtype).max:
             counts = counts.to(_WIDER[counts.dtype])
-        bits, squares = ops.puc_track(row, counts, self._threshold(t), t, offsets)
+        bits, squares = updates.puc_track(place, counts, self._threshold(t), t)
         self._counts[client], self._rounds[client] = counts, t + 1
         return bits, squares
 
@@ -139,14 +139,6 @@ class FedHEAL(ServerRule):
         p = torch.tensor([self._weights[client] for client in ids], dtype=torch.float64)
         return p / p.sum()
 
-    @staticmethod
-    def _kept_share(keep: Tensor, n: int) -> float:
-        """Share of all coordinates of all clients that passed the filter."""
-        bits = keep.to(torch.int64) & 0xFFFFFFFF
-        for shift, mask in ((1, 0x55555555), (2, 0x33333333), (4, 0x0F0F0F0F), (8, 0x00FF00FF), (16, 0x0000FFFF)):
-            bits = (bits & mask) + ((bits >> shift) & mask)  # sums of neighbouring bits, pairs, nibbles, ...
-        return int(bits.sum()) / (keep.shape[0] * n)
-
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """One byte per coordinate and client; two from a client's 255th round on."""
         return {"increase counts": federation.num_clients * federation.layout.numel} if self.filter_updates else {}
@@ -172,3 +164,11 @@ class FedHEAL(ServerRule):
         self._rounds = {int(client): int(t) for client, t in state["rounds"].items()}
         self._weights = {int(client): float(p) for client, p in state["weights"].items()}
         self._gains = {int(client): float(g) for client, g in state["gains"].items()}
+
+
+def _ones(words: Tensor) -> Tensor:
+    """How many bits of int32 words are set."""
+    bits = words.to(torch.int64) & 0xFFFFFFFF
+    for shift, mask in ((1, 0x55555555), (2, 0x33333333), (4, 0x0F0F0F0F), (8, 0x00FF00FF), (16, 0x0000FFFF)):
+        bits = (bits & mask) + ((bits >> shift) & mask)  # sums of neighbouring bits, pairs, nibbles, ...
+    return bits.sum()

@@ -51,7 +51,7 @@ class QFedAvg(ServerRule):
         losses = nonnegative_losses(cohort, "QFedAvg") + OFFSET
         if cohort.client_lr is None:
             raise ValueError("client_lr must be given: QFedAvg takes 1 / client_lr for the Lipschitz constant")
-        norms = _row_norms(cohort.updates.rows)
+        norms = cohort.updates.norms().cpu()
         if not bool(norms.any()):
             self.report = StepReport(weights=torch.zeros_like(norms), flagged=True)
             return torch.zeros_like(cohort.params)
@@ -65,12 +65,3 @@ class QFedAvg(ServerRule):
         step = weighted_mean(cohort, weights)
         self.report = StepReport(weights=weights)
         return step
-
-
-def _row_norms(rows: Tensor) -> Tensor:
-    """Euclidean norms of the rows, ``[m]``, float64 on the CPU."""
-    wide = torch.promote_types(rows.dtype, torch.float32)
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=wide).cpu().double()
-    for place in norms.isinf().nonzero().flatten().tolist():  # the squares may have left the range of float32
-        norms[place] = torch.linalg.vector_norm(rows[place].cpu(), dtype=torch.float64)
-    return norms

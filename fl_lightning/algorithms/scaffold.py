@@ -110,7 +110,7 @@ class ControlVariates(ClientVectors):
                 "client_lr must be given: SCAFFOLD computes mean gradients from the change of the parameters"
             )
         if work.steps == 0 or work.client_lr == 0:
-            return ClientReport(companions={"control": torch.zeros_like(work.row)})
+            return ClientReport(companions={"control": torch.zeros_like(work.params)})
         # c_i^+ - c_i = -c + (x - y_i) / (eta S)
         total = work.client_lr * accumulated_steps(work.steps, work.momentum)
         change = (work.params - work.row).div_(total).sub_(self.of_server(work.params))

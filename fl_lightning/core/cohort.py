@@ -21,7 +21,7 @@ class Cohort:
 
     Parameters and rows are the strategy's own memory. Rules must not write to them, and must copy what they keep.
     ``losses``, ``sizes`` and ``extras`` may be tensors or sequences. They become float64 on the rows' device, or on the
-    CPU if the device has no float64.
+    CPU if the device has no float64. Where several processes share the columns, ``n`` counts those of this share.
 
     Attributes:
         params: ``[n]`` global parameters at the start of the round.

@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The matrix of the cohort's updates.
 
-Server rules ask ``UpdateMatrix`` for Gram matrices, inner products and linear combinations. It calls
-:mod:`fl_lightning.ops` for them. Rules do not touch the rows themselves.
+Server rules ask ``UpdateMatrix`` for norms, Gram matrices, inner products and linear combinations. It calls
+:mod:`fl_lightning.ops` for them. Rules do not touch the rows themselves: several processes may share the columns, and
+what is a sum over all columns then takes all of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import accumulate
+
+import torch
 from torch import Tensor
 
 from fl_lightning import ops
+from fl_lightning.core.columns import Columns
 from fl_lightning.core.layout import ParamLayout
 
 
@@ -17,38 +23,116 @@ class UpdateMatrix:
     """The updates of a cohort: row ``i`` is ``theta - theta_i``, so it points like a gradient.
 
     Args:
-        rows: contiguous ``[m, n]`` floating-point matrix on any device.
-        layout: how the ``n`` columns divide into layers.
+        rows: ``[m, n]`` floating-point matrix on any device; rows are contiguous, at any distance from each other.
+        layout: how the columns divide into layers.
+        columns: which of the layout's columns the rows hold; ``None``: all.
+        norms: ``[m]`` float64 norms of the whole rows, if they are known.
+
+    Attributes:
+        rows: ``[m, n]``; with several shares, the columns of this one.
+        layout: how the columns of all shares divide into layers.
+        columns: which of them are here.
 
     Raises:
         ValueError: wrong shape or dtype.
     """
 
-    def __init__(self, rows: Tensor, layout: ParamLayout) -> None:
-        if rows.dim() != 2 or rows.shape[1] != layout.numel:
-            raise ValueError(f"rows must have shape [m, {layout.numel}], found {tuple(rows.shape)}")
+    def __init__(
+        self, rows: Tensor, layout: ParamLayout, columns: Columns | None = None, norms: Tensor | None = None
+    ) -> None:
+        columns = Columns.whole(layout.numel) if columns is None else columns
+        if columns.total != layout.numel:
+            raise ValueError(f"columns must be those of the layout, {layout.numel}, found {columns.total}")
+        if rows.dim() != 2 or rows.shape[1] != columns.numel:
+            raise ValueError(f"rows must have shape [m, {columns.numel}], found {tuple(rows.shape)}")
         if not rows.is_floating_point():
             raise ValueError(f"rows must be floating point, found {rows.dtype}")
-        self.rows = rows
-        self.layout = layout
+        if norms is not None and norms.shape != rows.shape[:1]:
+            raise ValueError(f"norms must have shape [{rows.shape[0]}], found {tuple(norms.shape)}")
+        self.rows, self.layout, self.columns = rows, layout, columns
+        self._norms = norms
         self._gram: Tensor | None = None
 
     def __len__(self) -> int:
         return self.rows.shape[0]
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the rows."""
+        return self.rows.dtype
+
+    def beside(self, rows: Tensor) -> UpdateMatrix:
+        """A matrix of other rows with the same columns, on any device."""
+        return UpdateMatrix(rows, self.layout, self.columns)
+
+    def norms(self) -> Tensor:
+        """Euclidean norms of the rows, ``[m]`` float64; computed once (the rows must not change afterwards).
+
+        A row with NaN or infinity has a norm that is not finite.
+        """
+        if self._norms is None:
+            self._norms = self.columns.sum((0, self.layout.numel), self._squares)[0].sqrt()
+        return self._norms
+
+    def _squares(self, at: slice, offsets: Tensor) -> Tensor:
+        total = self.columns.total
+        return torch.cat([ops.layer_gram(row[None, at], offsets, total_columns=total) for row in self.rows], 1)[:, :, 0]
+
     def gram(self) -> Tensor:
         """Per-layer Gram matrices ``[L, m, m]`` in float64; computed once (the rows must not change afterwards)."""
         if self._gram is None:
-            self._gram = ops.layer_gram(self.rows, self.layout.offsets)
+            rows, total = self.rows, self.columns.total
+            self._gram = self._layer_sums(lambda at, offsets: ops.layer_gram(rows[:, at], offsets, total_columns=total))
         return self._gram
 
-    def cross_gram(self, others: Tensor) -> Tensor:
-        """Inner products with other rows ``[h, n]``: ``[L, m, h]`` in float64."""
-        return ops.layer_cross_gram(self.rows, others, self.layout.offsets)
+    def cross_gram(self, others: Tensor, chosen: Tensor | None = None) -> Tensor:
+        """Inner products with other rows: ``[L, m, h]`` in float64.
+
+        Args:
+            others: ``[k, n]`` with the same columns.
+            chosen: ``[h]`` int64 on the CPU, which of them; ``None``: all, ``h = k``.
+        """
+        rows, total = self.rows, self.columns.total
+        return self._layer_sums(
+            lambda at, offsets: ops.layer_cross_gram(rows[:, at], others[:, at], offsets, chosen, total_columns=total)
+        )
 
     def dots(self, step: Tensor) -> Tensor:
         """Inner products of every row with a step ``[n]``, per layer: ``[L, m]`` in float64."""
-        return ops.layer_dots(self.rows, step, self.layout.offsets)
+        rows, total = self.rows, self.columns.total
+        return self._layer_sums(lambda at, offsets: ops.layer_dots(rows[:, at], step[at], offsets, total_columns=total))
+
+    def puc_track(self, row: int, counts: Tensor, threshold: int, participations: int) -> tuple[Tensor, Tensor]:
+        """What one client keeps of its update: :func:`fl_lightning.ops.puc_track` of one row.
+
+        Args:
+            row: its place.
+            counts: ``[n]`` past increases, changed in place.
+            threshold: see there.
+            participations: see there.
+
+        Returns:
+            ``[ceil(n / 32)]`` bits, and the squared norms of what is kept: one per parameter tensor, float64.
+        """
+        values, total, kept = self.rows[row], self.columns.total, []
+
+        def part(at: slice, offsets: Tensor) -> Tensor:
+            bits, squares = ops.puc_track(
+                values[at], counts[at], threshold, participations, offsets, total_columns=total
+            )
+            kept.append(bits)
+            return squares
+
+        squares = self.columns.sum([0, *accumulate(self.layout.sizes)], part)
+        return torch.cat(kept), squares
+
+    def _layer_sums(self, part: Callable[[slice, Tensor], Tensor]) -> Tensor:
+        return self.columns.sum(self.layout.layer_starts, part)
+
+    @property
+    def offsets(self) -> Tensor:
+        """``[L + 1]`` int64 offsets of the layers in the columns that are here, as the ops take them."""
+        return self.columns.offsets(self.layout.layer_starts)
 
     def combine(self, coeff: Tensor, out: Tensor | None = None) -> Tensor:
         """Linear combination of the rows, ``[n]``.
@@ -59,4 +143,4 @@ class UpdateMatrix:
         """
         if coeff.dim() == 1:
             coeff = coeff.expand(self.layout.num_layers, -1)
-        return ops.layer_combine(self.rows, self.layout.offsets, coeff, out)
+        return ops.layer_combine(self.rows, self.offsets, coeff, out)

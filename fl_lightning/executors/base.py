@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from fl_lightning.core.aligned import empty_rows
 from fl_lightning.core.lightning.epoch_loop import ClientTask
 from fl_lightning.training.client_runner import ClientRunner
-from fl_lightning.training.update_rows import empty_rows
 from fl_lightning.training.upload import Upload
 
 
@@ -36,7 +36,9 @@ class Executor(ABC):
         """
 
     def rows(self, number: int, like: Tensor) -> Tensor:
-        """Allocates uninitialised memory for the updates ``[number, n]`` of a round.
+        """Allocates uninitialised memory for the updates ``[number, n]`` of a round, whose rows are contiguous.
+
+        Here every row starts at a 64-byte boundary. Other memory gives the same bits.
 
         Args:
             number: the largest number of clients in a round.

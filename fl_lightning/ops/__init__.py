@@ -12,7 +12,8 @@ Common rules. ``rows`` is ``[m, n]`` in float64, float32, float16 or bfloat16, c
 ``offsets[l]`` up to ``offsets[l + 1]``, and a layer may be empty. Small tensors (coefficients, weights, orders) may
 live beside the rows or on the CPU. Float64 results live beside the rows, or on the CPU where the device has no float64
 (MPS). NaN and infinity are not looked for here: they propagate into the results that depend on them. On one machine
-the results do not depend on the number of threads.
+the results do not depend on the number of threads. Nor do they depend on how many processes hold the columns: sums over
+columns have the order of :mod:`fl_lightning.ops.slices`.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from fl_lightning.ops.slices import slice_columns
+
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -68,6 +70,23 @@ def layer_offsets(offsets: Tensor, columns: int) -> None:
         starts: list[int] = offsets.tolist()
         if starts[0] != 0 or starts[-1] != columns or any(a > b for a, b in pairwise(starts)):
             raise ValueError(f"offsets must rise from 0 to n = {columns} without decreasing, found {starts}")
+
+
+def node_of_tree(columns: int, total_columns: int | None) -> None:
+    """Requires as many columns as a node of the tree of sums over ``total_columns`` can have.
+
+    Where the columns begin is not known here: a node is one of some size, or whatever the last of that size has.
+    """
+    if total_columns is None or columns == 0:
+        return
+    width = slice_columns(total_columns)
+    while width < columns:
+        width *= 2
+    if columns > total_columns or (columns != width and (total_columns - columns) % width):
+        raise ValueError(
+            f"total_columns must be that of a matrix of which {columns} columns are a node of the tree of sums "
+            f"(fl_lightning.ops.slices), found {total_columns}"
+        )
 
 
 def positions(name: str, chosen: Tensor, count: int) -> None:

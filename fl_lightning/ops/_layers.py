@@ -10,7 +10,7 @@ from fl_lightning.ops import _check, _library  # noqa: F401  (the import registe
 
 
 @torch.no_grad()
-def layer_gram(rows: Tensor, offsets: Tensor) -> Tensor:
+def layer_gram(rows: Tensor, offsets: Tensor, *, total_columns: int | None = None) -> Tensor:
     """Inner products of all pairs of rows, per layer, in one pass over the rows.
 
     In pure torch, and for float64 rows everywhere, sums run in float64. Compiled kernels add up a few products of
@@ -24,22 +24,29 @@ def layer_gram(rows: Tensor, offsets: Tensor) -> Tensor:
     Args:
         rows: ``[m, n]``, at least one row.
         offsets: ``[L + 1]`` layer offsets.
+        total_columns: ``None``: ``rows`` are a whole matrix. Otherwise they are some of the columns of a matrix with
+            this many, namely those of a node of the tree of sums: one of :func:`fl_lightning.ops.slices.subtrees`.
+            :func:`fl_lightning.ops.slices.add_tree` adds the results for all columns up to the bits of the whole
+            matrix.
 
     Returns:
         ``[L, m, m]`` float64, exactly symmetric; zero for an empty layer.
 
     Raises:
         TypeError: a dtype is not allowed.
-        ValueError: a shape, a device or the offsets' values break the rules above.
+        ValueError: a shape, a device, the offsets' values or the number of columns break the rules above.
     """
     _check.matrix("rows", rows)
     _check.layer_offsets(offsets, rows.shape[1])
-    gram: Tensor = torch.ops.fl_lightning.layer_gram(rows, offsets)
+    _check.node_of_tree(rows.shape[1], total_columns)
+    gram: Tensor = torch.ops.fl_lightning.layer_gram(rows, offsets, total_columns)
     return gram
 
 
 @torch.no_grad()
-def layer_cross_gram(rows: Tensor, others: Tensor, offsets: Tensor, chosen: Tensor | None = None) -> Tensor:
+def layer_cross_gram(
+    rows: Tensor, others: Tensor, offsets: Tensor, chosen: Tensor | None = None, *, total_columns: int | None = None
+) -> Tensor:
     """Inner products of rows with other rows (remembered updates), per layer.
 
     Args:
@@ -48,46 +55,50 @@ def layer_cross_gram(rows: Tensor, others: Tensor, offsets: Tensor, chosen: Tens
         offsets: ``[L + 1]`` layer offsets.
         chosen: ``[k]`` int64 on the CPU, which of the others count and in which order; ``None``: all. What is not
             chosen is not read on the CPU, whatever it holds.
+        total_columns: as in :func:`layer_gram`.
 
     Returns:
         ``[L, m, h]``, or ``[L, m, k]`` of those chosen, in float64 with the accuracy of :func:`layer_gram`.
 
     Raises:
         TypeError: a dtype is not allowed.
-        ValueError: a shape, a device or the offsets' values break the rules above.
+        ValueError: a shape, a device, the offsets' values or the number of columns break the rules above.
     """
     _check.matrix("rows", rows)
     _check.floating("others", others, (None, rows.shape[1]), beside=rows)
     _check.layer_offsets(offsets, rows.shape[1])
+    _check.node_of_tree(rows.shape[1], total_columns)
     gram: Tensor
     if chosen is None:
-        gram = torch.ops.fl_lightning.layer_cross_gram(rows, others, offsets)
+        gram = torch.ops.fl_lightning.layer_cross_gram(rows, others, offsets, total_columns)
     else:
         _check.positions("chosen", chosen, others.shape[0])
-        gram = torch.ops.fl_lightning.layer_chosen_gram(rows, others, offsets, chosen)
+        gram = torch.ops.fl_lightning.layer_chosen_gram(rows, others, offsets, chosen, total_columns)
     return gram
 
 
 @torch.no_grad()
-def layer_dots(rows: Tensor, step: Tensor, offsets: Tensor) -> Tensor:
+def layer_dots(rows: Tensor, step: Tensor, offsets: Tensor, *, total_columns: int | None = None) -> Tensor:
     """Inner products of every row with one step, per layer; a client conflicts with the step where it is negative.
 
     Args:
         rows: ``[m, n]``, at least one row.
         step: ``[n]`` on the rows' device, of any floating-point dtype; it need not lie in the span of the rows.
         offsets: ``[L + 1]`` layer offsets.
+        total_columns: as in :func:`layer_gram`.
 
     Returns:
         ``[L, m]`` float64, with the accuracy of :func:`layer_gram`.
 
     Raises:
         TypeError: a dtype is not allowed.
-        ValueError: a shape, a device or the offsets' values break the rules above.
+        ValueError: a shape, a device, the offsets' values or the number of columns break the rules above.
     """
     _check.matrix("rows", rows)
     _check.floating("step", step, (rows.shape[1],), beside=rows)
     _check.layer_offsets(offsets, rows.shape[1])
-    dots: Tensor = torch.ops.fl_lightning.layer_dots(rows, step, offsets)
+    _check.node_of_tree(rows.shape[1], total_columns)
+    dots: Tensor = torch.ops.fl_lightning.layer_dots(rows, step, offsets, total_columns)
     return dots
 
 

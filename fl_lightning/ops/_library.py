@@ -23,19 +23,21 @@ class _Op(NamedTuple):
     fake: Callable[..., Any]
 
 
-def _layer_gram(rows: Tensor, offsets: Tensor) -> Tensor:
+def _layer_gram(rows: Tensor, offsets: Tensor, total_columns: int | None = None) -> Tensor:
     return _float64(rows, offsets.shape[0] - 1, rows.shape[0], rows.shape[0])
 
 
-def _layer_cross_gram(rows: Tensor, others: Tensor, offsets: Tensor) -> Tensor:
+def _layer_cross_gram(rows: Tensor, others: Tensor, offsets: Tensor, total_columns: int | None = None) -> Tensor:
     return _float64(rows, offsets.shape[0] - 1, rows.shape[0], others.shape[0])
 
 
-def _layer_chosen_gram(rows: Tensor, others: Tensor, offsets: Tensor, chosen: Tensor) -> Tensor:
+def _layer_chosen_gram(
+    rows: Tensor, others: Tensor, offsets: Tensor, chosen: Tensor, total_columns: int | None = None
+) -> Tensor:
     return _float64(rows, offsets.shape[0] - 1, rows.shape[0], chosen.shape[0])
 
 
-def _layer_dots(rows: Tensor, step: Tensor, offsets: Tensor) -> Tensor:
+def _layer_dots(rows: Tensor, step: Tensor, offsets: Tensor, total_columns: int | None = None) -> Tensor:
     return _float64(rows, offsets.shape[0] - 1, rows.shape[0])
 
 
@@ -60,7 +62,12 @@ def _min_norm(gram: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _puc_track(
-    row: Tensor, counts: Tensor, threshold: int, participations: int, offsets: Tensor
+    row: Tensor,
+    counts: Tensor,
+    threshold: int,
+    participations: int,
+    offsets: Tensor,
+    total_columns: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     words = row.new_empty((row.shape[0] + 31) // 32, dtype=torch.int32)
     return words, _float64(row, offsets.shape[0] - 1)
@@ -75,16 +82,24 @@ def _float64(rows: Tensor, *shape: int) -> Tensor:
 
 
 _OPS = {
-    "layer_gram": _Op("(Tensor rows, Tensor offsets) -> Tensor", _reference.layer_gram, _layer_gram),
+    "layer_gram": _Op(
+        "(Tensor rows, Tensor offsets, int? total_columns=None) -> Tensor", _reference.layer_gram, _layer_gram
+    ),
     "layer_cross_gram": _Op(
-        "(Tensor rows, Tensor others, Tensor offsets) -> Tensor", _reference.layer_cross_gram, _layer_cross_gram
+        "(Tensor rows, Tensor others, Tensor offsets, int? total_columns=None) -> Tensor",
+        _reference.layer_cross_gram,
+        _layer_cross_gram,
     ),
     "layer_chosen_gram": _Op(
-        "(Tensor rows, Tensor others, Tensor offsets, Tensor chosen) -> Tensor",
+        "(Tensor rows, Tensor others, Tensor offsets, Tensor chosen, int? total_columns=None) -> Tensor",
         _reference.layer_chosen_gram,
         _layer_chosen_gram,
     ),
-    "layer_dots": _Op("(Tensor rows, Tensor step, Tensor offsets) -> Tensor", _reference.layer_dots, _layer_dots),
+    "layer_dots": _Op(
+        "(Tensor rows, Tensor step, Tensor offsets, int? total_columns=None) -> Tensor",
+        _reference.layer_dots,
+        _layer_dots,
+    ),
     "layer_combine": _Op(
         "(Tensor rows, Tensor offsets, Tensor coeff) -> Tensor", _reference.layer_combine, _layer_combine
     ),
@@ -103,8 +118,8 @@ _OPS = {
     ),
     "min_norm": _Op("(Tensor gram) -> (Tensor lam, Tensor gap)", min_norm, _min_norm),
     "puc_track": _Op(
-        "(Tensor row, Tensor(a!) counts, int threshold, int participations, Tensor offsets)"
-        " -> (Tensor keep, Tensor norms)",
+        "(Tensor row, Tensor(a!) counts, int threshold, int participations, Tensor offsets,"
+        " int? total_columns=None) -> (Tensor keep, Tensor norms)",
         _reference.puc_track,
         _puc_track,
     ),

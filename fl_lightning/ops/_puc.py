@@ -11,7 +11,13 @@ from fl_lightning.ops import _check, _library  # noqa: F401  (the import registe
 
 @torch.no_grad()
 def puc_track(
-    row: Tensor, counts: Tensor, threshold: int, participations: int, offsets: Tensor
+    row: Tensor,
+    counts: Tensor,
+    threshold: int,
+    participations: int,
+    offsets: Tensor,
+    *,
+    total_columns: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One client's pass 1: which coordinates move as they usually do, and how large the kept update is.
 
@@ -29,6 +35,7 @@ def puc_track(
         threshold: agreeing rounds that a coordinate needs, at least 0; 0 keeps all.
         participations: the client's past participations ``t``; ``t + 1`` must fit the dtype of ``counts``.
         offsets: ``[L + 1]`` offsets of the segments (parameter tensors) to measure.
+        total_columns: as in :func:`~fl_lightning.ops.layer_gram`.
 
     Returns:
         ``keep``, ``[ceil(n / 32)]`` int32 on the row's device: coordinate ``i`` is bit ``i % 32``, counted from the
@@ -50,7 +57,8 @@ def puc_track(
     if not 0 <= participations < limit:
         raise ValueError(f"participations must be in 0..{limit - 1} for {counts.dtype} counts, found {participations}")
     _check.layer_offsets(offsets, row.shape[0])
-    keep, norms = torch.ops.fl_lightning.puc_track(row, counts, threshold, participations, offsets)
+    _check.node_of_tree(row.shape[0], total_columns)
+    keep, norms = torch.ops.fl_lightning.puc_track(row, counts, threshold, participations, offsets, total_columns)
     return keep, norms
 
 

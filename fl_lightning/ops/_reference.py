@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pure-torch implementations. They define what every op computes, on any device.
 
-Sums run in float64. Rows are converted one block of columns at a time into one reused buffer, so that a block stays in
-the processor's cache and no float64 copy of the matrix exists. Blocks are taken in a fixed order, and the BLAS calls
-are kept to shapes whose sums no library divides among threads, so results do not depend on the number of threads.
+Sums run in float64, over columns in the order of :mod:`fl_lightning.ops.slices`. Rows are converted one block of
+columns at a time into one reused buffer, so that a block stays in the processor's cache and no float64 copy of the
+matrix exists. Blocks are taken in a fixed order. Where a library might divide a sum among threads, matrix products are
+kept to shapes that none divides, and other sums are made of elementwise additions, so results do not depend on the
+number of threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from fl_lightning.ops.dtypes import accumulation_device
+from fl_lightning.ops.slices import add_tree, slice_columns
 
 _CPU_BLOCK = 1 << 18  # elements of a float64 block: 2 MiB, about a core's share of cache
 _DEVICE_BLOCK = 1 << 24
@@ -24,44 +27,50 @@ _WORD = 32  # keep bits per int32 word
 _INT32_MAX = 2**31 - 1
 
 
-def layer_gram(rows: Tensor, offsets: Tensor) -> Tensor:
+def layer_gram(rows: Tensor, offsets: Tensor, total_columns: int | None = None) -> Tensor:
     """See :func:`fl_lightning.ops.layer_gram`."""
     m = rows.shape[0]
-    gram = _zeros(rows, offsets.shape[0] - 1, m, m)
     wide = _Wide(rows)
-    for layer, start, stop in _blocks(offsets, rows):
+
+    def add(gram: Tensor, start: int, stop: int) -> None:
         block = wide(rows[:, start:stop])
         for row in range(0, m, _STRIP):
-            gram[layer, row : row + _STRIP, row:].addmm_(block[row : row + _STRIP], block[row:].T)
+            gram[row : row + _STRIP, row:].addmm_(block[row : row + _STRIP], block[row:].T)
+
+    gram = _layer_sums(add, (m, m), offsets, total_columns, rows)
     return gram.triu_().add_(gram.triu(1).transpose(1, 2))
 
 
-def layer_cross_gram(rows: Tensor, others: Tensor, offsets: Tensor) -> Tensor:
+def layer_cross_gram(rows: Tensor, others: Tensor, offsets: Tensor, total_columns: int | None = None) -> Tensor:
     """See :func:`fl_lightning.ops.layer_cross_gram`."""
-    gram = _zeros(rows, offsets.shape[0] - 1, rows.shape[0], others.shape[0])
     wide, wide_others = _Wide(rows), _Wide(others)
-    for layer, start, stop in _blocks(offsets, rows, others):
+
+    def add(gram: Tensor, start: int, stop: int) -> None:
         block, other = wide(rows[:, start:stop]), wide_others(others[:, start:stop])
         for row in range(0, rows.shape[0], _STRIP):
-            gram[layer, row : row + _STRIP].addmm_(block[row : row + _STRIP], other.T)
-    return gram
+            gram[row : row + _STRIP].addmm_(block[row : row + _STRIP], other.T)
+
+    return _layer_sums(add, (rows.shape[0], others.shape[0]), offsets, total_columns, rows, others)
 
 
-def layer_chosen_gram(rows: Tensor, others: Tensor, offsets: Tensor, chosen: Tensor) -> Tensor:
+def layer_chosen_gram(
+    rows: Tensor, others: Tensor, offsets: Tensor, chosen: Tensor, total_columns: int | None = None
+) -> Tensor:
     """See :func:`fl_lightning.ops.layer_cross_gram`, with ``chosen``. On a device by its kernel for all rows."""
     if chosen.numel() and not 0 <= int(chosen.min()) <= int(chosen.max()) < others.shape[0]:
         raise ValueError(f"chosen must lie between 0 and {others.shape[0] - 1}, found {chosen.tolist()}")
-    gram: Tensor = torch.ops.fl_lightning.layer_cross_gram(rows, others, offsets)
+    gram: Tensor = torch.ops.fl_lightning.layer_cross_gram(rows, others, offsets, total_columns)
     return gram.index_select(2, chosen.to(gram.device, non_blocking=True))
 
 
-def layer_dots(rows: Tensor, step: Tensor, offsets: Tensor) -> Tensor:
+def layer_dots(rows: Tensor, step: Tensor, offsets: Tensor, total_columns: int | None = None) -> Tensor:
     """See :func:`fl_lightning.ops.layer_dots`."""
-    dots = _zeros(rows, offsets.shape[0] - 1, rows.shape[0])
     wide, wide_step = _Wide(rows), _Wide(step)
-    for layer, start, stop in _blocks(offsets, rows):
-        dots[layer].addmv_(wide(rows[:, start:stop]), wide_step(step[start:stop]))
-    return dots
+
+    def add(dots: Tensor, start: int, stop: int) -> None:
+        dots.add_(_halved(wide(rows[:, start:stop]).mul_(wide_step(step[start:stop]))))
+
+    return _layer_sums(add, (rows.shape[0],), offsets, total_columns, rows)
 
 
 def layer_combine(rows: Tensor, offsets: Tensor, coeff: Tensor) -> Tensor:
@@ -116,22 +125,28 @@ def project_conflicts(gram: Tensor, order: Tensor, keep: Tensor) -> Tensor:
 
 
 def puc_track(
-    row: Tensor, counts: Tensor, threshold: int, participations: int, offsets: Tensor
+    row: Tensor,
+    counts: Tensor,
+    threshold: int,
+    participations: int,
+    offsets: Tensor,
+    total_columns: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See :func:`fl_lightning.ops.puc_track`."""
     n = row.shape[0]
-    norms = _zeros(row, offsets.shape[0] - 1)
     wide = _Wide(row)
     kept = torch.zeros(-(-n // _WORD) * _WORD, dtype=torch.bool, device=row.device)
-    for layer, start, stop in _blocks(offsets, row[None]):
+
+    def add(square: Tensor, start: int, stop: int) -> None:
         values, count = row[start:stop], counts[start:stop]
         increase = values <= 0
         past = count.to(torch.int32)
         keep = torch.where(increase, past, participations - past) >= min(threshold, _INT32_MAX)
         count.add_(increase)
         kept[start:stop] = keep
-        masked = wide(values.masked_fill(~keep, 0.0))
-        norms[layer] += masked.dot(masked)
+        square.add_(_halved(wide(values.masked_fill(~keep, 0.0)).square_()))
+
+    norms = _layer_sums(add, (), offsets, total_columns, row[None])
     return _pack(kept), norms
 
 
@@ -176,20 +191,68 @@ def _columns(rows: int, device: torch.device) -> int:
     return max(_MIN_COLUMNS, budget // max(rows, 1) // _WORD * _WORD)
 
 
-def _blocks(offsets: Tensor, *matrices: Tensor) -> Iterator[tuple[int, int, int]]:
-    """Yields (layer, start, stop) in increasing order; no block crosses a layer.
-
-    Raises:
-        ValueError: offsets do not rise from 0 to the number of columns.
-    """
-    n = matrices[0].shape[1]
+def _starts(offsets: Tensor, n: int) -> list[int]:
+    """Raises ValueError unless the offsets rise from 0 to the number of columns."""
     starts: list[int] = offsets.tolist()
     if starts[0] != 0 or starts[-1] != n or any(a > b for a, b in pairwise(starts)):
         raise ValueError(f"offsets must rise from 0 to n = {n} without decreasing, found {starts}")
+    return starts
+
+
+def _blocks(offsets: Tensor, *matrices: Tensor) -> Iterator[tuple[int, int, int]]:
+    """Yields (layer, start, stop) in increasing order; no block crosses a layer."""
+    starts = _starts(offsets, matrices[0].shape[1])
     columns = _columns(sum(matrix.shape[0] for matrix in matrices), matrices[0].device)
     for layer, (start, stop) in enumerate(pairwise(starts)):
         for begin in range(start, stop, columns):
             yield layer, begin, min(begin + columns, stop)
+
+
+def _layer_sums(
+    add: Callable[[Tensor, int, int], None],
+    shape: tuple[int, ...],
+    offsets: Tensor,
+    total_columns: int | None,
+    *matrices: Tensor,
+) -> Tensor:
+    """Sums over the columns of each layer, ``[L, *shape]``.
+
+    Args:
+        add: ``add(total, start, stop)`` adds up the columns from ``start`` to ``stop``, a block of one slice.
+        shape: of a sum.
+        offsets: ``[L + 1]`` layer offsets.
+        total_columns: as in :func:`fl_lightning.ops.layer_gram`.
+        matrices: what ``add`` reads.
+    """
+    n = matrices[0].shape[1]
+    total_columns = n if total_columns is None else total_columns
+    width = slice_columns(total_columns)
+    columns = _columns(sum(matrix.shape[0] for matrix in matrices), matrices[0].device)
+    starts = _starts(offsets, n)
+    sums = _zeros(matrices[0], len(starts) - 1, *shape)
+
+    def of_slice(begin: int, end: int) -> Tensor:
+        total = sums.new_zeros(shape)
+        for start in range(begin, end, columns):
+            add(total, start, min(start + columns, end))
+        return total
+
+    for total, (begin, end) in zip(sums, pairwise(starts), strict=True):
+        if begin < end:
+            spans = [(start, start + width) for start in range(begin // width * width, end, width)]
+            parts = (of_slice(max(begin, start), min(end, stop)) for start, stop in spans)
+            total.copy_(add_tree(spans, parts, total_columns))
+    return sums.add_(0.0)  # -0.0 is 0.0, as it is where another part of the tree adds its nothing
+
+
+def _halved(terms: Tensor) -> Tensor:
+    """Sums over the last dimension, the second half added to the first until one is left; the terms are overwritten."""
+    count = terms.shape[-1]
+    while count > 1:
+        half = (count + 1) // 2
+        terms[..., : count - half].add_(terms[..., half:count])
+        count = half
+    return terms[..., 0]
 
 
 def _combined(rows: Tensor, offsets: Tensor, coeff: Tensor) -> Iterator[tuple[int, int, Tensor]]:

@@ -225,7 +225,7 @@ class FederatedFit:
     def _losses_at(self, params: Tensor, clients: Sequence[int]) -> Tensor:
         assert self._round is not None
         index, needs = self._round.index, Needs(losses=True)
-        self._binding.bind_flat(params.detach().to(self._binding.theta.dtype).contiguous())
+        self._binding.bind_flat(params.detach().to(self._binding.theta.dtype))
         try:
             losses = [self.runner.measure(client, index, needs)["loss"] for client in clients]
             return torch.tensor(losses, dtype=torch.float64)

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fl_lightning.algorithms.base import ClientRule, ServerRule, StepReport
+from fl_lightning.core.aligned import stacked_rows
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.errors import ClientError
 from fl_lightning.core.lightning.names import rank_zero_warn
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.updates import UpdateMatrix
 from fl_lightning.metrics.functional import conflict_counts
-from fl_lightning.simulation.uploads import ErrorPolicy, Round, UsableUploads, norm_of, stacked, usable
+from fl_lightning.simulation.uploads import ErrorPolicy, Round, UsableUploads, stacked, usable
 from fl_lightning.training.bound_parameters import BoundParameters
 from fl_lightning.training.buffers import BufferBank
 from fl_lightning.training.update_rows import UpdateRows
@@ -103,7 +104,7 @@ class Server:
             return _record_of_nobody(current, seconds())
         ids = tuple(upload.client_id for upload in reports.uploads)
         ask = None if losses_at is None else (lambda params: losses_at(params, ids))
-        updates = rows.gathered([upload.index for upload in reports.uploads])
+        updates = rows.gathered([upload.index for upload in reports.uploads], reports.norms)
         cohort = self._cohort(current.index, reports.uploads, updates, client_lr, ask)
         step, step_norm = self._aggregate(cohort)
         dots = cohort.updates.dots(step).cpu()
@@ -123,8 +124,9 @@ class Server:
         """
         self._algorithm.report = StepReport()
         step = self._rule.adjust_step(cohort, self._algorithm.aggregate(cohort))
-        norm = norm_of(step) if step.dim() == 1 else nan
-        if step.shape != self._binding.theta.shape or not isfinite(norm):
+        fits = step.shape == cohort.params.shape and step.is_floating_point()
+        norm = float(cohort.updates.beside(step[None]).norms()) if fits else nan
+        if not isfinite(norm):
             raise RuntimeError(
                 f"{type(self._algorithm).__name__}.aggregate must return a finite step of shape "
                 f"{tuple(self._binding.theta.shape)}, found shape {tuple(step.shape)}, norm {norm}"
@@ -142,7 +144,8 @@ class Server:
         layout = self._binding.layout
         ids, rule = tuple(upload.client_id for upload in uploads), type(self._rule).__name__
         extras = stacked([upload.report.extras for upload in uploads], ids, f"extras of {rule}")
-        companions = stacked([upload.report.companions for upload in uploads], ids, f"companions of {rule}")
+        sent = [upload.report.companions for upload in uploads]
+        companions = stacked(sent, ids, f"companions of {rule}", stacked_rows)
         losses = [upload.loss for upload in uploads if upload.loss is not None]
         return Cohort(
             params=self._binding.theta,

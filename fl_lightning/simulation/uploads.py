@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite, isinf
+from math import isfinite
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fl_lightning.ops.dtypes import accumulation_device
 from fl_lightning.training.buffers import BufferBank
 from fl_lightning.training.update_rows import UpdateRows
 from fl_lightning.training.upload import Upload
@@ -69,20 +68,26 @@ def usable(
             drop(upload, f"its loss at the global model is {upload.loss}")
         elif not buffers[place]:
             drop(upload, "its buffers are not finite")
-        elif not all(isfinite(norm_of(row)) for row in companions.values()):
+        elif not all(bool(rows.norm(row).isfinite()) for row in companions.values()):
             drop(upload, f"what it sends besides its update is not finite ({', '.join(companions)})")
         else:
             kept.append(place)
     return UsableUploads([uploads[k] for k in kept], norms[kept], [losses[k] for k in kept])
 
 
-def stacked(parts: Sequence[Mapping[str, Tensor]], client_ids: Sequence[int], what: str) -> dict[str, Tensor]:
+def stacked(
+    parts: Sequence[Mapping[str, Tensor]],
+    client_ids: Sequence[int],
+    what: str,
+    join: Callable[[list[Tensor]], Tensor] = torch.stack,
+) -> dict[str, Tensor]:
     """Joins what all clients sent under the same name: ``[m, ...]``.
 
     Args:
         parts: the clients' tensors by name.
         client_ids: for the error.
         what: for the error.
+        join: makes one tensor of the clients'.
 
     Raises:
         ValueError: names or shapes differ between clients.
@@ -91,30 +96,14 @@ def stacked(parts: Sequence[Mapping[str, Tensor]], client_ids: Sequence[int], wh
     if any(shape != shapes[0] for shape in shapes):
         found = dict(zip(client_ids, shapes, strict=True))
         raise ValueError(f"{what} must have the same names and shapes from all clients, found {found}")
-    return {name: torch.stack([part[name] for part in parts]) for name in shapes[0]}
-
-
-def norm_of(vector: Tensor) -> float:
-    """Euclidean norm of a vector of any floating-point dtype, also where the squares leave its range."""
-    norm = float(_norm(vector))
-    if not isinf(norm):
-        return norm
-    return float(torch.linalg.vector_norm(vector.to(accumulation_device(vector)), dtype=torch.float64))
+    return {name: join([part[name] for part in parts]) for name in shapes[0]}
 
 
 def _magnitudes(uploads: Sequence[Upload], rows: UpdateRows) -> tuple[Tensor, list[float | None]]:
     """Norms and training losses, fetched from the device at once."""
-    norms = torch.stack([_norm(rows.update(upload.index)) for upload in uploads])
+    norms = torch.cat([rows.norm(rows.update(upload.index)) for upload in uploads])
     losses = [upload.train_loss for upload in uploads if upload.train_loss is not None]
     given = [loss.detach().reshape(1).to(norms.device, norms.dtype) for loss in losses]
-    fetched = torch.cat([norms, *given]).cpu().double()
+    fetched = torch.cat([norms, *given]).cpu()
     norms, remaining = fetched[: len(uploads)], iter(fetched[len(uploads) :].tolist())
-    for place in norms.isinf().nonzero().flatten().tolist():
-        norms[place] = norm_of(rows.update(uploads[place].index))
     return norms, [None if upload.train_loss is None else next(remaining) for upload in uploads]
-
-
-def _norm(vector: Tensor) -> Tensor:
-    # Not in float64: that costs ten times as much, and only vectors of huge numbers need it.
-    norm: Tensor = torch.linalg.vector_norm(vector, dtype=torch.promote_types(vector.dtype, torch.float32))
-    return norm

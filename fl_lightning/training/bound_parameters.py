@@ -2,8 +2,8 @@
 """A module whose parameters are views of flat vectors.
 
 Between clients the parameters are bound to the global vector ``theta``; during local training they are bound to the
-client's row. Binding assigns views and copies nothing. So a client cannot damage the global weights: binding the global
-vector again brings them back after any error.
+memory that :class:`~fl_lightning.training.update_rows.UpdateRows` has for it. Binding assigns views and copies nothing.
+So a client cannot damage the global weights: binding the global vector again brings them back after any error.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from fl_lightning.core.aligned import aligned
 from fl_lightning.core.layout import LayerSpec, ParamLayout
 from fl_lightning.ops.dtypes import accumulation_device
 
@@ -27,6 +28,7 @@ class BoundParameters:
 
     Attributes:
         theta: ``[n]`` the global parameters; the module is bound to it after construction.
+        global_views: its parts with the parameters' shapes, in flat order.
 
     Raises:
         ValueError: the trainable parameters differ in dtype or device, or are not real floating-point numbers.
@@ -47,7 +49,7 @@ class BoundParameters:
         # Tensors without storage that remember the memory format (channels_last).
         self._formats = [torch.empty_like(p.data, device="meta") for p in self.parameters]
         self.theta = self.layout.flatten(self.parameters)
-        self._global = self.layout.views(self.theta)
+        self.global_views = self.layout.views(self.theta)
         self._marks: dict[str, Tensor] = {}
         self._at_global = False
         self.bind_global()
@@ -64,7 +66,7 @@ class BoundParameters:
         trainable = [p for p in self.module.parameters() if p.requires_grad]
         if {id(p) for p in trainable} == {id(p) for p in self.parameters}:
             return self
-        self.settle(self._global)
+        self.settle(self.global_views)
         self.release()
         return BoundParameters(self.module, layers)
 
@@ -78,7 +80,7 @@ class BoundParameters:
         replaced = [n for n, p, q in zip(self.layout.names, current, self.parameters, strict=True) if p is not q]
         if replaced:
             raise ValueError(f"trainable parameters must stay the same objects during a fit, replaced: {replaced}")
-        self.settle(self._global)
+        self.settle(self.global_views)
         self.bind_global()
         self._marks = self._frozen_marks()
 
@@ -113,18 +115,18 @@ class BoundParameters:
     def bind(self, views: Sequence[Tensor]) -> None:
         """Points the parameters at views with their shapes, and forgets gradients."""
         self.fetch()
-        self._at_global = views is self._global
+        self._at_global = views is self.global_views
         for parameter, view in zip(self.parameters, views, strict=True):
             parameter.data = view
             parameter.grad = None
 
     def bind_flat(self, flat: Tensor) -> None:
-        """Points the parameters at a contiguous ``[n]`` vector."""
-        self.bind(self.layout.views(flat))
+        """Points the parameters at an ``[n]`` vector, or at a copy if it does not start at a 64-byte boundary."""
+        self.bind(self.layout.views(aligned(flat)))
 
     def bind_global(self) -> None:
         """Points the parameters back at the global vector."""
-        self.bind(self._global)
+        self.bind(self.global_views)
 
     @contextmanager
     def showing(self, flat: Tensor) -> Iterator[None]:
@@ -144,7 +146,7 @@ class BoundParameters:
         Wrong shapes are left for :meth:`check` to refuse, so that nothing is raised while a fit comes to its end.
         """
         if self._at_global:
-            for parameter, view in zip(self.parameters, self._global, strict=True):
+            for parameter, view in zip(self.parameters, self.global_views, strict=True):
                 if parameter.shape == view.shape:
                     _copy_if_elsewhere(parameter, view)
 
@@ -165,7 +167,7 @@ class BoundParameters:
     def release(self) -> None:
         """Gives every parameter a storage of its own again, so that the module no longer depends on ``theta``."""
         self.fetch()
-        for parameter, view, like in zip(self.parameters, self._global, self._formats, strict=True):
+        for parameter, view, like in zip(self.parameters, self.global_views, self._formats, strict=True):
             parameter.data = torch.empty_like(like, device=view.device).copy_(view)
 
 

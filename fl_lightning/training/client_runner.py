@@ -114,20 +114,20 @@ class ClientRunner:
         needs, optimizers, theta, seed = self._needs, self.optimizers, self.global_params, self._options.seed
         measured = self.measure(client, task.round, needs) if needs.losses or needs.accuracies else {}
         with isolated(derive_seed(seed, "client", task.round, client), theta.device):
-            row = self.rows.open(task.index)
+            self.rows.open(task.index)
             work = LocalWork(
-                client, task.round, self.module, self._binding.layout, self._binding.parameters, theta, row,
+                client, task.round, self.module, self._binding.layout, self._binding.parameters, theta,
                 task.num_samples, optimizers.lr, optimizers.momentum, batches=partial(self._batches_of, client),
             )  # fmt: skip
             if needs.full_gradients:
-                loss: Tensor | None = self._upload_gradient(work)
+                loss: Tensor | None = self._upload_gradient(work, self.rows.values[task.index])
                 report = self.rule.end_client(work)
                 self.rows.received(task.index)
             else:
                 optimizers.begin_client(client)
                 loss = self._local.train(work)
                 optimizers.end_client(client)
-                self.rows.settle(task.index)
+                self.rows.settle()
                 report = self.rule.end_client(work)
                 self.rows.close(task.index)
         self._attack(task)
@@ -138,8 +138,8 @@ class ClientRunner:
             report, self._buffers.report(task.num_samples),
         )  # fmt: skip
 
-    def _upload_gradient(self, work: LocalWork) -> Tensor:
-        """One full-batch step: the row is the learning rate times the full gradient."""
+    def _upload_gradient(self, work: LocalWork, row: Tensor) -> Tensor:
+        """One full-batch step: ``row`` becomes the learning rate times the full gradient."""
         precision = self.trainer.precision_plugin
         if self.rule.overrides("begin_client"):  # it looks at the client's data at the global parameters
             work.forward_context = precision.val_step_context
@@ -153,7 +153,7 @@ class ClientRunner:
 
         self._local.log.install()
         try:
-            loss = full_gradient(work, self._batches_of(work.client_id), loss_of_batch)
+            loss = full_gradient(work, self._batches_of(work.client_id), loss_of_batch, row)
         finally:
             self._local.log.remove()
         self._loop.count_step()

@@ -13,14 +13,18 @@ from fl_lightning.algorithms.base import LocalWork
 
 
 def full_gradient(
-    work: LocalWork, batches: Iterable[tuple[Any, int]], loss_of_batch: Callable[[Any, int, int], Tensor | None]
+    work: LocalWork,
+    batches: Iterable[tuple[Any, int]],
+    loss_of_batch: Callable[[Any, int, int], Tensor | None],
+    out: Tensor,
 ) -> Tensor:
-    """Writes the learning rate times the full gradient into ``work.row``.
+    """Computes the learning rate times the full gradient.
 
     Args:
         work: the client, bound to the global parameters; its learning rate is known.
         batches: one pass over its training data, with numbers of samples.
         loss_of_batch: the module's loss, from a batch, its index and its samples.
+        out: contiguous ``[n]``, takes the result.
 
     Returns:
         The sample-weighted mean training loss.
@@ -43,7 +47,7 @@ def full_gradient(
         total = share.detach() if total is None else total + share.detach()
     if total is None:
         raise ValueError(f"client {work.client_id} has no batch to train on ({work.num_samples} samples)")
-    for parameter, view in zip(work.parameters, work.layout.views(work.row), strict=True):
+    for parameter, view in zip(work.parameters, work.layout.views(out), strict=True):
         gradient = parameter.grad
         if gradient is not None and gradient.is_sparse:
             gradient = gradient.to_dense()

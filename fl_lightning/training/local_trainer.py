@@ -46,7 +46,7 @@ class LocalTrainer:
         self._rule, self._hooks, self.step, self.log = rule, hooks, step, log
 
     def train(self, work: LocalWork) -> Tensor | None:
-        """Trains the parameters bound to ``work.row``.
+        """Trains the client's parameters.
 
         Returns:
             The sample-weighted mean of the training losses, or ``None`` if the module reported none.

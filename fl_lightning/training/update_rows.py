@@ -1,34 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of a round: one flat vector per client, first its parameters, then its update."""
+"""The rows of a round, one update per client, and the memory in which clients train."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from enum import Enum
 
 import torch
 from torch import Tensor
 
+from fl_lightning.core.aligned import empty_rows, empty_tensors
 from fl_lightning.core.updates import UpdateMatrix
 from fl_lightning.training.bound_parameters import BoundParameters
 
 
-class RowContent(Enum):
-    """What a row holds."""
-
-    NOTHING = "nothing"
-    PARAMETERS = "the parameters of a client in training"
-    UPDATE = "a client's update"
-
-
 class UpdateRows:
-    """Owns the matrix ``[capacity, n]`` of a round.
+    """Owns the matrix ``[capacity, n]`` of a round's updates.
+
+    All clients of a process train in the same memory beside it, in which every parameter starts at a 64-byte boundary.
+    What a client computes therefore does not depend on where its row lies.
 
     Args:
         binding: the bound module.
         capacity: the largest number of clients in a round.
-        allocate: gives uninitialised memory ``[capacity, n]`` for this number and global parameters like these;
-            ``None``: on their device.
+        allocate: gives uninitialised memory ``[capacity, n]``, whose rows are contiguous, for this number and global
+            parameters like these; ``None``: on their device.
 
     Attributes:
         values: ``[capacity, n]`` the memory itself.
@@ -44,49 +39,49 @@ class UpdateRows:
         theta = binding.theta
         try:
             self.values = (allocate or empty_rows)(capacity, theta)
+            self._training = empty_tensors(binding.layout.shapes, theta)
         except RuntimeError as error:  # torch.OutOfMemoryError on accelerators
             size = capacity * theta.numel() * theta.element_size()
             raise MemoryError(
                 f"the updates of clients_per_round={capacity} clients need {size:,} B on {theta.device}: sample fewer"
             ) from error
         self._views = [binding.layout.views(row) for row in self.values]
-        self._contents = [RowContent.NOTHING] * capacity
+        self._received: set[int] = set()
 
     def __len__(self) -> int:
         return len(self.values)
 
-    def content(self, index: int) -> RowContent:
-        """What row ``index`` holds."""
-        return self._contents[index]
+    def holds_update(self, index: int) -> bool:
+        """Whether row ``index`` holds an update of this round."""
+        return index in self._received
 
     def begin_round(self) -> None:
         """Nothing of the round before counts any more."""
-        self._contents = [RowContent.NOTHING] * len(self)
+        self._received.clear()
 
     # ---- one client
 
-    def open(self, index: int) -> Tensor:
-        """Fills row ``index`` with the global parameters and binds the module to it; the client may train."""
-        row = self.values[index]
-        row.copy_(self._binding.theta)
-        self._binding.bind(self._views[index])
-        self._contents[index] = RowContent.PARAMETERS
-        return row
+    def open(self, index: int) -> None:
+        """Binds the module to a copy of the global parameters; the client of row ``index`` may train."""
+        self._received.discard(index)
+        torch._foreach_copy_(self._training, self._binding.global_views)
+        self._binding.bind(self._training)
 
-    def settle(self, index: int) -> None:
-        """Makes row ``index`` hold the trained parameters also where training moved them to another storage."""
-        self._binding.settle(self._views[index])
+    def settle(self) -> None:
+        """Brings the trained parameters back where training has moved them to another storage."""
+        self._binding.settle(self._training)
 
     def close(self, index: int) -> None:
-        """Turns the parameters in row ``index`` into the update ``theta - theta_i`` and binds the global ones."""
-        row = self.values[index]
-        torch.sub(self._binding.theta, row, out=row)
+        """Writes the update ``theta - theta_i`` into row ``index`` and binds the global parameters."""
+        parts = zip(self._binding.global_views, self._training, self._views[index], strict=True)
+        for before, after, row in parts:
+            torch.sub(before, after, out=row)
         self._binding.bind_global()
         self.received(index)
 
     def received(self, index: int) -> None:
         """Row ``index`` holds an update: one that was computed elsewhere, or a full gradient."""
-        self._contents[index] = RowContent.UPDATE
+        self._received.add(index)
 
     # ---- the server
 
@@ -96,24 +91,24 @@ class UpdateRows:
         Raises:
             ValueError: the row holds no update.
         """
-        if self._contents[index] is not RowContent.UPDATE:
-            raise ValueError(f"row {index} must hold a client's update, found {self._contents[index].value}")
+        if index not in self._received:
+            raise ValueError(f"row {index} must hold a client's update of this round, found none")
         return self.values[index]
 
-    def gathered(self, indices: Sequence[int]) -> UpdateMatrix:
+    def norm(self, vector: Tensor) -> Tensor:
+        """``[1]`` float64 the norm of a vector ``[n]``; not finite if the vector is not."""
+        return UpdateMatrix(vector[None], self._binding.layout).norms()
+
+    def gathered(self, indices: Sequence[int], norms: Tensor | None = None) -> UpdateMatrix:
         """The updates of some rows as one matrix; they move to the front.
 
         Args:
             indices: ascending.
+            norms: of these updates, if they are known.
         """
         for place, origin in enumerate(indices):
             row = self.update(origin)
             if place != origin:  # rows only move forward: none is overwritten before it has moved
                 self.values[place].copy_(row)
-                self._contents[place] = RowContent.UPDATE
-        return UpdateMatrix(self.values[: len(indices)], self._binding.layout)
-
-
-def empty_rows(number: int, like: Tensor) -> Tensor:
-    """Uninitialised memory ``[number, n]`` beside the global parameters ``[n]``."""
-    return torch.empty(number, like.numel(), dtype=like.dtype, device=like.device)
+                self.received(place)
+        return UpdateMatrix(self.values[: len(indices)], self._binding.layout, norms=norms)

@@ -91,7 +91,7 @@ class Rounds:
             parameter.grad = None
         set_buffers(self.module, self.buffers)
         work = LocalWork(
-            client_id, self.when, self.module, self.layout, self.parameters, self.params, row,
+            client_id, self.when, self.module, self.layout, self.parameters, self.params,
             sum(len(y) for _, y in self.data[client_id]), self.lr, self.momentum,
             own_loss=lambda batch, index: self.module.loss(batch),
             batches=lambda: ((batch, len(batch[1])) for batch in self.data[client_id]),

@@ -48,9 +48,7 @@ def measure(data, notion, batch=7, module=None, rule=None):
     def batches():
         yield from ((part, len(part[0])) for part in zip(*(column.split(batch) for column in data), strict=True))
 
-    work = LocalWork(
-        3, 0, module, layout, parameters, params, params.clone(), len(data[0]), LR, batches=batches
-    )  # fmt: skip
+    work = LocalWork(3, 0, module, layout, parameters, params, len(data[0]), LR, batches=batches)
     rule = rule or Disparities("FCFL", notion, SHARPNESS)
     rule.begin_client(work)
     report = rule.end_client(work)

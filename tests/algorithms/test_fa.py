@@ -44,7 +44,7 @@ def run(rule, data, batch=1000):
     layout = ParamLayout.from_module(module)
     parameters = layout.parameters(module)
     params = layout.flatten(parameters)
-    work = LocalWork(0, 0, module, layout, parameters, params, params.clone(), len(data[0]), 0.1)
+    work = LocalWork(0, 0, module, layout, parameters, params, len(data[0]), 0.1)
     client = rule.client_rule()
     client.begin_client(work)
     assert client.loss_weight(work) == 0

@@ -160,7 +160,7 @@ def test_needs_a_learning_rate_and_control_rows():
     assert client.needs.client_lr
     layout = ParamLayout.from_sizes([SIZE])
     flat = torch.zeros(SIZE)
-    work = LocalWork(0, 0, nn.Module(), layout, [], flat, flat.clone(), 1, client_lr=None, steps=1)
+    work = LocalWork(0, 0, nn.Module(), layout, [], flat, 1, client_lr=None, steps=1)
     with pytest.raises(ValueError, match="client_lr"):
         client.end_client(work)
     with pytest.raises(ValueError, match="control"):

@@ -80,7 +80,7 @@ def test_agrees_with_a_dictionary_of_vectors(capacity, dtype):
 def test_a_round_computes_products_of_new_rows_only(monkeypatch):
     calls = []
     monkeypatch.setattr(
-        ops, "layer_cross_gram", lambda *args: calls.append((len(args[0]), len(args[3]))) or real(*args)
+        ops, "layer_cross_gram", lambda *args, **how: calls.append((len(args[0]), len(args[3]))) or real(*args, **how)
     )
     history = RowHistory()
     for when in range(12):
@@ -96,7 +96,9 @@ def test_a_round_computes_products_of_new_rows_only(monkeypatch):
 def test_no_products_with_rows_that_are_about_to_leave(monkeypatch):
     """With rows of NaN in their place nothing changes, and where they stay after all, products are filled in."""
     calls = []
-    monkeypatch.setattr(ops, "layer_cross_gram", lambda *args: calls.append(args[3].tolist()) or real(*args))
+    monkeypatch.setattr(
+        ops, "layer_cross_gram", lambda *args, **how: calls.append(args[3].tolist()) or real(*args, **how)
+    )
     history, poisoned, plain = RowHistory(), RowHistory(), RowHistory()
     for when in range(12):
         ids = [(3 * when + 7 * k) % 17 for k in range(5)]
@@ -145,7 +147,7 @@ def test_products_filled_in_later_are_kept(monkeypatch):
     for when in range(2):  # nobody asked for products between the two cohorts
         remember(history, rows_of(2, when), [2 * when, 2 * when + 1], when)
     calls, real_gram = [], ops.layer_gram
-    monkeypatch.setattr(ops, "layer_gram", lambda *args: calls.append(len(args[0])) or real_gram(*args))
+    monkeypatch.setattr(ops, "layer_gram", lambda *args, **how: calls.append(len(args[0])) or real_gram(*args, **how))
     for _ in range(2):
         history.joint_gram(rows_of(1, 5), [0, 3])
     assert calls == [1, 2, 1]  # the new row, the two rows once, the new row
@@ -269,3 +271,15 @@ def test_client_tensors_are_bounded():
         assert held.get(4).tolist() == [5.0] * 3
     with pytest.raises(ValueError, match="capacity must be at least 1 client, found 0"):
         ClientTensors(capacity=0)
+
+
+def test_every_remembered_row_starts_at_a_boundary():
+    history = RowHistory()
+    for when in range(3):
+        updates = rows_of(3, when, torch.float32)
+        remember(history, updates, [3 * when + k for k in range(3)], when)
+    restored = RowHistory()
+    restored.load_state_dict(reload(history.state_dict()))
+    for each in (history, restored):
+        assert len(each._rows) >= 9
+        assert all(row.data_ptr() % 64 == 0 for row in each._rows)

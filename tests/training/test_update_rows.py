@@ -7,7 +7,7 @@ from support import Classifier, fresh
 from torch import nn
 
 from fl_lightning.training.bound_parameters import BoundParameters
-from fl_lightning.training.update_rows import RowContent, UpdateRows
+from fl_lightning.training.update_rows import UpdateRows
 
 
 @pytest.fixture
@@ -20,22 +20,21 @@ def trained(rows, index, by):
     with torch.no_grad():
         for parameter in rows._binding.parameters:
             parameter.sub_(by)
-    rows.settle(index)
+    rows.settle()
     rows.close(index)
 
 
-def test_a_row_holds_parameters_while_a_client_trains_and_its_update_afterwards(binding):
+def test_a_row_holds_the_update_once_its_client_has_trained(binding):
     rows, theta = UpdateRows(binding, 3), binding.theta.clone()
     assert len(rows) == 3
-    assert [rows.content(i) for i in range(3)] == [RowContent.NOTHING] * 3
-    row = rows.open(1)
-    assert rows.content(1) is RowContent.PARAMETERS
-    assert torch.equal(row, theta)
-    assert binding.parameters[0].data_ptr() == row.data_ptr()
+    assert not any(rows.holds_update(i) for i in range(3))
+    rows.open(1)
+    assert not rows.holds_update(1)
+    assert torch.equal(binding.layout.flatten(binding.parameters), theta)
     with torch.no_grad():
         binding.parameters[0].add_(1.0)
     rows.close(1)
-    assert rows.content(1) is RowContent.UPDATE
+    assert [rows.holds_update(i) for i in range(3)] == [False, True, False]
     size = binding.parameters[0].numel()
     assert torch.allclose(rows.update(1), torch.cat([-torch.ones(size), torch.zeros(len(theta) - size)]), atol=1e-6)
     assert torch.equal(binding.theta, theta)
@@ -46,9 +45,9 @@ def test_a_row_holds_parameters_while_a_client_trains_and_its_update_afterwards(
 def test_what_is_no_update_is_not_given_out(binding, opened):
     rows = UpdateRows(binding, 2)
     if opened:
+        rows.received(0)
         rows.open(0)
-    found = "the parameters of a client in training" if opened else "nothing"
-    with pytest.raises(ValueError, match=rf"row 0 must hold a client's update, found {found}"):
+    with pytest.raises(ValueError, match="row 0 must hold a client's update of this round, found none"):
         rows.update(0)
     with pytest.raises(ValueError, match="row 0 must hold"):
         rows.gathered([0, 1])
@@ -68,16 +67,18 @@ def test_a_new_round_starts_with_nothing(binding):
     rows = UpdateRows(binding, 2)
     trained(rows, 0, 1.0)
     rows.received(1)
-    assert rows.content(1) is RowContent.UPDATE
+    assert rows.holds_update(0)
+    assert rows.holds_update(1)
     rows.begin_round()
-    assert [rows.content(i) for i in range(2)] == [RowContent.NOTHING] * 2
+    assert not any(rows.holds_update(i) for i in range(2))
 
 
 def test_rows_come_from_the_memory_that_is_given(binding):
     memory = torch.empty(2, len(binding.theta))
     rows = UpdateRows(binding, 2, lambda number, like: memory[:number])
-    rows.open(0)
-    assert torch.equal(memory[0], binding.theta)
+    trained(rows, 1, 1.0)
+    assert torch.allclose(memory[1], torch.ones(len(binding.theta)), atol=1e-5)
+    assert rows.update(1).data_ptr() == memory[1].data_ptr()
 
 
 def test_memory_that_is_not_there_is_named():

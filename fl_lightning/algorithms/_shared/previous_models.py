@@ -48,10 +48,8 @@ class PreviousModels(ClientRule):
 
     def end_client(self, work: LocalWork) -> ClientReport:
         """Keeps the client's model as it is now."""
-        device = torch.device(self._device or work.row.device)
-        return ClientReport(
-            kept={"params": work.row.to(device, copy=True), "buffers": packed_buffers(work.module, device)}
-        )
+        device = torch.device(self._device or work.params.device)
+        return ClientReport(kept={"params": work.row.to(device), "buffers": packed_buffers(work.module, device)})
 
     def keep(self, client_id: int, kept: State, when: int) -> None:
         """Replaces the client's last model."""

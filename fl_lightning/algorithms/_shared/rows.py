@@ -45,7 +45,7 @@ def as_long_as_mean(coeff: Tensor, gram: Tensor, online: int) -> Tensor:
 
 def rounding_error(cohort: Cohort) -> float:
     """Relative error to expect in products of rows and in the step; half precision is not held to its own."""
-    return min(torch.finfo(cohort.updates.rows.dtype).eps, torch.finfo(torch.float32).eps)
+    return min(torch.finfo(cohort.updates.dtype).eps, torch.finfo(torch.float32).eps)
 
 
 def require_finite(finite: Tensor, cohort: Cohort, method: str = "") -> None:

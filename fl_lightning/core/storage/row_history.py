@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning import ops
+from fl_lightning.core.aligned import empty_rows
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.storage.gram_cache import GramCache, moved
 from fl_lightning.core.storage.tensors import ClientTensors
@@ -118,14 +119,14 @@ class RowHistory:
         if not clients:
             return gram
         self._check(updates)
-        offsets, (slots, scales) = updates.layout.offsets, self._slots(clients)
+        slots, scales = self._slots(clients)
         rows = updates.rows.to(self._rows.device)
         gone = set(leaving).difference(clients)
         staying = torch.tensor(sorted(e.slot for i, e in self._entries.items() if i not in gone))
-        products = ops.layer_cross_gram(rows, self._rows[: self._top()], offsets, staying)
+        products = updates.beside(rows).cross_gram(self._rows[: self._top()], staying)
         self._fresh = _Fresh(updates, rows, staying, products)
         if not self._products.complete(slots):
-            self._products.fill(slots, ops.layer_gram(self._rows[moved(slots, self._rows)], offsets))
+            self._products.fill(slots, updates.beside(self._rows[moved(slots, self._rows)]).gram())
         there, scales = moved(torch.searchsorted(staying, slots), products), moved(scales, products)
         cross = (products[:, :, there] * scales).to(gram.device)
         among = (self._products.among(slots) * torch.outer(scales, scales)).to(gram.device)
@@ -150,12 +151,12 @@ class RowHistory:
         weights[:, slots] = coeff[:, m:] * scales
         if rows.device == self._rows.device and rows.dtype == self._rows.dtype:
             both = torch.cat([coeff[:, :m], weights], 1)
-            return ops.layer_cross_combine(rows, self._rows[: self._top()], updates.layout.offsets, both)
+            return ops.layer_cross_combine(rows, self._rows[: self._top()], updates.offsets, both)
         # New and remembered parts may cancel, so they are summed before the result is rounded to the rows' dtype.
         wide = torch.float32 if rows.device.type == "mps" else torch.float64
         step = updates.combine(coeff[:, :m], out=torch.zeros(rows.shape[1], dtype=wide, device=rows.device))
         step, weights = step.to(self._rows.device), weights.to(self._products.gram.device)
-        ops.layer_combine(self._rows[: self._top()], updates.layout.offsets, weights, step)
+        ops.layer_combine(self._rows[: self._top()], updates.offsets, weights, step)
         return step.to(rows.device, rows.dtype)
 
     def remember(
@@ -209,7 +210,7 @@ class RowHistory:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned, products bit for bit."""
         self.clear()
-        self._rows = state["rows"].to(self.device or state["rows"].device, copy=True)
+        self._rows = empty_rows(len(state["rows"]), state["rows"], self.device).copy_(state["rows"])
         self._products = GramCache(state["gram"].to(accumulation_device(self._rows), copy=True))
         for (client, slot, when), scale in zip(state["clients"].tolist(), state["scales"].tolist(), strict=True):
             self._entries[client] = _Entry(slot, when, scale)
@@ -229,7 +230,8 @@ class RowHistory:
                 f"{held.dtype}; found {updates.layout.num_layers}, {rows.shape[1]}, {rows.dtype}"
             )
         if self.device is None and held.device != rows.device:  # a restored history may come from another device
-            self._rows, self._products = held.to(rows.device), self._products.to(accumulation_device(rows))
+            self._rows = empty_rows(len(held), held, rows.device).copy_(held)
+            self._products = self._products.to(accumulation_device(rows))
 
     def _assign(self, arriving: list[int], updates: UpdateMatrix) -> Tensor:
         """Slots for the clients: the ones they have, else the lowest free ones, after the oldest have left."""
@@ -244,10 +246,10 @@ class RowHistory:
         return torch.tensor([next(free) if i in new else self._entries[i].slot for i in arriving])
 
     def _grow(self, wanted: int, updates: UpdateMatrix) -> None:
-        held, n, layers = len(self._rows), updates.rows.shape[1], updates.layout.num_layers
+        held, layers = len(self._rows), updates.layout.num_layers
         slots = max(wanted, held + held // 2)
         slots = slots if self.capacity is None else min(slots, self.capacity)
-        rows = torch.zeros(slots, n, dtype=updates.rows.dtype, device=self.device or updates.rows.device)
+        rows = empty_rows(slots, updates.rows, self.device).zero_()
         there = accumulation_device(rows)
         if held:
             rows[:held] = self._rows

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fl_lightning.core.aligned import padded
 from fl_lightning.core.lightning.inspection import is_profiled, step_hook_of
 from fl_lightning.executors.base import CohortRunner, Executor
 from fl_lightning.executors.parallel import messages
@@ -65,4 +66,5 @@ class Parallel(Executor):
         """Memory that worker processes share."""
         if like.device.type != "cpu":
             return super().rows(number, like)
-        return messages.shared((number, like.numel()), like.dtype)
+        n = like.numel()
+        return messages.shared((number, padded(n, like.dtype)), like.dtype)[:, :n]

@@ -66,6 +66,6 @@ _TABLE = {**copyreg.dispatch_table, Tensor: _reduced}  # of exact types: paramet
 def _rebuilt(content: bytearray, dtype: torch.dtype, shape: tuple[int, ...], order: tuple[int, ...]) -> Tensor:
     if not content:
         return torch.empty(shape, dtype=dtype)
-    flat = torch.frombuffer(content, dtype=dtype)
+    flat = torch.frombuffer(content, dtype=dtype).clone()  # to a 64-byte boundary, where the bytes do not start
     places = [order.index(dimension) for dimension in range(len(order))]
     return flat.view([shape[dimension] for dimension in order]).permute(places)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every method gives the same bits whether one process holds all columns or several hold a share each.
+
+``RULES`` of the contract suite are covered, so a new method is.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from algorithm_cohorts import make_cohort, random_rows
+from column_shares import divided, same
+from test_contract import RULES
+
+from fl_lightning import algorithms as fl
+from fl_lightning.core.columns import Columns
+from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.updates import UpdateMatrix
+from fl_lightning.ops.slices import slice_columns
+
+# Nine slices, the last one short; layers that cross borders, lie within a slice or are as short as a bias.
+SIZES = (20_000, 13, 30_001, 1, 15_985)
+LAYOUT = ParamLayout.from_sizes(SIZES)
+SHARES = (2, 3, 7)
+
+
+def cohorts(dtype, rounds=4, m=4, clients=7):
+    generator = torch.Generator().manual_seed(3)
+    for when in range(rounds):
+        ids = torch.randperm(clients, generator=generator)[:m].tolist()
+        losses = torch.rand(m, generator=generator, dtype=torch.float64) + 0.2
+        rows, control = (random_rows(m, 10 * when + k, dtype, LAYOUT.numel) for k in range(2))
+        companions = {"disparity": UpdateMatrix(0.1 * control, LAYOUT), "control": UpdateMatrix(control, LAYOUT)}
+        params = torch.randn(LAYOUT.numel, generator=generator).to(dtype)
+
+        def ask(at, losses=losses):
+            return losses * (0.5 + 1e-9 * at.double().square().sum())
+
+        yield make_cohort(
+            rows, losses, ids, when, LAYOUT, losses_at=ask, companions=companions, num_clients=clients, params=params
+        )
+
+
+def pair(name):
+    server = RULES[name]()
+    return server, server.client_rule()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", RULES)
+def test_shares_of_the_columns_give_the_same_bits(name, dtype):
+    rounds = list(cohorts(dtype))
+    whole = divided(lambda: pair(name), rounds, 1)
+    for shares in SHARES:
+        found = divided(lambda: pair(name), rounds, shares)
+        assert same(found.steps, whole.steps), shares
+        assert str(found.reports) == str(whole.reports)
+        assert same(found.state, whole.state)
+
+
+class PastTheDoor(fl.FedAvg):
+    """Adds up columns by itself, as no rule may."""
+
+    def aggregate(self, cohort):
+        lengths = cohort.updates.rows.double().square().sum(1)
+        return cohort.updates.combine(lengths / lengths.sum())
+
+
+def test_a_rule_that_adds_up_by_itself_is_found_out():
+    rounds = list(cohorts(torch.float32, 1))
+    whole, found = (divided(lambda: (PastTheDoor(), fl.ClientRule()), rounds, shares) for shares in (1, 3))
+    assert not same(found.steps, whole.steps)
+
+
+@pytest.mark.parametrize("name", [name for name in RULES if RULES[name]().client_rule().overrides("commit")])
+def test_client_halves_beside_another_rule_give_the_same_bits(name):
+    rounds = list(cohorts(torch.float32))
+    whole, found = (divided(lambda: (fl.FedHEAL(), pair(name)[1]), rounds, shares) for shares in (1, 3))
+    assert same(found.steps, whole.steps)
+    assert same(found.state, whole.state)
+
+
+@pytest.mark.parametrize("total", [1, 8192, 8193, 100_000, 3_000_000, 11_173_962])
+@pytest.mark.parametrize("shares", [1, 2, 3, 7, 16])
+def test_shares_end_where_slices_end(total, shares):
+    borders = Columns.cut(total, shares)
+    assert borders[0] == 0
+    assert borders[-1] == total
+    assert sorted(borders) == list(borders)
+    assert all(border % slice_columns(total) == 0 for border in borders[:-1])
+    held = [Columns(borders, share).numel for share in range(shares)]
+    assert sum(held) == total
+    assert max(held) - min(held) <= 2 * slice_columns(total)
+
+
+@pytest.mark.parametrize(
+    ("borders", "share", "words"),
+    [
+        ((0,), 0, "rise from 0"),
+        ((8192, 20_000), 0, "rise from 0"),
+        ((0, 16_384, 8192, 20_000), 0, "rise from 0"),
+        ((0, 100, 20_000), 0, "multiples of 8192"),
+        ((0, 8192, 20_000), 2, "between 0 and 1, found 2"),
+    ],
+)
+def test_columns_say_what_is_wrong(borders, share, words):
+    with pytest.raises(ValueError, match=words):
+        Columns(borders, share)
+
+
+def test_a_matrix_must_fit_its_columns():
+    columns = Columns(Columns.cut(LAYOUT.numel, 2), 1)
+    with pytest.raises(ValueError, match=rf"rows must have shape \[m, {columns.numel}\]"):
+        UpdateMatrix(torch.zeros(2, LAYOUT.numel), LAYOUT, columns)
+    with pytest.raises(ValueError, match="columns must be those of the layout"):
+        UpdateMatrix(torch.zeros(2, LAYOUT.numel), LAYOUT, Columns.whole(5))
+    with pytest.raises(ValueError, match=r"norms must have shape \[2\]"):
+        UpdateMatrix(torch.zeros(2, LAYOUT.numel), LAYOUT, norms=torch.zeros(3))

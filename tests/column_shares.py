@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server's work divided among threads, each of which holds a share of the columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from threading import Barrier
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.columns import Columns
+from fl_lightning.core.updates import UpdateMatrix
+
+_SECONDS = 60.0
+
+
+class Meeting:
+    """Where threads exchange tensors: every share calls :meth:`gather` at the same places."""
+
+    def __init__(self, shares: int) -> None:
+        self._slots: list[Tensor] = [torch.empty(0)] * shares
+        self._barrier = Barrier(shares)
+
+    def gather(self, share: int, mine: Tensor) -> list[Tensor]:
+        self._slots[share] = mine
+        self._barrier.wait(_SECONDS)
+        found = list(self._slots)
+        self._barrier.wait(_SECONDS)
+        return found
+
+    def abort(self) -> None:
+        self._barrier.abort()
+
+
+def shared(cohort: Cohort, columns: Columns) -> Cohort:
+    """What one share holds of a cohort."""
+    begin, end = columns.borders[columns.share], columns.borders[columns.share + 1]
+
+    def part(matrix: UpdateMatrix) -> UpdateMatrix:
+        return UpdateMatrix(matrix.rows[:, begin:end].clone(), matrix.layout, columns)
+
+    ask = cohort.losses_at
+    return replace(
+        cohort,
+        params=cohort.params[begin:end].clone(),
+        updates=part(cohort.updates),
+        companions={name: part(matrix) for name, matrix in cohort.companions.items()},
+        losses_at=None if ask is None else (lambda params: ask(torch.cat(columns.gather(params)))),
+    )
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the shares found: per round the whole step and the first share's report, and the states at the end."""
+
+    steps: list[Tensor]
+    reports: list[Any]
+    state: Any
+
+
+def divided(make: Callable[[], tuple[Any, Any]], cohorts: Sequence[Cohort], shares: int) -> Work:
+    """Lets ``shares`` threads aggregate the cohorts, each with a pair of rules of its own and its own columns."""
+    total = cohorts[0].updates.layout.numel
+    meeting, borders = Meeting(shares), Columns.cut(total, shares)
+
+    def work(share: int) -> Work:
+        columns = Columns(borders, share, lambda mine: meeting.gather(share, mine))
+        columns = columns if shares > 1 else Columns.whole(total)
+        torch.manual_seed(0)
+        server, client = make()
+        steps, reports = [], []
+        try:
+            for cohort in cohorts:
+                own = shared(cohort, columns)
+                step = client.adjust_step(own, server.aggregate(own))
+                client.commit(own)
+                steps.append(step)
+                reports.append(server.report)
+        except BaseException:
+            meeting.abort()
+            raise
+        return Work(steps, reports, {"server": server.state_dict(), "client": client.state_dict()})
+
+    with ThreadPoolExecutor(shares) as pool:
+        found = [future.result() for future in [pool.submit(work, share) for share in range(shares)]]
+    assert all(str(other.reports) == str(found[0].reports) for other in found), "shares must report the same"
+    steps = [torch.cat(parts) for parts in zip(*(one.steps for one in found), strict=True)]
+    return Work(steps, found[0].reports, joined([one.state for one in found], total))
+
+
+def joined(states: Sequence[Any], total: int) -> Any:
+    """States of all shares as one: columns side by side, and the rest, in which they agree."""
+    first = states[0]
+    if isinstance(first, dict):
+        return {key: joined([state[key] for state in states], total) for key in first}
+    if isinstance(first, (list, tuple)):
+        return [joined(list(parts), total) for parts in zip(*states, strict=True)]
+    if isinstance(first, Tensor):
+        if first.dim() and sum(state.shape[-1] for state in states) == total:
+            return torch.cat(list(states), -1)
+        assert all(torch.equal(state, first) or state.isnan().any() for state in states)
+        return first
+    assert all(state == first for state in states)
+    return first
+
+
+def same(one: Any, two: Any) -> bool:
+    """Whether two states have the same bits; NaN equals NaN."""
+    if isinstance(one, dict):
+        return one.keys() == two.keys() and all(same(one[key], two[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(two) and all(map(same, one, two))
+    if isinstance(one, Tensor):
+        return one.dtype == two.dtype and one.shape == two.shape and torch.equal(_bits(one), _bits(two))
+    return bool(one == two)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    kinds = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
+    return tensor.contiguous().view(kinds[tensor.dtype.itemsize])
