@@ -134,17 +134,32 @@ class LocalWork:
 
 @dataclass(frozen=True)
 class ClientReport:
-    """What a client sends besides its update: tensors, and flat vectors ``[n]`` that become companion rows."""
+    """What a client's visit leaves behind besides its update.
+
+    Attributes:
+        extras: tensors for the server.
+        companions: flat vectors ``[n]`` for the server, which become companion rows.
+        kept: what stays at the client, complete: :meth:`ClientRule.keep` takes it if the report enters the step. The
+            server of a real federation never sees it.
+    """
 
     extras: Mapping[str, Tensor] = field(default_factory=dict)
     companions: Mapping[str, Tensor] = field(default_factory=dict)
+    kept: State = field(default_factory=dict)
 
 
 class ClientRule:
     """The client's half of a method. The base class is plain local training; override what the method changes.
 
-    Client state belongs in the rule, keyed by client id. It changes in :meth:`commit` only, so that a round either
-    happened as a whole or not at all.
+    State that lasts from round to round belongs in the rule, keyed by client id. It changes in :meth:`commit` and
+    :meth:`keep` only, so that a round either happened as a whole or not at all. In a real federation the server and
+    every client have a rule object each, so a rule with state says where each piece of it lives:
+
+    - :meth:`broadcast`: the server's, sent to every client of a round (SCAFFOLD's ``c``, class prototypes);
+    - :meth:`state_for`: the server's about one client, sent to that client alone (SCAFFOLD's ``c_i``);
+    - :attr:`ClientReport.kept` and :meth:`keep`: stays at the client (personal models, last local models).
+
+    What a client sends up is its report.
     """
 
     needs: Needs = Needs()
@@ -159,14 +174,22 @@ class ClientRule:
         names = names or tuple(name for name in vars(ClientRule) if not name.startswith("_"))
         return any(getattr(type(self), name) is not getattr(ClientRule, name) for name in names)
 
-    @property
-    def trains_in_workers(self) -> bool:
-        """Whether :meth:`take_aside` carries all that :meth:`commit` needs, so that worker processes may train clients.
+    def obstacle(self) -> str | None:
+        """Why clients cannot train in other processes or on other machines, as a sentence; ``None`` if they can.
 
-        A class that defines ``commit`` without ``take_aside`` may need more than its base class carried.
+        A class that defines ``commit`` or ``state_dict`` has state, perhaps more than its base class speaks of: it also
+        defines one of ``broadcast``, ``state_for`` and ``keep``, if only to say that a visit needs nothing of it.
         """
-        definers = [name for kind in type(self).__mro__ for name in ("take_aside", "commit") if name in vars(kind)]
-        return not self.overrides("commit") or "take_aside" in definers[: definers.index("commit")]
+        for kind in type(self).__mro__[: type(self).__mro__.index(ClientRule)]:
+            if vars(kind).keys() & {"broadcast", "state_for", "keep"}:
+                return None
+            found = [name for name in ("commit", "state_dict") if name in vars(kind)]
+            if found:
+                return (
+                    f"{kind.__name__} has a {found[0]} and does not say where its state lives: define broadcast, "
+                    "state_for or keep"
+                )
+        return None
 
     def refusal(self, server: ServerRule) -> str | None:
         """Why this half makes no sense under a server rule, as a sentence that begins with a verb, or ``None``."""
@@ -211,18 +234,6 @@ class ClientRule:
         """
         return ClientReport()
 
-    def take_aside(self, client_id: int) -> State | None:
-        """What the client's training left in the rule for :meth:`commit`, to be carried to another process.
-
-        For executors that train clients in processes of their own; called after :meth:`end_client`. ``None`` says that
-        the rule cannot tell: then all clients train in one process. Without a :meth:`commit` there is nothing to carry;
-        a rule with one returns what :meth:`put_aside` takes, or ``{}`` if everything travels in reports.
-        """
-        return None if self.overrides("commit") else {}
-
-    def put_aside(self, client_id: int, state: State) -> None:
-        """Takes what :meth:`take_aside` returned in another process."""
-
     def adjust_step(self, cohort: Cohort, step: Tensor) -> Tensor:
         """The server's step ``[n]`` with what the method adds to a mean of updates; changes nothing else.
 
@@ -231,7 +242,28 @@ class ClientRule:
         return step
 
     def commit(self, cohort: Cohort) -> None:
-        """The round happened: update client and server state from the reports that arrived."""
+        """The round happened: update what the server keeps from the reports that arrived."""
+
+    def keep(self, client_id: int, kept: State, when: int) -> None:
+        """The client's report entered the step of round ``when``: what it kept of its visit replaces what it had.
+
+        Called after :meth:`commit` in a simulation, and before the client's next visit in a real federation, where the
+        client does not hear earlier whether its report counted. Not called for a report that kept nothing.
+        """
+
+    def broadcast(self) -> State:
+        """What the server sends to every client of a round; not copied."""
+        return {}
+
+    def take_broadcast(self, state: State) -> None:
+        """At a client: takes what :meth:`broadcast` returned at the server."""
+
+    def state_for(self, client_id: int) -> State:
+        """What the server keeps for one client and sends to that client alone; not copied."""
+        return {}
+
+    def take_state(self, client_id: int, state: State) -> None:
+        """At a client: takes what :meth:`state_for` returned at the server."""
 
     def personal_model(self, client_id: int) -> Snapshot | None:
         """The client's own model, to be evaluated on its data beside the global one; ``None`` if it has none."""

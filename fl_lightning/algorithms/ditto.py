@@ -14,7 +14,6 @@ from torch import nn
 
 from fl_lightning.algorithms.base import ClientReport, ClientRule, Federation, LocalWork, Needs, State
 from fl_lightning.algorithms.fedavg import FedAvg
-from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.model_snapshot import Snapshot, packed_buffers, standing_in
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.core.storage.model_files import ClientFiles
@@ -78,7 +77,6 @@ class PersonalModels(ClientRule):
         self.lam, self.lr, self._store = lam, lr, store
         self._model: Snapshot | None = None
         self._steps = 0
-        self._arrived: dict[int, Snapshot] = {}  # of this round's clients, on the CPU
         self._buffer_bytes = 0
 
     def check_module(self, module: nn.Module) -> None:
@@ -128,7 +126,7 @@ class PersonalModels(ClientRule):
         self._steps += 1
 
     def end_client(self, work: LocalWork) -> ClientReport:
-        """Keeps the personal model until the round counts; nothing of it is sent.
+        """Keeps the personal model; nothing of it is sent.
 
         Raises:
             ValueError: it is not finite.
@@ -136,25 +134,12 @@ class PersonalModels(ClientRule):
         assert self._model is not None
         if not bool(torch.isfinite(self._model.params).all()):
             raise ValueError(f"the personal model of client {work.client_id} diverged: lower personal_lr or lam")
-        self._arrived[work.client_id] = self._model.to("cpu")
-        self._model = None
-        return ClientReport()
+        model, self._model = self._model, None
+        return ClientReport(kept=vars(model.to("cpu")))
 
-    def take_aside(self, client_id: int) -> State:
-        """The client's personal model."""
-        model = self._arrived[client_id]
-        return {"params": model.params, "buffers": model.buffers}
-
-    def put_aside(self, client_id: int, state: State) -> None:
-        """Takes what :meth:`take_aside` returned in another process."""
-        self._arrived[client_id] = Snapshot(state["params"], state["buffers"])
-
-    def commit(self, cohort: Cohort) -> None:
-        """Replaces the models of the clients whose reports arrived."""
-        for client in cohort.client_ids:
-            if client in self._arrived:
-                self._store.set(client, self._arrived[client], cohort.round)
-        self._arrived = {}
+    def keep(self, client_id: int, kept: State, when: int) -> None:
+        """Replaces the client's model."""
+        self._store.set(client_id, Snapshot(**kept), when)
 
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """Bytes on the CPU: all personal models, or with files those of one round."""
@@ -165,7 +150,6 @@ class PersonalModels(ClientRule):
     def reset(self) -> None:
         """Forgets all models."""
         self._store.clear()
-        self._arrived = {}
 
     def state_dict(self) -> State:
         """The models, or which files they are in."""
@@ -178,7 +162,6 @@ class PersonalModels(ClientRule):
             ValueError: the checkpoint keeps models elsewhere than this rule.
         """
         _restore(self._store, state)
-        self._arrived = {}
 
     def personal_models(self, state: State) -> Callable[[int], Snapshot | None]:
         """The models of a checkpoint, without a copy of those at hand.

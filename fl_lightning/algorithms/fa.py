@@ -143,9 +143,13 @@ class AgnosticWeights(ClientRule):
         """Reports the sums per basis and the counts."""
         return ClientReport(extras={"kernel_sums": self._sums, "group_counts": self._counts})
 
-    def take_aside(self, client_id: int) -> State:
-        """Nothing: the sums travel as extras."""
-        return {}
+    def broadcast(self) -> State:
+        """``a`` and the share of group 1."""
+        return {} if self.a is None else {"a": self.a, "share": self._share}
+
+    def take_broadcast(self, state: State) -> None:
+        """Takes ``a`` and the share of group 1."""
+        self.a, self._share = state.get("a"), state.get("share")
 
     def commit(self, cohort: Cohort) -> None:
         """Finds the worst weights for the next round.
@@ -189,11 +193,9 @@ class AgnosticWeights(ClientRule):
 
     def state_dict(self) -> State:
         """``a``, the share of group 1, and how often constraints were left out."""
-        state: State = {"relaxed": self.relaxed}
-        return state if self.a is None else state | {"a": self.a, "share": self._share}
+        return {"relaxed": self.relaxed, **self.broadcast()}
 
     def load_state_dict(self, state: State) -> None:
         """Restores what :meth:`state_dict` returned."""
         self.relaxed = state["relaxed"]
-        self.a = state["a"].clone() if "a" in state else None
-        self._share = state["share"] if "a" in state else None
+        self.take_broadcast(state)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.algorithms._shared.client_vectors import ClientVectors
-from fl_lightning.algorithms.base import ClientRule, Federation, LocalWork, ServerRule
+from fl_lightning.algorithms.base import ClientRule, Federation, LocalWork, ServerRule, State
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.updates import UpdateMatrix
@@ -61,6 +61,10 @@ class DynamicRegularizer(ClientVectors):
         """FedDyn corrects a mean of models, and nothing else."""
         why = f"the step of {type(server).__name__} is no mean: pair it with FedAvg or FedHEAL"
         return None if server.averages else f"adds h / alpha to a mean of the clients' models, and {why}"
+
+    def broadcast(self) -> State:
+        """Nothing: the server's ``h`` corrects the server's step alone."""
+        return {}
 
     def begin_client(self, work: LocalWork) -> None:
         """Prepares ``W + h_i / alpha``, the point that the quadratic and the linear term pull to together."""

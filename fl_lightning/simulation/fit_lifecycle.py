@@ -66,12 +66,12 @@ class FitLifecycle:
     @property
     def hooks(self) -> ClientHooks | None:
         """What the client rule does inside local steps; ``None`` outside a fit."""
-        return None if self._fit is None else self._fit.runner.hooks
+        return None if self._fit is None else self._fit.clients.runner.hooks
 
     @property
     def executor_fallback(self) -> str | None:
         """Why the running or last fit trains clients one after the other although asked for something else."""
-        return self._fallback if self._fit is None else self._fit.executor_fallback
+        return self._fallback if self._fit is None else self._fit.clients.fallback
 
     # ---- data
 
@@ -217,7 +217,7 @@ class FitLifecycle:
             if not self._finished and not interrupted:
                 self.finish()
             self._fit.close()
-            self._fallback = self._fit.executor_fallback
+            self._fallback = self._fit.clients.fallback
             self._carried = dict(self.states())
         if self._binding is not None:
             self._binding.release()

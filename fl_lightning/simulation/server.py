@@ -109,6 +109,9 @@ class Server:
         step, step_norm = self._aggregate(cohort)
         dots = cohort.updates.dots(step).cpu()
         self._rule.commit(cohort)
+        for upload in reports.uploads:
+            if upload.report.kept:
+                self._rule.keep(upload.client_id, upload.report.kept, current.index)
         self._apply(step)
         self._buffers.commit([upload.buffers for upload in reports.uploads])
         return self._record(current, cohort, step_norm, reports, dots, seconds)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms.base import ClientRule, State
+from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.core.lightning.epoch_loop import FederatedEpochLoop
 from fl_lightning.core.lightning.fast_log import LogCall, TrainingLog, replay
 from fl_lightning.core.lightning.process_copy import Counts, LoopCounters
@@ -44,13 +44,11 @@ class ClientTraces:
     Attributes:
         counters: by how much the loop's counters moved.
         logged: its calls of ``self.log``.
-        rule: what the client rule needs for its commit.
         optimizers: optimizer states to keep.
     """
 
     counters: Counts = field(default_factory=list)
     logged: list[LogCall] = field(default_factory=list)
-    rule: State | None = None
     optimizers: list[dict[str, Any]] | None = None
 
 
@@ -90,7 +88,7 @@ class ProcessCopies:
     @property
     def go_stale(self) -> bool:
         """Whether every round changes state that a copy made before it does not have."""
-        return self._rule.overrides("commit") or self._keep
+        return self._rule.overrides("commit", "keep") or self._keep
 
     def record_log(self, log: TrainingLog) -> None:
         """Lets ``self.log`` in local training go elsewhere."""
@@ -116,17 +114,14 @@ class ProcessCopies:
             client: the client.
             before: the loop's counters before it.
             logged: its calls of ``self.log``.
-            failed: its training raised: nothing of it enters a commit.
+            failed: its training raised: nothing of it is kept.
         """
-        rule = None if failed else self._rule.take_aside(client)
         optimizers = None if failed else self._optimizers.take_aside(client)
         self._optimizers.forget_aside()
-        return ClientTraces(self.counters.counts_since(before), logged, rule, optimizers)
+        return ClientTraces(self.counters.counts_since(before), logged, optimizers)
 
     def replay(self, client: int, traces: ClientTraces) -> None:
         """Lets everything happen here that happened in another copy."""
         self.counters.add(traces.counters)
         replay(self._loop.trainer.lightning_module, self._local.log, traces.logged, self._loop.expect)
-        if traces.rule is not None:
-            self._rule.put_aside(client, traces.rule)
         self._optimizers.put_aside(client, traces.optimizers)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ class Upload:
         size: training samples.
         train_loss: mean local training loss, if the module reported one.
         loss: loss at the global parameters before training, if asked for.
-        report: extras and companions of the client rule.
+        report: of the client rule.
         buffers: the client's buffers.
     """
 
@@ -44,4 +44,4 @@ def with_accuracy(report: ClientReport, accuracy: float, module: object) -> Clie
     if not 0 <= accuracy <= 1:
         name = type(module).__name__
         raise ValueError(f"{name}.federated_accuracy must return a share between 0 and 1, found {accuracy}")
-    return ClientReport({**report.extras, "accuracy": torch.tensor(accuracy, dtype=torch.float64)}, report.companions)
+    return replace(report, extras={**report.extras, "accuracy": torch.tensor(accuracy, dtype=torch.float64)})

@@ -30,6 +30,11 @@ class Net(nn.Module):
         x, y = batch
         return self.encoder(x), y
 
+    def federated_groups(self, batch):
+        x, y = batch
+        logits = self.head(self.encoder(x))
+        return logits[:, 0] - logits[:, 1], (y == 0).long(), (x[:, 0] > x[:, 0].mean()).long()
+
     def loss(self, batch):
         x, y = batch
         return F.cross_entropy(self.head(self.encoder(x)), y)
@@ -89,6 +94,7 @@ class Rounds:
             client_id, self.when, self.module, self.layout, self.parameters, self.params,
             sum(len(y) for _, y in self.data[client_id]), self.lr, self.momentum,
             own_loss=lambda batch, index: self.module.loss(batch),
+            batches=lambda: ((batch, len(batch[1])) for batch in self.data[client_id]),
         )  # fmt: skip
         optimizer = torch.optim.SGD(self.parameters, self.lr, self.momentum)
         self.client.begin_client(work)
@@ -113,6 +119,7 @@ class Rounds:
         trained = {i: self.train(i) for i in client_ids}
         arrived = [i for i in client_ids if i not in lost]
         reports = [trained[i][1] for i in arrived]
+        sent = {name: torch.stack([r.companions[name] for r in reports]) for name in reports[0].companions}
         cohort = Cohort(
             params=self.params,
             updates=UpdateMatrix(torch.stack([trained[i][0] for i in arrived]), self.layout),
@@ -123,9 +130,13 @@ class Rounds:
             client_lr=self.lr,
             num_clients=len(self.data),
             extras={name: torch.stack([r.extras[name] for r in reports]) for name in reports[0].extras},
+            companions={name: UpdateMatrix(rows, self.layout) for name, rows in sent.items()},
         )
         step = self.client.adjust_step(cohort, self.server.aggregate(cohort))
         self.client.commit(cohort)
+        for client, report in zip(arrived, reports, strict=True):
+            if report.kept:
+                self.client.keep(client, report.kept, self.when)
         self.params = self.params - step
         self.when += 1
         return cohort, step

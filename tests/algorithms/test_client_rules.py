@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client rule says about itself: what it overrides, and whether worker processes may train its clients."""
+"""What a client rule says about itself: what it overrides, and whether its clients may train elsewhere."""
 
 import pytest
 
@@ -38,9 +38,9 @@ def test_some_of_several_hooks_are_enough():
     assert not term.overrides("loss_weight", "commit")
 
 
-def test_a_commit_needs_a_take_aside_as_new_as_itself():
+def test_a_rule_with_state_says_where_it_lives_as_often_as_it_adds_some():
     class Telling(Counting):
-        def take_aside(self, client_id):
+        def broadcast(self):
             return {}
 
     class Newer(Telling):
@@ -51,17 +51,22 @@ def test_a_commit_needs_a_take_aside_as_new_as_itself():
         def commit(self, cohort):
             pass
 
-        def take_aside(self, client_id):
-            return {}
+        def keep(self, client_id, kept, when):
+            pass
 
-    found = [kind().trains_in_workers for kind in (ClientRule, Asking, Counting, Telling, Newer, Both)]
-    assert found == [True, True, False, True, False, True]
-    assert ClientRule().take_aside(0) == {}
-    assert Counting().take_aside(0) is None
+    class Remembering(ClientRule):
+        def state_dict(self):
+            return {"seen": 1}
+
+    kinds = (ClientRule, Asking, Counting, Telling, Newer, Both, Remembering)
+    assert [kind().obstacle() is None for kind in kinds] == [True, True, False, True, False, True, False]
+    assert Counting().obstacle() == (
+        "Counting has a commit and does not say where its state lives: define broadcast, state_for or keep"
+    )
 
 
-def test_the_methods_of_the_library_train_in_workers():
+def test_the_methods_of_the_library_say_where_their_state_lives():
     rules = [rule for rule in vars(algorithms).values() if isinstance(rule, type) and hasattr(rule, "client_rule")]
     made = [rule([[0.0]]) if rule is algorithms.FA else rule() for rule in rules if rule is not algorithms.ServerRule]
     assert len(made) == 24
-    assert all(rule.client_rule().trains_in_workers for rule in made)
+    assert [rule.client_rule().obstacle() for rule in made] == [None] * 24

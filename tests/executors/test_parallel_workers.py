@@ -171,7 +171,7 @@ class Watching(L.Callback):
 
 
 OBSTACLES = {
-    "rule": ({"client": Counting()}, {}, "Counting has a commit but no take_aside"),
+    "rule": ({"client": Counting()}, {}, "Counting has a commit and does not say where its state lives"),
     "callback": ({}, {"callbacks": [Watching()]}, "Watching.on_before_backward would run in worker processes"),
     "profiler": ({}, {"profiler": "simple"}, "a profiler would not see"),
 }
@@ -201,10 +201,10 @@ def test_rules_that_say_what_they_keep_are_no_obstacle():
             super().commit(cohort)
 
     class Telling(Keeping):
-        def take_aside(self, client_id):
-            return {}
+        def broadcast(self):
+            return super().broadcast()
 
-    assert "take_aside" in fit_in_workers(rounds=1, client=Keeping()).strategy.executor_fallback
+    assert "where its state lives" in fit_in_workers(rounds=1, client=Keeping()).strategy.executor_fallback
     assert fit_in_workers(rounds=1, client=Telling()).strategy.executor_fallback is None
 
 

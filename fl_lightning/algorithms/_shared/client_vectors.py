@@ -60,9 +60,23 @@ class ClientVectors(ClientRule, ABC):
         shares = torch.full_like(cohort.sizes, 1.0 / (cohort.num_clients or len(cohort)))
         return self.sent(cohort).combine(shares, out=self.of_server(cohort.params).clone())
 
-    def take_aside(self, client_id: int) -> State:
-        """Nothing: what clients send says it all."""
-        return {}
+    def broadcast(self) -> State:
+        """The server's vector."""
+        return {} if self._server is None else {"server": self._server}
+
+    def take_broadcast(self, state: State) -> None:
+        """Takes the server's vector."""
+        self._server = state.get("server")
+
+    def state_for(self, client_id: int) -> State:
+        """The client's vector, if it has one."""
+        mine = self._clients.get(client_id)
+        return {} if mine is None else {"client": mine}
+
+    def take_state(self, client_id: int, state: State) -> None:
+        """Takes the client's vector."""
+        if "client" in state:
+            self._clients.set(client_id, state["client"])
 
     def commit(self, cohort: Cohort) -> None:
         """Adds what the round's clients sent."""

@@ -6,10 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fl_lightning.algorithms.base import ClientReport, ClientRule, Federation, LocalWork, State
-from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.model_snapshot import Snapshot, packed_buffers
 from fl_lightning.core.storage.models import ClientModels
 
@@ -33,8 +32,7 @@ class PreviousModels(ClientRule):
 
     def __init__(self, device: str | None = None, max_models: int | None = None) -> None:
         self._models = ClientModels(device, max_models)
-        self._max_models = max_models
-        self._buffers: dict[int, Tensor] = {}  # of this round's clients
+        self._device, self._max_models = device, max_models
         self._buffer_bytes = 0
 
     def check_module(self, module: nn.Module) -> None:
@@ -49,34 +47,23 @@ class PreviousModels(ClientRule):
         self.previous = None if model is None else model.to(device)
 
     def end_client(self, work: LocalWork) -> ClientReport:
-        """Sets the client's buffers aside until its round counts; its parameters are in its row."""
-        self._buffers[work.client_id] = packed_buffers(work.module, work.params.device)
-        return ClientReport()
+        """Keeps the client's model as it is now."""
+        device = torch.device(self._device or work.params.device)
+        return ClientReport(kept={"params": work.row.to(device), "buffers": packed_buffers(work.module, device)})
 
-    def take_aside(self, client_id: int) -> State:
-        """The client's buffers."""
-        return {"buffers": self._buffers[client_id]}
-
-    def put_aside(self, client_id: int, state: State) -> None:
-        """Takes what :meth:`take_aside` returned in another process."""
-        self._buffers[client_id] = state["buffers"]
-
-    def commit(self, cohort: Cohort) -> None:
-        """Replaces the last models of the clients whose reports arrived."""
-        nothing = torch.empty(0, dtype=torch.uint8)
-        for client, row in zip(cohort.client_ids, cohort.updates.rows, strict=True):
-            self._models.set(client, Snapshot(cohort.params - row, self._buffers.get(client, nothing)))
-        self._buffers = {}
+    def keep(self, client_id: int, kept: State, when: int) -> None:
+        """Replaces the client's last model."""
+        self._models.set(client_id, Snapshot(**kept), when)
 
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
-        """Bytes of the remembered models."""
+        """Bytes of the remembered models, and of those of a round."""
         size = federation.layout.numel * federation.dtype.itemsize + self._buffer_bytes
-        return {"last_local_models": min(federation.num_clients, self._max_models or federation.num_clients) * size}
+        kept = min(federation.num_clients, self._max_models or federation.num_clients)
+        return {"last_local_models": (kept + cohort_size) * size}
 
     def reset(self) -> None:
         """Forgets all models."""
         self._models.clear()
-        self._buffers = {}
 
     def state_dict(self) -> State:
         """The remembered models."""
@@ -85,4 +72,3 @@ class PreviousModels(ClientRule):
     def load_state_dict(self, state: State) -> None:
         """Restores what :meth:`state_dict` returned."""
         self._models.load_state_dict(state)
-        self._buffers = {}

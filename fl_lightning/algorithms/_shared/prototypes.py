@@ -98,9 +98,13 @@ class ClassPrototypes(ClientRule):
             raise ValueError(f"features must be finite, found NaN or infinity at client {work.client_id}")
         return ClientReport(extras={"prototypes": prototypes, "prototype_counts": counts})
 
-    def take_aside(self, client_id: int) -> State:
-        """Nothing: prototypes travel as extras."""
-        return {}
+    def broadcast(self) -> State:
+        """The server's prototypes."""
+        return {} if self.prototypes is None else {"prototypes": self.prototypes, "known": self.known}
+
+    def take_broadcast(self, state: State) -> None:
+        """Takes the server's prototypes."""
+        self.load_state_dict(state)
 
     def commit(self, cohort: Cohort) -> None:
         """The server's prototype of a class becomes the mean of those of the clients that hold it.
@@ -123,7 +127,7 @@ class ClassPrototypes(ClientRule):
 
     def state_dict(self) -> State:
         """The server's prototypes."""
-        return {} if self.prototypes is None else {"prototypes": self.prototypes, "known": self.known}
+        return self.broadcast()
 
     def load_state_dict(self, state: State) -> None:
         """Restores what :meth:`state_dict` returned.

@@ -56,9 +56,7 @@ class Parallel(Executor):
         hook = step_hook_of(trainer.callbacks)  # type: ignore[attr-defined]
         if hook is not None:
             return f"{hook} would run in worker processes"
-        if not rule.trains_in_workers:
-            return f"{type(rule).__name__} has a commit but no take_aside that says what it needs from a client's visit"
-        return None
+        return rule.obstacle()
 
     def runner(self, clients: ClientRunner) -> CohortRunner:
         """Forks when the first client of the first round is asked for."""

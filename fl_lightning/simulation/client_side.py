@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The clients' side of a fit: a module in which clients can train, whoever opens their rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fl_lightning.algorithms.base import Needs
+from fl_lightning.core.lightning.epoch_loop import ClientTask, FederatedEpochLoop
+from fl_lightning.core.lightning.names import Trainer, rank_zero_info
+from fl_lightning.data.client_loaders import ClientLoaders
+from fl_lightning.executors.base import CohortRunner, Executor
+from fl_lightning.executors.sequential import SequentialRunner
+from fl_lightning.simulation.checks import check_module, check_schedulers
+from fl_lightning.simulation.client_options import ClientOptions
+from fl_lightning.training.bound_parameters import BoundParameters
+from fl_lightning.training.buffers import BufferBank
+from fl_lightning.training.client_optimizers import client_learning_rate
+from fl_lightning.training.client_runner import ClientRunner
+from fl_lightning.training.update_rows import UpdateRows
+from fl_lightning.training.upload import Upload
+
+
+class ClientSide:
+    """Trains the clients of rounds and hands over their uploads; knows no server.
+
+    Args:
+        trainer: the trainer; its optimizers exist and the module is on its device.
+        loop: the federated epoch loop.
+        options: how clients train.
+        limit: the trainer's ``limit_train_batches``.
+        binding: the bound module.
+        loaders: the clients' training data.
+        capacity: the largest number of clients in a round.
+        executor: runs the clients of a round.
+
+    Attributes:
+        needs: what both halves of the method ask for.
+        buffers: the module's buffers.
+        runner: trains single clients.
+
+    Raises:
+        ValueError: the module, the optimizers or the data lack what the method needs.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        loop: FederatedEpochLoop,
+        options: ClientOptions,
+        limit: int | float,
+        binding: BoundParameters,
+        loaders: ClientLoaders,
+        capacity: int,
+        executor: Executor,
+    ) -> None:
+        self._trainer, self._options, self._binding = trainer, options, binding
+        self.needs = options.needs
+        check_schedulers(trainer.lr_scheduler_configs)
+        self._check_module()
+        self.buffers = BufferBank(trainer.lightning_module, options.buffers)
+        self.runner = ClientRunner(
+            trainer, loop, options.client_rule, binding, options.local(limit), self.needs, loaders,
+            UpdateRows(binding, capacity, executor.rows), self.buffers,
+        )  # fmt: skip
+        self._crew = self._cohort_runner(executor)
+
+    def _check_module(self) -> None:
+        trainer, options = self._trainer, self._options
+        client_lr, _ = client_learning_rate(trainer.optimizers)
+        method = type(options.algorithm).__name__
+        check_module(
+            trainer.lightning_module, self.needs, options.client_rule, len(trainer.optimizers), client_lr, method
+        )
+
+    def _cohort_runner(self, executor: Executor) -> CohortRunner:
+        obstacle = executor.obstacle(self.runner)
+        if obstacle is None:
+            return executor.runner(self.runner)
+        rank_zero_info(f"{type(executor).__name__} trains this fit's clients one after the other: {obstacle}")
+        return SequentialRunner(self.runner, obstacle)
+
+    @property
+    def fallback(self) -> str | None:
+        """Why clients train one after the other although another executor was asked for, or ``None``."""
+        return self._crew.fallback
+
+    @property
+    def loaders(self) -> ClientLoaders:
+        """The clients' training data."""
+        return self.runner.batches.loaders
+
+    # ---- a round
+
+    def begin_round(self, tasks: Sequence[ClientTask]) -> None:
+        """A round of these clients begins, from the module's present buffers and the optimizers' present options."""
+        self.follow_optimizers()
+        self.runner.begin_round()
+        self._crew.begin_round(tasks)
+
+    def train(self, task: ClientTask) -> Upload:
+        """Trains the next client of the round; the module holds the global model before and after.
+
+        Raises:
+            Exception: what its training raised; the round may go on with the next client.
+        """
+        failed = True
+        try:
+            upload = self._crew.train(task)
+            failed = False
+            return upload
+        finally:
+            self.runner.restore(failed)
+
+    def follow_optimizers(self) -> None:
+        """Uses the trainer's present optimizers from now on, if they were replaced since the last client.
+
+        Raises:
+            ValueError: the method needs something that they lack.
+        """
+        if self.runner.follow_optimizers():
+            self._check_module()
+
+    def losses_at(self, round: int, params: Tensor, clients: Sequence[int]) -> Tensor:  # noqa: A002
+        """Losses of clients at other parameters ``[n]``, as they were measured in this round: float64 on the CPU."""
+        self._binding.bind_flat(params.detach().to(self._binding.theta.dtype).contiguous())
+        try:
+            losses = [self.runner.measure(client, round, Needs(losses=True))["loss"] for client in clients]
+            return torch.tensor(losses, dtype=torch.float64)
+        finally:
+            self._binding.bind_global()
+
+    def end_round(self) -> None:
+        """All clients of the round were trained.
+
+        Raises:
+            ValueError: local training has changed parameters without gradients.
+        """
+        self._crew.end_round()
+        self.runner.optimizers.restore()
+        self.runner.check_frozen()
+
+    def close(self) -> None:
+        """The fit is over, however it ended."""
+        self._crew.close()
