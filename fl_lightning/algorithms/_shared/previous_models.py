@@ -28,12 +28,15 @@ class PreviousModels(ClientRule):
         previous: the client's last local model, on the device of the module; ``None`` if there is none.
     """
 
+    reads = "sums"
+    placement = ("device",)
+
     received: Snapshot
     previous: Snapshot | None = None
 
     def __init__(self, device: str | None = None, max_models: int | None = None) -> None:
         self._models = ClientModels(device, max_models)
-        self._max_models = max_models
+        self.max_models = max_models
         self._buffers: dict[int, Tensor] = {}  # of this round's clients
         self._buffer_bytes = 0
 
@@ -71,7 +74,7 @@ class PreviousModels(ClientRule):
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """Bytes of the remembered models."""
         size = federation.layout.numel * federation.dtype.itemsize + self._buffer_bytes
-        return {"last_local_models": min(federation.num_clients, self._max_models or federation.num_clients) * size}
+        return {"last_local_models": min(federation.num_clients, self.max_models or federation.num_clients) * size}
 
     def reset(self) -> None:
         """Forgets all models."""
