@@ -44,6 +44,7 @@ class AFL(ServerRule):
     """
 
     needs = Needs(losses=True)
+    reads = "sums"
     averages = True
 
     def __init__(self, lambda_lr: float = 0.01, full_participation: bool = False) -> None:

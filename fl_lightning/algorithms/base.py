@@ -8,17 +8,29 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.fit_description import constructor_arguments
 from fl_lightning.core.layout import LayerSpec, ParamLayout
 from fl_lightning.core.model_snapshot import Snapshot
 
 State = dict[str, Any]
 """Tensors, numbers, strings, and lists or dicts of them: what ``torch.load(weights_only=True)`` accepts."""
+
+Reads = Literal["sums", "gram", "rows"]
+"""What the server must get to see of the clients' rows; each includes the ones before.
+
+===========  ===========================================================================================================
+``"sums"``   sums of the rows, with weights that follow from sizes, losses, extras and the norms of single rows, all of
+             which a client can send as numbers: the rows themselves may stay hidden (secure aggregation)
+``"gram"``   inner products of the rows of a round, too
+``"rows"``   single rows, coordinate by coordinate, in this round or kept for later ones
+===========  ===========================================================================================================
+"""
 
 
 @dataclass(frozen=True)
@@ -160,9 +172,27 @@ class ClientRule:
     - :attr:`ClientReport.kept` and :meth:`keep`: stays at the client (personal models, last local models).
 
     What a client sends up is its report.
+
+    Attributes:
+        needs: what local training must carry.
+        reads: what :meth:`adjust_step` and :meth:`commit` read of the clients' rows for the sake of all. What a client
+            keeps of its own row is its own and does not count. A class that overrides one of the two without saying
+            what they read counts as ``"rows"``.
+        placement: as in :class:`ServerRule`.
     """
 
     needs: Needs = Needs()
+    reads: Reads = "sums"
+    placement: tuple[str, ...] = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if {"adjust_step", "commit"} & vars(cls).keys() and "reads" not in vars(cls):
+            cls.reads = "rows"  # what a class does not say is not known
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """See :meth:`ServerRule.hyperparameters`."""
+        return constructor_arguments(self, self.placement)
 
     def overrides(self, *names: str) -> bool:
         """Whether the rule replaces any of these methods of plain local training.
@@ -295,15 +325,35 @@ class ServerRule(ABC):
 
     Attributes:
         needs: what the cohort must carry.
+        reads: what :meth:`aggregate` reads of the clients' rows. A class that overrides an ``aggregate`` without saying
+            what its own reads counts as ``"rows"``.
+        placement: names of constructor arguments that say where things are kept and change no result.
         layers: the layers that the rule works on; the strategy lays out the parameters accordingly.
         averages: the step is a mean of the rows, whatever its weights, so that client halves may add to it.
         report: how the last step came about.
     """
 
     needs: Needs = Needs()
+    reads: Reads = "rows"
+    placement: tuple[str, ...] = ()
     layers: LayerSpec = "module"
     averages: bool = False
     report: StepReport = StepReport()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        inherited = getattr(cls.__mro__[1], "aggregate", None)
+        first = getattr(inherited, "__isabstractmethod__", False)  # what the base class says is then meant for it
+        if "aggregate" in vars(cls) and "reads" not in vars(cls) and not first:
+            cls.reads = "rows"
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """The constructor's arguments that shape results, by name, as numbers, strings and lists of them.
+
+        A rule keeps each of its arguments in a public attribute of the same name; arguments that it does not keep are
+        left out, and so are those of :attr:`placement`.
+        """
+        return constructor_arguments(self, self.placement)
 
     @abstractmethod
     def aggregate(self, cohort: Cohort) -> Tensor:

@@ -37,6 +37,8 @@ class Ditto(FedAvg):
         ValueError: ``lam`` is negative, or ``personal_lr`` or ``keep_checkpoints`` is not positive.
     """
 
+    placement = ("directory", "keep_checkpoints")
+
     def __init__(
         self,
         lam: float = 1.0,
@@ -51,6 +53,7 @@ class Ditto(FedAvg):
         if personal_lr is not None and not personal_lr > 0:
             raise ValueError(f"personal_lr of Ditto must be positive, found {personal_lr}")
         self.lam, self.personal_lr = lam, personal_lr
+        self.directory, self.keep_checkpoints = directory, keep_checkpoints
         store = ClientModels("cpu") if directory is None else ClientFiles(directory, keep_checkpoints)
         self._client = PersonalModels(lam, personal_lr, store)
 
@@ -71,6 +74,9 @@ class PersonalModels(ClientRule):
         lr: see ``personal_lr`` there.
         store: where the models live between rounds.
     """
+
+    reads = "sums"
+    placement = ("store",)
 
     def __init__(self, lam: float, lr: float | None, store: ClientModels | ClientFiles) -> None:
         self.needs = Needs(client_lr=lr is None)

@@ -22,6 +22,7 @@ class DRFL(ServerRule):
     """
 
     needs = Needs(losses=True)
+    reads = "sums"
     averages = True
 
     def aggregate(self, cohort: Cohort) -> Tensor:

@@ -72,7 +72,9 @@ class FA(FedAvg):
         weighting: Literal["samples", "uniform"] = "samples",
     ) -> None:
         super().__init__(weighting)
-        self._client = AgnosticWeights(torch.as_tensor(bases), sigma, bound, tau, penalty, inputs)
+        self.bases, self.inputs = torch.as_tensor(bases), inputs
+        self.sigma, self.bound, self.tau, self.penalty = sigma, bound, tau, penalty
+        self._client = AgnosticWeights(self.bases, sigma, bound, tau, penalty, inputs)
 
     def client_rule(self) -> ClientRule:
         """The reweighed loss, and the search for the weights; the same object on every call."""
@@ -88,6 +90,7 @@ class AgnosticWeights(ClientRule):
     """
 
     needs = Needs(groups=True)
+    reads = "sums"
 
     def __init__(
         self, bases: Tensor, sigma: float, bound: float, tau: float, penalty: float, inputs: Callable[[Any], Tensor]
@@ -100,7 +103,7 @@ class AgnosticWeights(ClientRule):
         if not 0 < sigma < math.inf:
             raise ValueError(f"sigma of FA must be positive and finite, found {sigma}")
         self.bases, self.sigma, self.bound, self.tau, self.penalty = bases.double(), sigma, bound, tau, penalty
-        self._inputs = inputs
+        self.inputs = inputs
         self.a: Tensor | None = None
         self.relaxed = 0
         self._share: float | None = None  # of group 1 among all samples
@@ -120,7 +123,7 @@ class AgnosticWeights(ClientRule):
             asked = group_scores(work.module, batch)
         scores, member = asked.scores, asked.member.to(asked.scores)
         losses = binary_cross_entropy_with_logits(scores, asked.positive.to(scores), reduction="none")
-        kernels = self._kernels(self._inputs(batch))  # [B, J]
+        kernels = self._kernels(self.inputs(batch))  # [B, J]
         rows = torch.stack([torch.ones_like(scores), losses, scores, member * scores]).detach().cpu().double()
         self._sums += rows @ kernels.cpu()
         self._counts += torch.tensor([len(scores), float(member.sum())], dtype=torch.float64)

@@ -12,7 +12,9 @@ import math
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._shared.disparity import Disparities, Notion, disparity_gram, reported_disparities
+from fl_lightning.algorithms._shared.disparity import Disparities, Notion, reported_disparities
+from fl_lightning.algorithms._shared.rows import require_finite
+from fl_lightning.algorithms._shared.weighting import weighted_mean
 from fl_lightning.algorithms.base import ClientRule, Needs, ServerRule, StepReport
 from fl_lightning.core.cohort import Cohort
 
@@ -36,11 +38,12 @@ class FairReg(ServerRule):
 
     layers = "model"
     needs = Needs(full_gradients=True)
+    reads = "sums"
 
     def __init__(self, weight: float = 1.0, notion: Notion = "dp", sharpness: float = 10.0) -> None:
         if not 0 <= weight < math.inf:
             raise ValueError(f"weight of FairReg must be finite and not negative, found {weight}")
-        self.weight = weight
+        self.weight, self.notion, self.sharpness = weight, notion, sharpness
         self._client = Disparities("FairReg", notion, sharpness)
 
     def client_rule(self) -> ClientRule:
@@ -54,9 +57,11 @@ class FairReg(ServerRule):
             ValueError: the cohort carries no disparities, or a row is not finite.
         """
         disparities, companions = reported_disparities(cohort, "FairReg")
-        disparity_gram(cohort, companions, "FairReg")
         known = ~disparities.isnan()
         ones = torch.ones(len(cohort), dtype=torch.float64)
         worst = float(disparities[known].max()) if bool(known.any()) else 0.0
         self.report = StepReport(weights=ones, scalars={"without_group": float((~known).sum()), "disparity": worst})
-        return companions.combine(self.weight * ones, out=cohort.updates.combine(ones))
+        step = companions.combine(self.weight * ones, out=weighted_mean(cohort, ones))
+        if not bool(torch.isfinite(step).all()):
+            require_finite(torch.isfinite(companions.rows).all(1), cohort, "FairReg")
+        return step

@@ -63,6 +63,7 @@ class FCFL(ServerRule):
 
     layers = "model"
     needs = Needs(losses=True, full_gradients=True, client_lr=True)
+    reads = "gram"
 
     _delta_factor, _delta_floor = 0.1, 1e-4  # d shrinks where 0.1 ||grad SM|| <= d, and stays once it is below 1e-4
     _joint_threshold = 1e-3  # eps_d of equation 14
@@ -89,6 +90,7 @@ class FCFL(ServerRule):
                 raise ValueError(f"{name} of FCFL must not be negative, found {value}")
         check_choice("FCFL", "reading", reading, READINGS)
         self.stage1_rounds, self.tol = stage1_rounds, tol
+        self.notion, self.sharpness, self.reading = notion, sharpness, reading
         self.delta, self.beta = float(delta), float(beta)  # go into checkpoints, which hold no numbers of numpy
         self._smooth_feasibility = self._joint_sharpening = self._hull_of_clients = reading == "paper"
         self._bounds_when_tight = reading == "code"

@@ -23,6 +23,7 @@ class FedAvg(ServerRule):
         weighting: ``"samples"`` weighs a client by its number of training samples (the paper), ``"uniform"`` all alike.
     """
 
+    reads = "sums"
     averages = True
 
     def __init__(self, weighting: Literal["samples", "uniform"] = "samples") -> None:

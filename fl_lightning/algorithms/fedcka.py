@@ -39,6 +39,8 @@ class FedCKA(FedAvg):
         ValueError: ``mu`` is negative, ``layers`` is empty, or ``num_layers`` or ``max_models`` is not positive.
     """
 
+    placement = ("model_device",)
+
     def __init__(
         self,
         mu: float = 3.0,
@@ -55,8 +57,13 @@ class FedCKA(FedAvg):
             raise ValueError(f"layers of FedCKA must be a list of one submodule name or more, found {layers!r}")
         if num_layers < 1:
             raise ValueError(f"num_layers of FedCKA must be at least 1, found {num_layers}")
-        self.mu = mu
+        self.mu, self.num_layers = mu, num_layers
+        self.model_device, self.max_models = model_device, max_models
         self._client = ActivationSimilarity(mu, layers, num_layers, model_device, max_models)
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """``layers`` names submodules here, and the attribute of that name says what a layer of the parameters is."""
+        return {**super().hyperparameters(), "layers": self._client.hyperparameters()["layers"]}
 
     def client_rule(self) -> ClientRule:
         """The term and the clients' last models; the same object on every call."""

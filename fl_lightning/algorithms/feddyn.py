@@ -31,11 +31,13 @@ class FedDyn(FedAvg):
         ValueError: ``alpha`` is not positive.
     """
 
+    placement = ("dual_device",)
+
     def __init__(self, alpha: float = 0.01, dual_device: str | None = None) -> None:
         super().__init__("uniform")
         if not alpha > 0:
             raise ValueError(f"alpha of FedDyn must be positive, found {alpha}")
-        self.alpha = alpha
+        self.alpha, self.dual_device = alpha, dual_device
         self._client = DynamicRegularizer(alpha, dual_device)
 
     def client_rule(self) -> ClientRule:
@@ -49,6 +51,8 @@ class DynamicRegularizer(ClientVectors):
     The duals are kept divided by ``alpha``: ``h_i / alpha`` is the sum of the updates that client ``i`` has sent, and
     ``h / alpha`` that of all clients divided by their number. See :class:`FedDyn` for the arguments.
     """
+
+    reads = "sums"
 
     vectors = "FedDyn's h"
 

@@ -37,6 +37,7 @@ class FedFa(ServerRule):
     """
 
     needs = Needs(accuracies=True)
+    reads = "sums"
 
     def __init__(self, beta: float = 0.5, gamma: float = 0.9) -> None:
         if not 0 <= beta <= 1:

@@ -77,7 +77,7 @@ class FedFV(RemembersRows):
             raise ValueError(f"tau of FedFV must not be negative, found {tau}")
         check_choice("FedFV", "reading", reading, READINGS)
         super().__init__(tau, max_history, history_device)
-        self.alpha, self.tau = alpha, tau
+        self.alpha, self.tau, self.reading = alpha, tau, reading
         self._rounds_share, self._counts_own_round = reading == "paper", reading == "code"
 
     def aggregate(self, cohort: Cohort) -> Tensor:

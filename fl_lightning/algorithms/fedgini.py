@@ -30,6 +30,7 @@ class FedGini(ServerRule):
     """
 
     needs = Needs(losses=True)
+    reads = "sums"
     averages = True
 
     def __init__(self, epsilon: float = 0.5) -> None:

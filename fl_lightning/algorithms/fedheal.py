@@ -52,6 +52,7 @@ class FedHEAL(ServerRule):
         ValueError: ``tau`` is not strictly between 0 and 1, or ``beta`` not between them.
     """
 
+    reads = "rows"
     averages = True
 
     def __init__(
@@ -68,7 +69,7 @@ class FedHEAL(ServerRule):
             raise ValueError(f"beta of FedHEAL must be between 0 and 1, found {beta}")
         check_choice("FedHEAL", "reading", reading, ("code", "paper"))
         self.tau, self.beta = Fraction(str(tau)), float(beta)  # weights go into checkpoints, as Python's numbers
-        self.filter_updates, self.adapt_weights = filter_updates, adapt_weights
+        self.filter_updates, self.adapt_weights, self.reading = filter_updates, adapt_weights, reading
         self._counts_round_in = self._weighs_by_samples = self._renormalises = self._squares_norms = reading == "paper"
         self._counts: dict[int, Tensor] = {}  # c_m: rounds in which each coordinate increased
         self._rounds: dict[int, int] = {}  # t_m: rounds that the client took part in

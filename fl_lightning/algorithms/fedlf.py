@@ -87,6 +87,7 @@ class FedLF(RemembersRows):
         rounds = {"none": 0, "last": 1}.get(history_window) if isinstance(history_window, str) else history_window
         super().__init__(rounds, max_history, history_device)
         self.layers, self.history_window = layers, history_window
+        self.reading, self.gradient_source = reading, gradient_source
         self.needs = Needs(losses=True, full_gradients=gradient_source == "full")
         self.blocks: tuple[tuple[int, ...], ...] | None = None
         self._equal_lengths, self._combines = reading != "paper", reading != "code"

@@ -70,6 +70,7 @@ class FedMDFG(RemembersRows):
         full = gradient_source == "full"
         self.needs = Needs(losses=True, requery=True, client_lr=True, full_gradients=full)
         self.theta, self.s, self.beta = theta, s, beta
+        self.reading, self.gradient_source = reading, gradient_source
         self._drops_zero_losses = reading == "paper"
         # The code's sign of the Armijo condition, its angle test that always holds, and fair rows only where some gain.
         self._losses_may_rise = self._skips_angle_test = self._some_must_gain = reading == "code"

@@ -36,6 +36,8 @@ class FedMGDAPlus(ServerRule):
         ValueError: an argument is out of range.
     """
 
+    reads = "gram"
+
     def __init__(self, epsilon: float = 0.1, server_lr: float | None = None) -> None:
         if not 0 <= epsilon <= 1:
             raise ValueError(f"epsilon of FedMGDAPlus must lie between 0 and 1, found {epsilon}")

@@ -45,6 +45,7 @@ class FedProc(FedAvg):
             raise ValueError(f"rounds of FedProc must be at least 2, found {rounds}")
         if not temperature > 0:
             raise ValueError(f"temperature of FedProc must be positive, found {temperature}")
+        self.rounds, self.temperature, self.num_classes = rounds, temperature, num_classes
         self._client = PrototypeContrast(rounds, temperature, num_classes)
 
     def client_rule(self) -> ClientRule:

@@ -36,7 +36,7 @@ class FedProto(FedAvg):
         super().__init__(weighting)
         if not lam >= 0:
             raise ValueError(f"lam of FedProto must not be negative, found {lam}")
-        self.lam = lam
+        self.lam, self.num_classes = lam, num_classes
         self._client = PrototypeDistance(lam, num_classes)
 
     def client_rule(self) -> ClientRule:

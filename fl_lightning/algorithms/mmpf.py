@@ -44,6 +44,7 @@ class MMPF(ServerRule):
     """
 
     needs = Needs(losses=True)
+    reads = "sums"
 
     def __init__(
         self, inner_rounds: int = 20, iterations: int = 15, patience: int = 15, alpha: float = 0.5, k_min: int = 20

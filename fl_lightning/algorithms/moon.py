@@ -33,6 +33,8 @@ class MOON(FedAvg):
         ValueError: ``mu`` is negative, or ``temperature`` or ``max_models`` is not positive.
     """
 
+    placement = ("model_device",)
+
     def __init__(
         self,
         mu: float = 1.0,
@@ -47,6 +49,7 @@ class MOON(FedAvg):
         if not temperature > 0:
             raise ValueError(f"temperature of MOON must be positive, found {temperature}")
         self.mu, self.temperature = mu, temperature
+        self.model_device, self.max_models = model_device, max_models
         self._client = ModelContrast(mu, temperature, model_device, max_models)
 
     def client_rule(self) -> ClientRule:

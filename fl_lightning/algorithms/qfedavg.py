@@ -35,6 +35,7 @@ class QFedAvg(ServerRule):
     """
 
     needs = Needs(losses=True, client_lr=True)
+    reads = "sums"
 
     def __init__(self, q: float = 0.1) -> None:
         if not 0 <= q < math.inf:

@@ -39,12 +39,14 @@ class SCAFFOLD(ServerRule):
         ValueError: ``server_lr`` is not positive.
     """
 
+    reads = "sums"
+    placement = ("control_device",)
     averages = True
 
     def __init__(self, server_lr: float = 1.0, control_device: str | None = None) -> None:
         if not server_lr > 0:
             raise ValueError(f"server_lr of SCAFFOLD must be positive, found {server_lr}")
-        self.server_lr = server_lr
+        self.server_lr, self.control_device = server_lr, control_device
         self._client = ControlVariates(control_device)
 
     def client_rule(self) -> ClientRule:
@@ -77,6 +79,7 @@ class ControlVariates(ClientVectors):
     """
 
     needs = Needs(client_lr=True)
+    reads = "sums"
 
     vectors = "SCAFFOLD's control variates"
 

@@ -36,6 +36,7 @@ class TERM(ServerRule):
     """
 
     needs = Needs(losses=True)
+    reads = "sums"
 
     def __init__(self, t: float = 1.0, reading: Reading = "library", ema_rate: float = 0.5) -> None:
         if not 0 < t < math.inf:

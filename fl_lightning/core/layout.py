@@ -182,11 +182,11 @@ def layout_fingerprint(layout: ParamLayout) -> dict[str, list[str]]:
 
 
 def layout_difference(old: Mapping[str, Sequence[str]], new: Mapping[str, Sequence[str]]) -> str:
-    """Where two fingerprints first differ, in words that go on after "was written with"."""
+    """Where two fingerprints first differ, in words; empty if they agree."""
     for kind, singular in (("parameters", "parameter"), ("layers", "layer")):
         for place, (a, b) in enumerate(zip(old[kind], new[kind], strict=False)):
             if a != b:
-                return f"{singular} {place}: {a}, and this fit has {b}"
+                return f"{singular} {place}: {a} became {b}"
         if len(old[kind]) != len(new[kind]):
-            return f"{len(old[kind])} {kind}, and this fit has {len(new[kind])}"
-    return "the same layout"
+            return f"{len(old[kind])} {kind} became {len(new[kind])}"
+    return ""

@@ -96,6 +96,11 @@ def versions() -> Versions:
     )
 
 
+def package_versions() -> dict[str, str]:
+    """Versions of the packages that decide what a fit computes."""
+    return {"fl_lightning": __version__, "torch": str(torch.__version__), "lightning": str(vars(pl)["__version__"])}
+
+
 def show_versions(file: TextIO | None = None) -> None:
     """Prints versions, devices and the implementation of each op; paste it into bug reports.
 

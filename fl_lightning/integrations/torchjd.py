@@ -46,6 +46,8 @@ class TorchJD(ServerRule):
             in the next round.
     """
 
+    reads = "gram"
+
     def __init__(self, weighting: nn.Module, layers: LayerSpec = "module", seed: int = 0) -> None:
         if not isinstance(weighting, aggregation.Weighting):
             raise TypeError(

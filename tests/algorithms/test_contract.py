@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 from algorithm_cohorts import SIZES, make_cohort, random_rows, sampled_rounds
+from sealed_rows import LEVELS, RefusedError, sealed
 from support import reload
 
 from fl_lightning import algorithms as fl
@@ -48,6 +51,8 @@ RULES = {
     "FedLF-paper": lambda: fl.FedLF(reading="paper", history_window="all"),
     "FedLF-code": lambda: fl.FedLF(reading="code", history_window="last"),
     "FedLF-few": lambda: fl.FedLF(max_history=3),
+    "FedLF-none": lambda: fl.FedLF(history_window="none"),
+    "FedFV-none": lambda: fl.FedFV(tau=0),
 }
 STATEFUL = [
     "AFL",
@@ -220,6 +225,76 @@ def test_reports_what_it_did(name):
             assert layers == list(range(cohort.updates.layout.num_layers))
         if rule.report.scalars.get("history_rows", 0) == 0 and not isinstance(rule, (fl.FedLF, fl.FedHEAL, fl.FedFa)):
             torch.testing.assert_close(report.weights @ cohort.updates.rows, step)
+
+
+@every_rule
+def test_a_rule_reads_no_more_than_it_says(name):
+    free, bound = RULES[name](), RULES[name]()
+    for cohort in sampled_rounds(6, 9, 4, 19):
+        step = bound.aggregate(sealed(cohort, bound.reads))
+        assert torch.equal(step, free.aggregate(cohort))
+        assert torch.equal(free.report.weights, bound.report.weights)
+    bad = random_rows(4, 12)
+    bad[2, 17] = torch.nan
+    with pytest.raises(ValueError, match=r"\[22\]"):
+        RULES[name]().aggregate(sealed(make_cohort(bad, ids=[20, 21, 22, 23]), bound.reads))
+    bound.aggregate(sealed(make_cohort(torch.zeros(4, sum(SIZES), dtype=torch.float64)), bound.reads))
+
+
+@every_rule
+def test_a_rule_says_no_more_than_it_reads(name):
+    reads = RULES[name]().reads
+    for less in LEVELS[: LEVELS.index(reads)]:
+        rule = RULES[name]()
+        with pytest.raises(RefusedError):
+            [rule.aggregate(sealed(cohort, less)) for cohort in sampled_rounds(6, 9, 4, 19)]
+
+
+@every_rule
+def test_a_client_half_reads_no_more_than_it_says(name):
+    free, bound = RULES[name]().client_rule(), RULES[name]().client_rule()
+    for cohort in sampled_rounds(4, 9, 4, 20):
+        cohort = make_cohort(cohort.updates.rows, ids=cohort.client_ids, num_clients=9, companions=control_rows(cohort))
+        seen, step = sealed(cohort, bound.reads, own=True), torch.ones(sum(SIZES), dtype=torch.float64)
+        assert torch.equal(free.adjust_step(cohort, step), bound.adjust_step(seen, step))
+        free.commit(cohort)
+        bound.commit(seen)
+    assert_same_state(free.state_dict(), bound.state_dict())
+
+
+def test_a_class_that_does_not_say_what_it_reads_counts_as_reading_rows():
+    class Mine(fl.FedAvg):
+        def aggregate(self, cohort):
+            return cohort.updates.rows.median(0).values
+
+    class Kept(fl.ClientRule):
+        def commit(self, cohort):
+            self.kept = cohort.updates.rows
+
+    class Paired(fl.FedAvg):
+        def client_rule(self):
+            return Kept()
+
+    cohort = make_cohort(random_rows(3, 1))
+    with pytest.raises(RefusedError):
+        Mine().aggregate(sealed(cohort, "gram"))
+    assert (Mine.reads, Kept.reads, Paired.reads, fl.ServerRule.reads) == ("rows", "rows", "sums", "rows")
+    assert fl.FedLF(history_window="none").reads == fl.FedFV(tau=0).reads == "gram"
+
+
+@every_rule
+def test_arguments_are_kept_under_their_names(name):
+    """So that checkpoints and handshakes can name the ones that changed."""
+    rule = RULES[name]()
+    for half in (rule, rule.client_rule()):
+        given = inspect.signature(type(half)).parameters
+        assert set(half.placement) <= set(given)
+        assert set(half.hyperparameters()) == set(given) - set(half.placement)
+        assert reload(half.hyperparameters()) == half.hyperparameters()
+    arguments = {argument: getattr(rule, argument) for argument in inspect.signature(type(rule)).parameters}
+    if name.startswith("FedCKA"):
+        arguments["layers"] = None  # the attribute says how parameters divide
+    assert type(rule)(**arguments).hyperparameters() == rule.hyperparameters()
 
 
 @every_rule

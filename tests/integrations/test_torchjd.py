@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 from algorithm_cohorts import COLUMNS, SIZES, make_cohort, random_rows
+from sealed_rows import RefusedError, sealed
 from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
 
 import fl_lightning as fl
@@ -30,6 +31,14 @@ WEIGHTINGS = {
     "Mean": aggregation.MeanWeighting,
 }
 STARTS = [sum(SIZES[:i]) for i in range(len(SIZES) + 1)]
+
+
+def test_reads_inner_products_and_nothing_else():
+    cohort = make_cohort(random_rows(5, 0))
+    assert torch.equal(TorchJD(upgrad()).aggregate(sealed(cohort, "gram")), TorchJD(upgrad()).aggregate(cohort))
+    with pytest.raises(RefusedError):
+        TorchJD(upgrad()).aggregate(sealed(cohort, "sums"))
+    assert TorchJD.reads == "gram"
 
 
 @pytest.mark.parametrize("name", WEIGHTINGS)

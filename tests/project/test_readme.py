@@ -97,15 +97,19 @@ def test_aggregate_runs_without_a_trainer():
     assert (rows @ names["step"] >= 0).all()
 
 
+def server_rules():
+    return [
+        name
+        for name, value in vars(fl.algorithms).items()
+        if isinstance(value, type) and issubclass(value, fl.algorithms.ServerRule) and name != "ServerRule"
+    ]
+
+
 def test_the_tables_list_what_the_package_has():
     docs = Path(fl.__file__).parents[1] / "docs"
     tables = "".join((docs / name).read_text(encoding="utf-8") for name in ("choose.md", "data.md"))
     named = set(re.findall(r"^\| \[?`(\w+)`", tables, flags=re.MULTILINE))
-    rules = {
-        name
-        for name, value in vars(fl.algorithms).items()
-        if isinstance(value, type) and issubclass(value, fl.algorithms.ServerRule) and name != "ServerRule"
-    }
+    rules = set(server_rules())
     partitions = {
         name
         for name, value in vars(fl.data).items()
@@ -120,3 +124,19 @@ def test_the_tables_list_what_the_package_has():
     assert partitions
     assert samplers
     assert rules | partitions | samplers <= named
+
+
+def test_the_table_of_what_the_server_must_see_is_what_the_rules_say():
+    page = (Path(fl.__file__).parents[1] / "docs" / "choose.md").read_text(encoding="utf-8")
+    section = page.split("\n## What the server must see\n")[1].split("\n## ")[0]
+    rows = re.findall(r'^\| .* \| `"(\w+)"` \| (.*) \|$', section, flags=re.MULTILINE)
+    listed = {text: reads for reads, methods in rows for text in re.findall("`([^`]+)`", methods)}
+    del listed["TorchJD"]  # tests/integrations/test_torchjd.py
+    arguments = {"FA": "([[0.0]])"}
+    for text, reads in listed.items():
+        call = text if "(" in text else text + arguments.get(text, "()")
+        assert eval(call, vars(fl.algorithms)).reads == reads, text
+    assert {name for name in listed if "(" not in name} == set(server_rules())
+    for name in server_rules():
+        rule = eval(name + arguments.get(name, "()"), vars(fl.algorithms))
+        assert rule.client_rule().reads == "sums", name

@@ -24,6 +24,9 @@ class ClientVectors(ClientRule, ABC):
         device: where the clients' vectors live; ``None``: on the federation's device.
     """
 
+    reads = "sums"
+    placement = ("device",)
+
     vectors: str
     """What errors call the vectors."""
 

@@ -48,7 +48,7 @@ class Disparities(ClientRule):
         check_choice(method, "notion", notion, ("dp", "eo"))
         if not 0 < sharpness < math.inf:
             raise ValueError(f"sharpness of {method} must be positive and finite, found {sharpness}")
-        self.notion, self.sharpness = notion, sharpness
+        self.method, self.notion, self.sharpness = method, notion, sharpness
         self._report = ClientReport()
 
     def refusal(self, server: ServerRule) -> str | None:

@@ -27,12 +27,15 @@ class PreviousModels(ClientRule):
         previous: the client's last local model, on the device of the module; ``None`` if there is none.
     """
 
+    reads = "sums"
+    placement = ("device",)
+
     received: Snapshot
     previous: Snapshot | None = None
 
     def __init__(self, device: str | None = None, max_models: int | None = None) -> None:
         self._models = ClientModels(device, max_models)
-        self._device, self._max_models = device, max_models
+        self._device, self.max_models = device, max_models
         self._buffer_bytes = 0
 
     def check_module(self, module: nn.Module) -> None:
@@ -58,7 +61,7 @@ class PreviousModels(ClientRule):
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """Bytes of the remembered models, and of those of a round."""
         size = federation.layout.numel * federation.dtype.itemsize + self._buffer_bytes
-        kept = min(federation.num_clients, self._max_models or federation.num_clients)
+        kept = min(federation.num_clients, self.max_models or federation.num_clients)
         return {"last_local_models": (kept + cohort_size) * size}
 
     def reset(self) -> None:

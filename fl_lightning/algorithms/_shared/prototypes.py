@@ -32,6 +32,7 @@ class ClassPrototypes(ClientRule):
     """
 
     needs = Needs(features=True)
+    reads = "sums"
 
     def __init__(self, num_classes: int) -> None:
         if num_classes < 1:

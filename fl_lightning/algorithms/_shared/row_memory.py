@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from fl_lightning.algorithms._shared.rows import JointRows
-from fl_lightning.algorithms.base import Federation, ServerRule, State, StepReport
+from fl_lightning.algorithms.base import Federation, Reads, ServerRule, State, StepReport
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.storage.row_history import RowHistory
 
@@ -28,9 +28,16 @@ class RemembersRows(ServerRule):
         ValueError: ``max_history`` is not positive.
     """
 
+    placement = ("history_device",)
+
     def __init__(self, window: int | None, max_history: int | None = None, history_device: str | None = None) -> None:
-        self.window, self.max_history = window, max_history
+        self.window, self.max_history, self.history_device = window, max_history, history_device
         self.history = RowHistory(max_history, history_device)
+
+    @property
+    def reads(self) -> Reads:  # type: ignore[override]
+        """Inner products, and rows where some are kept for rounds in which their clients are absent."""
+        return "gram" if self.window == 0 else "rows"
 
     def begin_fit(self, federation: Federation) -> None:
         """Never allocates more rows than there are clients."""

@@ -45,7 +45,7 @@ def models_to_evaluate(
     if not str(fit.get("method", "")).endswith(f" with {name}"):
         reason = f"it holds {'another method' if fit else 'no federated fit'}, and this is {name}"
     elif fit.get("layout", layout) != layout:
-        reason = f"it was written with {layout_difference(fit['layout'], layout)}"
+        reason = f"its layout is another one, {layout_difference(fit['layout'], layout)}"
     else:
         try:
             return rule.personal_models(state["client_rule"])
