@@ -11,17 +11,22 @@ from fl_lightning.core.records import EvaluationRecord, RoundRecord
 from fl_lightning.core.updates import UpdateMatrix
 from fl_lightning.core.versions import __version__, show_versions
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.simulation.federated_client import FederatedClient
+from fl_lightning.simulation.federation_messages import ClientMessage, ServerMessage
 from fl_lightning.strategy import FederatedStrategy
 
 __all__ = [
     "ClientError",
+    "ClientMessage",
     "ClientModule",
     "Cohort",
     "EvaluationRecord",
+    "FederatedClient",
     "FederatedDataModule",
     "FederatedStrategy",
     "ParamLayout",
     "RoundRecord",
+    "ServerMessage",
     "UpdateMatrix",
     "__version__",
     "algorithms",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from fl_lightning.algorithms import FedAvg
@@ -233,28 +233,14 @@ class FederatedStrategy(OneDevice):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """The module's training step, with the client rule's term added to its loss."""
-        hooks = self._fits.hooks
-        if hooks is not None:
-            hooks.begin_batch(args[0])
-        output = super().training_step(*args, **kwargs)
-        loss = output.get("loss") if isinstance(output, Mapping) else output
-        if hooks is None or not isinstance(loss, Tensor):
-            return output
-        total = hooks.add_loss_term(loss, args[0])
-        if total is loss:
-            return output
-        return {**output, "loss": total} if isinstance(output, Mapping) else total
+        hooks, step = self._fits.hooks, super().training_step
+        return step(*args, **kwargs) if hooks is None else hooks.training_step(step, *args, **kwargs)
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """Lets the client rule correct gradients after the backward pass, before clipping and stepping."""
-
-        def corrected() -> Any:
-            result = closure()
-            if self._fits.hooks is not None:
-                self._fits.hooks.before_optimizer_step()
-            return result
-
-        return super().optimizer_step(optimizer, corrected, model, **kwargs)
+        hooks = self._fits.hooks
+        closure = closure if hooks is None else hooks.corrected(closure)
+        return super().optimizer_step(optimizer, closure, model, **kwargs)
 
     # ---- evaluation
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Literal
@@ -86,6 +87,12 @@ class ClientLoaders:
         settings = LoaderSettings.from_dataloader(loader, f"{stage} loader")
         assert isinstance(loader, DataLoader)
         return cls(loader.dataset, parts, stage, settings)
+
+    def numbered_from(self, first: int) -> ClientLoaders:
+        """The same clients under the ids ``first``, ``first + 1`` and so on; :attr:`sizes` stays by place."""
+        other = copy.copy(self)
+        other._parts = self._parts.numbered_from(first)
+        return other
 
     def __len__(self) -> int:
         """Number of clients."""

@@ -11,12 +11,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.algorithms.base import Federation
-from fl_lightning.core.lightning.epoch_loop import ClientTask, FederatedEpochLoop
+from fl_lightning.core.lightning.epoch_loop import ClientTask
 from fl_lightning.core.lightning.names import Trainer, rank_zero_info, rank_zero_warn
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.data.client_loaders import ClientLoaders
-from fl_lightning.data.cohort_samplers import cohort_size
 from fl_lightning.simulation.checks import check_selection
 from fl_lightning.simulation.client_side import ClientSide
 from fl_lightning.simulation.memory_plan import memory_plan
@@ -32,36 +31,30 @@ class FederatedFit:
 
     Args:
         trainer: the trainer; its optimizers exist and the module is on its device.
-        loop: the federated epoch loop.
         options: the strategy's arguments.
-        limit: the trainer's ``limit_train_batches``.
         binding: the bound module.
-        loaders: the clients' training data.
+        clients: the clients' side.
 
     Attributes:
         clients: the clients' side.
 
     Raises:
-        ValueError: the module, the optimizers or the data lack what the method needs.
+        ValueError: the data have too few clients.
     """
 
     def __init__(
         self,
         trainer: Trainer,
-        loop: FederatedEpochLoop,
         options: FitOptions,
-        limit: int | float,
         binding: BoundParameters,
-        loaders: ClientLoaders,
+        clients: ClientSide,
     ) -> None:
-        self._trainer, self._options, self._binding = trainer, options, binding
+        self._trainer, self._options, self._binding, self.clients = trainer, options, binding, clients
         self._algorithm, self._rule = options.algorithm, options.client_rule
         if options.attack is not None:
-            options.attack.check(len(loaders))
-        capacity = cohort_size(options.clients_per_round, len(loaders))
-        self.clients = ClientSide(trainer, loop, options, limit, binding, loaders, capacity, options.executor)
+            options.attack.check(self._num_clients)
         self._server = Server(
-            self._algorithm, self._rule, binding, self.clients.buffers, len(loaders), options.server_optimizer,
+            self._algorithm, self._rule, binding, clients.buffers, self._num_clients, options.server_optimizer,
             options.on_client_error,
         )  # fmt: skip
         self._round: Round | None = None

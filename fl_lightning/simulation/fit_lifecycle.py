@@ -18,6 +18,7 @@ from fl_lightning.core.records import RoundRecord, round_metrics
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.cohort_samplers import cohort_size
 from fl_lightning.simulation.checks import refuse_undivided_data
+from fl_lightning.simulation.client_side import ClientSide
 from fl_lightning.simulation.fit import FederatedFit
 from fl_lightning.simulation.options import FitOptions
 from fl_lightning.simulation.round_loader import RoundLoader
@@ -101,6 +102,7 @@ class FitLifecycle:
         if self._fit is not None:
             self._fit.reload(loaders)
             return
+        options = self._options
         self._binding = self._binding.renewed(self._algorithm.layers)
         self.loop.progress.resume()
         carried = self._carried
@@ -108,7 +110,11 @@ class FitLifecycle:
             carried = loaded if "fit" in loaded else None
         elif self._trainer.current_epoch == 0:
             carried = None
-        self._fit = FederatedFit(self._trainer, self.loop, self._options, limit, self._binding, loaders)
+        capacity = cohort_size(options.clients_per_round, len(loaders))
+        clients = ClientSide(
+            self._trainer, self.loop, options, limit, self._binding, loaders, capacity, options.executor
+        )  # fmt: skip
+        self._fit = FederatedFit(self._trainer, options, self._binding, clients)
         self._fit.begin(carried)
         self._trained, self._finished = None, False
         trained, theta = (carried or {}).get("trained"), self._binding.theta
