@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Literal, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 from torch import nn
 from torch.optim import Optimizer
 
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.attacks import Attack
+from fl_lightning.core.fit_description import plain
 from fl_lightning.data.cohort_samplers import CohortSampler, check_clients_per_round
 from fl_lightning.executors.base import Executor
 from fl_lightning.simulation.checks import paired_client_rule
@@ -48,9 +49,14 @@ class FitOptions:
     seed: int
     executor: Executor
     loss_batch_size: int | None
+    min_clients: int
+    strict_resume: bool
     client_rule: ClientRule = field(init=False)
 
     def __post_init__(self) -> None:
+        for name in ("full_gradients", "strict_resume"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, found {getattr(self, name)!r}")
         self._check_local_training()
         self._check_parts()
         for name, kind in get_type_hints(FitOptions).items():
@@ -58,6 +64,9 @@ class FitOptions:
             if getattr(kind, "__origin__", None) is Literal and choice not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, found {choice!r}")
         check_clients_per_round(self.clients_per_round)
+        _check_count("min_clients", self.min_clients)
+        if isinstance(self.clients_per_round, int):
+            self.check_min_clients(self.clients_per_round)
         if self.loss_batch_size is not None and self.loss_batch_size < 1:
             raise ValueError(f"loss_batch_size must be positive, found {self.loss_batch_size}")
         object.__setattr__(self, "seed", int(self.seed))  # also where numpy drew it: checkpoints hold it
@@ -66,11 +75,8 @@ class FitOptions:
 
     def _check_local_training(self) -> None:
         for name, value in (("local_epochs", self.local_epochs), ("local_steps", self.local_steps)):
-            absent = value is None and name == "local_steps"
-            if not absent and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} must be a positive integer, found {value!r}")
-        if not isinstance(self.full_gradients, bool):
-            raise TypeError(f"full_gradients must be True or False, found {self.full_gradients!r}")
+            if not (value is None and name == "local_steps"):
+                _check_count(name, value)
         if self.full_gradients and (self.local_epochs != 1 or self.local_steps is not None):
             raise ValueError(
                 "full_gradients=True trains nothing locally: leave local_epochs and local_steps out, "
@@ -92,6 +98,29 @@ class FitOptions:
             if not isinstance(value, kind) and not (name == "attack" and value is None):
                 raise TypeError(f"{name} must be {example}, found {value!r}")
 
+    def check_min_clients(self, cohort_size: int) -> None:
+        """Raises ValueError if no round can have ``min_clients`` usable uploads.
+
+        Args:
+            cohort_size: clients sampled per round.
+        """
+        if self.min_clients > cohort_size:
+            raise ValueError(
+                f"min_clients must be at most the {cohort_size} clients sampled per round (clients_per_round="
+                f"{self.clients_per_round}), found {self.min_clients}: no round would change the model"
+            )
+
+    def settings(self, cohort_size: int, full_gradients: bool) -> dict[str, Any]:
+        """The options that change results, apart from the method, as plain values.
+
+        Args:
+            cohort_size: clients sampled per round.
+            full_gradients: whether clients send gradients, by option or by method.
+        """
+        names = ("local_epochs", "local_steps", "client_optimizer_state", "buffers", "seed", "sampler", "attack")
+        chosen = {name: plain(getattr(self, name)) for name in (*names, "min_clients", "loss_batch_size")}
+        return {"clients_per_round": cohort_size, "full_gradients": full_gradients, **chosen}
+
     def local(self, limit: int | float) -> LocalOptions:
         """The options of local training.
 
@@ -107,3 +136,8 @@ class FitOptions:
             loss_batch_size=self.loss_batch_size,
             attack=self.attack,
         )
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, found {value!r}")
