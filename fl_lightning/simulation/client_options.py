@@ -55,9 +55,8 @@ class ClientOptions:
 
     def _check_local_training(self) -> None:
         for name, value in (("local_epochs", self.local_epochs), ("local_steps", self.local_steps)):
-            absent = value is None and name == "local_steps"
-            if not absent and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} must be a positive integer, found {value!r}")
+            if not (value is None and name == "local_steps"):
+                check_count(name, value)
         if not isinstance(self.full_gradients, bool):
             raise TypeError(f"full_gradients must be True or False, found {self.full_gradients!r}")
         if self.full_gradients and (self.local_epochs != 1 or self.local_steps is not None):
@@ -101,3 +100,13 @@ class ClientOptions:
             loss_batch_size=self.loss_batch_size,
             attack=self.attack,
         )
+
+
+def check_count(name: str, value: object) -> None:
+    """Requires a positive integer.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, found {value!r}")
