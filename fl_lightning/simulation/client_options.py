@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Literal, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 from fl_lightning.algorithms.base import ClientRule, Needs, ServerRule
 from fl_lightning.attacks import Attack
+from fl_lightning.core.fit_description import plain
 from fl_lightning.simulation.checks import paired_client_rule
 from fl_lightning.training.local_options import LocalOptions
 
@@ -84,6 +85,11 @@ class ClientOptions:
     def keeps_optimizer(self) -> bool:
         """Whether clients get their optimizer's state of their last round back."""
         return self.client_optimizer_state == "keep"
+
+    def settings(self) -> dict[str, Any]:
+        """The options that change results, apart from the method, as plain values."""
+        names = ("local_epochs", "local_steps", "client_optimizer_state", "buffers", "seed", "loss_batch_size")
+        return {**{name: plain(getattr(self, name)) for name in names}, "full_gradients": self.needs.full_gradients}
 
     def local(self, limit: int | float) -> LocalOptions:
         """The options of local training.

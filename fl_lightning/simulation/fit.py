@@ -131,7 +131,7 @@ class FederatedFit:
             clients=self._num_clients,
             server_optimizer="none" if optimizer is None else type(optimizer).__name__,
             data={} if renewed else self.clients.loaders.fingerprint(),
-            settings=self._options.settings(len(self.clients.runner.rows), self.clients.needs.full_gradients),
+            settings={"clients_per_round": len(self.clients.runner.rows), **self._options.settings()},
         )  # fmt: skip
 
     def scheduled_groups(self, optimizer: Optimizer) -> list[dict[str, Any]]:

@@ -65,13 +65,7 @@ class FitOptions(ClientOptions):
                 f"{self.clients_per_round}), found {self.min_clients}: no round would change the model"
             )
 
-    def settings(self, cohort_size: int, full_gradients: bool) -> dict[str, Any]:
-        """The options that change results, apart from the method, as plain values.
-
-        Args:
-            cohort_size: clients sampled per round.
-            full_gradients: whether clients send gradients, by option or by method.
-        """
-        names = ("local_epochs", "local_steps", "client_optimizer_state", "buffers", "seed", "sampler", "attack")
-        chosen = {name: plain(getattr(self, name)) for name in (*names, "min_clients", "loss_batch_size")}
-        return {"clients_per_round": cohort_size, "full_gradients": full_gradients, **chosen}
+    def settings(self) -> dict[str, Any]:
+        """Those of the clients, and what decides who takes part."""
+        own = {name: plain(getattr(self, name)) for name in ("sampler", "attack", "min_clients")}
+        return {**super().settings(), **own}
