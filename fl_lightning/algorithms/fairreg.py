@@ -15,7 +15,8 @@ from torch import Tensor
 from fl_lightning.algorithms._shared.disparity import Disparities, Notion, reported_disparities
 from fl_lightning.algorithms._shared.rows import require_finite
 from fl_lightning.algorithms._shared.weighting import weighted_mean
-from fl_lightning.algorithms.base import ClientRule, Needs, ServerRule, StepReport
+from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.algorithms.records import Needs, StepReport
 from fl_lightning.core.cohort import Cohort
 
 

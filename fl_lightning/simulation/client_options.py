@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, Literal, get_args, get_type_hints
 
-from fl_lightning.algorithms.base import ClientRule, Needs, ServerRule
+from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.algorithms.records import Needs
 from fl_lightning.attacks import Attack
 from fl_lightning.core.fit_description import plain
 from fl_lightning.simulation.checks import paired_client_rule

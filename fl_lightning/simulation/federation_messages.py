@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from fl_lightning.algorithms.base import ClientRule, State
+from fl_lightning.algorithms.base import ClientRule
+from fl_lightning.algorithms.records import State
 
 
 @dataclass(frozen=True)

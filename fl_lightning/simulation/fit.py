@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.algorithms.base import Federation
+from fl_lightning.algorithms.records import Federation
 from fl_lightning.core.fit_description import FitDescription
 from fl_lightning.core.lightning.epoch_loop import ClientTask
 from fl_lightning.core.lightning.names import Trainer, rank_zero_info

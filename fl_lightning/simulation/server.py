@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fl_lightning.algorithms.base import ClientRule, ServerRule, StepReport
+from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.algorithms.records import StepReport
 from fl_lightning.core.aligned import stacked_rows
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.errors import ClientError

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.algorithms.base import Federation, State
+from fl_lightning.algorithms.records import Federation, State
 from fl_lightning.core.lightning.epoch_loop import ClientTask, FederatedEpochLoop, install
 from fl_lightning.core.lightning.names import LightningModule, Trainer
 from fl_lightning.core.lightning.single_device import OneDevice

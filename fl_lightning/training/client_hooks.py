@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fl_lightning.algorithms.base import ClientRule, LocalWork
+from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.features import FeatureRecorder
+from fl_lightning.algorithms.records import LocalWork
 
 
 class ClientHooks:
