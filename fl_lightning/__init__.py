@@ -5,6 +5,7 @@ from fl_lightning import algorithms, attacks, callbacks, data, executors, metric
 from fl_lightning.client_module import ClientModule
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.errors import ClientError
+from fl_lightning.core.fit_description import FitDescription
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.lightning.checkpoint_io import newest_checkpoint
 from fl_lightning.core.records import EvaluationRecord, RoundRecord
@@ -24,6 +25,7 @@ __all__ = [
     "FederatedClient",
     "FederatedDataModule",
     "FederatedStrategy",
+    "FitDescription",
     "ParamLayout",
     "RoundRecord",
     "ServerMessage",

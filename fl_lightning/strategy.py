@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from fl_lightning.algorithms import FedAvg
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.attacks import Attack
+from fl_lightning.core.fit_description import FitDescription
 from fl_lightning.core.lightning.checkpoint_io import STATE_KEY
 from fl_lightning.core.lightning.names import (
     LightningModule,
@@ -71,6 +72,10 @@ class FederatedStrategy(OneDevice):
         attack: what dishonest clients send instead of their updates (:mod:`fl_lightning.attacks`), for robustness runs.
         seed: seed of sampling, shuffling and local randomness. These depend only on (seed, round, client).
         executor: trains the clients of a round (:mod:`fl_lightning.executors`); default one after the other.
+        min_clients: fewest usable uploads of a round. A round with fewer changes nothing: not the model, nor what the
+            method, the server optimizer and kept client optimizers remember. It is counted and logged, and warns.
+        strict_resume: refuse to go on from a checkpoint that was written with other data or other arguments of the
+            method, if the method remembers anything of them. ``False`` warns instead.
         loss_batch_size: samples per forward pass when a method asks for clients' losses or accuracies; default the
             training batch size. A larger number is faster. It gives the same values if the loss is a mean over samples.
 
@@ -100,6 +105,8 @@ class FederatedStrategy(OneDevice):
         seed: int = 0,
         executor: Executor | None = None,
         loss_batch_size: int | None = None,
+        min_clients: int = 1,
+        strict_resume: bool = True,
     ) -> None:
         super().__init__()
         self._options = options = FitOptions(
@@ -120,6 +127,8 @@ class FederatedStrategy(OneDevice):
             seed=seed,
             executor=Sequential() if executor is None else executor,
             loss_batch_size=loss_batch_size,
+            min_clients=min_clients,
+            strict_resume=strict_resume,
         )
         self.algorithm, self.client_rule = options.algorithm, options.client_rule
         self._fits = FitLifecycle(options)
@@ -133,6 +142,11 @@ class FederatedStrategy(OneDevice):
     def last_round(self) -> RoundRecord | None:
         """What the last finished round did."""
         return self._fits.last_round
+
+    @property
+    def fit_description(self) -> FitDescription | None:
+        """The running or last fit as checkpoints describe it, to be compared with another one."""
+        return self._fits.description
 
     @property
     def executor_fallback(self) -> str | None:

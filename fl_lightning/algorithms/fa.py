@@ -72,7 +72,7 @@ class FA(FedAvg):
         weighting: Literal["samples", "uniform"] = "samples",
     ) -> None:
         super().__init__(weighting)
-        self.bases, self.inputs = torch.as_tensor(bases), inputs
+        self.bases, self.inputs = torch.as_tensor(bases).double(), inputs
         self.sigma, self.bound, self.tau, self.penalty = sigma, bound, tau, penalty
         self._client = AgnosticWeights(self.bases, sigma, bound, tau, penalty, inputs)
 

@@ -62,6 +62,6 @@ class FairReg(ServerRule):
         worst = float(disparities[known].max()) if bool(known.any()) else 0.0
         self.report = StepReport(weights=ones, scalars={"without_group": float((~known).sum()), "disparity": worst})
         step = companions.combine(self.weight * ones, out=weighted_mean(cohort, ones))
-        if not bool(torch.isfinite(step).all()):
-            require_finite(torch.isfinite(companions.rows).all(1), cohort, "FairReg")
+        if not cohort.updates.columns.every(torch.isfinite(step).all()):
+            require_finite(companions.norms().isfinite(), cohort, "FairReg")
         return step

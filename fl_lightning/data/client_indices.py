@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fl_lightning.core.digest import digest
 from fl_lightning.core.seeding import derive_seed
 
 
@@ -85,6 +87,11 @@ class ClientIndices:
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[self._first + place] for place in range(len(self)))
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The number of samples in use, and digests of the clients' sizes and of whose samples are whose."""
+        sizes, shared = digest(self.sizes), digest(self._starts, self._flat)
+        return {"samples": self.num_used, "sizes of the clients": sizes, "samples of the clients": shared}
 
     def summary(self) -> str:
         """One sentence about the clients' sizes."""

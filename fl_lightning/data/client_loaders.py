@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
+from fl_lightning.core.digest import digest
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.data.client_indices import ClientIndices
-from fl_lightning.data.labels import num_samples
+from fl_lightning.data.labels import labels_at_hand, num_samples
 from fl_lightning.data.loader_settings import LoaderSettings
 
 _CHUNK_BYTES = 16 * 2**20
@@ -112,6 +113,20 @@ class ClientLoaders:
             IndexError: there is no such client.
         """
         return self._parts[client_id]
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What tells these data from others: sizes, whose samples are whose, and labels where no pass is needed.
+
+        An unseeded split of a dataset shows in the places that its ``Subset`` takes, or in its labels.
+        """
+        found, dataset, places = self._parts.fingerprint(), self.dataset, list[Tensor]()
+        while isinstance(dataset, Subset):
+            places.append(torch.as_tensor(dataset.indices, dtype=torch.int64))
+            dataset = dataset.dataset
+        if places:
+            found["subset of the dataset"] = digest(*places)
+        labels = labels_at_hand(self.dataset)
+        return found if labels is None else found | {"labels": digest(labels)}
 
     def num_batches(self, client_id: int, *, batch_size: int | None = None, merge_single: bool = False) -> int:
         """How many batches one call of :meth:`batches` gives; 0 for a client without data.

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from fl_lightning.algorithms import FedAvg
 from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.core.fit_description import FitDescription
+from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.lightning.names import LightningDataModule, LightningModule, Trainer
 from fl_lightning.core.lightning.quiet import quiet
 from fl_lightning.core.storage.kept_states import KeptStates
@@ -118,6 +120,18 @@ class FederatedClient:
         self.client_id, self._module, self._data, self._num_clients = client_id, module, data, num_clients
         self._kept = KeptStates(client_id, folder)
         self._keeps = self._options.keeps_optimizer or self._options.client_rule.overrides("keep")
+
+    @property
+    def fit_description(self) -> FitDescription:
+        """What this client is about to compute, to be compared with what its server says before the first round.
+
+        Raises:
+            ValueError: the module has no parameters yet (``configure_model``, lazy layers).
+        """
+        options, layout = self._options, ParamLayout.from_module(self._module, self._options.algorithm.layers)
+        return FitDescription.of(
+            options.algorithm, options.client_rule, layout, clients=self._num_clients, settings=options.settings()
+        )
 
     def train(self, message: ServerMessage) -> ClientMessage:
         """One round of this client; the same message again gives the same answer again.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fl_lightning.core.fit_description import FitDescription
 from fl_lightning.core.lightning.epoch_loop import ClientTask, FederatedEpochLoop, install
 from fl_lightning.core.lightning.names import Trainer
 from fl_lightning.core.records import RoundRecord, round_metrics
@@ -68,6 +69,13 @@ class FitLifecycle:
     def hooks(self) -> ClientHooks | None:
         """What the client rule does inside local steps; ``None`` outside a fit."""
         return None if self._fit is None else self._fit.clients.runner.hooks
+
+    @property
+    def description(self) -> FitDescription | None:
+        """The running or last fit in plain values; ``None`` before the first."""
+        if self._fit is not None:
+            return self._fit.description
+        return None if self._carried is None else FitDescription.from_state_dict(self._carried["fit"])
 
     @property
     def executor_fallback(self) -> str | None:

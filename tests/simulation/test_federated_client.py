@@ -174,6 +174,31 @@ def test_the_module_ends_with_what_it_received_and_generators_go_on():
     assert torch.equal(weights(module), weights(fresh()))
 
 
+OTHERS = {
+    "nothing": ({}, ""),
+    "argument": ({"algorithm": FedLF(max_history=2)}, "method: FedLF(max_history=None) became FedLF(max_history=2)"),
+    "method": ({"algorithm": FedDyn()}, "method: FedLF with ControlVariates became FedDyn with DynamicRegularizer"),
+    "client half": ({"client": None}, "method: FedLF with ControlVariates became FedLF with ClientRule"),
+    "seed": ({"seed": 6, "local_epochs": 2}, "local_epochs: 1 became 2, seed: 5 became 6"),
+    "clients": ({"num_clients": 3}, "clients: 4 became 3"),
+    "layers": (
+        {"algorithm": FedLF(layers="model")},
+        "layout: layer 0: net.0 [0:104] became model [0:140]; "
+        "method: FedLF(layers='module') became FedLF(layers='model')",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_server_and_client_find_out_what_they_disagree_on(name):
+    options, words = OTHERS[name]
+    shared = {"algorithm": FedLF(), "client": SCAFFOLD()}
+    server = fit(**shared, data=federated_blobs(4), rounds=1).strategy.fit_description
+    if options.get("algorithm") and type(options["algorithm"]) is FedDyn:
+        options = {"client": None, **options}
+    assert server.difference(one_client(**{**shared, **options}).fit_description) == words
+
+
 def test_losses_are_those_that_clients_report():
     client, asked = one_client(algorithm=FedMDFG()), message(2)
     assert client.loss(asked) == client.train(asked).loss
