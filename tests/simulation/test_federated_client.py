@@ -209,6 +209,36 @@ def test_nothing_is_written_where_nothing_stays(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("method", [Ditto, MOON])
+def test_what_stays_at_the_client_is_not_sent(method):
+    client = one_client(algorithm=method())
+    client.train(message(0))
+    sent = client.train(message(1, counted=0))
+    assert sent.extras == sent.companions == {}
+    assert "kept" not in vars(sent)
+
+
+class Fails(Classifier):
+    def training_step(self, batch, batch_idx):
+        if self.trainer.current_epoch == 1 and batch_idx == 2:
+            raise LookupError("a broken sample")
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_failed_visit_leaves_nothing_behind(tmp_path):
+    module = fresh(Fails, seed=3)
+    client = one_client(module=module, algorithm=MOON(), folder=tmp_path)
+    client.train(message(0))
+    own = tmp_path / "client-000001"
+    (own / "round-000009.pt.part").touch()  # of a process that was killed
+    with pytest.raises(LookupError, match="a broken sample"):
+        client.train(message(1, counted=0))
+    assert [path.name for path in own.iterdir()] == ["round-000000.pt"]
+    assert torch.equal(weights(module), weights(fresh()))
+    again = one_client(module=fresh(Fails), algorithm=MOON(), folder=tmp_path)
+    assert torch.equal(client.train(message(2, counted=0)).update, again.train(message(2, counted=0)).update)
+
+
 def test_a_server_in_the_same_process_keeps_its_state():
     server = SCAFFOLD()
     server.client_rule().take_broadcast({"server": torch.ones(140)})

@@ -39,6 +39,9 @@ class KeptStates:
         Raises:
             FileNotFoundError: the state is gone.
         """
+        if self._folder is not None:
+            for partial in self._path(0).parent.glob("*.part"):  # of a process that was killed
+                partial.unlink(missing_ok=True)
         for when in self._rounds():
             if when != counted:
                 self._delete(when)
