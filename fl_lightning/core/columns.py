@@ -105,20 +105,9 @@ class Columns:
         everyones = [span for a, b in pairwise(self.borders) for span in subtrees(a, b, self.total)]
         return add_tree(everyones, torch.cat(self.gather(mine)), self.total)
 
-    def every(self, holds: Tensor | bool) -> bool:
-        """Whether something holds on every share."""
-        return bool(torch.cat(self._gathered(holds)).all())
-
-    def some(self, holds: Tensor | bool) -> bool:
-        """Whether something holds on a share at least."""
-        return bool(torch.cat(self._gathered(holds)).any())
-
     def count(self, number: Tensor) -> int:
         """The sum over the shares of an integer."""
-        return int(torch.cat(self._gathered(number)).sum())
-
-    def _gathered(self, value: Tensor | bool) -> list[Tensor]:
-        return self.gather(torch.as_tensor(value).reshape(1))
+        return int(torch.cat(self.gather(number.reshape(1))).sum())
 
 
 def _within(starts: Sequence[int], begin: int, end: int) -> Tensor:

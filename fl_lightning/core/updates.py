@@ -71,12 +71,12 @@ class UpdateMatrix:
         A row with NaN or infinity has a norm that is not finite.
         """
         if self._norms is None:
-            self._norms = self.columns.sum((0, self.layout.numel), self._squares)[0].sqrt()
+            rows, total = self.rows, self.columns.total
+            squares = self.columns.sum(
+                (0, total), lambda at, offsets: ops.layer_squares(rows[:, at], offsets, total_columns=total)
+            )
+            self._norms = squares[0].sqrt()
         return self._norms
-
-    def _squares(self, at: slice, offsets: Tensor) -> Tensor:
-        total = self.columns.total
-        return torch.cat([ops.layer_gram(row[None, at], offsets, total_columns=total) for row in self.rows], 1)[:, :, 0]
 
     def gram(self) -> Tensor:
         """Per-layer Gram matrices ``[L, m, m]`` in float64; computed once (the rows must not change afterwards)."""

@@ -19,7 +19,14 @@ columns have the order of :mod:`fl_lightning.ops.slices`.
 from __future__ import annotations
 
 from fl_lightning.ops._backend import Backend, backend
-from fl_lightning.ops._layers import layer_combine, layer_cross_combine, layer_cross_gram, layer_dots, layer_gram
+from fl_lightning.ops._layers import (
+    layer_combine,
+    layer_cross_combine,
+    layer_cross_gram,
+    layer_dots,
+    layer_gram,
+    layer_squares,
+)
 from fl_lightning.ops._puc import puc_combine, puc_track
 from fl_lightning.ops._qp import min_norm, project_conflicts
 
@@ -31,6 +38,7 @@ __all__ = [
     "layer_cross_gram",
     "layer_dots",
     "layer_gram",
+    "layer_squares",
     "min_norm",
     "project_conflicts",
     "puc_combine",

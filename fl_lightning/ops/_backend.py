@@ -34,8 +34,7 @@ def backend() -> Mapping[str, Backend]:
     that only the latter do.
     """
     implementation, reason = _running()
-    names = (name for name in _library.NAMES if name not in _library.VARIANTS)
-    return {name: Backend(name, implementation, reason) for name in names}
+    return {name: Backend(name, implementation, reason) for name in _library.PUBLIC}
 
 
 def _running() -> tuple[Literal["torch", "cpu", "cuda"], str]:

@@ -44,6 +44,30 @@ def layer_gram(rows: Tensor, offsets: Tensor, *, total_columns: int | None = Non
 
 
 @torch.no_grad()
+def layer_squares(rows: Tensor, offsets: Tensor, *, total_columns: int | None = None) -> Tensor:
+    """Squared norm of every row, per layer: what :func:`layer_gram` gives for this row alone.
+
+    Args:
+        rows: ``[m, n]``, at least one row.
+        offsets: ``[L + 1]`` layer offsets.
+        total_columns: as in :func:`layer_gram`.
+
+    Returns:
+        ``[L, m]`` float64. A row's number does not depend on the rows beside it.
+
+    Raises:
+        TypeError: a dtype is not allowed.
+        ValueError: a shape, a device, the offsets' values or the number of columns break the rules above.
+    """
+    _check.matrix("rows", rows)
+    _check.layer_offsets(offsets, rows.shape[1])
+    _check.node_of_tree(rows.shape[1], total_columns)
+    gram = torch.ops.fl_lightning.layer_gram.default
+    squares: Tensor = torch.cat([gram(row, offsets, total_columns) for row in torch.split(rows, 1)], 1)[:, :, 0]
+    return squares
+
+
+@torch.no_grad()
 def layer_cross_gram(
     rows: Tensor, others: Tensor, offsets: Tensor, chosen: Tensor | None = None, *, total_columns: int | None = None
 ) -> Tensor:

@@ -127,6 +127,7 @@ _OPS = {
 }
 NAMES = tuple(_OPS)
 VARIANTS = ("layer_combine_add", "layer_chosen_gram")  # of layer_combine and layer_cross_gram, which call them
+PUBLIC = (*(name for name in NAMES if name not in VARIANTS), "layer_squares")  # the last runs layer_gram row by row
 COMPOSED = ("layer_chosen_gram",)  # on CUDA: of another op's kernel
 
 # The library object must live as long as the ops: dropping it unregisters them.

@@ -101,7 +101,7 @@ def stacked(
 
 def _magnitudes(uploads: Sequence[Upload], rows: UpdateRows) -> tuple[Tensor, list[float | None]]:
     """Norms and training losses, fetched from the device at once."""
-    norms = torch.cat([rows.norm(rows.update(upload.index)) for upload in uploads])
+    norms = rows.norms([upload.index for upload in uploads])
     losses = [upload.train_loss for upload in uploads if upload.train_loss is not None]
     given = [loss.detach().reshape(1).to(norms.device, norms.dtype) for loss in losses]
     fetched = torch.cat([norms, *given]).cpu()

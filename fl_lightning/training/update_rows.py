@@ -95,6 +95,21 @@ class UpdateRows:
             raise ValueError(f"row {index} must hold a client's update of this round, found none")
         return self.values[index]
 
+    def norms(self, indices: Sequence[int]) -> Tensor:
+        """``[k]`` float64 the norms of the updates in some rows; not finite where the update is not.
+
+        Args:
+            indices: ascending, at least one.
+
+        Raises:
+            ValueError: a row holds no update.
+        """
+        for index in indices:
+            self.update(index)
+        first = indices[0]
+        norms = UpdateMatrix(self.values[first : indices[-1] + 1], self._binding.layout).norms()
+        return norms[[index - first for index in indices]]
+
     def norm(self, vector: Tensor) -> Tensor:
         """``[1]`` float64 the norm of a vector ``[n]``; not finite if the vector is not."""
         return UpdateMatrix(vector[None], self._binding.layout).norms()

@@ -55,6 +55,17 @@ def test_chosen_products(m, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_squares_of_a_row_do_not_depend_on_the_others(dtype):
+    rows, offsets = gaussian(5, 20_000).to(dtype), torch.tensor([0, 7_000, 7_000, 19_990, 20_000])
+    squares = ops.layer_squares(rows, offsets)
+    assert squares.shape == (4, 5)
+    for place, row in enumerate(rows):
+        assert torch.equal(squares[:, place], ops.layer_gram(row[None], offsets)[:, 0, 0])
+        assert torch.equal(squares[:, place : place + 1], ops.layer_squares(row[None].clone(), offsets))
+    torch.testing.assert_close(squares, ops.layer_gram(rows, offsets).diagonal(dim1=1, dim2=2), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_combination_is_exact_on_whole_numbers(dtype):
     rows = integers(5, 1001, dtype)
     coeff = integers(4, 5, torch.float64, seed=2)
