@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -54,7 +54,9 @@ class EvaluationRecord:
         stage: ``"val"`` or ``"test"``.
         client_ids: clients that have evaluation data, ascending.
         sizes: ``[N]`` evaluation samples of these clients (int64).
-        values: metric name to ``[N]`` float64 values.
+        values: metric name to ``[N]`` float64 values; NaN where a client has none.
+        undefined: metric name to the clients for which it is undefined, and why.
+        larger_is_better: metric name to its orientation, where a logged metric object says it.
     """
 
     round: int
@@ -62,6 +64,8 @@ class EvaluationRecord:
     client_ids: tuple[int, ...]
     sizes: Tensor
     values: Mapping[str, Tensor]
+    undefined: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    larger_is_better: Mapping[str, bool] = field(default_factory=dict)
 
 
 def round_metrics(record: RoundRecord, listed: int = 100) -> Mapping[str, float]:
