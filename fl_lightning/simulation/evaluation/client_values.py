@@ -63,6 +63,7 @@ class ClientEvaluation:
         self._sizes: dict[int, int] = {}
         self._samples = 0
         self._last: Any = None
+        self._steps = ExitStack()
 
     @contextmanager
     def batch(self, batch: ClientBatch) -> Iterator[None]:
@@ -70,21 +71,24 @@ class ClientEvaluation:
         if batch.source is not self._loader or self._trainer.sanity_checking:
             yield  # of several loaders, clients are those of the last
             return
-        with ExitStack() as stack:
-            stack.enter_context(self._noticed.installed())
-            if self._carried is None:
-                self._begin()
-            assert self._carried is not None
-            if batch.is_first:
-                self._begin_client()
-            aside = {} if self._ending is None else self._ending.aside
-            with self._carried.in_steps(aside, self._noticed):
-                yield
-            self._carried.after_batch()
-            self._samples += batch.num_samples
-            if batch.is_last:
-                self._last = batch.batch
-                self._end_client(batch.client_id)
+        if self._carried is None:
+            self._begin()
+        assert self._carried is not None
+        if batch.is_first:
+            self._begin_client(self._carried)
+        yield
+        self._carried.after_batch()
+        self._samples += batch.num_samples
+        if batch.is_last:
+            self._last = batch.batch
+            self._steps.close()
+            self._end_client(batch.client_id)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Around the whole evaluation."""
+        with self._noticed.installed(), self._steps:
+            yield
 
     def _begin(self) -> None:
         known = self._notices.uncopied
@@ -92,11 +96,12 @@ class ClientEvaluation:
         if self._alone.has_hook:
             self._ending = EpochEnd(self._alone, self._carried.lengths, known)
 
-    def _begin_client(self) -> None:
+    def _begin_client(self, carried: Carried) -> None:
         if not self._passes_on():  # once it does, nothing is put aside, and the evaluation is as it would be without us
             self._values.begin()
             if self._ending is not None:
                 self._ending.begin()
+        self._steps.enter_context(carried.in_steps({} if self._ending is None else self._ending.aside, self._noticed))
         self._samples = 0
         self._noticed.reasons.clear()
 
@@ -131,12 +136,11 @@ class ClientEvaluation:
 
     def record(self) -> EvaluationRecord:
         """What was collected; a metric that a client did not log is NaN for it."""
-        with self._noticed.installed():
-            self._find_readers()
-            if self._carried is not None and self._passes_on():
-                self._separate(self._carried)
-            else:
-                self._ask_again(self._warned)
+        self._find_readers()
+        if self._carried is not None and self._passes_on():
+            self._separate(self._carried)
+        else:
+            self._ask_again(self._warned)
         self._explain_failures()
         for client, own in self._own.items():
             self._rows[client].update(own)

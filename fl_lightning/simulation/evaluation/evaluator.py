@@ -93,6 +93,7 @@ class Evaluator:
             if models is not None and not trainer.sanity_checking:
                 personal = lambda alone: PersonalEvaluation(trainer, alone, models, layers)  # noqa: E731
             self._running = ClientEvaluation(trainer, loader, stage, rounds, self._notices, personal)
+            self._guard.enter_context(self._running.listening())
             self._guard.enter_context(untagged_batches(trainer, self._running.batch))
         elif not trainer.sanity_checking:
             self.record = None  # nobody may take an earlier one for this one's

@@ -94,7 +94,7 @@ def check_against_hand(module, strategy, results, stage):
         found = {name: float(values[place]) for name, values in record.values.items()}
         expected = by_hand(module, x, y)
         for name in ("auroc", "ap") if len(y.unique()) < CLASSES else ():
-            assert "No positive samples" in record.undefined[name][record.client_ids[place]]
+            assert record.undefined[name][record.client_ids[place]]
             expected[name] = math.nan
         assert found == pytest.approx(expected, rel=1e-5, nan_ok=True), record.client_ids[place]
 
