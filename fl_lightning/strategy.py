@@ -258,6 +258,14 @@ class FederatedStrategy(OneDevice):
 
     # ---- evaluation
 
+    def on_validation_end(self) -> None:
+        """Runs after the module's own hook of this name."""
+        self._evaluator.remember()
+
+    def on_test_end(self) -> None:
+        """Runs after the module's own hook of this name."""
+        self._evaluator.remember()
+
     @property
     def last_evaluation(self) -> EvaluationRecord | None:
         """Per-client values of the last validation or test; None if it ran on data that is not divided."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, ModuleType
@@ -60,7 +60,7 @@ class StateCopy:
 
     Args:
         module: the module.
-        metrics: also the metrics among its submodules.
+        metrics: also those of its metrics whose states could be put aside and joined.
         tensor_limit: bytes; larger tensors are shared.
         known: names and ids of attributes that an earlier copy could not take; grows.
 
@@ -109,14 +109,19 @@ class StateCopy:
         return True
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Puts a fresh copy in the places of the originals; they come back untouched, and what was new goes."""
+    def in_place(self, names: Container[str] | None = None) -> Iterator[None]:
+        """Puts a fresh copy in the places of the originals; they come back untouched, and what was new goes.
+
+        Args:
+            names: which of them; default all.
+        """
         reader = _Reader(io.BytesIO(self._bytes), self._writer)
         places = [(values, dict(values)) for values in _places(self._parts)]
         copies = [reader.load() for _ in self._slots]
         try:
             for slot, value in zip(self._slots, copies, strict=True):
-                slot.owner[slot.key] = value
+                if names is None or slot.name in names:
+                    slot.owner[slot.key] = value
             yield
         finally:
             for values, before in places:
@@ -165,15 +170,18 @@ def _slots(parts: list[tuple[str, nn.Module]], with_metrics: bool) -> list[_Slot
         at = f"{prefix}." if prefix else ""
         collection = isinstance(part, MetricCollection)
         attributes = plain_attributes(part).items()
-        (theirs if collection else own).extend(_Slot(at + k, vars(part), k, v, collection) for k, v in attributes)
+        if with_metrics or not collection:
+            (theirs if collection else own).extend(_Slot(at + k, vars(part), k, v, collection) for k, v in attributes)
         own += [_Slot(at + k, part._buffers, k, v, False) for k, v in part._buffers.items() if v is not None]
         children: dict[str, Any] = part._modules
         for key, child in children.items():
+            if isinstance(child, Metric) and is_mergeable(child):
+                own += _beside_states(at + key, child)
+                if not with_metrics:
+                    continue
             if isinstance(child, Metric):
                 theirs.append(_Slot(at + key, children, key, child, True))
-                if is_mergeable(child):  # all of the others is asked for
-                    own += _beside_states(at + key, child)
-    return [*own, *theirs] if with_metrics else own
+    return [*own, *theirs]
 
 
 def _beside_states(name: str, metric: Metric) -> list[_Slot]:

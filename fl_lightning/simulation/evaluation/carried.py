@@ -12,6 +12,7 @@ from torchmetrics import Metric
 
 from fl_lightning.core.lightning.metric_state import MetricState, is_mergeable
 from fl_lightning.core.lightning.names import LightningModule
+from fl_lightning.core.logged_row import LoggedRow
 from fl_lightning.core.module_state import ModuleState, refill, shadowed, state_kept
 from fl_lightning.core.modules import submodules
 from fl_lightning.core.state_copy import StateCopy
@@ -130,7 +131,7 @@ class Carried:
         with shadowed(metric, compute=compute, forward=forward):
             yield
 
-    def reads_lists(self, step: Callable[[], dict[str, float]]) -> bool:
+    def reads_lists(self, step: Callable[[], LoggedRow]) -> bool:
         """Whether what a step logs depends on the lists in which steps gather.
 
         Args:
@@ -143,7 +144,7 @@ class Carried:
                 if len(items) > length:
                     refill(items, list(items)[:length] + [_Unreadable()] * (len(items) - length + 1))
             try:
-                return repr(step()) != repr(expected)  # NaN equals NaN here
+                return repr(step().values) != repr(expected.values)  # NaN equals NaN here
             except Exception:  # it has found what is in the lists now
                 return True
 

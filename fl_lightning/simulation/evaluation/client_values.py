@@ -14,13 +14,16 @@ from fl_lightning.core.lightning.evaluation_batches import ClientBatch, num_load
 from fl_lightning.core.lightning.logged_values import ClientValues, active_results
 from fl_lightning.core.lightning.names import Trainer, rank_zero_info, rank_zero_warn
 from fl_lightning.core.logged_row import LoggedRow
+from fl_lightning.core.module_state import state_kept
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.core.seeding import derive_seed, isolated
+from fl_lightning.core.state_copy import StateCopy
 from fl_lightning.core.undefined import Noticed
 from fl_lightning.simulation.evaluation.alone import Alone
 from fl_lightning.simulation.evaluation.carried import Carried
 from fl_lightning.simulation.evaluation.epoch_end import EpochEnd
 from fl_lightning.simulation.evaluation.loader import EvaluationLoader
+from fl_lightning.simulation.evaluation.memory import Memory
 from fl_lightning.simulation.evaluation.personal import PersonalEvaluation
 
 
@@ -50,7 +53,7 @@ class ClientEvaluation:
         personal: Callable[[Alone], PersonalEvaluation] | None = None,
     ) -> None:
         self._trainer, self._loader, self._stage, self._round = trainer, loader, stage, round
-        self._notices, self._noticed = notices, Noticed()
+        self._notices, self._memory, self._noticed = notices, notices.memory, Noticed()
         self._values = ClientValues(active_results(trainer), self._noticed)
         self._alone = Alone(trainer, stage, self._noticed)
         self._personal = None if personal is None else personal(self._alone)
@@ -63,6 +66,7 @@ class ClientEvaluation:
         self._sizes: dict[int, int] = {}
         self._samples = 0
         self._last: Any = None
+        self._steps_log = False
         self._steps = ExitStack()
 
     @contextmanager
@@ -93,6 +97,7 @@ class ClientEvaluation:
     def _begin(self) -> None:
         known = self._notices.uncopied
         self._carried = Carried(self._alone.module, known)
+        self._memory.begin(self._alone.module, self._carried.start)
         if self._alone.has_hook:
             self._ending = EpochEnd(self._alone, self._carried.lengths, known)
 
@@ -109,11 +114,15 @@ class ClientEvaluation:
         assert self._carried is not None
         self._sizes[client] = self._samples
         row = self._values.read()
+        self._steps_log |= bool(row.values)
         if self._noticed.reasons:
             self._warned.add(client)
         self._carried.after_client(last=client == self._loader.last_client)
         if self._ending is not None and not self._passes_on():
             late = self._ending.row(row)
+            if not self._memory.is_empty:
+                with self._memory.other_way():
+                    self._memory.compare(late, self._ending.row(row))
             if late.error is not None:
                 self._failed[client] = late.error
             late.update(row)
@@ -142,6 +151,7 @@ class ClientEvaluation:
         else:
             self._ask_again(self._warned)
         self._explain_failures()
+        self._forget()
         for client, own in self._own.items():
             self._rows[client].update(own)
         clients, rows = list(self._rows), list(self._rows.values())
@@ -162,13 +172,40 @@ class ClientEvaluation:
         carried = self._carried
         if carried is None or carried.found or self._loader.num_evaluated < 2 or not carried.has_grown():
             return
-        if not any(row.values for row in self._rows.values()) or num_loaders(self._trainer) > 1:
+        if not self._steps_log or num_loaders(self._trainer) > 1:
             return
         if carried.reads_lists(self._step_once):
             carried.add("a list that its steps read")
 
-    def _step_once(self) -> dict[str, float]:
-        return self._apart(-1, lambda: self._alone.one_step(self._last)).values
+    def _step_once(self) -> LoggedRow:
+        return self._apart(-1, lambda: self._alone.one_step(self._last))
+
+    def remember(self) -> None:
+        """The evaluation is over, the module's last hook included: what it leaves is everybody's."""
+        if self._carried is not None:
+            now = StateCopy(self._alone.module, metrics=False, known=self._notices.uncopied)
+            self._memory.end(self._carried.start, now)
+
+    def _forget(self) -> None:
+        """Takes away values that depend on what earlier evaluations have left."""
+        carried, memory = self._carried, self._memory
+        if carried is None or memory.is_empty or carried.lost or num_loaders(self._trainer) > 1:
+            return
+        if not self._passes_on() and self._steps_log:
+            with state_kept(self._alone.module), carried.start.in_place():
+                one = self._step_once()
+                with memory.forgotten():
+                    memory.compare(one, self._step_once())
+        found = sorted(name for name in memory.names if any(name in row.values for row in self._rows.values()))
+        reason = "it depends on what earlier evaluations of all clients have left in the module"
+        for row in self._rows.values():
+            for name in found:
+                row.add(name, nan, reason)
+        if found:
+            self._notices.warn(
+                f"clients have no values of their own of {', '.join(found)}: {reason}. Log the value of one evaluation "
+                "as well"
+            )
 
     def _separate(self, carried: Carried) -> None:
         """Gives every client the values of its batches alone, or none."""
@@ -206,6 +243,10 @@ class ClientEvaluation:
         start, loader = self._carried.start, self._loader
         batches, count = loader.of_client(client), loader.num_batches(client)
         row = self._apart(client, lambda: self._alone.steps(start, batches, count))
+        if not self._memory.is_empty:
+            again = loader.of_client(client)
+            without = self._apart(client, lambda: self._alone.steps(start, again, count, self._memory.forgotten))
+            self._memory.compare(row, without)
         if row.error is not None:
             self._failed[client] = row.error
         return row
@@ -239,10 +280,12 @@ class Notices:
 
     Attributes:
         uncopied: names and ids of attributes that a :class:`StateCopy` cannot take.
+        memory: what evaluations have left in the module.
     """
 
     def __init__(self) -> None:
         self.uncopied: set[tuple[str, int]] = set()
+        self.memory = Memory()
         self._said: set[str] = set()
 
     def warn(self, text: str) -> None:

@@ -51,6 +51,7 @@ class Evaluator:
         self._report, self._notices = report, Notices()
         self._loaders: dict[str, EvaluationLoader] = {}
         self._running: ClientEvaluation | None = None
+        self._finished: ClientEvaluation | None = None
         self._guard = ExitStack()
         self.record: EvaluationRecord | None = None
 
@@ -103,6 +104,13 @@ class Evaluator:
         if self._running is not None and not trainer.sanity_checking:
             self.record = self._running.record()
             self._report.log(self.record, trainer, callback)
+            self._finished = self._running
+
+    def remember(self) -> None:
+        """The evaluation's last hook has run."""
+        if self._finished is not None:
+            self._finished.remember()
+            self._finished = None
 
     def stop(self) -> None:
         """The evaluation is over or was cut short: the training parameters and the random state come back."""

@@ -507,3 +507,32 @@ PATTERNS = (
     InBatchEnd, Torchmetrics, InADictionary, HandMadeMetric, Unjoinable, InTheLastStep, RunningInSteps,
     ComputesInSteps, Flushes, ReadsTheTrainer, BestSoFar,
 )  # fmt: skip
+
+
+class BestNumber(Counts):
+    """The best of all evaluations in a plain number, and how many there were, for nobody to log."""
+
+    def __init__(self):
+        super().__init__()
+        self.best, self.evaluations = -1.0, 0
+
+    def end(self):
+        self.best = max(self.best, self.correct / self.total)
+        self.evaluations += 1
+        self.log("acc_best", self.best)
+        super().end()
+
+
+class BestLater(Outputs):
+    """Keeps the best in the last hook of all, and logs it in every step."""
+
+    def __init__(self):
+        super().__init__()
+        self.best = 0.0
+
+    def add(self, logits, y, index):
+        self.log("acc_best", self.best)
+        return super().add(logits, y, index)
+
+    def on_validation_end(self):
+        self.best = max(self.best, float(self.trainer.callback_metrics["acc"]))

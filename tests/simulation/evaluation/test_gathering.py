@@ -2,13 +2,28 @@
 """However a project gathers its validation values, they are plain Lightning's, of all clients and of each alone."""
 
 import math
+import threading
 import warnings
 
 import lightning as L
 import pytest
-from gathering import PATTERNS
+import torch
+from gathering import (
+    PATTERNS,
+    Arrays,
+    BestLater,
+    BestNumber,
+    BestSoFar,
+    Counts,
+    InBatchEnd,
+    Meters,
+    Monai,
+    Outputs,
+    Torchmetrics,
+    hits,
+)
 from plain_loop import client_batches
-from support import federated_blobs, fresh, quiet_trainer, weights
+from support import federated_blobs, fit, fresh, quiet_trainer, weights
 from torch.utils.data import DataLoader
 
 import fl_lightning as fl
@@ -67,3 +82,91 @@ def test_values_are_those_of_plain_lightning(pattern, stage):
             found = float(record.values[name][place])
             assert same(found, alone.get(name, math.nan), pattern), (name, place, found, alone.get(name))
     assert weights(module).equal(before)
+
+
+@pytest.mark.parametrize("pattern", [BestSoFar, BestNumber, BestLater])
+def test_what_evaluations_leave_behind_is_no_clients_own(pattern):
+    module, strategy = fresh(pattern), fl.FederatedStrategy()
+    trainer, data = quiet_trainer(strategy), federated_blobs()
+    (first,) = trainer.validate(module, data, verbose=False)
+    before = strategy.last_evaluation
+    assert before.values["acc_best"].isfinite().all()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.neg_()
+    with pytest.warns(UserWarning, match="no values of their own of acc_best: it depends on what earlier evaluations"):
+        (second,) = trainer.validate(module, data, verbose=False)
+    record = strategy.last_evaluation
+    assert second["acc_best"] == pytest.approx(
+        first["acc"] if pattern is BestLater else max(first["acc"], second["acc"])
+    )
+    assert record.values["acc_best"].isnan().all()
+    assert "earlier evaluations" in record.undefined["acc_best"][0]
+    assert record.values["acc"].isfinite().all()
+    assert not record.values["acc"].equal(before.values["acc"])
+
+
+class Locked(Counts):
+    """Gathers in something that cannot be copied."""
+
+    class Tally:
+        def __init__(self):
+            self.lock, self.rows = threading.Lock(), []
+
+    def __init__(self):
+        super().__init__()
+        self.tally = self.Tally()
+
+    def add(self, logits, y, index):
+        self.tally.rows.append(float(hits(logits, y)) / len(y))
+        self.log("step_acc", hits(logits, y) / len(y))
+
+    def end(self):
+        self.log("acc", sum(self.tally.rows) / len(self.tally.rows))
+        self.tally.rows.clear()
+
+
+def test_what_cannot_be_copied_gives_clients_no_values():
+    strategy, data = fl.FederatedStrategy(), federated_blobs()
+    with pytest.warns(UserWarning, match=r"Locked\.validation_step gathers in what cannot be copied: tally\. Log in"):
+        (results,) = quiet_trainer(strategy).validate(fresh(Locked), data, verbose=False)
+    _, together = loaders_of(federated_blobs(), "val")
+    assert results["acc"] == plain(fresh(Locked), together)["acc"]
+    record = strategy.last_evaluation
+    assert "acc" not in record.values
+    assert record.values["step_acc"].isnan().all()
+
+
+@pytest.mark.parametrize("pattern", [Meters, Counts, Arrays, Monai, Outputs, Torchmetrics])
+def test_callbacks_watch_the_value_of_all_clients(pattern, tmp_path):
+    """EarlyStopping and ModelCheckpoint decide as they would with the true values, in every round."""
+    seen = []
+
+    class Watch(L.Callback):
+        def on_validation_end(self, trainer, pl_module):
+            if trainer.sanity_checking:
+                return
+            _, together = loaders_of(federated_blobs(), "val")
+            truth = fresh(pattern)
+            truth.load_state_dict(pl_module.state_dict())
+            seen.append((float(trainer.callback_metrics["acc"]), plain(truth, together)["acc"]))
+
+    stopping = L.pytorch.callbacks.EarlyStopping("acc", mode="max", patience=1)
+    keeping = L.pytorch.callbacks.ModelCheckpoint(tmp_path, monitor="acc", mode="max")
+    fit(fresh(pattern), 4, callbacks=[Watch(), stopping, keeping], enable_checkpointing=True, num_sanity_val_steps=2)
+    found, true = zip(*seen, strict=True)
+    assert found == pytest.approx(true, rel=1e-6)
+    assert float(keeping.best_model_score) == float(stopping.best_score) == max(found)
+
+
+def test_plain_evaluations_run_each_step_once(monkeypatch):
+    """No second pass where the module carries nothing on."""
+    for pattern in (Outputs, Torchmetrics, InBatchEnd):
+        steps = []
+        add = pattern.add
+        monkeypatch.setattr(
+            pattern, "add", lambda self, *args, add=add, steps=steps: steps.append(1) or add(self, *args)
+        )
+        (_, together), data = loaders_of(federated_blobs(), "val"), federated_blobs()
+        quiet_trainer(fl.FederatedStrategy()).validate(fresh(pattern), data, verbose=False)
+        assert len(steps) == len(together) + 2 * (pattern is Outputs)  # which gathers in a list and logs in steps
