@@ -28,6 +28,7 @@ class RoundRecord:
         weights: ``[m]`` weights of the updates in the step, if the rule reports them.
         scalars: further numbers that the rule reports.
         seconds: wall-clock seconds of the round, validation excluded.
+        client_names: what people call the clients of ``client_ids``.
     """
 
     round: int
@@ -43,6 +44,7 @@ class RoundRecord:
     weights: Tensor | None
     scalars: Mapping[str, float]
     seconds: float
+    client_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class EvaluationRecord:
         values: metric name to ``[N]`` float64 values; NaN where a client has none.
         undefined: metric name to the clients for which it is undefined, and why.
         larger_is_better: metric name to its orientation, where a logged metric object says it.
+        client_names: what people call the clients of ``client_ids``.
     """
 
     round: int
@@ -66,6 +69,11 @@ class EvaluationRecord:
     values: Mapping[str, Tensor]
     undefined: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     larger_is_better: Mapping[str, bool] = field(default_factory=dict)
+    client_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.client_names:
+            object.__setattr__(self, "client_names", tuple(map(str, self.client_ids)))
 
 
 def round_metrics(record: RoundRecord, listed: int = 100) -> Mapping[str, float]:

@@ -72,6 +72,7 @@ class FederatedFit:
             self._algorithm, self._rule, binding, self._buffers, len(loaders), options.server_optimizer,
             options.on_client_error,
         )  # fmt: skip
+        self._server.names = loaders.names
         capacity = cohort_size(options.clients_per_round, len(loaders))
         rows = UpdateRows(binding, capacity, options.executor.rows)
         self.runner = ClientRunner(

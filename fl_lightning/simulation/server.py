@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.algorithms.base import ClientRule, ServerRule, StepReport
 from fl_lightning.core.aligned import stacked_rows
+from fl_lightning.core.client_names import client_label, numbered
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.errors import ClientError
 from fl_lightning.core.lightning.names import rank_zero_warn
@@ -42,6 +43,7 @@ class Server:
 
     Attributes:
         optimizer: the server optimizer, if there is one.
+        names: what people call the clients.
 
     Raises:
         TypeError: ``optimizer`` does not make an optimizer.
@@ -61,6 +63,7 @@ class Server:
         self._binding, self._buffers = binding, buffers
         self._num_clients, self._policy = num_clients, on_client_error
         self.optimizer = None if optimizer is None else _made(optimizer, binding.parameters)
+        self.names = numbered(num_clients)
 
     def drop(self, current: Round, client_id: int, reason: str, cause: Exception | None = None) -> None:
         """Leaves a client out of the round with a warning, or raises, by policy.
@@ -76,9 +79,11 @@ class Server:
         """
         if self._policy == "raise":
             hint = "on_client_error='drop' leaves such clients out"
-            raise ClientError(f"client {client_id} in round {current.index}: {reason} ({hint})") from cause
+            raise ClientError(
+                f"client {client_label(client_id, self.names)} in round {current.index}: {reason} ({hint})"
+            ) from cause
         current.dropped[client_id] = reason
-        rank_zero_warn(f"client {client_id} is left out of round {current.index}: {reason}")
+        rank_zero_warn(f"client {client_label(client_id, self.names)} is left out of round {current.index}: {reason}")
 
     def close_round(
         self,
@@ -199,6 +204,7 @@ class Server:
             weights=report.weights,
             scalars=dict(report.scalars),
             seconds=seconds(),
+            client_names=tuple(self.names[client] for client in cohort.client_ids),
         )
 
 

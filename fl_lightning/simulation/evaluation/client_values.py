@@ -131,7 +131,9 @@ class ClientEvaluation:
         if self._ending is not None:
             self._ending.end()
         self._rows[client] = row
-        if self._personal is not None and not self._carried.lost:
+        # A client that is not in training has no model of its own, whoever's number it has elsewhere.
+        trained = client < self._loader.loaders.num_trained
+        if self._personal is not None and trained and not self._carried.lost:
             own = self._personal.row(
                 client, self._loader.of_client(client), self._loader.num_batches(client), self._carried.start
             )
@@ -163,6 +165,7 @@ class ClientEvaluation:
         return EvaluationRecord(
             self._round, self._stage, tuple(clients), sizes, values,
             undefined={name: found for name, found in undefined.items() if found}, larger_is_better=larger,
+            client_names=tuple(self._loader.loaders.names[client] for client in clients),
         )  # fmt: skip
 
     # ---- clients one at a time
