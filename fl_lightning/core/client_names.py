@@ -26,5 +26,9 @@ def numbered(count: int) -> Sequence[str]:
 
 def client_label(client_id: int, names: Sequence[str]) -> str:
     """How a message speaks of a client: its number, and its name if that is another one."""
-    name = names[client_id] if client_id < len(names) else str(client_id)
+    return named(client_id, names[client_id])
+
+
+def named(client_id: int, name: str) -> str:
+    """A client's number, and its name if that is another one."""
     return str(client_id) if name == str(client_id) else f"{client_id} ({name!r})"

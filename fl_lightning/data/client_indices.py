@@ -26,8 +26,8 @@ class ClientIndices:
         num_trained: how many of them, from the first on, are clients of the training data.
 
     Raises:
-        ValueError: there is no client, an index is not an integer below ``num_samples``, a sample occurs twice, or there
-            is not one name per client.
+        ValueError: there is no client, an index is not an integer below ``num_samples``, a sample occurs twice, or
+            there is not one name per client.
     """
 
     def __init__(

@@ -181,8 +181,8 @@ def _label_at(dataset: Any, index: int, label: Callable[[Any], Any], name: str, 
         sample = dataset[index]
     except Exception as error:
         raise ValueError(
-            f"sample {index} of {name} cannot be read for its label ({type(error).__name__}: {error}): leave it out, or "
-            f"{hint}"
+            f"sample {index} of {name} cannot be read for its label ({type(error).__name__}: {error}): leave it out, "
+            f"or {hint}"
         ) from error
     return label(sample)
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Literal, get_args, get_type_hints
@@ -15,6 +15,7 @@ from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.attacks import Attack
 from fl_lightning.data.cohort_samplers import CohortSampler, check_clients_per_round
 from fl_lightning.executors.base import Executor
+from fl_lightning.metrics.functional import Mode
 from fl_lightning.simulation.checks import paired_client_rule
 from fl_lightning.training.local_options import LocalOptions
 
@@ -42,7 +43,7 @@ class FitOptions:
     client_optimizer_state: Literal["reset", "keep"]
     buffers: Literal["mean", "global", "largest"]
     fairness_metric: str | None
-    fairness_mode: Literal["max", "min"]
+    fairness_mode: Mode | Mapping[str, Mode]
     on_client_error: Literal["raise", "drop"]
     attack: Attack | None
     seed: int
@@ -57,6 +58,11 @@ class FitOptions:
             choice, allowed = getattr(self, name, None), get_args(kind)
             if getattr(kind, "__origin__", None) is Literal and choice not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, found {choice!r}")
+        per_metric = self.fairness_mode if isinstance(self.fairness_mode, Mapping) else {"": self.fairness_mode}
+        for metric, mode in per_metric.items():
+            if mode not in get_args(Mode):
+                where = f"fairness_mode[{metric!r}]" if metric else "fairness_mode"
+                raise ValueError(f"{where} must be one of {get_args(Mode)}, found {mode!r}")
         check_clients_per_round(self.clients_per_round)
         if self.loss_batch_size is not None and self.loss_batch_size < 1:
             raise ValueError(f"loss_batch_size must be positive, found {self.loss_batch_size}")

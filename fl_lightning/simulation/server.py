@@ -77,13 +77,12 @@ class Server:
         Raises:
             ClientError: the policy is ``"raise"``.
         """
+        label = client_label(client_id, self.names)
         if self._policy == "raise":
             hint = "on_client_error='drop' leaves such clients out"
-            raise ClientError(
-                f"client {client_label(client_id, self.names)} in round {current.index}: {reason} ({hint})"
-            ) from cause
+            raise ClientError(f"client {label} in round {current.index}: {reason} ({hint})") from cause
         current.dropped[client_id] = reason
-        rank_zero_warn(f"client {client_label(client_id, self.names)} is left out of round {current.index}: {reason}")
+        rank_zero_warn(f"client {label} is left out of round {current.index}: {reason}")
 
     def close_round(
         self,

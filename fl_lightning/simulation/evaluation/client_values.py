@@ -19,6 +19,7 @@ from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.core.state_copy import StateCopy
 from fl_lightning.core.undefined import Noticed
+from fl_lightning.metrics.functional import Mode
 from fl_lightning.simulation.evaluation.alone import Alone
 from fl_lightning.simulation.evaluation.carried import Carried
 from fl_lightning.simulation.evaluation.epoch_end import EpochEnd
@@ -160,11 +161,13 @@ class ClientEvaluation:
         names = list(dict.fromkeys(name for row in rows for name in row.values))
         values = {n: torch.tensor([row.values.get(n, nan) for row in rows], dtype=torch.float64) for n in names}
         undefined = {n: {c: r.undefined[n] for c, r in self._rows.items() if n in r.undefined} for n in names}
-        larger = {name: better for row in rows for name, better in row.larger_is_better.items()}
+        modes: dict[str, Mode] = {
+            name: "max" if better else "min" for row in rows for name, better in row.larger_is_better.items()
+        }
         sizes = torch.tensor(list(self._sizes.values()), dtype=torch.int64)
         return EvaluationRecord(
             self._round, self._stage, tuple(clients), sizes, values,
-            undefined={name: found for name, found in undefined.items() if found}, larger_is_better=larger,
+            undefined={name: found for name, found in undefined.items() if found}, modes=modes,
             client_names=tuple(self._loader.loaders.names[client] for client in clients),
         )  # fmt: skip
 
@@ -202,8 +205,7 @@ class ClientEvaluation:
         found = sorted(name for name in memory.names if any(name in row.values for row in self._rows.values()))
         reason = "it depends on what earlier evaluations of all clients have left in the module"
         for row in self._rows.values():
-            for name in found:
-                row.add(name, nan, reason)
+            row.values |= dict.fromkeys(found, nan)
         if found:
             self._notices.warn(
                 f"clients have no values of their own of {', '.join(found)}: {reason}. Log the value of one evaluation "
@@ -222,9 +224,7 @@ class ClientEvaluation:
                 "or gather in torchmetrics or in lists"
             )
             for client, row in self._rows.items():
-                self._rows[client] = LoggedRow(
-                    dict.fromkeys(row.values, nan), dict.fromkeys(row.values, f"{found} {why}")
-                )
+                self._rows[client] = LoggedRow(dict.fromkeys(row.values, nan))
             return
         notices.inform(
             f"{step} carries on {', '.join(carried.names)} from one client to the next: each client's batches are "

@@ -102,7 +102,7 @@ class Evaluator:
     def end(self, trainer: Trainer, callback: Callback) -> None:
         """Keeps and reports what was collected, unless this was the sanity check."""
         if self._running is not None and not trainer.sanity_checking:
-            self.record = self._running.record()
+            self.record = self._report.oriented(self._running.record())
             self._report.log(self.record, trainer, callback)
             self._finished = self._running
 

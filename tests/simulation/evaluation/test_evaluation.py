@@ -113,6 +113,7 @@ def test_pooled_and_client_values_equal_evaluation_by_hand(stage, fit_first, rec
     assert not [w for w in recwarn if "compute" in str(w.message)]
 
 
+@pytest.mark.filterwarnings("ignore:(ap|auroc) is undefined for client")
 @pytest.mark.filterwarnings("ignore:Average precision score")
 @pytest.mark.filterwarnings("ignore:No positive samples")
 def test_values_do_not_depend_on_a_fit_before_in_the_same_trainer():
