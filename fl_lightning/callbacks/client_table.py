@@ -15,7 +15,7 @@ from fl_lightning.core.lightning.names import Callback, LightningModule, Trainer
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.metrics.functional import Mode
 
-COLUMNS = ("round", "stage", "client", "samples", "metric", "value")
+COLUMNS = ("round", "stage", "client", "samples", "metric", "value", "name")
 _SUMMARY = {
     "mean": "mean",
     "weighted_mean": "weighted mean",
@@ -34,10 +34,10 @@ _SHOWN_EACH_END = 10
 class ClientTable(Callback):
     """Writes per-client values to ``clients.csv`` and prints a table after ``trainer.test``.
 
-    The file has one row per client and metric: round, stage, client, samples, metric, value. Rows are appended. A fit
-    that resumes first drops the rows of the round in hand and of later ones, which an interrupted run left; a fresh fit
-    drops those of all rounds from 1 on; a repeated test or validation replaces its own rows. With ``fast_dev_run``
-    nothing is written.
+    The file has one row per client and metric: round, stage, client, samples, metric, value, and the client's name.
+    Rows are appended. A fit that resumes first drops the rows of the round in hand and of later ones, which an
+    interrupted run left; a fresh fit drops those of all rounds from 1 on; a repeated test or validation replaces its own
+    rows. With ``fast_dev_run`` nothing is written.
 
     Args:
         dirpath: folder of the file; by default that of the logger. Without either no file is written.
@@ -176,8 +176,9 @@ def _check_max_clients(max_clients: int) -> None:
 def _rows(record: EvaluationRecord) -> Iterator[tuple[object, ...]]:
     sizes = record.sizes.tolist()
     for name, values in record.values.items():
-        for client, samples, value in zip(record.client_ids, sizes, values.tolist(), strict=True):
-            yield record.round, record.stage, client, samples, name, repr(float(value))
+        columns = zip(record.client_ids, sizes, values.tolist(), record.client_names, strict=True)
+        for client, samples, value, called in columns:
+            yield record.round, record.stage, client, samples, name, repr(float(value)), called
 
 
 def _append_rows(path: Path, record: EvaluationRecord) -> None:
