@@ -36,8 +36,8 @@ class ClientTable(Callback):
 
     The file has one row per client and metric: round, stage, client, samples, metric, value, and the client's name.
     Rows are appended. A fit that resumes first drops the rows of the round in hand and of later ones, which an
-    interrupted run left; a fresh fit drops those of all rounds from 1 on; a repeated test or validation replaces its own
-    rows. With ``fast_dev_run`` nothing is written.
+    interrupted run left; a fresh fit drops those of all rounds from 1 on; a repeated test or validation replaces its
+    own rows. With ``fast_dev_run`` nothing is written.
 
     Args:
         dirpath: folder of the file; by default that of the logger. Without either no file is written.
