@@ -65,7 +65,9 @@ class FederatedStrategy(OneDevice):
             ``"global"`` keeps the server's, ``"largest"`` takes those of the client with the most samples. Integer
             buffers are never averaged.
         fairness_metric: the validation metric whose fairness angle the progress bar shows.
-        fairness_mode: whether larger (``"max"``) or smaller (``"min"``) values of ``fairness_metric`` are better.
+        fairness_mode: whether larger (``"max"``) or smaller (``"min"``) values of ``fairness_metric`` are better, or
+            those near 0 (``"abs"``, for gaps with a sign). A mapping says it of several metrics. Where it says nothing,
+            logged torchmetrics objects do, and of the rest the names are taken as hints.
         on_client_error: what happens if a client has no data, its training raises, or its update or loss is not finite.
             ``"raise"`` stops with an error that names the client. ``"drop"`` leaves the client out of the round, counts
             and logs it, and warns.
@@ -78,6 +80,8 @@ class FederatedStrategy(OneDevice):
             method, if the method remembers anything of them. ``False`` warns instead.
         loss_batch_size: samples per forward pass when a method asks for clients' losses or accuracies; default the
             training batch size. A larger number is faster. It gives the same values if the loss is a mean over samples.
+        log_client_names: log clients' values under their names instead of their numbers, where they have names
+            (:class:`fl_lightning.data.ByKey`).
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -99,7 +103,7 @@ class FederatedStrategy(OneDevice):
         client_optimizer_state: Literal["reset", "keep"] = "reset",
         buffers: Literal["mean", "global", "largest"] = "mean",
         fairness_metric: str | None = None,
-        fairness_mode: Literal["max", "min"] = "max",
+        fairness_mode: Literal["max", "min", "abs"] | Mapping[str, Literal["max", "min", "abs"]] = "max",
         on_client_error: Literal["raise", "drop"] = "raise",
         attack: Attack | None = None,
         seed: int = 0,
@@ -107,6 +111,7 @@ class FederatedStrategy(OneDevice):
         loss_batch_size: int | None = None,
         min_clients: int = 1,
         strict_resume: bool = True,
+        log_client_names: bool = False,
     ) -> None:
         super().__init__()
         self._options = options = FitOptions(
@@ -132,7 +137,7 @@ class FederatedStrategy(OneDevice):
         )
         self.algorithm, self.client_rule = options.algorithm, options.client_rule
         self._fits = FitLifecycle(options)
-        report = EvaluationReport(fairness_metric, fairness_mode == "max")
+        report = EvaluationReport(fairness_metric, fairness_mode, log_client_names)
         self._evaluator = Evaluator(self._fits, self.algorithm, self.client_rule, options.seed, report)
         self._state = FederatedState(self._fits, self._evaluator)
 
@@ -257,6 +262,14 @@ class FederatedStrategy(OneDevice):
         return super().optimizer_step(optimizer, closure, model, **kwargs)
 
     # ---- evaluation
+
+    def on_validation_end(self) -> None:
+        """Runs after the module's own hook of this name."""
+        self._evaluator.remember()
+
+    def on_test_end(self) -> None:
+        """Runs after the module's own hook of this name."""
+        self._evaluator.remember()
 
     @property
     def last_evaluation(self) -> EvaluationRecord | None:

@@ -13,9 +13,9 @@ from torch import Tensor
 from fl_lightning.callbacks._federated import evaluation, is_fitting, is_fresh_fit, records
 from fl_lightning.core.lightning.names import Callback, LightningModule, Trainer
 from fl_lightning.core.records import EvaluationRecord
-from fl_lightning.metrics.functional import fairness_summary, is_larger_better
+from fl_lightning.metrics.functional import Mode
 
-COLUMNS = ("round", "stage", "client", "samples", "metric", "value")
+COLUMNS = ("round", "stage", "client", "samples", "metric", "value", "name")
 _SUMMARY = {
     "mean": "mean",
     "weighted_mean": "weighted mean",
@@ -34,16 +34,15 @@ _SHOWN_EACH_END = 10
 class ClientTable(Callback):
     """Writes per-client values to ``clients.csv`` and prints a table after ``trainer.test``.
 
-    The file has one row per client and metric: round, stage, client, samples, metric, value. Rows are appended. A fit
-    that resumes first drops the rows of the round in hand and of later ones, which an interrupted run left; a fresh fit
-    drops those of all rounds from 1 on; a repeated test or validation replaces its own rows. With ``fast_dev_run``
-    nothing is written.
+    The file has one row per client and metric: round, stage, client, samples, metric, value, and the client's name.
+    Rows are appended. A fit that resumes first drops the rows of the round in hand and of later ones, which an
+    interrupted run left; a fresh fit drops those of all rounds from 1 on; a repeated test or validation replaces its
+    own rows. With ``fast_dev_run`` nothing is written.
 
     Args:
         dirpath: folder of the file; by default that of the logger. Without either no file is written.
         max_clients: above this number the printed table is cut to the worst and best 10 clients.
-        larger_is_better: orientation of metrics whose name misleads
-            :func:`fl_lightning.metrics.functional.is_larger_better`.
+        larger_is_better: orientation of metrics where ``fairness_mode`` of the strategy does not say it.
 
     Raises:
         ValueError: ``max_clients`` is below 2; later, if ``clients.csv`` is a file of some other kind.
@@ -116,8 +115,7 @@ def format_client_table(
         record: an evaluation.
         max_clients: with more clients than this only the worst 10 and best 10 are listed, ordered by the first metric
             where larger is better (or else the first); clients without a value for it are not among them.
-        larger_is_better: orientation of metrics whose name misleads
-            :func:`fl_lightning.metrics.functional.is_larger_better`.
+        larger_is_better: orientation of metrics where ``fairness_mode`` of the strategy does not say it.
 
     Returns:
         Lines without a final line break.
@@ -126,14 +124,15 @@ def format_client_table(
         ValueError: ``max_clients`` is below 2.
     """
     _check_max_clients(max_clients)
-    larger = {name: (larger_is_better or {}).get(name, is_larger_better(name)) for name in record.values}
+    modes: dict[str, Mode] = {name: record.mode(name) for name in record.values}
+    modes |= {name: "max" if larger else "min" for name, larger in (larger_is_better or {}).items() if name in modes}
     title = f"{record.stage}, round {record.round}: {len(record.client_ids)} clients"
     if not record.client_ids or not record.values:
         return f"{title}, no values"
     shown: list[int | None] = list(range(len(record.client_ids)))
     if len(shown) > max_clients:
-        metric = next((name for name, is_larger in larger.items() if is_larger), next(iter(larger)))
-        shown = _both_ends(record.values[metric], larger[metric], max_clients)
+        metric = next((name for name, mode in modes.items() if mode == "max"), next(iter(modes)))
+        shown = _both_ends(record.ranking(metric, modes[metric]), max_clients)
         title += f", the worst and the best by {metric}"
     rows = [["client", "samples", *record.values]]
     for index in shown:
@@ -141,10 +140,12 @@ def format_client_table(
             rows.append(["..."] * len(rows[0]))
             continue
         values = [_number(float(values[index])) for values in record.values.values()]
-        rows.append([str(record.client_ids[index]), str(int(record.sizes[index])), *values])
-    summaries = [fairness_summary(values, record.sizes, larger[name]) for name, values in record.values.items()]
+        rows.append([record.client_names[index], str(int(record.sizes[index])), *values])
+    summaries = [record.summary(name, modes[name]) for name in record.values]
     for key, label in _SUMMARY.items():
         rows.append([label, "", *(_number(float(s[key])) if key in s else "-" for s in summaries)])
+    if record.undefined:
+        rows.append(["undefined", "", *(str(len(record.undefined.get(name, ()))) for name in record.values)])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
@@ -155,9 +156,9 @@ def format_client_table(
     return "\n".join([title, lines[0], rule, *lines[1:end], rule, *lines[end:]])
 
 
-def _both_ends(values: Tensor, larger_is_better: bool, max_clients: int) -> list[int | None]:
+def _both_ends(values: Tensor, max_clients: int) -> list[int | None]:
     """Indices of the worst and the best clients from worst to best, ``None`` where clients are left out between."""
-    order = values.argsort(descending=not larger_is_better, stable=True)
+    order = values.argsort(stable=True)
     ranked: list[int | None] = [int(index) for index in order if not values[index].isnan()]
     each = min(_SHOWN_EACH_END, max_clients // 2)
     return ranked if len(ranked) <= 2 * each else [*ranked[:each], None, *ranked[-each:]]
@@ -175,8 +176,9 @@ def _check_max_clients(max_clients: int) -> None:
 def _rows(record: EvaluationRecord) -> Iterator[tuple[object, ...]]:
     sizes = record.sizes.tolist()
     for name, values in record.values.items():
-        for client, samples, value in zip(record.client_ids, sizes, values.tolist(), strict=True):
-            yield record.round, record.stage, client, samples, name, repr(float(value))
+        columns = zip(record.client_ids, sizes, values.tolist(), record.client_names, strict=True)
+        for client, samples, value, called in columns:
+            yield record.round, record.stage, client, samples, name, repr(float(value)), called
 
 
 def _append_rows(path: Path, record: EvaluationRecord) -> None:

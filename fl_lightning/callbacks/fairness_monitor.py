@@ -10,7 +10,7 @@ from typing import Any
 
 from fl_lightning.callbacks._federated import evaluation, is_fitting, is_fresh_fit, records
 from fl_lightning.core.lightning.names import Callback, LightningModule, Trainer
-from fl_lightning.metrics.functional import fairness_summary, is_larger_better
+from fl_lightning.metrics.functional import Mode, guessed_mode
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class FairnessMonitor(Callback):
     left by an interrupted run, are replaced. ``trainer.validate`` adds nothing.
 
     Args:
-        larger_is_better: orientation of metrics whose name misleads
-            :func:`fl_lightning.metrics.functional.is_larger_better`.
+        larger_is_better: orientation of metrics where ``fairness_mode`` of the strategy does not say it.
     """
 
     def __init__(self, larger_is_better: Mapping[str, bool] | None = None) -> None:
         self.larger_is_better = dict(larger_is_better or {})
         self._curves: dict[str, FairnessCurve] = {}
+        self._modes: dict[str, Mode] = {}
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -109,8 +109,9 @@ class FairnessMonitor(Callback):
             return
         for curve in self._curves.values():
             _cut(curve, record.round)
-        for name, values in record.values.items():
-            summary = fairness_summary(values, record.sizes, self._is_larger_better(name))
+        for name in record.values:
+            self._modes[name] = record.mode(name)
+            summary = record.summary(name, self._mode(name))
             curve = self._curves.setdefault(name, FairnessCurve())
             curve.rounds.append(record.round)
             curve.mean.append(float(summary["mean"]))
@@ -128,8 +129,13 @@ class FairnessMonitor(Callback):
             for name, curve in state_dict["curves"].items()
         }
 
+    def _mode(self, name: str) -> Mode:
+        if name in self.larger_is_better:
+            return "max" if self.larger_is_better[name] else "min"
+        return self._modes.get(name) or guessed_mode(name)
+
     def _is_larger_better(self, name: str) -> bool:
-        return self.larger_is_better.get(name, is_larger_better(name))
+        return self._mode(name) == "max"
 
 
 def _cut(curve: FairnessCurve, first: int) -> None:

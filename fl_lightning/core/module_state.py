@@ -11,10 +11,11 @@ import copy
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 from torch import nn
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.core.lightning.metric_state import MetricState
 from fl_lightning.core.lightning.names import LightningModule
@@ -60,9 +61,13 @@ class ModuleState:
         self._metrics = [MetricState(part) for part in parts if isinstance(part, Metric)]
         self._owners = [(part, plain_attributes(part)) for part in parts if not isinstance(part, Metric)]
         self._contents: dict[int, tuple[Any, Any]] = {}
-        for _, own in self._owners:
-            for value in own.values():
-                self._remember(value)
+        # What torchmetrics keeps in a collection comes last: it is no collection of outputs.
+        for collections in (False, True):
+            self._outside = len(self._contents)
+            for part, own in self._owners:
+                if isinstance(part, MetricCollection) is collections:
+                    for value in own.values():
+                        self._remember(value)
 
     def _remember(self, value: Any) -> None:
         # Exact types: a subclass may be anything, for instance a hyperparameter dictionary that is also saved.
@@ -73,8 +78,9 @@ class ModuleState:
             self._remember(item)
 
     def sequences(self) -> list[Any]:
-        """The lists and deques among what is remembered: the objects themselves."""
-        return [container for container, _ in self._contents.values() if isinstance(container, (list, deque))]
+        """The lists and deques among what is remembered, torchmetrics' own apart: the objects themselves."""
+        containers = [container for container, _ in islice(self._contents.values(), self._outside)]
+        return [container for container in containers if isinstance(container, (list, deque))]
 
     def reset_metrics(self) -> None:
         """Empties all metrics; their updates may be in place and must not reach the remembered tensors."""
@@ -118,6 +124,16 @@ def shadowed(module: nn.Module, **values: Any) -> Iterator[None]:
 
 
 @contextmanager
+def state_kept(module: nn.Module) -> Iterator[ModuleState]:
+    """Metric states and plain attributes come back in the end."""
+    state = ModuleState(module)
+    try:
+        yield state
+    finally:
+        state.restore()
+
+
+@contextmanager
 def silenced(module: LightningModule, evaluate: bool = True) -> Iterator[None]:
     """Eval mode without side effects: ``self.log`` does nothing, metric states and plain attributes come back.
 
@@ -125,15 +141,12 @@ def silenced(module: LightningModule, evaluate: bool = True) -> Iterator[None]:
         module: the module.
         evaluate: False leaves the training modes alone.
     """
-    state = ModuleState(module)
-    state.reset_metrics()
-    try:
+    with state_kept(module) as state:
+        state.reset_metrics()
         with shadowed(module, log=_ignore, log_dict=_ignore), modes_kept(submodules(module)):
             if evaluate:
                 module.eval()
             yield
-    finally:
-        state.restore()
 
 
 def _ignore(*args: Any, **kwargs: Any) -> None:

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
+
+from fl_lightning.metrics.functional import Mode, fairness_summary, guessed_mode
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class RoundRecord:
         skipped: why the round changed nothing, ``"2 usable reports, fewer than min_clients=3"`` for instance; ``None``
             if it counts.
         skipped_rounds: how many rounds of the fit have changed nothing so far, this one included.
+        client_names: what people call the clients of ``client_ids``.
     """
 
     round: int
@@ -48,6 +51,7 @@ class RoundRecord:
     seconds: float
     skipped: str | None = None
     skipped_rounds: int = 0
+    client_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,10 @@ class EvaluationRecord:
         stage: ``"val"`` or ``"test"``.
         client_ids: clients that have evaluation data, ascending.
         sizes: ``[N]`` evaluation samples of these clients (int64).
-        values: metric name to ``[N]`` float64 values.
+        values: metric name to ``[N]`` float64 values; NaN where a client has none.
+        undefined: metric name to the clients for which it is undefined, and why.
+        modes: metric name to which values are good: ``"max"``, ``"min"``, or ``"abs"`` for those near 0.
+        client_names: what people call the clients of ``client_ids``.
     """
 
     round: int
@@ -67,6 +74,35 @@ class EvaluationRecord:
     client_ids: tuple[int, ...]
     sizes: Tensor
     values: Mapping[str, Tensor]
+    undefined: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    modes: Mapping[str, Mode] = field(default_factory=dict)
+    client_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.client_names:
+            object.__setattr__(self, "client_names", tuple(map(str, self.client_ids)))
+
+    def mode(self, metric: str) -> Mode:
+        """Which values of a metric are good; by its name where nothing else is known."""
+        return self.modes.get(metric) or guessed_mode(metric)
+
+    def summary(self, metric: str, mode: Mode | None = None) -> Mapping[str, Tensor]:
+        """How a metric is spread over the clients: :func:`fl_lightning.metrics.functional.fairness_summary`.
+
+        Signed gaps count by their size.
+
+        Args:
+            metric: its name.
+            mode: which of its values are good; default :meth:`mode`.
+        """
+        mode = self.mode(metric) if mode is None else mode
+        values = self.values[metric].abs() if mode == "abs" else self.values[metric]
+        return fairness_summary(values, self.sizes, larger_is_better=mode == "max")
+
+    def ranking(self, metric: str, mode: Mode | None = None) -> Tensor:
+        """``[N]`` numbers that are the larger the better a client fares; NaN where it has no value."""
+        values, mode = self.values[metric], self.mode(metric) if mode is None else mode
+        return values if mode == "max" else -(values.abs() if mode == "abs" else values)
 
 
 def round_metrics(record: RoundRecord, listed: int = 100) -> Mapping[str, float]:

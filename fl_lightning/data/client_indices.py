@@ -20,17 +20,32 @@ class ClientIndices:
     Args:
         parts: one vector of sample indices per client; empty ones are allowed.
         num_samples: size of the dataset that the indices point into.
+        names: what people call the clients; their numbers if left out.
+        num_trained: how many of them, from the first on, are clients of the training data; default all.
 
     Attributes:
         sizes: ``[N]`` int64 samples per client.
+        names: what people call the clients; ``None`` if they have numbers only.
+        num_trained: how many of them, from the first on, are clients of the training data.
 
     Raises:
-        ValueError: there is no client, an index is not an integer below ``num_samples``, or a sample occurs twice.
+        ValueError: there is no client, an index is not an integer below ``num_samples``, a sample occurs twice, or
+            there is not one name per client.
     """
 
-    def __init__(self, parts: Sequence[Tensor] | Sequence[Sequence[int]], num_samples: int) -> None:
+    def __init__(
+        self,
+        parts: Sequence[Tensor] | Sequence[Sequence[int]],
+        num_samples: int,
+        names: tuple[str, ...] | None = None,
+        num_trained: int | None = None,
+    ) -> None:
         if len(parts) == 0:
             raise ValueError("parts must hold at least one client, found none")
+        if names is not None and len(names) != len(parts):
+            raise ValueError(f"names must name each of the {len(parts)} clients, found {len(names)}")
+        self.names = names
+        self.num_trained = len(parts) if num_trained is None else num_trained
         self.sizes = torch.tensor([len(part) for part in parts], dtype=torch.int64)
         self._flat = torch.empty(int(self.sizes.sum()), dtype=torch.int64)
         self._starts = self.sizes.cumsum(0) - self.sizes
@@ -52,9 +67,10 @@ class ClientIndices:
             raise ValueError(f"parts must hold each sample at most once, found sample {int(seen.argmax())} twice")
 
     @classmethod
-    def shared(cls, num_samples: int, num_clients: int) -> ClientIndices:
+    def shared(cls, num_samples: int, num_clients: int, names: tuple[str, ...] | None = None) -> ClientIndices:
         """Every client has the whole dataset; the indices are stored once."""
         whole = cls([torch.arange(num_samples)], num_samples)
+        whole.names, whole.num_trained = names, num_clients
         whole.sizes = whole.sizes.repeat(num_clients)
         whole._starts = whole._starts.repeat(num_clients)
         return whole
@@ -121,4 +137,7 @@ class ClientIndices:
             order = torch.randperm(n, generator=generator)
             aside.append(part[order[:count].sort().values])
             kept.append(part[order[count:].sort().values])
-        return ClientIndices(kept, self._num_samples), ClientIndices(aside, self._num_samples)
+        return (
+            ClientIndices(kept, self._num_samples, self.names),
+            ClientIndices(aside, self._num_samples, self.names),
+        )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
+from fl_lightning.core.client_names import numbered
 from fl_lightning.core.digest import digest
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.data.client_indices import ClientIndices
@@ -20,6 +21,9 @@ from fl_lightning.data.loader_settings import LoaderSettings
 
 _CHUNK_BYTES = 16 * 2**20
 """Tensors are gathered for as many batches at once as fit in here: one gather is cheaper than one per batch."""
+
+
+_SAMPLES = ("__getitem__", "__getitems__", "__len__", "__getattribute__")
 
 
 class ClientLoaders:
@@ -44,6 +48,8 @@ class ClientLoaders:
         dataset: the dataset of all clients.
         settings: how it is batched.
         sizes: ``[N]`` int64 samples per client.
+        names: what people call the clients: keys of :class:`ByKey`, otherwise their numbers.
+        num_trained: how many of the clients, from the first on, are clients of the training data.
         batch_size: samples per batch, unless a call says otherwise.
 
     Raises:
@@ -68,6 +74,8 @@ class ClientLoaders:
         self.dataset = dataset
         self.settings = settings
         self.sizes = parts.sizes
+        self.names: Sequence[str] = numbered(len(parts)) if parts.names is None else parts.names
+        self.num_trained = parts.num_trained
         self.batch_size = settings.batch_size
         self._parts = parts
         self._source = _tensor_source(dataset) if settings.collate_fn is default_collate else None
@@ -235,14 +243,21 @@ def _refuse(loaders: ClientLoaders) -> Any:
 def _tensor_source(dataset: Dataset[Any]) -> tuple[tuple[Tensor, ...], Tensor | None] | None:
     """The tensors behind a dataset and where its samples lie in them; ``None`` if samples must be asked one by one."""
     rows: Tensor | None = None
-    # Exact types: a subclass may change what a sample is.
-    while type(dataset) is Subset:
+    while isinstance(dataset, Subset) and _gives_what(dataset, Subset):
         outer = torch.as_tensor(dataset.indices, dtype=torch.int64)
         rows = outer if rows is None else outer[rows]
         dataset = dataset.dataset
-    if type(dataset) is not TensorDataset or any(tensor.layout != torch.strided for tensor in dataset.tensors):
+    if not (isinstance(dataset, TensorDataset) and _gives_what(dataset, TensorDataset)):
+        return None
+    if any(type(tensor) is not Tensor or tensor.layout != torch.strided for tensor in dataset.tensors):
         return None
     return dataset.tensors, rows
+
+
+def _gives_what(dataset: Dataset[Any], kind: type) -> bool:
+    """Whether a sample of a dataset is what ``kind`` makes of it, also where the dataset is of a subclass."""
+    own = [name for name in _SAMPLES if getattr(type(dataset), name, None) is not getattr(kind, name, None)]
+    return not own and not any(name in vars(dataset) for name in _SAMPLES)
 
 
 def _gather(

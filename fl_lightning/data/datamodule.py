@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fl_lightning.core.client_names import numbered
 from fl_lightning.core.lightning.inspection import TRANSFER_HOOKS
 from fl_lightning.core.lightning.names import LightningDataModule, LightningModule, Trainer
 from fl_lightning.data.client_loaders import ClientLoaders
@@ -152,6 +153,12 @@ class FederatedDataModule(LightningDataModule):
     def client_sizes(self) -> Tensor:
         """``[N]`` int64 training samples per client, without what is held out."""
         return self._division.train_parts.sizes
+
+    @property
+    def client_names(self) -> tuple[str, ...]:
+        """What people call the clients: the keys of :class:`ByKey`, otherwise their numbers."""
+        names = self._division.train_parts.names
+        return tuple(numbered(self.num_clients)) if names is None else names
 
     def client_labels(self, client_id: int) -> Tensor:
         """``[n]`` int64 labels of the client's training samples.

@@ -139,7 +139,8 @@ class Division:
     def _divide_training(self, samples: Samples) -> None:
         how = self._partition
         vectors = how.divide(samples, derive_seed(self._seed, "partition")) if isinstance(how, Partition) else how
-        parts = ClientIndices(vectors, len(samples))
+        names = how.names(samples) if isinstance(how, Partition) else None
+        parts = ClientIndices(vectors, len(samples), names)
         if self._holdout_stage is not None:
             parts, self._parts[self._holdout_stage] = parts.hold_out(self._holdout, self._seed)
         self._parts["train"] = parts
@@ -149,12 +150,23 @@ class Division:
         train, parts, how = self.train_samples, self._parts["train"], self._partition
         total = num_samples(dataset)
         if self._evaluation == "shared":
-            return ClientIndices.shared(total, len(parts))
+            return ClientIndices.shared(total, len(parts), parts.names)
         seed = derive_seed(self._seed, "partition", stage)
         given = self._labels if callable(self._labels) or isinstance(self._labels, str) else None
         samples = Samples(dataset, stage, given)
         if not isinstance(how, Partition):
             return ClientIndices(matched_split(train.labels, list(parts), samples.labels, seed), total)
         if self._evaluation == "independent":
-            return ClientIndices(how.divide(samples, seed), total)
-        return ClientIndices(how.match(train, list(parts), samples, seed), total)
+            return self._independent(how, samples, seed)
+        return ClientIndices(how.match(train, list(parts), samples, seed), total, parts.names)
+
+    def _independent(self, how: Partition, samples: Samples, seed: int) -> ClientIndices:
+        parts = self._parts["train"]
+        vectors, others = how.anew(self.train_samples, samples, seed)
+        if others:
+            rank_zero_info(
+                f"Federated data: the {samples.stage} data has clients that are not in training, evaluated with the "
+                f"global model: {', '.join(map(repr, others))}."
+            )
+        names = None if parts.names is None else (*parts.names, *others)
+        return ClientIndices(vectors, len(samples), names, len(vectors) - len(others))

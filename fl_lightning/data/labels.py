@@ -182,7 +182,18 @@ def _read(dataset: Any, label: Callable[[Any], Any], name: str, hint: str) -> np
     rank_zero_info(f"Reading {n} samples of {name} once for their labels; to avoid it, {hint}.")
     # Random transforms would otherwise move the generators that training draws from.
     with isolated(0, torch.device("cpu")):
-        return _array([label(dataset[index]) for index in range(n)])
+        return _array([_label_at(dataset, index, label, name, hint) for index in range(n)])
+
+
+def _label_at(dataset: Any, index: int, label: Callable[[Any], Any], name: str, hint: str) -> Any:
+    try:
+        sample = dataset[index]
+    except Exception as error:
+        raise ValueError(
+            f"sample {index} of {name} cannot be read for its label ({type(error).__name__}: {error}): leave it out, "
+            f"or {hint}"
+        ) from error
+    return label(sample)
 
 
 def _label_of_sample(sample: Any, name: str, hint: str) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,8 +15,6 @@ from torch import Tensor
 from fl_lightning.data import partition_functions as partitions
 from fl_lightning.data.labels import Samples, attribute_of
 from fl_lightning.data.matched_split import matched_split
-
-_Keys = TypeVar("_Keys")
 
 
 class Partition(ABC):
@@ -33,6 +31,18 @@ class Partition(ABC):
     def match(self, train: Samples, parts: Sequence[Tensor], samples: Samples, seed: int) -> list[Tensor]:
         """Divides evaluation samples so that they follow the clients' training data."""
         return matched_split(train.labels, parts, samples.labels, seed)
+
+    def anew(self, train: Samples, samples: Samples, seed: int) -> tuple[list[Tensor], tuple[str, ...]]:
+        """Divides evaluation samples by the partition itself; clients keep their numbers.
+
+        Returns:
+            One index tensor per client, first those of the training data; and the names of the others.
+        """
+        return self.divide(samples, seed), ()
+
+    def names(self, train: Samples) -> tuple[str, ...] | None:
+        """What people call the clients; ``None`` if they have numbers only."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -149,6 +159,9 @@ class Unbalanced(Partition):
 class ByKey(Partition):
     """One client per distinct key: owners, sites, domains.
 
+    Keys are integers, strings, other plain numbers or tuples of them; entries of tensors and arrays are taken as such.
+    They are also the clients' names in tables, records and messages.
+
     Args:
         keys: the name of an attribute of the training and evaluation datasets with one key per sample; or a function
             that takes such a dataset and returns them; or the keys of the training samples, and then evaluation data
@@ -156,9 +169,7 @@ class ByKey(Partition):
             ``"val"`` and ``"test"``.
     """
 
-    keys: str | Callable[[Any], Sequence[int | str]] | Sequence[int | str] | Mapping[str, Sequence[int | str]] = field(
-        repr=False
-    )
+    keys: str | Callable[[Any], Sequence[int | str]] | Sequence[int | str] | Mapping[str, Sequence[int | str]]
 
     def __post_init__(self) -> None:
         if callable(self.keys):
@@ -168,11 +179,20 @@ class ByKey(Partition):
         if isinstance(self.keys, Mapping) and ("train" not in self.keys or set(self.keys) - {"train", "val", "test"}):
             raise ValueError(f"keys must have the entry 'train' and may have 'val', 'test', found {list(self.keys)}")
 
+    def __repr__(self) -> str:
+        if isinstance(self.keys, str):
+            return f"ByKey({self.keys!r})"
+        if callable(self.keys):
+            return f"ByKey({getattr(self.keys, '__name__', type(self.keys).__name__)})"
+        if isinstance(self.keys, Mapping):
+            return f"ByKey({{{', '.join(f'{stage!r}: {len(keys)} keys' for stage, keys in self.keys.items())}}})"
+        return f"ByKey({len(self.keys)} keys)"
+
     def split(self, labels: Tensor, seed: int) -> list[Tensor]:
         """Divides by the keys; where ``keys`` asks a dataset for them, ``labels`` are taken for its answer."""
         if isinstance(self.keys, str) or callable(self.keys):
             return partitions.by_key(labels)
-        return partitions.by_key(_of_length(_given(self.keys, "train") or (), len(labels)))
+        return partitions.by_key(_of_length(_given(self.keys, "train") or [], len(labels)))
 
     def divide(self, samples: Samples, seed: int) -> list[Tensor]:
         """Divides by the keys of the samples' stage."""
@@ -187,41 +207,73 @@ class ByKey(Partition):
         asks = isinstance(self.keys, str) or callable(self.keys)
         if not asks and _given(self.keys, samples.stage) is None:
             return super().match(train, parts, samples, seed)
-        order = partitions.distinct_keys(self._keys_of(train))
-        client_of = {key: client for client, key in enumerate(order)}
-        keys = self._keys_of(samples)
-        unknown = [key for key in dict.fromkeys(keys) if key not in client_of]
+        vectors, unknown = self.anew(train, samples, seed)
         if unknown:
-            raise ValueError(f"keys of the {samples.stage} samples must occur in training, found also {unknown[:10]}")
+            raise ValueError(
+                f"keys of the {samples.stage} samples must occur in training, found also {', '.join(unknown[:10])}: "
+                "evaluation='independent' evaluates them as clients of their own, with the global model"
+            )
+        return vectors
+
+    def anew(self, train: Samples, samples: Samples, seed: int) -> tuple[list[Tensor], tuple[str, ...]]:
+        """Gives evaluation samples to the client with their key; keys that training lacks are further clients."""
+        known = partitions.distinct_keys(self._keys_of(train))
+        keys = self._keys_of(samples)
+        among = set(known)
+        unknown = partitions.distinct_keys([key for key in keys if key not in among])
+        client_of = {key: client for client, key in enumerate([*known, *unknown])}
         owner = np.array([client_of[key] for key in keys], dtype=np.int64)
         flat = torch.from_numpy(np.argsort(owner, kind="stable"))
-        return list(torch.split(flat, np.bincount(owner, minlength=len(order)).tolist()))
+        sizes = np.bincount(owner, minlength=len(client_of)).tolist()
+        return list(torch.split(flat, sizes)), tuple(map(_name, unknown))
 
-    def _keys_of(self, samples: Samples) -> Sequence[Hashable]:
+    def names(self, train: Samples) -> tuple[str, ...] | None:
+        """The keys."""
+        return tuple(map(_name, partitions.distinct_keys(self._keys_of(train))))
+
+    def _keys_of(self, samples: Samples) -> list[Hashable]:
         if callable(self.keys):
             return _of_length(_plain(self.keys(samples.dataset)), len(samples))
         if isinstance(self.keys, str):
-            found: list[Any] = attribute_of(samples.dataset, self.keys).tolist()
-            return [tuple(key) if isinstance(key, list) else key for key in found]
+            return _plain(attribute_of(samples.dataset, self.keys))
         given = _given(self.keys, samples.stage)
         if given is None:
             raise ValueError(f"keys must be given for the {samples.stage} samples too, or as an attribute's name")
         return _of_length(given, len(samples))
 
 
-def _given(keys: Any, stage: str) -> Sequence[Hashable] | None:
+def _given(keys: Any, stage: str) -> list[Hashable] | None:
     """The keys given for a stage, as plain Python values."""
     per_stage = keys if isinstance(keys, Mapping) else {"train": keys}
-    found: Sequence[Hashable] | None = per_stage.get(stage)
-    return _plain(found)
+    found = per_stage.get(stage)
+    return None if found is None else _plain(found)
 
 
-def _plain(keys: _Keys) -> _Keys:
-    as_list: Callable[[], _Keys] | None = getattr(keys, "tolist", None)
-    return keys if as_list is None else as_list()
+def _plain(keys: Any) -> list[Hashable]:
+    values = keys.tolist() if hasattr(keys, "tolist") else list(keys)
+    return [value if type(value) in (int, str) else _plain_key(value, place) for place, value in enumerate(values)]
 
 
-def _of_length(keys: Sequence[Hashable], n: int) -> Sequence[Hashable]:
+def _plain_key(value: Any, place: int) -> Hashable:
+    if isinstance(value, (Tensor, np.generic, np.ndarray)):
+        value = value.tolist()  # a Python number for a single one
+    if isinstance(value, (list, tuple)):
+        return tuple(_plain_key(item, place) for item in value)
+    if isinstance(value, float) and value != value:
+        raise ValueError(f"keys must not be NaN, found it at sample {place}")
+    if not isinstance(value, (int, float, str, bytes)):
+        raise TypeError(
+            f"keys must be integers, strings or tuples of them, found {type(value).__name__} at sample {place}: two "
+            "objects are the same client only if they are equal"
+        )
+    return value
+
+
+def _name(key: Any) -> str:
+    return ", ".join(map(_name, key)) if isinstance(key, tuple) else str(key)
+
+
+def _of_length(keys: list[Hashable], n: int) -> list[Hashable]:
     if len(keys) != n:
         raise ValueError(f"keys must hold one entry for each of the {n} samples, found {len(keys)}")
     return keys

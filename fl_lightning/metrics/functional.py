@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,9 +21,13 @@ _SMALLER_PARTS = ("loss", "error", "perplexity", "entropy", "disparity")
 _SMALLER_WORDS = frozenset(
     {
         "err", "mse", "mae", "rmse", "nrmse", "msle", "rmsle", "mape", "smape", "wape", "mase", "crps", "nll", "ppl",
-        "wer", "cer", "brier", "ece", "fpr", "aurc", "augrc",
+        "wer", "cer", "brier", "ece", "fpr", "aurc", "augrc", "kl", "kld", "huber", "fid", "lpips", "hd95", "assd",
     }
 )  # fmt: skip
+_GAP_WORDS = frozenset({"gap", "gaps", "dp", "dpd", "deo", "eod", "spd"})
+
+Mode = Literal["max", "min", "abs"]
+"""Which values of a metric are good: large ones, small ones, or those near 0."""
 
 
 class ConflictCounts(NamedTuple):
@@ -213,19 +217,34 @@ def is_larger_better(metric_name: str) -> bool:
 
     False for names that contain ``loss``, ``error``, ``perplexity``, ``entropy`` or ``disparity`` anywhere, or one of
     the short forms ``err``, ``mse``, ``mae``, ``rmse``, ``nrmse``, ``msle``, ``rmsle``, ``mape``, ``smape``, ``wape``,
-    ``mase``, ``crps``, ``nll``, ``ppl``, ``wer``, ``cer``, ``brier``, ``ece``, ``fpr``, ``aurc``, ``augrc`` as a whole
-    word (``val_err``, ``valMSE``, but not ``preferred_acc``). True for all others. Where the guess is wrong, say so
-    through the argument of the function or callback in question.
+    ``mase``, ``crps``, ``nll``, ``ppl``, ``wer``, ``cer``, ``brier``, ``ece``, ``fpr``, ``aurc``, ``augrc``, ``kl``,
+    ``kld``, ``huber``, ``fid``, ``lpips``, ``hd95``, ``assd`` as a whole word (``val_err``, ``valMSE``, but not
+    ``preferred_acc``), and for those of gaps between groups (:func:`guessed_mode`). True for all others. Where the
+    guess is wrong, say so through the argument of the function or callback in question.
 
     Example:
         >>> is_larger_better("val_acc"), is_larger_better("val/loss"), is_larger_better("valRMSE")
         (True, False, False)
     """
-    lowered = metric_name.lower()
-    if any(part in lowered for part in _SMALLER_PARTS):
-        return False
-    words = re.sub(r"([a-z])([A-Z])", r"\1 \2", metric_name).lower()
-    return _SMALLER_WORDS.isdisjoint(re.split(r"[^a-z]+", words))
+    return guessed_mode(metric_name) == "max"
+
+
+def guessed_mode(metric_name: str) -> Mode:
+    """Which values of a metric are good, as :func:`is_larger_better` guesses.
+
+    Those near 0 for gaps between groups, which may have a sign: names with the word ``gap``, ``gaps``, ``dp``, ``dpd``,
+    ``deo``, ``eod`` or ``spd``.
+
+    Example:
+        >>> guessed_mode("val_acc"), guessed_mode("val_kl"), guessed_mode("val/dp_gap")
+        ('max', 'min', 'abs')
+    """
+    spaced = re.sub(r"([a-z])([A-Z])", r"\1 \2", metric_name).lower()
+    words = {*re.split(r"[^a-z]+", spaced), *re.split(r"[^a-z0-9]+", spaced)}
+    if words & _GAP_WORDS:
+        return "abs"
+    smaller = words & _SMALLER_WORDS or any(part in metric_name.lower() for part in _SMALLER_PARTS)
+    return "min" if smaller else "max"
 
 
 def check_fraction(fraction: float) -> None:

@@ -59,6 +59,7 @@ class FederatedFit:
             self._algorithm, self._rule, binding, clients.buffers, self._num_clients, options.server_optimizer,
             options.on_client_error, options.min_clients,
         )  # fmt: skip
+        self._server.names = clients.loaders.names
         options.check_min_clients(len(clients.runner.rows))
         self.description = self._described()
         self._round: Round | None = None

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import nn
 from torch.optim import Optimizer
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from fl_lightning.core.fit_description import plain
 from fl_lightning.data.cohort_samplers import CohortSampler, check_clients_per_round
 from fl_lightning.executors.base import Executor
+from fl_lightning.metrics.functional import Mode
 from fl_lightning.simulation.client_options import ClientOptions, check_count
 
 
@@ -29,13 +30,18 @@ class FitOptions(ClientOptions):
     server_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None
     sampler: CohortSampler
     fairness_metric: str | None
-    fairness_mode: Literal["max", "min"]
+    fairness_mode: Mode | Mapping[str, Mode]
     on_client_error: Literal["raise", "drop"]
     executor: Executor
     min_clients: int
     strict_resume: bool
 
     def __post_init__(self) -> None:
+        per_metric = self.fairness_mode if isinstance(self.fairness_mode, Mapping) else {"": self.fairness_mode}
+        for metric, mode in per_metric.items():
+            if mode not in get_args(Mode):
+                where = f"fairness_mode[{metric!r}]" if metric else "fairness_mode"
+                raise ValueError(f"{where} must be one of {get_args(Mode)}, found {mode!r}")
         if self.server_optimizer is not None and not callable(self.server_optimizer):
             raise TypeError(
                 "server_optimizer must be a function from parameters to an optimizer, such as "

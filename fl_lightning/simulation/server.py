@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.records import StepReport
 from fl_lightning.core.aligned import stacked_rows
+from fl_lightning.core.client_names import client_label, numbered
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.errors import ClientError
 from fl_lightning.core.lightning.names import rank_zero_warn
@@ -45,6 +46,7 @@ class Server:
     Attributes:
         optimizer: the server optimizer, if there is one.
         skipped_rounds: rounds that changed nothing, having had too few usable uploads.
+        names: what people call the clients.
 
     Raises:
         TypeError: ``optimizer`` does not make an optimizer.
@@ -66,6 +68,7 @@ class Server:
         self._num_clients, self._policy, self._min_clients = num_clients, on_client_error, min_clients
         self.skipped_rounds = 0
         self.optimizer = None if optimizer is None else _made(optimizer, binding.parameters)
+        self.names = numbered(num_clients)
 
     def drop(self, current: Round, client_id: int, reason: str, cause: Exception | None = None) -> None:
         """Leaves a client out of the round with a warning, or raises, by policy.
@@ -79,11 +82,12 @@ class Server:
         Raises:
             ClientError: the policy is ``"raise"``.
         """
+        label = client_label(client_id, self.names)
         if self._policy == "raise":
             hint = "on_client_error='drop' leaves such clients out"
-            raise ClientError(f"client {client_id} in round {current.index}: {reason} ({hint})") from cause
+            raise ClientError(f"client {label} in round {current.index}: {reason} ({hint})") from cause
         current.dropped[client_id] = reason
-        rank_zero_warn(f"client {client_id} is left out of round {current.index}: {reason}")
+        rank_zero_warn(f"client {label} is left out of round {current.index}: {reason}")
 
     def close_round(
         self,
@@ -208,6 +212,7 @@ class Server:
             scalars=dict(report.scalars),
             seconds=seconds(),
             skipped_rounds=self.skipped_rounds,
+            client_names=tuple(self.names[client] for client in cohort.client_ids),
         )
 
     def _skip(self, current: Round, uploads: Sequence[Upload], seconds: Callable[[], float]) -> RoundRecord:

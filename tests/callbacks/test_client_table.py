@@ -40,13 +40,13 @@ def test_file_has_a_row_per_client_and_metric_with_all_digits(tmp_path):
     validate(table, trainer, record)
     text = (tmp_path / "new" / "folder" / "clients.csv").read_text().splitlines()
     assert text == [
-        "round,stage,client,samples,metric,value",
-        f"7,val,4,3,acc,{1 / 3!r}",
-        "7,val,9,5,acc,nan",
-        "7,val,4,3,loss,1e-17",
-        "7,val,9,5,loss,2.0",
+        "round,stage,client,samples,metric,value,name",
+        f"7,val,4,3,acc,{1 / 3!r},4",
+        "7,val,9,5,acc,nan,9",
+        "7,val,4,3,loss,1e-17,4",
+        "7,val,9,5,loss,2.0,9",
     ]
-    assert float(text[1].rsplit(",", 1)[1]) == 1 / 3
+    assert float(text[1].split(",")[5]) == 1 / 3
 
 
 def test_rounds_append_and_a_test_adds_rows_and_prints(tmp_path):

@@ -91,7 +91,9 @@ def test_by_key_attribute_matches_owners():
     assert [part.tolist() for part in parts] == [[1, 3], [2], [0]]
     matched = spec.match(Samples(train, "train"), parts, Samples(held, "val"), 0)
     assert [part.tolist() for part in matched] == [[0, 2], [], [1]]
-    with pytest.raises(ValueError, match=r"keys of the val samples must occur in training, found also \['q'\]"):
+    with pytest.raises(
+        ValueError, match=r"keys of the val samples must occur in training, found also q: evaluation='independent'"
+    ):
         spec.match(Samples(train, "train"), parts, Samples(Owned(["q"]), "val"), 0)
 
 

@@ -136,6 +136,7 @@ class Judged(Plain):
 
 
 @pytest.mark.fit
+@pytest.mark.filterwarnings("ignore:val_disparity is undefined for client")  # that lacks a group
 def test_logged_by_a_module_it_gives_every_clients_own_and_the_pooled_gap():
     strategy = fl.FederatedStrategy(seed=1)
     trainer, data = quiet_trainer(strategy, 1), federated_blobs()

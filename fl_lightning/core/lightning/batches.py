@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fl_lightning.core.lightning.names import Trainer
+from fl_lightning.core.lightning.names import Trainer, lightning_module
 
 
 def move_to_device(trainer: Trainer, batch: Any) -> Any:
@@ -16,3 +16,8 @@ def move_to_device(trainer: Trainer, batch: Any) -> Any:
 def device_batch(trainer: Trainer, batch: Any) -> Any:
     """The batch as a step of the module takes it: in the trainer's precision, after the hooks, on the device."""
     return move_to_device(trainer, trainer.precision_plugin.convert_input(batch))
+
+
+def batch_size(batch: Any) -> int:
+    """How much a batch weighs in ``self.log``, where nobody says it: Lightning's own guess."""
+    return int(lightning_module("utilities.data").extract_batch_size(batch))

@@ -19,10 +19,10 @@ CONTRACT: dict[str, tuple[str, ...]] = {
     "fit_loop.epoch_loop.automatic_optimization": ("run", "optim_progress"),
     "fit_loop.epoch_loop.manual_optimization": ("run", "optim_step_progress"),
     "fit_loop.epoch_loop.val_loop": (
-        "batch_progress", "_results", "restarting", "_on_evaluation_model_train", "_evaluation_step",
+        "batch_progress", "_results", "restarting", "_on_evaluation_model_train", "_evaluation_step", "_max_batches",
     ),
-    "validate_loop": ("_evaluation_step",),
-    "test_loop": ("_evaluation_step",),
+    "validate_loop": ("_evaluation_step", "_max_batches", "_results"),
+    "test_loop": ("_evaluation_step", "_max_batches", "_results"),
     "_logger_connector": (
         "on_batch_start", "on_batch_end", "update_train_step_metrics", "log_metrics", "_callback_metrics",
         "_logged_metrics", "_progress_bar_metrics", "_first_loop_iter", "_current_fx",

@@ -47,11 +47,7 @@ def untagged_batches(trainer: Trainer, around: Callable[[ClientBatch], AbstractC
         trainer: the trainer; its evaluation loop is as it was when the context ends.
         around: entered with the tag before the first hook of a batch, left after the last.
     """
-    if trainer.testing:
-        loop: Any = trainer.test_loop
-    else:
-        fitting = trainer.state.fn == TrainerFn.FITTING
-        loop = trainer.fit_loop.epoch_loop.val_loop if fitting else trainer.validate_loop
+    loop = _evaluation_loop(trainer)
     evaluation_step = loop._evaluation_step
 
     def step(batch: Any, *args: Any, **kwargs: Any) -> None:
@@ -68,6 +64,34 @@ def untagged_batches(trainer: Trainer, around: Callable[[ClientBatch], AbstractC
         yield
     finally:
         del loop._evaluation_step
+
+
+@contextmanager
+def counted_batches(trainer: Trainer, count: int) -> Iterator[None]:
+    """``trainer.num_val_batches`` and ``num_test_batches`` say how many batches one client has.
+
+    Args:
+        trainer: the trainer whose evaluation is running.
+        count: the client's batches.
+    """
+    loop = _evaluation_loop(trainer)
+    before, loop._max_batches = loop._max_batches, [count]
+    try:
+        yield
+    finally:
+        loop._max_batches = before
+
+
+def num_loaders(trainer: Trainer) -> int:
+    """How many loaders the running evaluation walks over."""
+    return len(_evaluation_loop(trainer)._max_batches)
+
+
+def _evaluation_loop(trainer: Trainer) -> Any:
+    if trainer.testing:
+        return trainer.test_loop
+    fitting = trainer.state.fn == TrainerFn.FITTING
+    return trainer.fit_loop.epoch_loop.val_loop if fitting else trainer.validate_loop
 
 
 def _tags(batch: Any) -> Iterator[ClientBatch]:

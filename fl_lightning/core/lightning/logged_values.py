@@ -6,7 +6,8 @@ Reads Lightning's private result collection.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,8 @@ from torchmetrics import Metric
 
 from fl_lightning.core.lightning.metric_state import MetricState, is_mergeable
 from fl_lightning.core.lightning.names import Trainer, lightning_module
+from fl_lightning.core.logged_row import LoggedRow
+from fl_lightning.core.undefined import Noticed
 
 if TYPE_CHECKING:
     from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
@@ -27,15 +30,16 @@ else:
 class ClientValues:
     """Separates one client's logged values from those accumulated over all clients.
 
-    ``begin`` puts the accumulated values aside, ``end`` reads the client's own values and adds them to what was put
-    aside: per-client and pooled values both come out right, without touching the module.
+    ``begin`` puts the accumulated values aside, ``read`` gives the client's own values and ``end`` adds them to what
+    was put aside: per-client and pooled values both come out right, without touching the module.
 
     Args:
         results: the result collection of the running evaluation.
+        noticed: tells undefined values.
     """
 
-    def __init__(self, results: _ResultCollection) -> None:
-        self._results = results
+    def __init__(self, results: _ResultCollection, noticed: Noticed) -> None:
+        self._results, self._noticed = results, noticed
         self._tensors: dict[str, tuple[Tensor, Tensor | None, int]] = {}
         self._metrics: list[MetricState] = []
 
@@ -54,34 +58,41 @@ class ClientValues:
         for state in self._metrics:
             state.reset()
 
-    def end(self) -> dict[str, float]:
-        """Called after a client's last batch; returns the client's values by logged name."""
-        values: dict[str, float] = {}
-        for key, entry in self._entries():
-            value = self._read(entry)
+    def read(self) -> LoggedRow:
+        """Called after a client's last batch."""
+        row = LoggedRow()
+        for _, entry in self._entries():
+            value, reason = self._read(entry)
             if value is not None and value.numel() == 1:
-                values[entry.meta.name] = float(value)
+                row.add(entry.meta.name, float(value), reason)
+                if not entry.is_tensor:
+                    row.note_direction(entry.meta.name, entry.value)
+        return row
+
+    def end(self) -> None:
+        """Joins the client's values with those of the clients before."""
+        for key, entry in self._entries():
             if entry.is_tensor and key in self._tensors:
                 self._merge_tensor(entry, *self._tensors[key])
         for state in self._metrics:
             state.merge_back()
-        return values
+        self._tensors, self._metrics = {}, []
 
     def _entries(self) -> Iterable[tuple[str, Any]]:
         return [(k, e) for k, e in self._results.items() if e.meta.on_epoch and not e.has_reset]
 
-    def _read(self, entry: _ResultMetric) -> Tensor | None:
+    def _read(self, entry: _ResultMetric) -> tuple[Tensor | None, str | None]:
         if entry.is_tensor:
             if entry._update_count == 0:
-                return None
+                return None, None
             total: Tensor = entry.value
-            return total / entry.cumulated_batch_size if entry.meta.is_mean_reduction else total
+            return total / entry.cumulated_batch_size if entry.meta.is_mean_reduction else total, None
         metric = entry.value
         if not isinstance(metric, Metric) or metric._update_count == 0 or not is_mergeable(metric):
-            return None
-        computed = metric.compute()
+            return None, None
+        computed, reason = self._noticed.computed(metric)
         metric._computed = None
-        return computed if isinstance(computed, Tensor) else None
+        return computed if isinstance(computed, Tensor) else None, reason
 
     @staticmethod
     def _merge_tensor(entry: _ResultMetric, value: Tensor, size: Tensor | None, updates: int) -> None:
@@ -97,6 +108,31 @@ class ClientValues:
             )
         entry._update_count += updates
         entry._computed = None
+
+
+@contextmanager
+def shown_metrics(trainer: Trainer, values: Mapping[str, float]) -> Iterator[None]:
+    """``trainer.callback_metrics`` and its like hold a client's values and those of training, and nobody else's.
+
+    Args:
+        trainer: the trainer whose evaluation is running.
+        values: the client's values.
+    """
+    connector: Any = trainer._logger_connector
+    loop: Any = trainer._active_loop
+    training: Any = trainer.fit_loop.epoch_loop._results
+    names = {entry.meta.name + end for entry in training.values() for end in ("", "_step", "_epoch")}
+    own = {name: torch.tensor(value) for name, value in values.items()}
+    results, loop._results = loop._results, _ResultCollection(training=False)
+    kept = {at: getattr(connector, at) for at in ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")}
+    for at, metrics in kept.items():
+        setattr(connector, at, {name: value for name, value in metrics.items() if name in names} | own)
+    try:
+        yield
+    finally:
+        loop._results = results
+        for at, metrics in kept.items():
+            setattr(connector, at, metrics)
 
 
 def active_results(trainer: Trainer) -> _ResultCollection:

@@ -83,7 +83,13 @@ def write_state(metric: Metric, state: State, updates: int) -> None:
 
 
 def is_mergeable(metric: Metric) -> bool:
-    """Whether two states of the metric can be joined exactly: not with custom reductions, nor if it wraps others."""
+    """Whether two states of the metric can be joined exactly.
+
+    Not with custom reductions, nor if it wraps others, nor with a ``reset`` of its own: that may be about more than its
+    states.
+    """
+    if type(metric).reset is not Metric.reset:
+        return False
     if any(isinstance(module, Metric) for module in metric.modules() if module is not metric):
         return False
     return all(reduction is dim_zero_mean or reduction in _MERGES for reduction in metric._reductions.values())

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, callbacks
     from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
     from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-    from lightning.pytorch.loggers.logger import DummyLogger
+    from lightning.pytorch.loggers.logger import DummyLogger, Logger
     from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
     from lightning.pytorch.trainer.states import RunningStage, TrainerFn
     from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
@@ -55,6 +55,7 @@ else:
     ModelCheckpoint = callbacks.ModelCheckpoint
     ProgressBar = callbacks.ProgressBar
     DummyLogger = lightning_module("loggers.logger").DummyLogger
+    Logger = lightning_module("loggers.logger").Logger
     SingleDeviceStrategy = lightning_module("strategies").SingleDeviceStrategy
     StrategyRegistry = lightning_module("strategies").StrategyRegistry
     RunningStage = lightning_module("trainer.states").RunningStage
@@ -77,6 +78,7 @@ __all__ = [
     "LightningCLI",
     "LightningDataModule",
     "LightningModule",
+    "Logger",
     "ModelCheckpoint",
     "ProgressBar",
     "RunningStage",

@@ -10,13 +10,11 @@ from typing import Any, Protocol
 
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.core.lightning.evaluation_batches import untagged_batches
-from fl_lightning.core.lightning.logged_values import active_results
 from fl_lightning.core.lightning.names import Callback, LightningModule, Trainer, TrainerFn
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.data.client_loaders import ClientLoaders
-from fl_lightning.simulation.evaluation.client_values import ClientEvaluation
-from fl_lightning.simulation.evaluation.epoch_end import EpochEnd
+from fl_lightning.simulation.evaluation.client_values import ClientEvaluation, Notices
 from fl_lightning.simulation.evaluation.loader import EvaluationLoader
 from fl_lightning.simulation.evaluation.personal import PersonalEvaluation, models_to_evaluate
 from fl_lightning.simulation.evaluation.report import EvaluationReport
@@ -50,9 +48,10 @@ class Evaluator:
         self, model: EvaluatedModel, algorithm: ServerRule, client_rule: ClientRule, seed: int, report: EvaluationReport
     ) -> None:
         self._model, self._algorithm, self._client_rule, self._seed = model, algorithm, client_rule, seed
-        self._report = report
+        self._report, self._notices = report, Notices()
         self._loaders: dict[str, EvaluationLoader] = {}
         self._running: ClientEvaluation | None = None
+        self._finished: ClientEvaluation | None = None
         self._guard = ExitStack()
         self.record: EvaluationRecord | None = None
 
@@ -93,9 +92,9 @@ class Evaluator:
         if loader is not None:
             personal = None
             if models is not None and not trainer.sanity_checking:
-                personal = PersonalEvaluation(trainer, stage, models, layers)
-            ending = EpochEnd.of(trainer, stage)
-            self._running = ClientEvaluation(loader, active_results(trainer), stage, rounds, personal, ending)
+                personal = lambda alone: PersonalEvaluation(trainer, alone, models, layers)  # noqa: E731
+            self._running = ClientEvaluation(trainer, loader, stage, rounds, self._notices, personal)
+            self._guard.enter_context(self._running.listening())
             self._guard.enter_context(untagged_batches(trainer, self._running.batch))
         elif not trainer.sanity_checking:
             self.record = None  # nobody may take an earlier one for this one's
@@ -103,8 +102,15 @@ class Evaluator:
     def end(self, trainer: Trainer, callback: Callback) -> None:
         """Keeps and reports what was collected, unless this was the sanity check."""
         if self._running is not None and not trainer.sanity_checking:
-            self.record = self._running.record()
+            self.record = self._report.oriented(self._running.record())
             self._report.log(self.record, trainer, callback)
+            self._finished = self._running
+
+    def remember(self) -> None:
+        """The evaluation's last hook has run."""
+        if self._finished is not None:
+            self._finished.remember()
+            self._finished = None
 
     def stop(self) -> None:
         """The evaluation is over or was cut short: the training parameters and the random state come back."""

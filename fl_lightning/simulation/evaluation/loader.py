@@ -30,6 +30,20 @@ class PredictionLoader:
     def __len__(self) -> int:
         return sum(self._counts)
 
+    @property
+    def last_client(self) -> int:
+        """The last client that has a batch; -1 if there is none."""
+        return max((client for client, count in enumerate(self._counts) if count), default=-1)
+
+    @property
+    def num_evaluated(self) -> int:
+        """How many clients have a batch."""
+        return sum(count > 0 for count in self._counts)
+
+    def num_batches(self, client_id: int) -> int:
+        """How many batches of the client count."""
+        return self._counts[client_id]
+
     def of_client(self, client_id: int) -> Iterator[tuple[Any, int]]:
         """The client's batches alone, with their numbers of samples."""
         return islice(self.loaders.batches(client_id, seed=None), self._counts[client_id])

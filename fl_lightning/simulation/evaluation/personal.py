@@ -4,19 +4,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.core.layout import LayerSpec, ParamLayout, layout_difference, layout_fingerprint
-from fl_lightning.core.lightning.batches import device_batch
-from fl_lightning.core.lightning.inspection import takes_batch_index
-from fl_lightning.core.lightning.names import LightningModule, Trainer, TrainerFn, rank_zero_warn
+from fl_lightning.core.lightning.names import Trainer, TrainerFn, rank_zero_warn
+from fl_lightning.core.logged_row import LoggedRow
 from fl_lightning.core.model_snapshot import Snapshot, standing_in
-from fl_lightning.core.module_state import shadowed, silenced
 from fl_lightning.core.seeding import derive_seed, isolated
-from fl_lightning.simulation.evaluation.recorded_logs import RecordedLogs
+from fl_lightning.core.state_copy import StateCopy
+from fl_lightning.simulation.evaluation.alone import Alone
 
 PREFIX = "personal/"
 
@@ -56,49 +56,45 @@ def models_to_evaluate(
 
 
 class PersonalEvaluation:
-    """Runs the module's evaluation step with clients' own models and collects what it logs.
+    """Runs the module's evaluation with clients' own models and collects what it logs.
 
     Args:
         trainer: the trainer whose evaluation is running.
-        stage: ``"val"`` or ``"test"``.
+        alone: runs the module for a client alone.
         model_of: the client's model, ``None`` if it has none.
         layers: the order of the models' parameters.
     """
 
     def __init__(
-        self, trainer: Trainer, stage: str, model_of: Callable[[int], Snapshot | None], layers: LayerSpec
+        self, trainer: Trainer, alone: Alone, model_of: Callable[[int], Snapshot | None], layers: LayerSpec
     ) -> None:
-        self._trainer, self._model_of = trainer, model_of
-        self._module: LightningModule = trainer.lightning_module
-        self._layout = ParamLayout.from_module(self._module, layers)
-        self._step = self._module.validation_step if stage == "val" else self._module.test_step
-        self._takes_index = takes_batch_index(self._step)
+        self._trainer, self._alone, self._model_of = trainer, alone, model_of
+        self._layout = ParamLayout.from_module(alone.module, layers)
 
-    def values(self, client_id: int, batches: Iterator[tuple[Any, int]]) -> dict[str, float]:
-        """The client's values of what the module logs, under ``personal/<name>``; nothing if it has no model.
+    def row(self, client_id: int, batches: Iterator[tuple[Any, int]], count: int, start: StateCopy) -> LoggedRow | None:
+        """The client's values of what the module logs, under ``personal/<name>``; ``None`` if it has no model.
 
         Logs, metrics, buffers and generators are as if this had not been.
 
         Args:
             client_id: the client.
             batches: its evaluation batches and their numbers of samples.
+            count: how many batches.
+            start: what the module held before its first evaluation batch.
         """
         model = self._model_of(client_id)
         if model is None:
-            return {}
-        module, trainer = self._module, self._trainer
-        device = trainer.strategy.root_device
-        notes = RecordedLogs()
-        parameters = self._layout.parameters(module)
+            return None
+        device = self._trainer.strategy.root_device
+        parameters = self._layout.parameters(self._alone.module)
         seed = derive_seed(torch.initial_seed(), "personal", client_id)
+        found = LoggedRow()
         # Lightning evaluates in inference mode, whose tensors must not become parameters.
-        with torch.inference_mode(False), torch.no_grad(), isolated(seed, device), silenced(module):
-            with (
-                shadowed(module, log=notes.log, log_dict=notes.log_dict),
-                standing_in(module, parameters, self._layout, model.to(device), evaluate=True),
-            ):
-                for index, (batch, notes.size) in enumerate(batches):
-                    batch = device_batch(trainer, batch)
-                    with trainer.precision_plugin.val_step_context():
-                        self._step(batch, index) if self._takes_index else self._step(batch)
-            return {PREFIX + name: value for name, value in notes.values().items()}
+        with torch.inference_mode(False), torch.no_grad(), isolated(seed, device):
+            personal = partial(
+                standing_in, self._alone.module, parameters, self._layout, model.to(device), evaluate=True
+            )
+            row = self._alone.steps(start, batches, count, personal)
+        found.update(row, PREFIX)
+        found.error = row.error
+        return found

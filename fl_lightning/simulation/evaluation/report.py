@@ -1,15 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users see of an evaluation: logged numbers, the angle in the progress bar, a warning, a table."""
+"""What users see of an evaluation: logged numbers, the angle in the progress bar, warnings, a table."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from fl_lightning.callbacks.client_table import ClientTable, format_client_table
+from fl_lightning.core.client_names import named
 from fl_lightning.core.lightning.logged_values import send_to_loggers, show_in_progress_bar
-from fl_lightning.core.lightning.names import Callback, Trainer, rank_zero_warn
+from fl_lightning.core.lightning.names import Callback, Trainer, rank_zero_info, rank_zero_warn
 from fl_lightning.core.records import EvaluationRecord
+from fl_lightning.metrics.functional import Mode, guessed_mode
+from fl_lightning.simulation.evaluation.personal import PREFIX
 from fl_lightning.simulation.evaluation.summary import client_metrics, evaluation_metrics, shown_angle
 
 _MANY_CLIENTS = 200
+_WORDS: Mapping[Mode, str] = {"max": "large", "min": "small", "abs": "near 0"}
 
 
 class EvaluationReport:
@@ -17,11 +24,36 @@ class EvaluationReport:
 
     Args:
         metric: the metric whose direction and angle are of interest; ``None``: see :func:`shown_angle`.
-        larger_is_better: the direction of ``metric``.
+        mode: which values of ``metric`` are good; or of every metric in the mapping.
+        by_name: log clients' values under their names.
     """
 
-    def __init__(self, metric: str | None, larger_is_better: bool) -> None:
-        self._metric, self._larger_is_better, self._looked_for = metric, larger_is_better, False
+    def __init__(self, metric: str | None, mode: Mode | Mapping[str, Mode], by_name: bool = False) -> None:
+        self._metric, self._looked_for, self._by_name = metric, False, by_name
+        if isinstance(mode, str):
+            self._modes: Mapping[str, Mode] = {} if metric is None else {metric: mode}
+        else:
+            self._modes = dict(mode)
+        self._assumed: set[str] = set()
+        self._undefined: set[str] = set()
+
+    def oriented(self, record: EvaluationRecord) -> EvaluationRecord:
+        """The record with every metric's mode: what the user says, else the metric object, else the name."""
+        modes: dict[str, Mode] = {}
+        assumed = []
+        for name in record.values:
+            base = name.removeprefix(PREFIX)
+            known = self._modes.get(name) or self._modes.get(base) or record.modes.get(name) or record.modes.get(base)
+            modes[name] = known or guessed_mode(base)
+            if known is None and base not in self._assumed:
+                self._assumed.add(base)
+                assumed.append(f"{base} {_WORDS[modes[name]]}")
+        if assumed:
+            rank_zero_info(
+                f"Good values of metrics, by their names: {', '.join(assumed)}. Where that is wrong, say so: "
+                "fairness_mode={name: 'max', 'min' or 'abs'}."
+            )
+        return replace(record, modes=modes)
 
     def log(self, record: EvaluationRecord, trainer: Trainer, callback: Callback) -> None:
         """Logs the summary, the clients' values, and the angle for the progress bar.
@@ -32,14 +64,29 @@ class EvaluationReport:
             callback: whose hook runs: the summary goes through its ``log``.
         """
         self._look_for_metric(record)
-        metrics = evaluation_metrics(record, self._metric, self._larger_is_better)
+        self._name_undefined(record)
+        metrics = evaluation_metrics(record)
         for name, value in metrics.items():
             callback.log(name, value)  # type: ignore[attr-defined]
         if len(record.client_ids) <= _MANY_CLIENTS:
-            send_to_loggers(trainer, client_metrics(record))
+            send_to_loggers(trainer, client_metrics(record, self._by_name))
         angle = shown_angle(record, metrics, self._metric)
         if angle is not None:
             show_in_progress_bar(trainer, {"angle": angle})
+
+    def _name_undefined(self, record: EvaluationRecord) -> None:
+        """Warns once per metric of clients for which it is undefined."""
+        names = dict(zip(record.client_ids, record.client_names, strict=True))
+        for metric, reasons in record.undefined.items():
+            if metric in self._undefined:
+                continue
+            self._undefined.add(metric)
+            client, reason = next(iter(reasons.items()))
+            others = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
+            rank_zero_warn(
+                f"{metric} is undefined for client {named(client, names[client])}{others} ({reason}): such clients are "
+                f"left out of its mean, worst and angle, and counted in fed/{metric}/undefined"
+            )
 
     def _look_for_metric(self, record: EvaluationRecord) -> None:
         """Warns in the first validation if nobody logs ``fairness_metric``."""
@@ -55,5 +102,4 @@ class EvaluationReport:
     def print_table(self, record: EvaluationRecord, trainer: Trainer) -> None:
         """Prints the clients' values, unless a ClientTable callback does."""
         if not any(isinstance(callback, ClientTable) for callback in trainer.callbacks):  # type: ignore[attr-defined]
-            larger = {} if self._metric is None else {self._metric: self._larger_is_better}
-            trainer.print(format_client_table(record, larger_is_better=larger))
+            trainer.print(format_client_table(record))

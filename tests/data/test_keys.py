@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys of clients are plain values, and clients are called by them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Subset, TensorDataset
+
+import fl_lightning as fl
+from fl_lightning.data.client_loaders import ClientLoaders
+from fl_lightning.data.labels import Samples, labels_of
+
+SET = TensorDataset(torch.arange(20))
+
+
+def clients(keys):
+    return [part.tolist() for part in fl.data.ByKey(keys).divide(Samples(SET, "train"), 0)]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        torch.arange(20) % 4,
+        list(torch.arange(20) % 4),
+        list(np.arange(20) % 4),
+        np.arange(20) % 4,
+        lambda dataset: list(dataset.tensors[0] % 4),
+        [float(n % 4) for n in range(20)],
+        list((torch.arange(20) % 4).to(torch.int16)),
+    ],
+)
+def test_equal_keys_are_one_client_whatever_holds_them(keys):
+    assert clients(keys) == [list(range(first, 20, 4)) for first in range(4)]
+
+
+def test_keys_may_be_tuples():
+    spec = fl.data.ByKey([("a", torch.tensor(n % 2)) for n in range(20)])
+    assert spec.names(Samples(SET, "train")) == ("a, 0", "a, 1")
+
+
+@pytest.mark.parametrize(
+    ("key", "error", "message"),
+    [
+        (Path("a"), TypeError, "keys must be integers, strings or tuples of them, found PosixPath at sample 3"),
+        (None, TypeError, "found NoneType at sample 3"),
+        (object(), TypeError, "found object at sample 3"),
+        (float("nan"), ValueError, "keys must not be NaN, found it at sample 3"),
+    ],
+)
+def test_other_keys_are_refused(key, error, message):
+    with pytest.raises(error, match=message):
+        clients([0, 1, 2, key, *range(16)])
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        (fl.data.ByKey("site"), "ByKey('site')"),
+        (fl.data.ByKey(len), "ByKey(len)"),
+        (fl.data.ByKey([1, 2, 3]), "ByKey(3 keys)"),
+        (fl.data.ByKey({"train": [1, 2], "val": [1]}), "ByKey({'train': 2 keys, 'val': 1 keys})"),
+    ],
+)
+def test_a_partition_by_key_shows_its_key(spec, text):
+    assert repr(spec) == text
+
+
+def test_held_out_and_shared_data_keep_names():
+    data = fl.FederatedDataModule(
+        SET, fl.data.ByKey(["a", "b"] * 10), holdout=0.3, test=TensorDataset(torch.arange(4)), evaluation="shared"
+    )
+    data.setup("fit")
+    for loaders in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()):
+        assert tuple(loaders.names) == ("a", "b")
+    assert data.client_names == ("a", "b")
+    plain = fl.FederatedDataModule(SET, [[0, 1], [2]])
+    assert plain.client_names == ("0", "1")
+    assert list(plain.train_dataloader().names) == ["0", "1"]
+
+
+class Named(TensorDataset):
+    """A subclass that says more about itself, and nothing else about a sample."""
+
+    def __init__(self, *tensors):
+        super().__init__(*tensors)
+        self.site = ["a"] * len(tensors[0])
+
+    def describe(self):
+        return "named"
+
+
+class Doubled(TensorDataset):
+    def __getitem__(self, index):
+        return tuple(2 * tensor for tensor in super().__getitem__(index))
+
+
+class Fast(TensorDataset):
+    def __getitems__(self, indices):
+        return [(self.tensors[0][i] + 100,) for i in indices]
+
+
+@pytest.mark.parametrize("subset", [False, True])
+@pytest.mark.parametrize(("kind", "direct"), [(Named, True), (Doubled, False), (Fast, False), (TensorDataset, True)])
+def test_subclasses_are_gathered_directly_unless_they_make_samples(kind, direct, subset):
+    dataset = kind(torch.arange(20))
+    if subset:
+        dataset = Subset(dataset, list(range(19, -1, -1)))
+    loaders = ClientLoaders(dataset, [range(10), range(10, 20)])
+    assert (loaders._source is not None) == direct
+    found = torch.cat([batch[0] for batch, _ in loaders.batches(1, seed=None)])
+    items = dataset.__getitems__(list(range(10, 20))) if hasattr(dataset, "__getitems__") else None
+    expected = items or [dataset[i] for i in range(10, 20)]
+    assert found.tolist() == [int(item[0]) for item in expected]
+
+
+class Unreadable(TensorDataset):
+    def __getitem__(self, index):
+        if index == 7:
+            raise OSError("cannot identify image file")
+        return super().__getitem__(index)[0], 0
+
+
+def test_a_sample_that_cannot_be_read_for_its_label_is_named():
+    with pytest.raises(ValueError, match=r"sample 7 of Unreadable cannot be read .*OSError: cannot identify.*labels="):
+        labels_of(Unreadable(torch.arange(20)))
