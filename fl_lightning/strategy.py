@@ -24,8 +24,10 @@ from fl_lightning.core.lightning.single_device import OneDevice
 from fl_lightning.core.records import EvaluationRecord, RoundRecord
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler
+from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.executors.base import Executor
 from fl_lightning.executors.sequential import Sequential
+from fl_lightning.simulation.attached_data import AttachedData, PartitionLike
 from fl_lightning.simulation.checks import check_trainer
 from fl_lightning.simulation.evaluation.evaluator import Evaluator
 from fl_lightning.simulation.evaluation.loader import PredictionLoader
@@ -73,6 +75,11 @@ class FederatedStrategy(OneDevice):
         executor: trains the clients of a round (:mod:`fl_lightning.executors`); default one after the other.
         loss_batch_size: samples per forward pass when a method asks for clients' losses or accuracies; default the
             training batch size. A larger number is faster. It gives the same values if the loss is a mean over samples.
+        partition: divides the data that the Trainer is given, where a library calls ``Trainer.fit`` itself and nobody
+            can wrap its data: a partition or ready index vectors as for :class:`fl_lightning.FederatedDataModule`,
+            which does the dividing with this strategy's ``seed``. With more to say, pass a function of the data, such
+            as ``functools.partial(fl.FederatedDataModule, partition=fl.data.IID(10), holdout=0.2)``. Leave it out for
+            data that is wrapped.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -100,6 +107,7 @@ class FederatedStrategy(OneDevice):
         seed: int = 0,
         executor: Executor | None = None,
         loss_batch_size: int | None = None,
+        partition: PartitionLike | None = None,
     ) -> None:
         super().__init__()
         self._options = options = FitOptions(
@@ -126,6 +134,7 @@ class FederatedStrategy(OneDevice):
         report = EvaluationReport(fairness_metric, fairness_mode == "max")
         self._evaluator = Evaluator(self._fits, self.algorithm, self.client_rule, options.seed, report)
         self._state = FederatedState(self._fits, self._evaluator)
+        self._data = AttachedData(partition, options.seed)
 
     # ---- what users and monitors read
 
@@ -138,6 +147,11 @@ class FederatedStrategy(OneDevice):
     def executor_fallback(self) -> str | None:
         """Why the running or last fit could not use ``executor`` and trains clients sequentially, or ``None``."""
         return self._fits.executor_fallback
+
+    @property
+    def federated_data(self) -> FederatedDataModule | None:
+        """The data as ``partition`` divided it; ``None`` before that, and for data that is wrapped."""
+        return self._data.data
 
     @property
     def trainer(self) -> Trainer:
@@ -161,6 +175,7 @@ class FederatedStrategy(OneDevice):
         self._state.attach(self._fits.install(trainer).progress)
         if self._state not in trainer.callbacks:  # type: ignore[attr-defined]
             trainer.callbacks.insert(0, self._state)  # type: ignore[attr-defined]
+        self._data.divide(trainer)
         self.take_limits(trainer)
 
     def setup(self, trainer: Trainer) -> None:
@@ -194,6 +209,7 @@ class FederatedStrategy(OneDevice):
         self._evaluator.stop()
         self._fits.close(self.trainer.interrupted)
         self._evaluator.forget_loaders()
+        self._data.give_back()
         self.give_limits_back(self.trainer)
         super().teardown()
 

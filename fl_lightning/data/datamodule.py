@@ -15,7 +15,7 @@ from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.division import Division
 from fl_lightning.data.matched_split import label_counts
 from fl_lightning.data.partitions import Partition
-from fl_lightning.data.sources import AnyDataset, DatasetModule, ModuleLoaders, check_dataset, defines, hide
+from fl_lightning.data.sources import AnyDataset, DatasetModule, StageLoaders, check_dataset, defines, hide
 
 
 class FederatedDataModule(LightningDataModule):
@@ -76,7 +76,9 @@ class FederatedDataModule(LightningDataModule):
         if isinstance(data, (LightningDataModule, LightningModule)):
             if given:
                 raise ValueError(f"{', '.join(given)} must come from the module {type(data).__name__} itself")
-            self.data: LightningDataModule = data if isinstance(data, LightningDataModule) else ModuleLoaders(data)
+            self.data: LightningDataModule = (
+                data if isinstance(data, LightningDataModule) else StageLoaders.of_module(data)
+            )
         else:
             for name, dataset in (("data", data), *given.items()):
                 check_dataset(name, dataset)

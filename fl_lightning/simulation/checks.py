@@ -163,7 +163,8 @@ def refuse_undivided_data(loader: object) -> NoReturn:
         "FederatedStrategy trains on clients: wrap the data, "
         "data = fl.FederatedDataModule(my_datamodule, fl.data.Dirichlet(num_clients=100, alpha=0.1)), "
         "where my_datamodule may also be a DataLoader or the module that has train_dataloader, "
-        f"and call trainer.fit(model, data); found a {type(loader).__name__}"
+        "and call trainer.fit(model, data). Where a library calls trainer.fit itself, pass "
+        f"FederatedStrategy(partition=fl.data.Dirichlet(num_clients=100, alpha=0.1)); found a {type(loader).__name__}"
     )
 
 
