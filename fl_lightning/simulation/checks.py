@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from inspect import signature
 from typing import Any, NoReturn
@@ -14,6 +15,9 @@ from fl_lightning.algorithms.base import ClientRule, Needs, ServerRule
 from fl_lightning.algorithms.features import METHOD
 from fl_lightning.core.lightning.inspection import validation_interval
 from fl_lightning.core.lightning.names import LightningModule, Trainer, TrainerFn, callbacks
+
+_PROBED_STEPS = 1000
+"""Steps for which an averaging callback is asked whether it averages after them."""
 
 
 def paired_client_rule(
@@ -75,7 +79,7 @@ def check_trainer(trainer: Trainer) -> None:
 
 
 def _check_callbacks(trainer: Trainer) -> None:
-    ema = getattr(callbacks, "EMAWeightAveraging", ())
+    averaging = getattr(callbacks, "WeightAveraging", ())  # Lightning 2.5 has none
     fitting = trainer.state.fn == TrainerFn.FITTING
     normed = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in trainer.lightning_module.modules())
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -97,11 +101,28 @@ def _check_callbacks(trainer: Trainer) -> None:
                 "StochasticWeightAveraging passes over the data once more to renew BatchNorm statistics, which is no "
                 "federated round: use layers without running statistics, or EMAWeightAveraging"
             )
-        if isinstance(callback, ema) and callback.update_every_n_steps > 0:
-            raise ValueError(
-                "EMAWeightAveraging must average whole rounds: pass update_every_n_steps=0 and "
-                f"update_starting_at_epoch=0, found update_every_n_steps={callback.update_every_n_steps}"
-            )
+        if fitting and isinstance(callback, averaging):
+            _check_averaging(callback)
+
+
+def _check_averaging(callback: Any) -> None:
+    """Refuses to average after optimizer steps: the server's weights change once per round."""
+    probe = copy.copy(callback)  # a method of the user's own may count its calls
+    step = next((step for step in range(_PROBED_STEPS) if probe.should_update(step_idx=step)), None)
+    if step is None:
+        return
+    name, own = type(callback).__name__, type(callback).should_update
+    if own is getattr(getattr(callbacks, "EMAWeightAveraging", None), "should_update", None):
+        remedy = "pass update_every_n_steps=0 and update_starting_at_epoch=0"
+    else:
+        remedy = (
+            "use a subclass whose should_update(self, step_idx=None, epoch_idx=None) returns epoch_idx is not None, or "
+            "EMAWeightAveraging(update_every_n_steps=0, update_starting_at_epoch=0)"
+        )
+    raise ValueError(
+        f"{name} must average whole rounds, because the server's weights change once per round: {remedy}; found "
+        f"should_update(step_idx={step}) to be true"
+    )
 
 
 def check_module(
