@@ -13,6 +13,7 @@ from fl_lightning.algorithms import FedAvg
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.attacks import Attack
 from fl_lightning.core.lightning.checkpoint_io import STATE_KEY
+from fl_lightning.core.lightning.checkpoint_names import keep_names_in_one_folder
 from fl_lightning.core.lightning.names import (
     LightningModule,
     RunningStage,
@@ -176,6 +177,7 @@ class FederatedStrategy(OneDevice):
         self._state.attach(self._fits.install(trainer).progress)
         if self._state not in trainer.callbacks:  # type: ignore[attr-defined]
             trainer.callbacks.insert(0, self._state)  # type: ignore[attr-defined]
+        keep_names_in_one_folder(trainer, "fed/")
         self._data.divide(trainer)
         self.take_limits(trainer)
 

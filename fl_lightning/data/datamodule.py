@@ -130,6 +130,15 @@ class FederatedDataModule(LightningDataModule):
             self.data.trainer = trainer
 
     @property
+    def name(self) -> str | None:
+        """The wrapped module's name, which Lightning's data modules have as an attribute of their class."""
+        return self.data.name
+
+    @name.setter
+    def name(self, name: str | None) -> None:
+        self.data.name = name
+
+    @property
     def hparams(self) -> Any:
         """The wrapped module's hyperparameters, so that logs and checkpoints hold what they always held."""
         return self.data.hparams

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 from inspect import signature
 from typing import Any, NoReturn
 
@@ -125,45 +126,69 @@ def _check_averaging(callback: Any) -> None:
     )
 
 
-def check_module(
-    module: LightningModule, needs: Needs, rule: ClientRule, optimizers: int, client_lr: float | None, method: str
-) -> None:
+@dataclass(frozen=True)
+class Method:
+    """A method as checks see it, with both halves under the names that the user gave.
+
+    Attributes:
+        server: name of the algorithm.
+        client: name of what the client half comes from: ``client``, or the algorithm.
+        own: what the algorithm needs by itself.
+        needs: what both halves need together.
+        rule: the client half.
+    """
+
+    server: str
+    client: str
+    own: Needs
+    needs: Needs
+    rule: ClientRule
+
+    def asking(self, *needs: str) -> str:
+        """The name of the half that asks for one of these, by their names in :class:`Needs`."""
+        return self.server if any(getattr(self.own, need) for need in needs) else self.client
+
+
+def check_module(module: LightningModule, method: Method, optimizers: int, client_lr: float | None) -> None:
     """Raises ValueError for modules that lack what the method needs."""
+    needs, rule, asking = method.needs, method.rule, method.asking
     manual = not module.automatic_optimization
     if "dataloader_iter" in signature(module.training_step).parameters:
         raise ValueError(f"{type(module).__name__}.training_step must take a batch, found dataloader_iter")
     if (needs.losses or needs.requery) and manual and not hasattr(module, "federated_loss"):
         raise ValueError(
-            f"{method} needs each client's loss, and {type(module).__name__} optimizes manually: "
+            f"{asking('losses', 'requery')} needs each client's loss, and {type(module).__name__} optimizes manually: "
             "define federated_loss(self, batch, batch_idx) on the module"
         )
     if needs.accuracies and not callable(getattr(module, "federated_accuracy", None)):
         raise ValueError(
-            f"{method} needs each client's accuracy: define federated_accuracy(self, batch, batch_idx) on "
-            f"{type(module).__name__}, the share of the batch that it predicts right"
+            f"{asking('accuracies')} needs each client's accuracy: define federated_accuracy(self, batch, batch_idx) "
+            f"on {type(module).__name__}, the share of the batch that it predicts right"
         )
     if needs.features and not callable(getattr(module, METHOD, None)):
         raise ValueError(
-            f"{type(rule).__name__} compares features: define {METHOD}(self, batch) on {type(module).__name__}, which "
+            f"{asking('features')} compares features: define {METHOD}(self, batch) on {type(module).__name__}, which "
             "returns what the network has before its last layer as [B, d], or a pair of that and class indices [B]"
         )
     if needs.groups and not callable(getattr(module, groups.METHOD, None)):
         raise ValueError(
-            f"{method} compares groups of people: define {groups.METHOD}(self, batch) on {type(module).__name__}, "
-            "which returns scores [B] (class 1 is predicted where they are positive), labels [B] and groups [B], the "
-            "last two of 0 and 1"
+            f"{asking('groups')} compares groups of people: define {groups.METHOD}(self, batch) on "
+            f"{type(module).__name__}, which returns scores [B] (class 1 is predicted where they are positive), labels "
+            "[B] and groups [B], the last two of 0 and 1"
         )
     rule.check_module(module)
     if needs.full_gradients and manual:
-        raise ValueError(f"{method} needs full gradients, which a module with manual optimization does not give")
+        raise ValueError(
+            f"{asking('full_gradients')} needs full gradients, which a module with manual optimization does not give"
+        )
     if rule.overrides("loss_term", "loss_weight") and manual:
-        raise ValueError(f"{type(rule).__name__} adds a term to the loss, which manual optimization keeps to itself")
+        raise ValueError(f"{method.client} adds a term to the loss, which manual optimization keeps to itself")
     if rule.overrides("correct_gradients") and optimizers > 1:
-        raise ValueError(f"{type(rule).__name__} corrects gradients and needs one optimizer, found {optimizers}")
+        raise ValueError(f"{method.client} corrects gradients and needs one optimizer, found {optimizers}")
     if (needs.client_lr or needs.full_gradients) and client_lr is None:
         raise ValueError(
-            f"{method} needs the clients' learning rate: use one torch.optim.SGD with one learning rate "
-            f"for all parameter groups in {type(module).__name__}.configure_optimizers"
+            f"{asking('client_lr', 'full_gradients')} needs the clients' learning rate: use one torch.optim.SGD with "
+            f"one learning rate for all parameter groups in {type(module).__name__}.configure_optimizers"
         )
 
 
