@@ -5,23 +5,30 @@ from fl_lightning import algorithms, attacks, callbacks, data, executors, metric
 from fl_lightning.client_module import ClientModule
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.errors import ClientError
+from fl_lightning.core.fit_description import FitDescription
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.lightning.checkpoint_io import newest_checkpoint
 from fl_lightning.core.records import EvaluationRecord, RoundRecord
 from fl_lightning.core.updates import UpdateMatrix
 from fl_lightning.core.versions import __version__, show_versions
 from fl_lightning.data import FederatedDataModule
+from fl_lightning.simulation.federated_client import FederatedClient
+from fl_lightning.simulation.federation_messages import ClientMessage, ServerMessage
 from fl_lightning.strategy import FederatedStrategy
 
 __all__ = [
     "ClientError",
+    "ClientMessage",
     "ClientModule",
     "Cohort",
     "EvaluationRecord",
+    "FederatedClient",
     "FederatedDataModule",
     "FederatedStrategy",
+    "FitDescription",
     "ParamLayout",
     "RoundRecord",
+    "ServerMessage",
     "UpdateMatrix",
     "__version__",
     "algorithms",

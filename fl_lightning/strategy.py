@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from fl_lightning.algorithms import FedAvg
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.attacks import Attack
+from fl_lightning.core.fit_description import FitDescription
 from fl_lightning.core.lightning.checkpoint_io import STATE_KEY
 from fl_lightning.core.lightning.checkpoint_names import keep_names_in_one_folder
 from fl_lightning.core.lightning.names import (
@@ -75,6 +76,10 @@ class FederatedStrategy(OneDevice):
         attack: what dishonest clients send instead of their updates (:mod:`fl_lightning.attacks`), for robustness runs.
         seed: seed of sampling, shuffling and local randomness. These depend only on (seed, round, client).
         executor: trains the clients of a round (:mod:`fl_lightning.executors`); default one after the other.
+        min_clients: fewest usable uploads of a round. A round with fewer changes nothing: not the model, nor what the
+            method, the server optimizer and kept client optimizers remember. It is counted and logged, and warns.
+        strict_resume: refuse to go on from a checkpoint that was written with other data or other arguments of the
+            method, if the method remembers anything of them. ``False`` warns instead.
         loss_batch_size: samples per forward pass when a method asks for clients' losses or accuracies; default the
             training batch size. A larger number is faster. It gives the same values if the loss is a mean over samples.
         partition: divides the data that the Trainer is given, where a library calls ``Trainer.fit`` itself and nobody
@@ -109,6 +114,8 @@ class FederatedStrategy(OneDevice):
         seed: int = 0,
         executor: Executor | None = None,
         loss_batch_size: int | None = None,
+        min_clients: int = 1,
+        strict_resume: bool = True,
         partition: PartitionLike | None = None,
     ) -> None:
         super().__init__()
@@ -130,6 +137,8 @@ class FederatedStrategy(OneDevice):
             seed=seed,
             executor=Sequential() if executor is None else executor,
             loss_batch_size=loss_batch_size,
+            min_clients=min_clients,
+            strict_resume=strict_resume,
         )
         self.algorithm, self.client_rule = options.algorithm, options.client_rule
         self._fits = FitLifecycle(options)
@@ -144,6 +153,11 @@ class FederatedStrategy(OneDevice):
     def last_round(self) -> RoundRecord | None:
         """What the last finished round did."""
         return self._fits.last_round
+
+    @property
+    def fit_description(self) -> FitDescription | None:
+        """The running or last fit as checkpoints describe it, to be compared with another one."""
+        return self._fits.description
 
     @property
     def executor_fallback(self) -> str | None:
@@ -252,28 +266,14 @@ class FederatedStrategy(OneDevice):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """The module's training step, with the client rule's term added to its loss."""
-        hooks = self._fits.hooks
-        if hooks is not None:
-            hooks.begin_batch(args[0])
-        output = super().training_step(*args, **kwargs)
-        loss = output.get("loss") if isinstance(output, Mapping) else output
-        if hooks is None or not isinstance(loss, Tensor):
-            return output
-        total = hooks.add_loss_term(loss, args[0])
-        if total is loss:
-            return output
-        return {**output, "loss": total} if isinstance(output, Mapping) else total
+        hooks, step = self._fits.hooks, super().training_step
+        return step(*args, **kwargs) if hooks is None else hooks.training_step(step, *args, **kwargs)
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """Lets the client rule correct gradients after the backward pass, before clipping and stepping."""
-
-        def corrected() -> Any:
-            result = closure()
-            if self._fits.hooks is not None:
-                self._fits.hooks.before_optimizer_step()
-            return result
-
-        return super().optimizer_step(optimizer, corrected, model, **kwargs)
+        hooks = self._fits.hooks
+        closure = closure if hooks is None else hooks.corrected(closure)
+        return super().optimizer_step(optimizer, closure, model, **kwargs)
 
     # ---- evaluation
 

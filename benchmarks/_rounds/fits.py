@@ -104,7 +104,7 @@ class Timed(fl.FederatedStrategy):
 
     def loss_pass(self, repeats: int) -> Median:
         """Our pass over some clients' training losses by a bare forward pass, in turns, in processor time."""
-        runner, needs = self._fits.running.runner, fl.algorithms.base.Needs(losses=True)
+        runner, needs = self._fits.running.clients.runner, fl.algorithms.Needs(losses=True)
         module = self.lightning_module
         assert isinstance(module, Classifier)
         clients = range(self._shape.per_round)

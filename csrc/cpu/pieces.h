@@ -17,13 +17,24 @@ inline std::int64_t task_columns(std::int64_t rows) {
   return kBlockColumns * std::max<std::int64_t>(blocks, 1);
 }
 
-// Sums per layer along the tree of slices. A task is a node of the tree: `width` columns. A piece is what one slice has
-// of one layer. A task adds up its pieces of a layer. A layer that lies in one task is finished by it. Of another layer
-// each task leaves a part of the sum, and finish() adds the parts along the tree. A result is `size` numbers per layer.
+// Columns of a task of sums: of the nodes of the tree, which are 2^k slices, the least that has about 128K elements and
+// of which there are at most 128, because each leaves parts of the sums. Results do not depend on it.
+inline std::int64_t node_columns(const Layers& layers, std::int64_t rows) {
+  constexpr std::int64_t elements = std::int64_t{1} << 17, most = 128;
+  const std::int64_t columns = layers.offsets[layers.count];
+  const std::int64_t least = std::max(elements / std::max<std::int64_t>(rows, 1), (columns + most - 1) / most);
+  std::int64_t width = layers.slice;
+  while (width < least) width *= 2;
+  return width;
+}
+
+// Sums per layer along the tree of slices, over so many rows. A task is a node. A piece is what one slice has of one
+// layer. A task adds up its pieces of a layer. A layer that lies in one task is finished by it. Of another layer each
+// task leaves a part of the sum, and finish() adds the parts along the tree. A result is `size` numbers per layer.
 class Pieces {
  public:
-  Pieces(Layers layers, std::int64_t width, std::int64_t size, double* out)
-      : layers_(layers), width_(width), size_(size), out_(out) {
+  Pieces(Layers layers, std::int64_t rows, std::int64_t size, double* out)
+      : layers_(layers), width_(node_columns(layers, rows)), size_(size), out_(out) {
     std::int64_t parts = 0;
     for (std::int64_t layer = 0; layer < layers.count; ++layer) {
       first_part_.push_back(parts);

@@ -11,19 +11,8 @@
 namespace fl_lightning::cpu {
 namespace {
 
-constexpr std::int64_t kTaskElements = std::int64_t{1} << 17;
-constexpr std::int64_t kMostTasks = 128;  // bounds the memory of parts
-
 std::int64_t all_rows(const Products& problem) {
   return problem.rows.rows + (problem.symmetric ? 0 : problem.others.rows);
-}
-
-// Results do not depend on it: a task adds up its slices along the tree, of which it is a node.
-std::int64_t task_columns(const Products& problem, std::int64_t slice) {
-  const std::int64_t least = std::max(kTaskElements / all_rows(problem), problem.rows.columns / kMostTasks);
-  std::int64_t width = slice;
-  while (width < least) width *= 2;
-  return width;
 }
 
 struct Job {
@@ -56,7 +45,7 @@ std::int64_t panel_columns(const Products& problem) {
 
 void layer_products(const Products& problem, Layers layers, double* out, ParallelFor parallel) {
   if (problem.pairs() == 0) return;
-  Job job{problem, Pieces(layers, task_columns(problem, layers.slice), problem.pairs(), out)};
+  Job job{problem, Pieces(layers, all_rows(problem), problem.pairs(), out)};
   parallel(job.pieces.tasks(), &Job::run, &job);
   job.pieces.finish();
 }

@@ -7,9 +7,7 @@
 namespace fl_lightning::cpu {
 namespace {
 
-// A multiple of 32: two tasks never write to the same word of bits.
-constexpr std::int64_t kTaskColumns = std::int64_t{1} << 17;
-static_assert(kTaskColumns % kLeastSlice == 0 && kLeastSlice % 32 == 0);
+static_assert(kLeastSlice % 32 == 0, "two tasks never write to the same word of bits");
 
 struct Job {
   PucTrack problem;
@@ -28,7 +26,7 @@ struct Job {
 void puc_track(Matrix row, void* counts, CountType type, std::int64_t threshold, std::int64_t participations,
                Layers layers, std::int32_t* keep, double* norms, ParallelFor parallel) {
   Job job{{row.data, row.dtype, counts, type, threshold, participations - threshold, keep},
-          Pieces(layers, std::max(kTaskColumns, layers.slice), 1, norms)};
+          Pieces(layers, 1, 1, norms)};
   parallel(job.pieces.tasks(), &Job::run, &job);
   job.pieces.finish();
 }

@@ -71,8 +71,7 @@ __global__ void __launch_bounds__(kSumThreads, 8)
     sum_norms(const double* partial, const __grid_constant__ LayerTable table, double* norms) {
   const std::int64_t layer = std::int64_t{blockIdx.x} * (kSumThreads / kWarp) + threadIdx.x / kWarp;
   if (layer >= table.count) return;
-  const double sum = layer_sum(
-      table, layer, [&](std::int64_t item) { return partial[item]; }, [](double own, std::int64_t) { return own; });
+  const double sum = layer_sum(table, layer, [&](std::int64_t item) { return partial[item]; });
   if (threadIdx.x % kWarp == 0) norms[layer] = sum;
 }
 

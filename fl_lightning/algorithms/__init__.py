@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fl_lightning.algorithms._shared.weighting import data_weights, uniform_weights
 from fl_lightning.algorithms.afl import AFL
-from fl_lightning.algorithms.base import ClientReport, ClientRule, Federation, LocalWork, Needs, ServerRule, StepReport
+from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.ditto import Ditto
 from fl_lightning.algorithms.drfl import DRFL
 from fl_lightning.algorithms.fa import FA
@@ -31,6 +31,7 @@ from fl_lightning.algorithms.fedprox import FedProx
 from fl_lightning.algorithms.mmpf import MMPF
 from fl_lightning.algorithms.moon import MOON
 from fl_lightning.algorithms.qfedavg import QFedAvg
+from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs, StepReport
 from fl_lightning.algorithms.scaffold import SCAFFOLD
 from fl_lightning.algorithms.term import TERM
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning.algorithms._shared.weighting import stands_still, uniform_weights, weighted_mean
-from fl_lightning.algorithms.base import Federation, Needs, ServerRule, State, StepReport
+from fl_lightning.algorithms.base import ServerRule
+from fl_lightning.algorithms.records import Federation, Needs, State, StepReport
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.solvers.simplex import project_simplex
 

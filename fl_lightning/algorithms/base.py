@@ -1,163 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocol between the strategy, server rules and client rules (both halves of a federated method)."""
+"""The protocol between a fit and the two halves of a method: client rules and server rules."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs, Reads, State, StepReport
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.fit_description import constructor_arguments
-from fl_lightning.core.layout import LayerSpec, ParamLayout
+from fl_lightning.core.layout import LayerSpec
 from fl_lightning.core.model_snapshot import Snapshot
-
-State = dict[str, Any]
-"""Tensors, numbers, strings, and lists or dicts of them: what ``torch.load(weights_only=True)`` accepts."""
-
-Reads = Literal["sums", "gram", "rows"]
-"""What the server must get to see of the clients' rows; each includes the ones before.
-
-===========  ===========================================================================================================
-``"sums"``   sums of the rows, with weights that follow from sizes, losses, extras and the norms of single rows, all of
-             which a client can send as numbers: the rows themselves may stay hidden (secure aggregation)
-``"gram"``   inner products of the rows of a round, too
-``"rows"``   single rows, coordinate by coordinate, in this round or kept for later ones
-===========  ===========================================================================================================
-"""
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What a rule asks of the strategy beyond updates and sizes.
-
-    Attributes:
-        losses: each client's loss at the global parameters, before local training.
-        full_gradients: rows are learning rate times full gradient (one full-batch step) instead of local training.
-        client_lr: the clients' learning rate; optimizers without a single one are refused.
-        requery: ``Cohort.losses_at``.
-        accuracies: each client's accuracy at the global parameters, before local training, as ``extras["accuracy"]``.
-            The module defines ``federated_accuracy(batch, batch_idx)``, the share of a batch that it predicts right.
-        features: the module's ``federated_features(batch)``, see :mod:`fl_lightning.algorithms.features`.
-        groups: the module's ``federated_groups(batch)``, see :mod:`fl_lightning.algorithms.groups`.
-    """
-
-    losses: bool = False
-    full_gradients: bool = False
-    client_lr: bool = False
-    requery: bool = False
-    accuracies: bool = False
-    features: bool = False
-    groups: bool = False
-
-    def __or__(self, other: Needs) -> Needs:
-        return Needs(
-            self.losses or other.losses,
-            self.full_gradients or other.full_gradients,
-            self.client_lr or other.client_lr,
-            self.requery or other.requery,
-            self.accuracies or other.accuracies,
-            self.features or other.features,
-            self.groups or other.groups,
-        )
-
-
-@dataclass(frozen=True)
-class Federation:
-    """What stays fixed during a fit; handed to rules before the first round.
-
-    Attributes:
-        num_clients: registered clients.
-        layout: the flat order of the parameters.
-        device: where parameters and rows are.
-        dtype: of parameters and rows.
-        cohort_size: clients sampled per round; ``None`` if unknown.
-    """
-
-    num_clients: int
-    layout: ParamLayout
-    device: torch.device
-    dtype: torch.dtype
-    cohort_size: int | None = None
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """How a server rule arrived at its step, for logs and monitors.
-
-    Attributes:
-        weights: ``[m]`` effective weight of each client's row in the step (its share, averaged over layers by size).
-        flagged: the rule met a degenerate case and fell back (the documentation of the rule says how).
-        scalars: further numbers worth logging.
-    """
-
-    weights: Tensor | None = None
-    flagged: bool = False
-    scalars: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass
-class LocalWork:
-    """One client's local training while it runs; client rules read and extend it.
-
-    Attributes:
-        client_id: the client.
-        round: index of the round.
-        module: the module in training.
-        layout: the flat order of parameters.
-        parameters: the module's parameters in flat order: the client's own, from the global ones on.
-        params: ``[n]`` global parameters, not to be written.
-        num_samples: training samples of the client.
-        client_lr: learning rate if the optimizer defines one.
-        momentum: momentum of the client's SGD, 0 without.
-        steps: optimizer steps taken so far.
-        forward_context: context that forward passes of the module belong into (mixed precision).
-        own_loss: the module's own loss of a batch, from the batch and its index, at whatever parameters the module has
-            at the moment; nothing is logged and metrics stay as they are. ``None`` outside a trainer.
-        batches: starts a pass over the client's training data, on the module's device and in the dataset's order:
-            batches with their numbers of samples. ``None`` outside a trainer.
-    """
-
-    client_id: int
-    round: int
-    module: nn.Module
-    layout: ParamLayout
-    parameters: list[nn.Parameter]
-    params: Tensor
-    num_samples: int
-    client_lr: float | None = None
-    momentum: float = 0.0
-    steps: int = 0
-    forward_context: Callable[[], AbstractContextManager[Any]] = nullcontext
-    own_loss: Callable[[Any, int], Tensor] | None = None
-    batches: Callable[[], Iterator[tuple[Any, int]]] | None = None
-
-    @property
-    def row(self) -> Tensor:
-        """``[n]`` the client's own parameters as they are now, a copy."""
-        return self.layout.flatten(self.parameters)
-
-
-@dataclass(frozen=True)
-class ClientReport:
-    """What a client's visit leaves behind besides its update.
-
-    Attributes:
-        extras: tensors for the server.
-        companions: flat vectors ``[n]`` for the server, which become companion rows.
-        kept: what stays at the client, complete: :meth:`ClientRule.keep` takes it if the report enters the step. The
-            server of a real federation never sees it.
-    """
-
-    extras: Mapping[str, Tensor] = field(default_factory=dict)
-    companions: Mapping[str, Tensor] = field(default_factory=dict)
-    kept: State = field(default_factory=dict)
 
 
 class ClientRule:

@@ -12,8 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from fl_lightning.algorithms.base import ClientReport, ClientRule, Federation, LocalWork, Needs, State
+from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.fedavg import FedAvg
+from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs, State
 from fl_lightning.core.model_snapshot import Snapshot, packed_buffers, standing_in
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.core.storage.model_files import ClientFiles

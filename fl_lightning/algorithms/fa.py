@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from fl_lightning.algorithms.base import ClientReport, ClientRule, Federation, LocalWork, Needs, State
+from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.groups import group_scores
+from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs, State
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.model_snapshot import standing_in
 from fl_lightning.solvers import linear_program
@@ -72,7 +73,7 @@ class FA(FedAvg):
         weighting: Literal["samples", "uniform"] = "samples",
     ) -> None:
         super().__init__(weighting)
-        self.bases, self.inputs = torch.as_tensor(bases), inputs
+        self.bases, self.inputs = torch.as_tensor(bases).double(), inputs
         self.sigma, self.bound, self.tau, self.penalty = sigma, bound, tau, penalty
         self._client = AgnosticWeights(self.bases, sigma, bound, tau, penalty, inputs)
 

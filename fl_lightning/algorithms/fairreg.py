@@ -15,7 +15,8 @@ from torch import Tensor
 from fl_lightning.algorithms._shared.disparity import Disparities, Notion, reported_disparities
 from fl_lightning.algorithms._shared.rows import require_finite
 from fl_lightning.algorithms._shared.weighting import weighted_mean
-from fl_lightning.algorithms.base import ClientRule, Needs, ServerRule, StepReport
+from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.algorithms.records import Needs, StepReport
 from fl_lightning.core.cohort import Cohort
 
 
@@ -62,6 +63,6 @@ class FairReg(ServerRule):
         worst = float(disparities[known].max()) if bool(known.any()) else 0.0
         self.report = StepReport(weights=ones, scalars={"without_group": float((~known).sum()), "disparity": worst})
         step = companions.combine(self.weight * ones, out=weighted_mean(cohort, ones))
-        if not bool(torch.isfinite(step).all()):
-            require_finite(torch.isfinite(companions.rows).all(1), cohort, "FairReg")
+        if not cohort.updates.columns.every(torch.isfinite(step).all()):
+            require_finite(companions.norms().isfinite(), cohort, "FairReg")
         return step

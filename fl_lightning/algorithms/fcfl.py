@@ -17,7 +17,8 @@ from fl_lightning.algorithms._shared.choices import READINGS, Reading, check_cho
 from fl_lightning.algorithms._shared.disparity import Disparities, Notion, disparity_gram, reported_disparities
 from fl_lightning.algorithms._shared.min_max import budgets_hold, min_max, pareto
 from fl_lightning.algorithms._shared.rows import no_step
-from fl_lightning.algorithms.base import ClientRule, Federation, Needs, ServerRule, State, StepReport
+from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.algorithms.records import Federation, Needs, State, StepReport
 from fl_lightning.core.cohort import Cohort
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.algorithms.base import LocalWork
+from fl_lightning.algorithms.records import LocalWork
 from fl_lightning.core.model_snapshot import Snapshot, standing_in
 
 METHOD = "federated_features"

@@ -12,7 +12,8 @@ from typing import Literal
 from torch import Tensor
 
 from fl_lightning.algorithms._shared.weighting import data_weights, uniform_weights, weighted_mean
-from fl_lightning.algorithms.base import ServerRule, StepReport
+from fl_lightning.algorithms.base import ServerRule
+from fl_lightning.algorithms.records import StepReport
 from fl_lightning.core.cohort import Cohort
 
 

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from fl_lightning.algorithms._shared.previous_models import PreviousModels
-from fl_lightning.algorithms.base import ClientRule, LocalWork
+from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.fedavg import FedAvg
+from fl_lightning.algorithms.records import LocalWork
 from fl_lightning.core.model_snapshot import Snapshot, standing_in
 from fl_lightning.core.modules import submodules
 

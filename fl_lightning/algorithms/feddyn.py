@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from fl_lightning.algorithms._shared.client_vectors import ClientVectors
-from fl_lightning.algorithms.base import ClientRule, Federation, LocalWork, ServerRule, State
+from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.fedavg import FedAvg
+from fl_lightning.algorithms.records import Federation, LocalWork, State
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.updates import UpdateMatrix
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning.algorithms._shared.weighting import information, known_accuracies, shares, stands_still, weighted_mean
-from fl_lightning.algorithms.base import Federation, Needs, ServerRule, State, StepReport
+from fl_lightning.algorithms.base import ServerRule
+from fl_lightning.algorithms.records import Federation, Needs, State, StepReport
 from fl_lightning.core.cohort import Cohort
 
 

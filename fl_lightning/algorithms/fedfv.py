@@ -24,7 +24,7 @@ from fl_lightning.algorithms._shared.rows import (
     rounding_error,
     row_norms,
 )
-from fl_lightning.algorithms.base import Needs, StepReport
+from fl_lightning.algorithms.records import Needs, StepReport
 from fl_lightning.core.cohort import Cohort
 
 

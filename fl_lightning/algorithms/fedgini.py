@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning.algorithms._shared.weighting import weighted_mean
-from fl_lightning.algorithms.base import Needs, ServerRule, StepReport
+from fl_lightning.algorithms.base import ServerRule
+from fl_lightning.algorithms.records import Needs, StepReport
 from fl_lightning.core.cohort import Cohort
 
 

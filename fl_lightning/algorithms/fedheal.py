@@ -18,7 +18,8 @@ from fl_lightning import ops
 from fl_lightning.algorithms._shared.choices import check_choice
 from fl_lightning.algorithms._shared.rows import require_finite
 from fl_lightning.algorithms._shared.weighting import data_weights, uniform_weights
-from fl_lightning.algorithms.base import Federation, ServerRule, State, StepReport
+from fl_lightning.algorithms.base import ServerRule
+from fl_lightning.algorithms.records import Federation, State, StepReport
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.updates import UpdateMatrix
 

@@ -25,7 +25,7 @@ from fl_lightning.algorithms._shared.rows import (
     rounding_error,
     row_norms,
 )
-from fl_lightning.algorithms.base import Needs, State, StepReport
+from fl_lightning.algorithms.records import Needs, State, StepReport
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.layout import LayerSpec
 

@@ -19,7 +19,7 @@ from fl_lightning.algorithms._shared.common_descent import common_descent, fair_
 from fl_lightning.algorithms._shared.line_search import line_search
 from fl_lightning.algorithms._shared.row_memory import RemembersRows
 from fl_lightning.algorithms._shared.rows import live_rows, no_step, rounding_error, row_norms
-from fl_lightning.algorithms.base import Federation, Needs, State, StepReport
+from fl_lightning.algorithms.records import Federation, Needs, State, StepReport
 from fl_lightning.core.cohort import Cohort
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning.algorithms._shared.rows import ZERO_DIRECTION, JointRows, length, live_rows, no_step, row_norms
-from fl_lightning.algorithms.base import Needs, ServerRule, StepReport
+from fl_lightning.algorithms.base import ServerRule
+from fl_lightning.algorithms.records import Needs, StepReport
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.solvers import box_min_norm
 

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fl_lightning.algorithms._shared.prototypes import ClassPrototypes
-from fl_lightning.algorithms.base import ClientRule, LocalWork
+from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.fedavg import FedAvg
+from fl_lightning.algorithms.records import LocalWork
 
 
 class FedProc(FedAvg):

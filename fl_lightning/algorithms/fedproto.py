@@ -12,8 +12,9 @@ from typing import Any, Literal
 from torch import Tensor
 
 from fl_lightning.algorithms._shared.prototypes import ClassPrototypes
-from fl_lightning.algorithms.base import ClientRule, LocalWork
+from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.fedavg import FedAvg
+from fl_lightning.algorithms.records import LocalWork
 
 
 class FedProto(FedAvg):

@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
 from fl_lightning.algorithms._shared.previous_models import PreviousModels
-from fl_lightning.algorithms.base import ClientRule, LocalWork, Needs
+from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.features import features_of, own_features
 from fl_lightning.algorithms.fedavg import FedAvg
+from fl_lightning.algorithms.records import LocalWork, Needs
 
 
 class MOON(FedAvg):

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning.algorithms._shared.weighting import nonnegative_losses, weighted_mean
-from fl_lightning.algorithms.base import Needs, ServerRule, StepReport
+from fl_lightning.algorithms.base import ServerRule
+from fl_lightning.algorithms.records import Needs, StepReport
 from fl_lightning.core.cohort import Cohort
 
 OFFSET = 1e-10  # keeps F^(q - 1) finite for q < 1 where a loss is 0 (authors' code)

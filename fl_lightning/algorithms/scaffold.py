@@ -14,15 +14,8 @@ from torch import Tensor
 
 from fl_lightning.algorithms._shared.client_vectors import ClientVectors
 from fl_lightning.algorithms._shared.weighting import uniform_weights, weighted_mean
-from fl_lightning.algorithms.base import (
-    ClientReport,
-    ClientRule,
-    Federation,
-    LocalWork,
-    Needs,
-    ServerRule,
-    StepReport,
-)
+from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs, StepReport
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.updates import UpdateMatrix
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fl_lightning.algorithms._shared.choices import READINGS, Reading, check_choice
 from fl_lightning.algorithms._shared.weighting import stands_still, weighted_mean
-from fl_lightning.algorithms.base import Needs, ServerRule, State, StepReport
+from fl_lightning.algorithms.base import ServerRule
+from fl_lightning.algorithms.records import Needs, State, StepReport
 from fl_lightning.core.cohort import Cohort
 
 

@@ -28,6 +28,9 @@ class RoundRecord:
         weights: ``[m]`` weights of the updates in the step, if the rule reports them.
         scalars: further numbers that the rule reports.
         seconds: wall-clock seconds of the round, validation excluded.
+        skipped: why the round changed nothing, ``"2 usable reports, fewer than min_clients=3"`` for instance; ``None``
+            if it counts.
+        skipped_rounds: how many rounds of the fit have changed nothing so far, this one included.
     """
 
     round: int
@@ -43,6 +46,8 @@ class RoundRecord:
     weights: Tensor | None
     scalars: Mapping[str, float]
     seconds: float
+    skipped: str | None = None
+    skipped_rounds: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,7 @@ def round_metrics(record: RoundRecord, listed: int = 100) -> Mapping[str, float]
         "fed/flagged": float(record.flagged),
         "fed/clients": len(record.client_ids),
         "fed/dropped": len(record.dropped),
+        "fed/skipped_rounds": record.skipped_rounds,
         "fed/seconds": record.seconds,
     }
     metrics |= {f"fed/conflicts/{name}": count for name, count in record.layer_conflicts.items()}

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fl_lightning.core.digest import digest
 from fl_lightning.core.seeding import derive_seed
 
 
@@ -31,7 +34,7 @@ class ClientIndices:
         self.sizes = torch.tensor([len(part) for part in parts], dtype=torch.int64)
         self._flat = torch.empty(int(self.sizes.sum()), dtype=torch.int64)
         self._starts = self.sizes.cumsum(0) - self.sizes
-        self._num_samples = num_samples
+        self._num_samples, self._first = num_samples, 0
         for client_id, part in enumerate(parts):
             vector = torch.as_tensor(part)
             integers = not (vector.is_floating_point() or vector.is_complex() or vector.dtype is torch.bool)
@@ -56,6 +59,12 @@ class ClientIndices:
         whole._starts = whole._starts.repeat(num_clients)
         return whole
 
+    def numbered_from(self, first: int) -> ClientIndices:
+        """The same clients under the ids ``first``, ``first + 1`` and so on."""
+        other = copy.copy(self)
+        other._first = first
+        return other
+
     @property
     def num_samples(self) -> int:
         """Size of the dataset that the indices point into."""
@@ -70,13 +79,19 @@ class ClientIndices:
         return self.sizes.numel()
 
     def __getitem__(self, client_id: int) -> Tensor:
-        if not 0 <= client_id < len(self):
-            raise IndexError(f"client_id must lie between 0 and {len(self) - 1}, found {client_id}")
-        start = int(self._starts[client_id])
-        return self._flat[start : start + int(self.sizes[client_id])]
+        place, last = client_id - self._first, self._first + len(self) - 1
+        if not 0 <= place < len(self):
+            raise IndexError(f"client_id must lie between {self._first} and {last}, found {client_id}")
+        start = int(self._starts[place])
+        return self._flat[start : start + int(self.sizes[place])]
 
     def __iter__(self) -> Iterator[Tensor]:
-        return (self[client_id] for client_id in range(len(self)))
+        return (self[self._first + place] for place in range(len(self)))
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The number of samples in use, and digests of the clients' sizes and of whose samples are whose."""
+        sizes, shared = digest(self.sizes), digest(self._starts, self._flat)
+        return {"samples": self.num_used, "sizes of the clients": sizes, "samples of the clients": shared}
 
     def summary(self) -> str:
         """One sentence about the clients' sizes."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Literal
@@ -11,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate, default_convert
 
+from fl_lightning.core.digest import digest
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.data.client_indices import ClientIndices
-from fl_lightning.data.labels import num_samples
+from fl_lightning.data.labels import labels_at_hand, num_samples
 from fl_lightning.data.loader_settings import LoaderSettings
 
 _CHUNK_BYTES = 16 * 2**20
@@ -89,6 +91,12 @@ class ClientLoaders:
         assert isinstance(loader, DataLoader)
         return cls(loader.dataset, parts, stage, settings)
 
+    def numbered_from(self, first: int) -> ClientLoaders:
+        """The same clients under the ids ``first``, ``first + 1`` and so on; :attr:`sizes` stays by place."""
+        other = copy.copy(self)
+        other._parts = self._parts.numbered_from(first)
+        return other
+
     def __len__(self) -> int:
         """Number of clients."""
         return len(self._parts)
@@ -107,6 +115,20 @@ class ClientLoaders:
             IndexError: there is no such client.
         """
         return self._parts[client_id]
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What tells these data from others: sizes, whose samples are whose, and labels where no pass is needed.
+
+        An unseeded split of a dataset shows in the places that its ``Subset`` takes, or in its labels.
+        """
+        found, dataset, places = self._parts.fingerprint(), self.dataset, list[Tensor]()
+        while isinstance(dataset, Subset):
+            places.append(torch.as_tensor(dataset.indices, dtype=torch.int64))
+            dataset = dataset.dataset
+        if places:
+            found["subset of the dataset"] = digest(*places)
+        labels = labels_at_hand(self.dataset)
+        return found if labels is None else found | {"labels": digest(labels)}
 
     def num_batches(self, client_id: int, *, batch_size: int | None = None, merge_single: bool = False) -> int:
         """How many batches one call of :meth:`batches` gives; 0 for a client without data.

@@ -72,6 +72,15 @@ def _labels_of(dataset: Dataset[Any], labels: Labels | None, name: str, hint: st
     return _integers(found, n, f"the labels of {name}", hint)
 
 
+def labels_at_hand(dataset: object) -> np.ndarray[Any, Any] | None:
+    """A vector of one label of any kind per sample, if that takes no pass over the data, else ``None``."""
+    try:
+        found = _known(dataset)
+    except Exception:  # an attribute of this name may be anything
+        return None
+    return found if found is not None and found.ndim == 1 else None
+
+
 def attribute_of(dataset: object, name: str) -> np.ndarray[Any, Any]:
     """Values of an attribute with one entry per sample, also behind ``Subset`` and ``ConcatDataset``.
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.algorithms.base import ServerRule, StepReport
+from fl_lightning.algorithms.base import ServerRule
+from fl_lightning.algorithms.records import StepReport
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.layout import LayerSpec
 from fl_lightning.core.seeding import derive_seed, isolated

@@ -12,8 +12,9 @@ from typing import Any, NoReturn
 from torch import nn
 
 from fl_lightning.algorithms import groups
-from fl_lightning.algorithms.base import ClientRule, Needs, ServerRule
+from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.features import METHOD
+from fl_lightning.algorithms.records import Needs
 from fl_lightning.core.lightning.inspection import validation_interval
 from fl_lightning.core.lightning.names import LightningModule, Trainer, TrainerFn, callbacks
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Literal, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
-from fl_lightning.algorithms.base import ClientRule, Needs, ServerRule
+from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.algorithms.records import Needs
 from fl_lightning.attacks import Attack
+from fl_lightning.core.fit_description import plain
 from fl_lightning.simulation.checks import Method, paired_client_rule
 from fl_lightning.training.local_options import LocalOptions
 
@@ -55,9 +57,8 @@ class ClientOptions:
 
     def _check_local_training(self) -> None:
         for name, value in (("local_epochs", self.local_epochs), ("local_steps", self.local_steps)):
-            absent = value is None and name == "local_steps"
-            if not absent and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} must be a positive integer, found {value!r}")
+            if not (value is None and name == "local_steps"):
+                check_count(name, value)
         if not isinstance(self.full_gradients, bool):
             raise TypeError(f"full_gradients must be True or False, found {self.full_gradients!r}")
         if self.full_gradients and (self.local_epochs != 1 or self.local_steps is not None):
@@ -93,6 +94,11 @@ class ClientOptions:
         """Whether clients get their optimizer's state of their last round back."""
         return self.client_optimizer_state == "keep"
 
+    def settings(self) -> dict[str, Any]:
+        """The options that change results, apart from the method, as plain values."""
+        names = ("local_epochs", "local_steps", "client_optimizer_state", "buffers", "seed", "loss_batch_size")
+        return {**{name: plain(getattr(self, name)) for name in names}, "full_gradients": self.needs.full_gradients}
+
     def local(self, limit: int | float) -> LocalOptions:
         """The options of local training.
 
@@ -108,3 +114,13 @@ class ClientOptions:
             loss_batch_size=self.loss_batch_size,
             attack=self.attack,
         )
+
+
+def check_count(name: str, value: object) -> None:
+    """Requires a positive integer.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, found {value!r}")

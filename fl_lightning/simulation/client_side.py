@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms.base import Needs
+from fl_lightning.algorithms.records import Needs
 from fl_lightning.core.lightning.epoch_loop import ClientTask, FederatedEpochLoop
 from fl_lightning.core.lightning.names import Trainer, rank_zero_info
 from fl_lightning.data.client_loaders import ClientLoaders

@@ -10,18 +10,18 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.algorithms.base import Federation
-from fl_lightning.core.lightning.epoch_loop import ClientTask, FederatedEpochLoop
-from fl_lightning.core.lightning.names import Trainer, rank_zero_info, rank_zero_warn
+from fl_lightning.algorithms.records import Federation
+from fl_lightning.core.fit_description import FitDescription
+from fl_lightning.core.lightning.epoch_loop import ClientTask
+from fl_lightning.core.lightning.names import Trainer, rank_zero_info
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.data.client_loaders import ClientLoaders
-from fl_lightning.data.cohort_samplers import cohort_size
 from fl_lightning.simulation.checks import check_selection
 from fl_lightning.simulation.client_side import ClientSide
 from fl_lightning.simulation.memory_plan import memory_plan
 from fl_lightning.simulation.options import FitOptions
-from fl_lightning.simulation.resume_checks import check_resume, fit_description
+from fl_lightning.simulation.resume_checks import check_resume, remembers
 from fl_lightning.simulation.server import Server
 from fl_lightning.simulation.uploads import Round
 from fl_lightning.training.bound_parameters import BoundParameters
@@ -32,38 +32,35 @@ class FederatedFit:
 
     Args:
         trainer: the trainer; its optimizers exist and the module is on its device.
-        loop: the federated epoch loop.
         options: the strategy's arguments.
-        limit: the trainer's ``limit_train_batches``.
         binding: the bound module.
-        loaders: the clients' training data.
+        clients: the clients' side.
 
     Attributes:
         clients: the clients' side.
+        description: the fit in plain values.
 
     Raises:
-        ValueError: the module, the optimizers or the data lack what the method needs.
+        ValueError: the data have too few clients.
     """
 
     def __init__(
         self,
         trainer: Trainer,
-        loop: FederatedEpochLoop,
         options: FitOptions,
-        limit: int | float,
         binding: BoundParameters,
-        loaders: ClientLoaders,
+        clients: ClientSide,
     ) -> None:
-        self._trainer, self._options, self._binding = trainer, options, binding
+        self._trainer, self._options, self._binding, self.clients = trainer, options, binding, clients
         self._algorithm, self._rule = options.algorithm, options.client_rule
         if options.attack is not None:
-            options.attack.check(len(loaders))
-        capacity = cohort_size(options.clients_per_round, len(loaders))
-        self.clients = ClientSide(trainer, loop, options, limit, binding, loaders, capacity, options.executor)
+            options.attack.check(self._num_clients)
         self._server = Server(
-            self._algorithm, self._rule, binding, self.clients.buffers, len(loaders), options.server_optimizer,
-            options.on_client_error,
+            self._algorithm, self._rule, binding, clients.buffers, self._num_clients, options.server_optimizer,
+            options.on_client_error, options.min_clients,
         )  # fmt: skip
+        options.check_min_clients(len(clients.runner.rows))
+        self.description = self._described()
         self._round: Round | None = None
         self._drop_outs: frozenset[int] = frozenset()
         self._began = 0.0
@@ -79,10 +76,12 @@ class FederatedFit:
         else:
             path = self._trainer.ckpt_path
             source = "the last fit's state" if path is None else f"the checkpoint {path}"
-            check_resume(states["fit"], self._description(), source)
+            found = FitDescription.from_state_dict(states["fit"])
+            check_resume(found, self.description, source, remembers(states), self._options.strict_resume)
             algorithm.load_state_dict(states["algorithm"])
             rule.load_state_dict(states["client_rule"])
             self.clients.runner.optimizers.load_state_dict(states["client_optimizers"])
+            server.skipped_rounds = states.get("skipped_rounds", 0)  # files of earlier versions have none
             if server.optimizer is not None:
                 server.optimizer.load_state_dict(states["server_optimizer"])
         theta, layout = self._binding.theta, self._binding.layout
@@ -116,17 +115,23 @@ class FederatedFit:
         """Everything that a bit-exact resume needs besides weights and loop counters."""
         optimizer = self._server.optimizer
         return {
-            "fit": self._description(),
+            "fit": self.description.state_dict(),
             "algorithm": self._algorithm.state_dict(),
             "client_rule": self._rule.state_dict(),
             "client_optimizers": self.clients.runner.optimizers.state_dict(),
+            "skipped_rounds": self._server.skipped_rounds,
             "server_optimizer": None if optimizer is None else optimizer.state_dict(),
         }
 
-    def _description(self) -> dict[str, Any]:
-        return fit_description(
-            self._options, self.clients.needs, self._binding.layout, self._server.optimizer, self._num_clients,
-            len(self.clients.runner.rows),
+    def _described(self) -> FitDescription:
+        optimizer = self._server.optimizer
+        renewed = self._trainer.reload_dataloaders_every_n_epochs > 0  # type: ignore[attr-defined]
+        return FitDescription.of(
+            self._algorithm, self._rule, self._binding.layout,
+            clients=self._num_clients,
+            server_optimizer="none" if optimizer is None else type(optimizer).__name__,
+            data={} if renewed else self.clients.loaders.fingerprint(),
+            settings={"clients_per_round": len(self.clients.runner.rows), **self._options.settings()},
         )  # fmt: skip
 
     def scheduled_groups(self, optimizer: Optimizer) -> list[dict[str, Any]]:
@@ -194,8 +199,6 @@ class FederatedFit:
         )
         runner.optimizers.commit(record.client_ids)
         self._round = None
-        if not record.client_ids:
-            rank_zero_warn(f"round {record.round} had no usable report: the global model is unchanged")
         return record
 
     def close(self) -> None:

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fl_lightning.core.fit_description import FitDescription
 from fl_lightning.core.lightning.epoch_loop import ClientTask, FederatedEpochLoop, install
 from fl_lightning.core.lightning.names import Trainer
 from fl_lightning.core.records import RoundRecord, round_metrics
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.cohort_samplers import cohort_size
 from fl_lightning.simulation.checks import refuse_undivided_data
+from fl_lightning.simulation.client_side import ClientSide
 from fl_lightning.simulation.fit import FederatedFit
 from fl_lightning.simulation.options import FitOptions
 from fl_lightning.simulation.round_loader import RoundLoader
@@ -69,6 +71,13 @@ class FitLifecycle:
         return None if self._fit is None else self._fit.clients.runner.hooks
 
     @property
+    def description(self) -> FitDescription | None:
+        """The running or last fit in plain values; ``None`` before the first."""
+        if self._fit is not None:
+            return self._fit.description
+        return None if self._carried is None else FitDescription.from_state_dict(self._carried["fit"])
+
+    @property
     def executor_fallback(self) -> str | None:
         """Why the running or last fit trains clients one after the other although asked for something else."""
         return self._fallback if self._fit is None else self._fit.clients.fallback
@@ -101,6 +110,7 @@ class FitLifecycle:
         if self._fit is not None:
             self._fit.reload(loaders)
             return
+        options = self._options
         self._binding = self._binding.renewed(self._algorithm.layers)
         self.loop.progress.resume()
         carried = self._carried
@@ -108,7 +118,11 @@ class FitLifecycle:
             carried = loaded if "fit" in loaded else None
         elif self._trainer.current_epoch == 0:
             carried = None
-        self._fit = FederatedFit(self._trainer, self.loop, self._options, limit, self._binding, loaders)
+        capacity = cohort_size(options.clients_per_round, len(loaders))
+        clients = ClientSide(
+            self._trainer, self.loop, options, limit, self._binding, loaders, capacity, options.executor
+        )  # fmt: skip
+        self._fit = FederatedFit(self._trainer, options, self._binding, clients)
         self._fit.begin(carried)
         self._trained, self._finished = None, False
         trained, theta = (carried or {}).get("trained"), self._binding.theta

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fl_lightning.algorithms.base import ClientRule, Federation, ServerRule
+from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.algorithms.records import Federation
 from fl_lightning.core.aligned import padded
 
 

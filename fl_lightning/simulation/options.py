@@ -5,14 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 from torch.optim import Optimizer
 
+from fl_lightning.core.fit_description import plain
 from fl_lightning.data.cohort_samplers import CohortSampler, check_clients_per_round
 from fl_lightning.executors.base import Executor
-from fl_lightning.simulation.client_options import ClientOptions
+from fl_lightning.simulation.client_options import ClientOptions, check_count
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class FitOptions(ClientOptions):
     fairness_mode: Literal["max", "min"]
     on_client_error: Literal["raise", "drop"]
     executor: Executor
+    min_clients: int
+    strict_resume: bool
 
     def __post_init__(self) -> None:
         if self.server_optimizer is not None and not callable(self.server_optimizer):
@@ -42,5 +45,27 @@ class FitOptions(ClientOptions):
             ("sampler", self.sampler, CohortSampler, "a CohortSampler such as fl.data.UniformSampler()"),
             ("executor", self.executor, Executor, "an Executor such as fl.executors.Sequential()"),
         )
+        if not isinstance(self.strict_resume, bool):
+            raise TypeError(f"strict_resume must be True or False, found {self.strict_resume!r}")
         super().__post_init__()
         check_clients_per_round(self.clients_per_round)
+        check_count("min_clients", self.min_clients)
+        if isinstance(self.clients_per_round, int):
+            self.check_min_clients(self.clients_per_round)
+
+    def check_min_clients(self, cohort_size: int) -> None:
+        """Raises ValueError if no round can have ``min_clients`` usable uploads.
+
+        Args:
+            cohort_size: clients sampled per round.
+        """
+        if self.min_clients > cohort_size:
+            raise ValueError(
+                f"min_clients must be at most the {cohort_size} clients sampled per round (clients_per_round="
+                f"{self.clients_per_round}), found {self.min_clients}: no round would change the model"
+            )
+
+    def settings(self) -> dict[str, Any]:
+        """Those of the clients, and what decides who takes part."""
+        own = {name: plain(getattr(self, name)) for name in ("sampler", "attack", "min_clients")}
+        return {**super().settings(), **own}

@@ -3,71 +3,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch.optim import Optimizer
+from torch import Tensor
 
-from fl_lightning.algorithms.base import Needs
-from fl_lightning.core.layout import ParamLayout, layout_difference, layout_fingerprint
+from fl_lightning.core.fit_description import FitDescription
 from fl_lightning.core.lightning.names import rank_zero_warn
-from fl_lightning.simulation.options import FitOptions
 
-_MUST_AGREE = ("method", "clients", "trainable parameters", "server_optimizer")
-_LAYOUT = "layout"
-
-
-def fit_description(
-    options: FitOptions,
-    needs: Needs,
-    layout: ParamLayout,
-    server_optimizer: Optimizer | None,
-    num_clients: int,
-    clients_per_round: int,
-) -> dict[str, Any]:
-    """What a checkpoint should have in common with the fit that goes on from it, as the checkpoint holds it."""
-    return {
-        "method": f"{type(options.algorithm).__name__} with {type(options.client_rule).__name__}",
-        "clients": num_clients,
-        "trainable parameters": layout.numel,
-        "layout": layout_fingerprint(layout),
-        "server_optimizer": "none" if server_optimizer is None else type(server_optimizer).__name__,
-        "clients_per_round": clients_per_round,
-        "local_epochs": options.local_epochs,
-        "local_steps": options.local_steps,
-        "client_optimizer_state": options.client_optimizer_state,
-        "buffers": options.buffers,
-        "full_gradients": needs.full_gradients,
-        "seed": options.seed,
-    }
+_MUST_AGREE = ("method", "clients", "layout", "server_optimizer")
+_BELONG_TO_STATE = ("arguments", "data")
 
 
-def check_resume(found: Mapping[str, Any], expected: Mapping[str, Any], source: str) -> None:
+def remembers(states: Mapping[str, Any]) -> list[str]:
+    """Which parts of a checkpoint's state hold something, as a message names them."""
+    names = {"algorithm": "the method", "client_rule": "its client half", "client_optimizers": "client optimizers"}
+    return [words for name, words in names.items() if _holds_something(states[name])]
+
+
+def check_resume(
+    found: FitDescription, expected: FitDescription, source: str, memories: Sequence[str], strict: bool
+) -> None:
     """Compares the fit that wrote a checkpoint with the one that goes on from it; warns of what may differ.
 
     Args:
-        found: of the fit that wrote it.
-        expected: of this fit.
+        found: the fit that wrote it.
+        expected: this fit.
         source: what the state comes from, as a message names it.
+        memories: what remembers anything, see :func:`remembers`.
+        strict: refuse other data and arguments where something is remembered.
 
     Raises:
         ValueError: the checkpoint's state means nothing to this fit: another method, server optimizer, number of
-            clients or of trainable parameters, or another layout of them.
+            clients or layout of the parameters; or what is remembered belongs to other data or arguments.
     """
-    differing = {name: (found.get(name), value) for name, value in expected.items() if found.get(name) != value}
-    for name in _MUST_AGREE:
-        if name in differing:
-            old, new = differing[name]
-            raise ValueError(
-                f"{source} was written with {name}: {old}, and this fit has {name}: {new}; use the same, or "
-                "start from the weights alone (load_from_checkpoint)"
-            )
-    old, new = differing.pop(_LAYOUT, (None, None))
-    if old is not None:  # files of earlier versions have none
+    differences = found.differences(expected)
+    refused = [differences[name] for name in _MUST_AGREE if name in differences]
+    if refused:
         raise ValueError(
-            f"{source} was written with {layout_difference(old, new)}: what it remembers of clients would be taken for "
-            "other parameters; use the same layers and module, or start from the weights alone (load_from_checkpoint)"
+            f"{source} was written by another fit, {refused[0]}: use the same, or start from the weights alone "
+            "(load_from_checkpoint)"
         )
-    if differing:
-        changes = ", ".join(f"{name} from {old!r} to {new!r}" for name, (old, new) in differing.items())
-        rank_zero_warn(f"the fit goes on with other settings than {source} was written with: {changes}")
+    refused = [differences[name] for name in _BELONG_TO_STATE if name in differences]
+    if refused and memories and strict:
+        raise ValueError(
+            f"{source} was written by another fit, {'; '.join(refused)}: the memory of {' and '.join(memories)} "
+            "belongs to that one. Use the same, start from the weights alone (load_from_checkpoint), or go on all the "
+            "same with FederatedStrategy(strict_resume=False)"
+        )
+    if differences:
+        words = "; ".join(differences.values())
+        rank_zero_warn(f"the fit goes on with other settings than {source} was written with: {words}")
+
+
+def _holds_something(state: Any) -> bool:
+    if isinstance(state, Tensor):
+        return state.numel() > 0
+    if isinstance(state, Mapping):
+        return any(map(_holds_something, state.values()))
+    if isinstance(state, (list, tuple)):
+        return any(map(_holds_something, state))
+    return bool(state)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fl_lightning.algorithms.base import ClientRule, ServerRule, StepReport
+from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.algorithms.records import StepReport
 from fl_lightning.core.aligned import stacked_rows
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.errors import ClientError
@@ -39,9 +40,11 @@ class Server:
         num_clients: registered clients.
         optimizer: factory of a server optimizer; ``None`` subtracts the step.
         on_client_error: what to do about clients whose upload is missing or not finite.
+        min_clients: fewest usable uploads with which a round counts.
 
     Attributes:
         optimizer: the server optimizer, if there is one.
+        skipped_rounds: rounds that changed nothing, having had too few usable uploads.
 
     Raises:
         TypeError: ``optimizer`` does not make an optimizer.
@@ -56,10 +59,12 @@ class Server:
         num_clients: int,
         optimizer: OptimizerFactory | None,
         on_client_error: ErrorPolicy,
+        min_clients: int,
     ) -> None:
         self._algorithm, self._rule = algorithm, client_rule
         self._binding, self._buffers = binding, buffers
-        self._num_clients, self._policy = num_clients, on_client_error
+        self._num_clients, self._policy, self._min_clients = num_clients, on_client_error, min_clients
+        self.skipped_rounds = 0
         self.optimizer = None if optimizer is None else _made(optimizer, binding.parameters)
 
     def drop(self, current: Round, client_id: int, reason: str, cause: Exception | None = None) -> None:
@@ -88,7 +93,7 @@ class Server:
         losses_at: Callable[[Tensor, Sequence[int]], Tensor] | None,
         seconds: Callable[[], float],
     ) -> RoundRecord:
-        """Aggregates the round and applies the step; without any usable upload the global model stays as it is.
+        """Aggregates the round and applies the step; with too few usable uploads everything stays as it is.
 
         Args:
             current: the round, with what arrived.
@@ -100,8 +105,8 @@ class Server:
         reports = usable(
             current.uploads, rows, self._buffers, lambda upload, why: self.drop(current, upload.client_id, why)
         )
-        if not reports.uploads:
-            return _record_of_nobody(current, seconds())
+        if len(reports.uploads) < self._min_clients:
+            return self._skip(current, reports.uploads, seconds)
         ids = tuple(upload.client_id for upload in reports.uploads)
         ask = None if losses_at is None else (lambda params: losses_at(params, ids))
         updates = rows.gathered([upload.index for upload in reports.uploads], reports.norms)
@@ -202,13 +207,21 @@ class Server:
             weights=report.weights,
             scalars=dict(report.scalars),
             seconds=seconds(),
+            skipped_rounds=self.skipped_rounds,
         )
 
-
-def _record_of_nobody(current: Round, seconds: float) -> RoundRecord:
-    return RoundRecord(
-        current.index, (), dict(current.dropped), nan, None, 0.0, torch.zeros(0), 0, {}, True, None, {}, seconds
-    )  # fmt: skip
+    def _skip(self, current: Round, uploads: Sequence[Upload], seconds: Callable[[], float]) -> RoundRecord:
+        """The record of a round that does not count; what did arrive is left out like everybody else."""
+        self.skipped_rounds += 1
+        count = len(uploads)
+        reason = f"{count} usable report{'s' * (count > 1)}, fewer than min_clients={self._min_clients}"
+        reason = reason if uploads else "no usable report"
+        dropped = {**current.dropped, **{upload.client_id: f"the round had {reason}" for upload in uploads}}
+        rank_zero_warn(f"round {current.index} had {reason}: the global model is unchanged")
+        return RoundRecord(
+            current.index, (), dropped, nan, None, 0.0, torch.zeros(0), 0, {}, True, None, {}, seconds(), reason,
+            self.skipped_rounds,
+        )  # fmt: skip
 
 
 def _made(factory: OptimizerFactory, parameters: list[nn.Parameter]) -> Optimizer:

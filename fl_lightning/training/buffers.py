@@ -90,14 +90,64 @@ class BufferBank:
 
     def values(self) -> dict[str, Tensor]:
         """The global buffers that are combined, by name."""
+        return self._named(self._global)
+
+    def values_in(self, report: BufferReport) -> dict[str, Tensor]:
+        """What a report holds, by name; nothing if the policy asks clients for nothing."""
+        known = self._aside.values()
+        aside = {name: value for name, value in report.aside.items() if value.shape == known[name].shape}
+        return (self._named(report.values) if report.values else {}) | aside
+
+    def report_with(self, size: int, values: Mapping[str, Tensor]) -> BufferReport:
+        """The report of a client with ``size`` samples that sent these :meth:`values_in` its own.
+
+        Raises:
+            ValueError: they are not those of the module.
+        """
+        if not values and self._policy == "global":
+            return BufferReport(size, {})
+        aside = self._check(values)
+        parts: dict[_Kind, list[Tensor]] = {}
+        for buffer in self._buffers:
+            value = values[buffer.name].to(buffer.value)
+            parts.setdefault(_kind(buffer.value), []).append(value.reshape(-1))
+        return BufferReport(size, {kind: torch.cat(flat) for kind, flat in parts.items()}, aside)
+
+    @torch.no_grad()
+    def put(self, values: Mapping[str, Tensor]) -> None:
+        """Puts values of all buffers that are combined into the module, and of teachers and banks as far as they came.
+
+        Raises:
+            ValueError: they are not those of the module.
+        """
+        aside = self._check(values)
+        for buffer in self._buffers:
+            buffer.value.copy_(values[buffer.name])
+        self._aside.put(aside)
+
+    def _check(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Those of the values that only clients that change them report."""
+        known = self._aside.values()
+        aside = {name: value for name, value in values.items() if name in known}
+        shapes = {b.name: tuple(b.value.shape) for b in self._buffers}
+        shapes |= {name: tuple(known[name].shape) for name in aside}
+        found = {name: tuple(value.shape) for name, value in values.items()}
+        if shapes != found:
+            raise ValueError(f"buffers must be those of the module, {shapes}, found {found}")
+        return {name: value.to(known[name]) for name, value in aside.items()}
+
+    def _named(self, flat_values: Mapping[_Kind, Tensor]) -> dict[str, Tensor]:
         sizes: dict[_Kind, list[int]] = {}
         for buffer in self._buffers:
             sizes.setdefault(_kind(buffer.value), []).append(buffer.value.numel())
-        parts = {kind: iter(torch.split(flat, sizes[kind])) for kind, flat in self._global.items()}
+        parts = {kind: iter(torch.split(flat, sizes[kind])) for kind, flat in flat_values.items()}
         return {b.name: next(parts[_kind(b.value)]).view(b.value.shape) for b in self._buffers}
 
     def global_values(self) -> dict[str, Tensor]:
-        """The global values of all that a client in training may have changed beside parameters, by name."""
+        """The global values of all that local training may change beside parameters, by name.
+
+        It is what a client elsewhere is sent, for :meth:`put`.
+        """
         return self.values() | self._aside.values()
 
     def report(self, size: int) -> BufferReport:

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
-from fl_lightning.algorithms.base import ClientRule, LocalWork
+from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.features import FeatureRecorder
+from fl_lightning.algorithms.records import LocalWork
 
 
 class ClientHooks:
@@ -62,6 +64,28 @@ class ClientHooks:
         weight = self._rule.loss_weight(self.work)
         loss = loss if weight == 1 else weight * loss
         return loss if term is None else loss + term
+
+    def training_step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """On Lightning's full path: what ``training_step`` returns, with the client rule's term added to its loss."""
+        self.begin_batch(args[0])
+        output = step(*args, **kwargs)
+        loss = output.get("loss") if isinstance(output, Mapping) else output
+        if not isinstance(loss, Tensor):
+            return output
+        total = self.add_loss_term(loss, args[0])
+        if total is loss:
+            return output
+        return {**output, "loss": total} if isinstance(output, Mapping) else total
+
+    def corrected(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """On Lightning's full path: the optimizer's closure, after which the client rule corrects the gradients."""
+
+        def run() -> Any:
+            result = closure()
+            self.before_optimizer_step()
+            return result
+
+        return run
 
     def before_optimizer_step(self) -> None:
         """Counts the step and lets the client rule correct the gradients."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fl_lightning.algorithms.base import Needs
+from fl_lightning.algorithms.records import Needs
 from fl_lightning.core.lightning.names import Trainer
 from fl_lightning.core.module_state import silenced
 from fl_lightning.training.client_batches import ClientBatches

@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fl_lightning.algorithms.base import ClientRule, LocalWork, Needs
+from fl_lightning.algorithms.base import ClientRule
+from fl_lightning.algorithms.records import LocalWork, Needs
 from fl_lightning.core.lightning.epoch_loop import ClientTask, FederatedEpochLoop
 from fl_lightning.core.lightning.inspection import full_path_reason
 from fl_lightning.core.lightning.names import LightningModule, Trainer

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms.base import LocalWork
+from fl_lightning.algorithms.records import LocalWork
 
 
 def full_gradient(

@@ -6,7 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms.base import ClientRule, LocalWork
+from fl_lightning.algorithms.base import ClientRule
+from fl_lightning.algorithms.records import LocalWork
 from fl_lightning.core.lightning.fast_log import TrainingLog
 from fl_lightning.core.lightning.names import Trainer
 from fl_lightning.training.client_batches import ClientBatches

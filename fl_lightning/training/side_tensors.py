@@ -73,6 +73,12 @@ class SideTensors:
         self._global.update(state)
         self._moving |= state.keys()
 
+    @torch.no_grad()
+    def put(self, values: Mapping[str, Tensor]) -> None:
+        """Puts some values into the module, by name; :meth:`remember` takes them as global ones."""
+        for name, value in values.items():
+            self._found[name].value.data.copy_(value)
+
     def values(self) -> dict[str, Tensor]:
         """The global values by name."""
         return dict(self._global)

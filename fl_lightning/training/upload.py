@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms.base import ClientReport
+from fl_lightning.algorithms.records import ClientReport
 from fl_lightning.training.buffers import BufferReport
 
 

@@ -42,6 +42,11 @@ def test_aggregate_only(example):
     assert torch.all(losses < 0.3)
 
 
+def test_federated_client(example, capsys):
+    assert example("federated_client").main()
+    assert "the weights are equal, bit for bit" in capsys.readouterr().out
+
+
 def test_demo(example, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys, "argv", ["demo.py", "--out", str(tmp_path / "out"), "--rounds", "30"])
     example("demo").main()

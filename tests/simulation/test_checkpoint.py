@@ -113,6 +113,7 @@ MODULE = """
 import lightning as L
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, random_split
 
 
 class Alone(L.LightningModule):
@@ -297,134 +298,6 @@ def test_newest_checkpoint_with_other_objects_in_it(tmp_path):
     with pytest.warns(UserWarning, match="does not load"):
         assert fl.newest_checkpoint(tmp_path) is None
     assert fl.newest_checkpoint(tmp_path, weights_only=False) == tmp_path / "a.ckpt"
-
-
-# ---- a fit that the file does not fit
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    """A file of FedAvg after one round."""
-    folder = tmp_path_factory.mktemp("written")
-    Project(callbacks=lambda f: [ModelCheckpoint(f, filename="one")]).fit(folder, rounds=1)
-    return folder / "one.ckpt"
-
-
-def resume(file, algorithm="FedAvg", module=None, clients=6, **options):
-    strategy = fl.FederatedStrategy(ALGORITHMS[algorithm](), **{"clients_per_round": 3, "seed": 5, **options})
-    trainer = quiet_trainer(strategy, 2)
-    trainer.fit(fresh() if module is None else module, federated_blobs(clients), ckpt_path=file)
-    return trainer
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"algorithm": "FedLF"}, "with method: FedAvg with ClientRule, and this fit has method: FedLF with ClientRule"),
-        ({"algorithm": "FedProx"}, "method: FedProx with ProximalTerm"),
-        ({"client": fl.algorithms.SCAFFOLD()}, "method: FedAvg with ControlVariates"),
-        ({"clients": 7}, "written with clients: 6, and this fit has clients: 7"),
-        ({"server_optimizer": partial(torch.optim.SGD, lr=1.0)}, "server_optimizer: none, and this fit has .*: SGD"),
-    ],
-)  # fmt: skip
-def test_other_fits_are_refused(written, options, message):
-    with pytest.raises(ValueError, match=message):
-        resume(written, **options)
-
-
-def test_frozen_parameters_are_refused(written):
-    module = fresh()
-    module.net[0].requires_grad_(False)
-    with pytest.raises(ValueError, match=r"parameter groups|trainable parameters: 140, and this fit"):
-        resume(written, module=module)
-
-
-BLOCKS = [["net.0.weight", "net.0.bias"], ["net.2.weight", "net.2.bias"]]
-
-
-@pytest.mark.parametrize(
-    ("layers", "difference"),
-    [
-        (BLOCKS[::-1], r"parameter 0: net\.0\.weight \[8, 12\], and this fit has net\.2\.weight \[4, 8\]"),
-        ("tensor", r"layer 0: net\.0 \[0:104\], and this fit has net\.0\.weight \[0:96\]"),
-        ("model", r"layer 0: net\.0 \[0:104\], and this fit has model \[0:140\]"),
-    ],
-)
-def test_another_layout_is_refused(tmp_path, layers, difference):
-    def make(layers):
-        return lambda: fl.algorithms.FedLF(layers=layers, history_window="none")
-
-    client = {"client": fl.algorithms.SCAFFOLD()}
-    Project(make("module"), strategy=client).fit(tmp_path, rounds=1).save(file := tmp_path / "one.ckpt")
-    with pytest.raises(ValueError, match=rf"the checkpoint .*one\.ckpt was written with {difference}: .*load_from"):
-        Project(make(layers), strategy=client).fit(tmp_path, rounds=2, ckpt_path=file)
-    # A file of an earlier version says nothing of its layout.
-    content = torch.load(file, weights_only=True)
-    del content["callbacks"]["fl_lightning"]["fit"]["layout"]
-    torch.save(content, file)
-    Project(make("module"), strategy=client).fit(tmp_path, rounds=2, ckpt_path=file)
-
-
-@pytest.mark.parametrize(
-    ("options", "change"),
-    [
-        ({"seed": 6}, "seed from 5 to 6"),
-        ({"clients_per_round": 4}, "clients_per_round from 3 to 4"),
-        ({"local_epochs": 2}, "local_epochs from 1 to 2"),
-        ({"client_optimizer_state": "keep"}, "client_optimizer_state from 'reset' to 'keep'"),
-        ({"buffers": "global"}, "buffers from 'mean' to 'global'"),
-    ],
-)
-def test_other_settings_are_warned_of(written, options, change):
-    with pytest.warns(UserWarning, match=f"other settings than the checkpoint .*one.ckpt was written with: {change}"):
-        trainer = resume(written, **options)
-    assert trainer.current_epoch == 2
-
-
-def test_the_same_fit_is_not_warned_of(written, recwarn):
-    resume(written)
-    assert not [w for w in recwarn.list if "settings" in str(w.message)]
-
-
-def test_kept_optimizers_are_forgotten_where_they_are_no_longer_wanted(tmp_path):
-    project = Project(options={"momentum": 0.9}, strategy={"client_optimizer_state": "keep"}, rounds=1)
-    project.fit(tmp_path).save(tmp_path / "kept.ckpt")
-    with pytest.warns(UserWarning, match="client_optimizer_state from 'keep' to 'reset'"):
-        trainer = resume(tmp_path / "kept.ckpt", module=fresh(momentum=0.9))
-    assert trainer.strategy._fits.states()["client_optimizers"] == {}
-
-
-def test_files_of_other_trainers_are_refused(tmp_path, written):
-    trainer = L.Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=False,
-    )  # fmt: skip
-    module = fresh()
-    trainer.fit(module, Blobs())
-    trainer.save_checkpoint(tmp_path / "plain.ckpt")
-    trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
-    for name in ("plain", "weights"):
-        with pytest.raises(ValueError, match=f"ckpt_path must be a checkpoint of a federated fit, found .*{name}.ckpt"):
-            resume(tmp_path / f"{name}.ckpt")
-    # To evaluate its weights any file will do.
-    quiet_trainer(fl.FederatedStrategy()).validate(fresh(), federated_blobs(), ckpt_path=tmp_path / "plain.ckpt")
-
-
-def test_files_of_other_versions_are_refused(tmp_path, written):
-    content = torch.load(written, weights_only=True)
-    content["callbacks"]["fl_lightning"]["version"] = 99
-    torch.save(content, tmp_path / "future.ckpt")
-    with pytest.raises(ValueError, match="federated state has version 99, and this fl_lightning reads version 1"):
-        resume(tmp_path / "future.ckpt")
-
-
-def test_a_file_saved_without_a_fit_starts_afresh(tmp_path):
-    trainer = quiet_trainer(fl.FederatedStrategy(clients_per_round=3, seed=5))
-    trainer.validate(fresh(), federated_blobs(), verbose=False)
-    trainer.save_checkpoint(tmp_path / "before.ckpt")
-    project = Project(rounds=2)
-    resumed, whole = project.fit(tmp_path, ckpt_path=tmp_path / "before.ckpt"), project.fit(tmp_path)
-    assert_equal(resumed, whole, 0)
 
 
 # ---- interrupted without a file

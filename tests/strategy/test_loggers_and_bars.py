@@ -227,7 +227,7 @@ def test_a_fit_prints_nothing_that_misleads(tmp_path, caplog, recwarn):
     ours = [m for m in caplog.messages if re.search("client|ederated|batch|path", m)]
     plan = [m for m in ours if m.startswith("Federated fit on cpu, lean path. Memory beside the module: ")]
     assert len(plan) == 1
-    assert "update matrix (3 x 140) 1,680 B" in plan[0]
+    assert "update matrix (3 x 140) 1,728 B" in plan[0]
     assert all(m in plan or m.startswith("Federated data: 6 clients with ") for m in ours)
     # Lightning's own deprecations aside.
     messages = [str(w.message) for w in recwarn if not issubclass(w.category, (DeprecationWarning, FutureWarning))]

@@ -6,6 +6,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from by_hand import Federation
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from support import FEATURES, Classifier, blobs, federated_blobs, fresh, on_path, quiet_trainer, weights
 from torch import nn
@@ -130,6 +131,19 @@ def test_workers_and_one_process_give_the_same(kind):
         return torch.cat([weights(module), *(b.double().flatten() for b in module.buffers())])
 
     assert torch.equal(trained(fl.executors.Parallel(2)), trained(None))
+
+
+@pytest.mark.fit
+@pytest.mark.parametrize("kind", [Byol, Moco])
+@pytest.mark.parametrize("policy", ["mean", "largest", "global"])
+def test_clients_on_their_own_give_the_bits_of_a_fit(kind, policy):
+    module, apart = fresh(kind), Federation(fl.algorithms.FedAvg, lambda seed: fresh(kind, seed), buffers=policy)
+    quiet_trainer(fl.FederatedStrategy(buffers=policy), 3).fit(module, federated_blobs(4))
+    for when in range(3):
+        apart.round(when, range(4))
+    assert torch.equal(apart.weights(), weights(module))
+    for (name, value), (_, other) in zip(module.named_buffers(), apart.module.named_buffers(), strict=True):
+        assert torch.equal(value, other), name
 
 
 @pytest.mark.fit

@@ -64,7 +64,7 @@ __device__ inline double wide_dot(const Matrix& a, std::int64_t i, const Matrix&
 constexpr int kAhead = 4;  // groups of chunks whose partials are on their way together
 
 // The warp's sum over the items of one layer, along the tree over the chunks; the same in every lane. A lane loads the
-// partial of one of 32 neighbouring chunks, a group; then the warp settles what the lanes have.
+// partial of one of 32 neighbouring chunks, a group; then the warp may settle what the lanes have.
 template <class Load, class Settle>
 __device__ inline double layer_sum(const LayerTable& table, std::int64_t layer, Load load, Settle settle) {
   const std::int64_t first = table.first_item(layer) - layer, end = table.end_item(layer) - layer;
@@ -94,6 +94,11 @@ __device__ inline double layer_sum(const LayerTable& table, std::int64_t layer, 
     if (groups >> level & 1) sum += __shfl_sync(kFullWarp, left, level);
   }
   return sum;
+}
+
+template <class Load>
+__device__ inline double layer_sum(const LayerTable& table, std::int64_t layer, Load load) {
+  return layer_sum(table, layer, load, [](double own, std::int64_t) { return own; });
 }
 
 constexpr int kSumThreads = 128;

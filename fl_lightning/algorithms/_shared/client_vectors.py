@@ -8,7 +8,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms.base import ClientRule, Federation, State
+from fl_lightning.algorithms.base import ClientRule
+from fl_lightning.algorithms.records import Federation, State
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.storage.tensors import ClientTensors
 from fl_lightning.core.updates import UpdateMatrix

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from fl_lightning.algorithms._shared.choices import check_choice
 from fl_lightning.algorithms._shared.rows import require_finite
-from fl_lightning.algorithms.base import ClientReport, ClientRule, Federation, LocalWork, Needs, ServerRule
+from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.groups import GroupScores, group_scores
+from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.updates import UpdateMatrix
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from fl_lightning.algorithms.base import ClientReport, ClientRule, Federation, LocalWork, State
+from fl_lightning.algorithms.base import ClientRule
+from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, State
 from fl_lightning.core.model_snapshot import Snapshot, packed_buffers
 from fl_lightning.core.storage.models import ClientModels
 

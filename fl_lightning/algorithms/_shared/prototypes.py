@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms.base import ClientReport, ClientRule, LocalWork, Needs, State
+from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.features import class_labels, own_features
+from fl_lightning.algorithms.records import ClientReport, LocalWork, Needs, State
 from fl_lightning.core.cohort import Cohort
 
 

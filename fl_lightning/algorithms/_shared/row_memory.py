@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from fl_lightning.algorithms._shared.rows import JointRows
-from fl_lightning.algorithms.base import Federation, Reads, ServerRule, State, StepReport
+from fl_lightning.algorithms.base import ServerRule
+from fl_lightning.algorithms.records import Federation, Reads, State, StepReport
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.storage.row_history import RowHistory
 

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms.base import ServerRule, StepReport
+from fl_lightning.algorithms.base import ServerRule
+from fl_lightning.algorithms.records import StepReport
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.storage.row_history import RowHistory
 

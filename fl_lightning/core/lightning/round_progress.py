@@ -87,6 +87,11 @@ class RoundProgress:
             raise RuntimeError(f"a round's phase {phase.value!r} cannot follow {self.phase.value!r}")
         self.phase = phase
 
+    def begin_at(self, index: int) -> None:
+        """Lets a fit begin with a later round than the first."""
+        for tracker in self._epochs():
+            tracker.ready = tracker.started = tracker.processed = tracker.completed = index
+
     def open_round(self) -> None:
         """A round begins: remembers all counters."""
         self.enter(RoundPhase.TRAINING)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.core.model_snapshot import Snapshot
+from fl_lightning.core.storage.files import client_file, write_whole
 
 
 class ClientFiles:
@@ -70,14 +70,8 @@ class ClientFiles:
     def set(self, client_id: int, model: Snapshot, when: int) -> None:
         """Writes the client's model of round ``when``, flushed to disk before it gets its name."""
         model = model.to("cpu")
-        path = self._path(client_id, when)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.part")
-        with partial.open("wb") as file:
-            torch.save({"client": client_id, "round": when, "params": model.params, "buffers": model.buffers}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        content = {"client": client_id, "round": when, "params": model.params, "buffers": model.buffers}
+        write_whole(self._path(client_id, when), content)
         before = self._newest.get(client_id)
         self._newest[client_id] = when, _digest(model)
         if before is not None:
@@ -117,7 +111,7 @@ class ClientFiles:
         self._referred = [{client: when for client, (when, _) in self._newest.items()}] if self._newest else []
 
     def _path(self, client_id: int, when: int) -> Path:
-        return self.directory / f"client-{client_id:06d}" / f"round-{when:06d}.pt"
+        return client_file(self.directory, client_id, when)
 
     def _remove(self, entries: AbstractSet[tuple[int, int]]) -> None:
         """Deletes files that nothing refers to any more."""

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FederatedClient: one client of a real federation, which trains when its server sends a message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fl_lightning.algorithms import FedAvg
+from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.core.fit_description import FitDescription
+from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.lightning.names import LightningDataModule, LightningModule, Trainer
+from fl_lightning.core.lightning.quiet import quiet
+from fl_lightning.core.storage.kept_states import KeptStates
+from fl_lightning.data.datamodule import FederatedDataModule
+from fl_lightning.data.labels import Samples
+from fl_lightning.data.partitions import Partition
+from fl_lightning.data.sources import AnyDataset
+from fl_lightning.simulation.checks import paired_client_rule
+from fl_lightning.simulation.client_options import ClientOptions
+from fl_lightning.simulation.federation_messages import ClientMessage, ServerMessage
+from fl_lightning.simulation.visit_fit import VisitFit, VisitStrategy
+
+_OWN = ("strategy", "max_epochs", "min_epochs", "max_steps", "min_steps", "max_time", "limit_val_batches")
+
+
+class FederatedClient:
+    """One client of a federation whose server is elsewhere: in another process, on another machine, or a loop by hand.
+
+    :meth:`train` is one client's part of one round. With the arguments of :class:`fl_lightning.FederatedStrategy`, the
+    same data and the same seed it gives the same bits as that client in ``trainer.fit``. It depends on the message and
+    on what the client kept of its last visit that counted, and on nothing else, so the process may end between rounds.
+
+    Every call makes a Trainer and runs one ``trainer.fit``: ``setup``, ``configure_optimizers`` and the other hooks of
+    module and data run each time. ``trainer.current_epoch`` is the round; ``trainer.global_step`` begins at 0. The
+    module ends with the global parameters that it received.
+
+    Args:
+        module: an unchanged LightningModule.
+        data: the client's own training data, as a LightningDataModule, DataLoader, dataset, or a LightningModule that
+            has its loader with it. Or the data of all clients as a :class:`fl_lightning.FederatedDataModule`.
+        client_id: the client, from 0.
+        num_clients: registered clients; left out if ``data`` has them all.
+        algorithm: the method, with the arguments that the server's has; default FedAvg. Only its client half runs here.
+        client: the client half of another method, as in the strategy.
+        local_epochs: passes over the data per round.
+        local_steps: optimizer steps per round. Replaces ``local_epochs``.
+        full_gradients: sends the learning rate times the gradient of all data instead of training.
+        client_optimizer_state: ``"keep"`` goes on with the optimizer state of the last visit that counted.
+        buffers: as in the strategy; with ``"global"`` the client sends none.
+        seed: the federation's; shuffling and local randomness depend on (seed, round, client).
+        loss_batch_size: samples per forward pass where losses are measured; default as in training.
+        trainer: further arguments of the Trainer, such as ``accelerator``, ``precision`` and ``limit_train_batches``.
+        folder: where what stays at the client lives (personal models, last local models, kept optimizers): files
+            ``client-<id>/round-<when>.pt``. ``None``: in the memory of this object.
+
+    Attributes:
+        client_id: the client.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range, or the client rule does not say where its state lives.
+    """
+
+    def __init__(
+        self,
+        module: LightningModule,
+        data: LightningDataModule | LightningModule | AnyDataset,
+        client_id: int,
+        num_clients: int | None = None,
+        algorithm: ServerRule | None = None,
+        client: ClientRule | ServerRule | None = None,
+        local_epochs: int = 1,
+        local_steps: int | None = None,
+        full_gradients: bool = False,
+        client_optimizer_state: Literal["reset", "keep"] = "reset",
+        buffers: Literal["mean", "global", "largest"] = "mean",
+        seed: int = 0,
+        loss_batch_size: int | None = None,
+        trainer: Mapping[str, Any] | None = None,
+        folder: str | Path | None = None,
+    ) -> None:
+        algorithm = FedAvg() if algorithm is None else algorithm
+        self._options = ClientOptions(
+            algorithm=algorithm,
+            # A copy: the server may be in this process, with state in its rule.
+            client=deepcopy(paired_client_rule(algorithm, client, full_gradients)),
+            local_epochs=local_epochs,
+            local_steps=local_steps,
+            full_gradients=full_gradients,
+            client_optimizer_state=client_optimizer_state,
+            buffers=buffers,
+            attack=None,
+            seed=seed,
+            loss_batch_size=loss_batch_size,
+        )
+        obstacle = self._options.client_rule.obstacle()
+        if obstacle is not None:
+            raise ValueError(f"a client cannot train apart from its server: {obstacle}")
+        if isinstance(data, FederatedDataModule):
+            if num_clients is not None:
+                raise ValueError(f"num_clients must be left out where data has all clients, found {num_clients}")
+        elif num_clients is None or not 0 <= client_id < num_clients:
+            raise ValueError(
+                "client_id and num_clients must be given with one client's own data, the first from 0 and below the "
+                f"second, found {client_id} and {num_clients}"
+            )
+        else:
+            data = FederatedDataModule(data, _Everything())
+        self._trainer = dict(trainer or {})
+        for name in _OWN:
+            if name in self._trainer:
+                raise ValueError(f"trainer must leave {name} to the visit, found {name}={self._trainer[name]!r}")
+        self.client_id, self._module, self._data, self._num_clients = client_id, module, data, num_clients
+        self._kept = KeptStates(client_id, folder)
+        self._keeps = self._options.keeps_optimizer or self._options.client_rule.overrides("keep")
+
+    @property
+    def fit_description(self) -> FitDescription:
+        """What this client is about to compute, to be compared with what its server says before the first round.
+
+        Raises:
+            ValueError: the module has no parameters yet (``configure_model``, lazy layers).
+        """
+        options, layout = self._options, ParamLayout.from_module(self._module, self._options.algorithm.layers)
+        return FitDescription.of(
+            options.algorithm, options.client_rule, layout, clients=self._num_clients, settings=options.settings()
+        )
+
+    def train(self, message: ServerMessage) -> ClientMessage:
+        """One round of this client; the same message again gives the same answer again.
+
+        Args:
+            message: from the server.
+
+        Raises:
+            FileNotFoundError: what the client kept of round ``message.counted`` is gone.
+            ValueError: the message does not fit the module, or module or data lack what the method needs.
+        """
+        kept = self._kept.settle(message.counted) if self._keeps else None
+        visit = self._run(message, kept, trains=True)
+        assert visit.sent is not None
+        if self._keeps:
+            self._kept.put(message.round, visit.kept)
+        return visit.sent
+
+    def loss(self, message: ServerMessage) -> float:
+        """This client's loss at ``message.params``, for methods that ask again (:attr:`Cohort.losses_at`).
+
+        Args:
+            message: that of the round, with other parameters.
+
+        Raises:
+            ValueError: as :meth:`train`.
+        """
+        return self._run(message, None, trains=False).loss
+
+    def _run(self, message: ServerMessage, kept: Mapping[str, Any] | None, trains: bool) -> VisitFit:
+        visit = VisitFit(self._options, self.client_id, self._num_clients, message, kept, trains)
+        with quiet():
+            trainer = Trainer(
+                **{
+                    "logger": False, "enable_checkpointing": False, "enable_progress_bar": False,
+                    "enable_model_summary": False, "log_every_n_steps": 1, **self._trainer,
+                },
+                strategy=VisitStrategy(visit), max_epochs=message.round + 1, limit_val_batches=0,
+                num_sanity_val_steps=0,
+            )  # fmt: skip
+            trainer.fit(self._module, self._data)
+        return visit
+
+
+class _Everything(Partition):
+    """All samples of a data set belong to the one client that has it."""
+
+    def split(self, labels: Tensor, seed: int) -> list[Tensor]:
+        """See :meth:`Partition.split`."""
+        return [torch.arange(len(labels))]
+
+    def divide(self, samples: Samples, seed: int) -> list[Tensor]:
+        """See :meth:`Partition.divide`; labels are not looked up."""
+        return [torch.arange(len(samples))]
+
+    def match(self, train: Samples, parts: Sequence[Tensor], samples: Samples, seed: int) -> list[Tensor]:
+        """See :meth:`Partition.match`."""
+        return [torch.arange(len(samples))]

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What server and clients of a real federation send one another, once per client and round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from fl_lightning.algorithms.base import ClientRule
+from fl_lightning.algorithms.records import State
+
+
+@dataclass(frozen=True)
+class ServerMessage:
+    """What a client needs to train in a round.
+
+    The fields hold tensors, numbers, strings, and lists or dicts of them: ``torch.save(vars(message), file)`` writes a
+    message, ``ServerMessage(**torch.load(file))`` reads it.
+
+    Attributes:
+        round: index of the round, from 0.
+        params: ``[n]`` the global parameters, in the order of :class:`fl_lightning.ParamLayout`.
+        broadcast: what the method sends to every client of the round (:meth:`ClientRule.broadcast`).
+        client_state: what the method sends to this client alone (:meth:`ClientRule.state_for`).
+        counted: the last round in which this client's message entered the step; ``None``: there is none. What the
+            client kept in that round is its own, and what it kept since is forgotten.
+        buffers: the module's global buffers, by name; empty: the client's module has them already.
+        schedule: where the learning-rate schedulers are: :attr:`ClientMessage.schedule` of the round before. ``None``:
+            at the beginning, or there are none.
+
+    Raises:
+        ValueError: ``round`` is negative, or ``counted`` is no earlier round.
+    """
+
+    round: int
+    params: Tensor
+    broadcast: State = field(default_factory=dict)
+    client_state: State = field(default_factory=dict)
+    counted: int | None = None
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    schedule: State | None = None
+
+    def __post_init__(self) -> None:
+        if self.round < 0:
+            raise ValueError(f"round must not be negative, found {self.round}")
+        if self.counted is not None and not 0 <= self.counted < self.round:
+            raise ValueError(f"counted must be None or a round before round {self.round}, found {self.counted}")
+
+    @classmethod
+    def to_client(
+        cls,
+        client_id: int,
+        rule: ClientRule,
+        round: int,  # noqa: A002
+        params: Tensor,
+        counted: int | None = None,
+        buffers: Mapping[str, Tensor] | None = None,
+        schedule: State | None = None,
+    ) -> ServerMessage:
+        """The message for one client, with what the server's object of the client rule says; tensors are not copied.
+
+        Args:
+            client_id: the client.
+            rule: the client half of the method, which the server commits with every round.
+            round: as the attribute.
+            params: as the attribute.
+            counted: as the attribute.
+            buffers: as the attribute; ``None``: empty.
+            schedule: as the attribute.
+        """
+        return cls(round, params, rule.broadcast(), rule.state_for(client_id), counted, buffers or {}, schedule)
+
+
+@dataclass(frozen=True)
+class ClientMessage:
+    """What a client sends after its local training; it is written and read as a :class:`ServerMessage` is.
+
+    Attributes:
+        client_id: the client.
+        round: index of the round.
+        update: ``[n]`` ``theta - theta_i`` (or learning rate times full gradient), the client's row of the cohort.
+        size: training samples.
+        loss: the client's loss at the parameters that it received; ``None`` if the method does not ask for it.
+        train_loss: mean local training loss; ``None`` if the module reported none.
+        client_lr: the client's learning rate, where its optimizer defines one.
+        extras: what the method sends besides, one tensor per name.
+        companions: ``[n]`` vectors that become companion rows of the cohort.
+        buffers: the module's buffers after training, by name; empty if the server does not combine them.
+        schedule: where the learning-rate schedulers are after the round, the same for all clients; ``None`` without.
+    """
+
+    client_id: int
+    round: int
+    update: Tensor
+    size: int
+    loss: float | None
+    train_loss: float | None
+    client_lr: float | None
+    extras: Mapping[str, Tensor]
+    companions: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+    schedule: State | None

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One ``trainer.fit`` that is one client's visit: the clients' side of a round, and no server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fl_lightning.algorithms.records import Federation, State
+from fl_lightning.core.lightning.epoch_loop import ClientTask, FederatedEpochLoop, install
+from fl_lightning.core.lightning.names import LightningModule, Trainer
+from fl_lightning.core.lightning.single_device import OneDevice
+from fl_lightning.data.client_loaders import ClientLoaders
+from fl_lightning.executors.sequential import Sequential
+from fl_lightning.simulation.checks import check_trainer
+from fl_lightning.simulation.client_options import ClientOptions
+from fl_lightning.simulation.client_side import ClientSide
+from fl_lightning.simulation.federation_messages import ClientMessage, ServerMessage
+from fl_lightning.simulation.round_loader import RoundLoader
+from fl_lightning.training.bound_parameters import BoundParameters
+from fl_lightning.training.client_hooks import ClientHooks
+from fl_lightning.training.client_optimizers import load_scheduled_states, scheduled_state
+from fl_lightning.training.upload import Upload
+
+
+class VisitFit:
+    """Conducts one round for the epoch loop: with one client that trains, or with nobody and one client to measure.
+
+    Args:
+        options: how clients train.
+        client_id: the client.
+        num_clients: registered clients; ``None``: those that the data have.
+        message: what the server sent.
+        kept: what :attr:`kept` was after the client's last visit that counted; ``None`` without one.
+        trains: the client trains; otherwise its loss is measured.
+
+    Attributes:
+        sent: what the client sends.
+        kept: what it keeps if the round counts.
+        loss: what was measured.
+    """
+
+    def __init__(
+        self,
+        options: ClientOptions,
+        client_id: int,
+        num_clients: int | None,
+        message: ServerMessage,
+        kept: Mapping[str, Any] | None,
+        trains: bool = True,
+    ) -> None:
+        self._options, self._message, self._before, self._trains = options, message, kept, trains
+        self._client_id, self._num_clients = client_id, num_clients
+        self._side: ClientSide | None = None
+        self._binding: BoundParameters | None = None
+        self._upload: Upload | None = None
+        self.sent: ClientMessage | None = None
+        self.kept: dict[str, Any] = {}
+        self.loss = float("nan")
+
+    # ---- the trainer's fit
+
+    def install(self, trainer: Trainer) -> None:
+        """Puts the epoch loop, which asks this object for its round, into the trainer."""
+        self._trainer = trainer
+        self._loop: FederatedEpochLoop = install(trainer, self)
+        self._loop.progress.begin_at(self._message.round)
+
+    def bind(self) -> None:
+        """The module is on its device."""
+        self._binding = BoundParameters(self._trainer.lightning_module, self._options.algorithm.layers)
+
+    @property
+    def hooks(self) -> ClientHooks:
+        """What the client rule does inside local steps."""
+        return self.side.runner.hooks
+
+    @property
+    def side(self) -> ClientSide:
+        """The clients' side of the fit."""
+        assert self._side is not None
+        return self._side
+
+    def training_loader(self, loaders: object, limit: int | float) -> RoundLoader:
+        """Takes the client's data, and everything that the server and the client's last visit have left."""
+        assert isinstance(loaders, ClientLoaders)
+        assert self._binding is not None
+        if self._num_clients is not None:  # these are the client's own data
+            loaders = loaders.numbered_from(self._client_id)
+        binding = self._binding = self._binding.renewed(self._options.algorithm.layers)
+        self._side = ClientSide(self._trainer, self._loop, self._options, limit, binding, loaders, 1, Sequential())
+        self._take_message(binding)
+        self._take_rule_state(binding)
+        return RoundLoader(1, loaders, self.open_round)
+
+    def _take_message(self, binding: BoundParameters) -> None:
+        message, trainer = self._message, self._trainer
+        if message.params.shape != binding.theta.shape or message.params.dtype != binding.theta.dtype:
+            found = f"{message.params.dtype} {list(message.params.shape)}"
+            raise ValueError(f"params must be {binding.theta.dtype} {list(binding.theta.shape)}, found {found}")
+        binding.theta.copy_(message.params)
+        if message.buffers:
+            self.side.buffers.put(message.buffers)
+        for config in trainer.lr_scheduler_configs:
+            if config.reduce_on_plateau:
+                raise ValueError(
+                    f"{type(config.scheduler).__name__} steps by a validation metric, which the server has: set the "
+                    "learning rate there, or use a scheduler that counts rounds"
+                )
+        if message.schedule is not None:
+            load_scheduled_states(trainer.optimizers, message.schedule["optimizers"])
+            for config, state in zip(trainer.lr_scheduler_configs, message.schedule["schedulers"], strict=True):
+                config.scheduler.load_state_dict(state)
+
+    def _take_rule_state(self, binding: BoundParameters) -> None:
+        message, rule, theta = self._message, self._options.client_rule, binding.theta
+        rule.reset()
+        rule.take_broadcast(message.broadcast)
+        rule.take_state(self._client_id, message.client_state)
+        if self._before is not None:
+            if self._before["rule"]:
+                rule.keep(self._client_id, self._before["rule"], self._before["round"])
+            if self._before["optimizers"]:
+                self.side.runner.optimizers.load_state_dict({self._client_id: self._before["optimizers"]})
+        num_clients = self._num_clients or len(self.side.loaders)
+        rule.begin_fit(Federation(num_clients, binding.layout, theta.device, theta.dtype))
+
+    def close(self) -> None:
+        """Gives the parameters storage of their own: the global parameters that the client received."""
+        if self._binding is not None:
+            self._binding.release()
+        self._binding = None
+
+    # ---- the round, as the epoch loop asks for it
+
+    def open_round(self) -> Iterator[ClientTask]:
+        """Yields the client, or an empty place."""
+        assert self._binding is not None
+        self._binding.check()
+        self._loop.progress.open_round()
+        client, index, loaders = self._client_id, self._message.round, self.side.loaders
+        size = len(loaders.indices(client))
+        if size == 0:
+            raise ValueError(f"client {client} must have training data, found none")
+        tasks = [ClientTask(client, 0, index, size, loaders.num_batches(client))] if self._trains else []
+        self.side.begin_round(tasks)
+        yield from tasks or [ClientTask(None, 0, index)]
+
+    def train_client(self, task: ClientTask) -> Tensor | None:
+        """Trains the client."""
+        self._upload = self.side.train(task)
+        return self._upload.train_loss
+
+    def close_round(self) -> None:
+        """Takes what the client leaves behind."""
+        assert self._binding is not None
+        self.side.end_round()
+        if not self._trains:
+            losses = self.side.losses_at(self._message.round, self._binding.theta, [self._client_id])
+            self.loss = float(losses[0])
+
+    def publish_round(self) -> None:
+        """The learning-rate schedulers have stepped: packs what the client sends and keeps."""
+        upload, client = self._upload, self._client_id
+        if upload is None:
+            return
+        side, report, optimizers = self.side, upload.report, self.side.runner.optimizers
+        self.sent = ClientMessage(
+            client_id=client,
+            round=self._message.round,
+            update=side.runner.rows.update(0).cpu(),
+            size=upload.size,
+            loss=upload.loss,
+            train_loss=None if upload.train_loss is None else float(upload.train_loss),
+            client_lr=optimizers.lr,
+            extras=_on_cpu(report.extras),
+            companions=_on_cpu(report.companions),
+            buffers=_on_cpu(side.buffers.values_in(upload.buffers)),
+            schedule=self._schedule(),
+        )
+        kept = {"rule": report.kept, "round": self._message.round}
+        if not report.kept and self._before is not None:  # what it had stays
+            kept = {name: self._before[name] for name in ("rule", "round")}
+        self.kept = {**kept, "optimizers": optimizers.take_aside(client)}
+
+    def _schedule(self) -> State | None:
+        configs = self._trainer.lr_scheduler_configs
+        if not configs:
+            return None
+        return {
+            "optimizers": [scheduled_state(optimizer) for optimizer in self._trainer.optimizers],
+            "schedulers": [config.scheduler.state_dict() for config in configs],
+        }
+
+
+class VisitStrategy(OneDevice):
+    """Turns ``trainer.fit`` into one client's visit.
+
+    Args:
+        visit: the visit.
+    """
+
+    def __init__(self, visit: VisitFit) -> None:
+        super().__init__()
+        self._visit = visit
+
+    def connect(self, model: LightningModule) -> None:
+        """Installs the epoch loop."""
+        super().connect(model)
+        check_trainer(model.trainer)
+        self._visit.install(model.trainer)
+        self.take_limits(model.trainer)
+
+    def setup(self, trainer: Trainer) -> None:
+        """Moves the module to its device, makes the optimizers, and binds the parameters."""
+        super().setup(trainer)
+        self._visit.bind()
+
+    def process_dataloader(self, dataloader: object) -> object:
+        """Turns the client's data into a round."""
+        return self._visit.training_loader(dataloader, self.limits["limit_train_batches"])
+
+    def teardown(self) -> None:
+        """Gives the parameters their own storage."""
+        self._visit.close()
+        super().teardown()
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's training step, with the client rule's term added to its loss."""
+        return self._visit.hooks.training_step(super().training_step, *args, **kwargs)
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        """Lets the client rule correct gradients after the backward pass, before clipping and stepping."""
+        return super().optimizer_step(optimizer, self._visit.hooks.corrected(closure), model, **kwargs)
+
+
+def _on_cpu(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().cpu() for name, value in values.items()}

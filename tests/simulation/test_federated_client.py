@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients on their own and a server by hand give the bits of ``trainer.fit``."""
+
+import lightning as L
+import pytest
+import torch
+from by_hand import Federation, own_loader
+from resuming import ALGORITHMS
+from support import Classifier, Manual, federated_blobs, fit, fresh, on_path, weights
+
+import fl_lightning as fl
+from fl_lightning.algorithms import MOON, SCAFFOLD, ClientRule, Ditto, FedAvg, FedDyn, FedLF, FedMDFG
+
+
+class Records(L.Callback):
+    def __init__(self):
+        self.seen = []
+
+    def on_train_epoch_end(self, trainer, module):
+        self.seen.append(trainer.strategy.last_round)
+
+
+def compare(method, module=Classifier, options=None, rounds=3, trainer=None, on_client_error="raise", **shared):
+    """The same federation of 4 clients, 3 in a round, in a trainer and by hand."""
+    client = shared.pop("client", None)
+    folder = shared.pop("folder", None)
+    strategy = {"algorithm": method(), "client": None if client is None else client(), **shared}
+    records, trainer = Records(), trainer or {}
+    inside = fit(
+        fresh(module, **(options or {})), rounds, data=federated_blobs(4), callbacks=[records],
+        on_client_error=on_client_error, **strategy, **trainer,
+    )  # fmt: skip
+    apart = Federation(
+        method, lambda seed: fresh(module, seed, **(options or {})), client=client, seed=5, folder=folder,
+        trainer=trainer, **shared,
+    )  # fmt: skip
+    for when, record in enumerate(records.seen):
+        apart.round(when, [*record.client_ids, *record.dropped], record.dropped)
+    assert torch.equal(apart.weights(), weights(inside.module))
+    return inside, apart, records.seen
+
+
+QUICK = ("FedAvg", "SCAFFOLD", "MOON", "FedLF", "FedMDFG")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in sorted(ALGORITHMS)]
+)
+def test_every_method_gives_the_bits_of_a_fit(tmp_path, name):
+    compare(ALGORITHMS[name], options={"norm": True, "dropout": 0.3}, folder=tmp_path)
+
+
+CASES = {
+    "kept Adam": {"method": FedAvg, "options": {"optimizer": "Adam"}, "client_optimizer_state": "keep"},
+    "momentum kept": {"method": FedLF, "options": {"momentum": 0.9}, "client_optimizer_state": "keep"},
+    "full gradients": {"method": FedLF, "full_gradients": True},
+    "local steps": {"method": FedAvg, "local_steps": 5},
+    "two epochs": {"method": SCAFFOLD, "local_epochs": 2},
+    "full path": {"method": MOON, "trainer": on_path(lean=False)},
+    "manual": {"method": FedAvg, "module": Manual},
+    "limit": {"method": FedAvg, "trainer": {"limit_train_batches": 2}},
+    "accumulated": {"method": FedDyn, "trainer": {"accumulate_grad_batches": 2}},
+    "double": {"method": FedLF, "trainer": {"precision": "64-true"}},
+    "largest buffers": {"method": FedAvg, "options": {"norm": True}, "buffers": "largest"},
+    "global buffers": {"method": MOON, "options": {"norm": True}, "buffers": "global"},
+    "FedLF with SCAFFOLD": {"method": FedLF, "client": SCAFFOLD},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_options_make_no_difference(tmp_path, name):
+    compare(**CASES[name], folder=tmp_path)
+
+
+class Scheduled(Classifier):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), 0.1)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.1)]
+
+
+def test_schedules_go_on_from_round_to_round():
+    _, apart, _ = compare(FedAvg, Scheduled, rounds=5)
+    _, steady, _ = compare(FedAvg, rounds=5)
+    assert not torch.equal(apart.params, steady.params)
+
+
+class Poisoned(Classifier):
+    """One client's loss is NaN in the second round."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        first = federated_blobs(4).train_dataloader()
+        theirs = first.dataset.tensors[0][first.indices(2)[0]]
+        hit = self.trainer.current_epoch == 1 and (batch[0] == theirs).all(1).any()
+        return loss * float("nan") if hit else loss
+
+
+@pytest.mark.filterwarnings("ignore:client 2 is left out of round 1")
+@pytest.mark.parametrize("in_files", [True, False])
+@pytest.mark.parametrize(("method", "state"), [(MOON, "reset"), (SCAFFOLD, "reset"), (FedAvg, "keep")])
+def test_what_a_client_kept_of_a_round_that_did_not_count_is_forgotten(tmp_path, method, state, in_files):
+    _, _, seen = compare(
+        method, Poisoned, {"momentum": 0.5}, rounds=5, on_client_error="drop", client_optimizer_state=state,
+        folder=tmp_path if in_files else None,
+    )  # fmt: skip
+    assert 2 in seen[1].dropped
+    assert any(2 in record.client_ids for record in seen[2:])
+
+
+def test_personal_models_are_those_of_the_fit(tmp_path):
+    inside, apart, _ = compare(Ditto, options={"norm": True}, folder=tmp_path)
+    mine = inside.strategy.client_rule
+    for client, when in apart.counted.items():
+        path = tmp_path / f"client-{client:06d}" / f"round-{when:06d}.pt"
+        kept = torch.load(path, weights_only=True)["rule"]
+        assert torch.equal(kept["params"], mine.personal_model(client).params)
+        assert torch.equal(kept["buffers"], mine.personal_model(client).buffers)
+        assert len(list(path.parent.iterdir())) <= 2
+
+
+# ---- one client
+
+
+def one_client(data=None, module=None, **options):
+    """Client 1 of 4."""
+    own = own_loader(1, federated_blobs(4)) if data is None else data
+    registered = {} if isinstance(own, fl.FederatedDataModule) else {"num_clients": 4}
+    module = fresh() if module is None else module
+    return fl.FederatedClient(module, own, 1, **{"seed": 5, "trainer": {"accelerator": "cpu"}, **registered, **options})
+
+
+def message(when=0, **fields):
+    module = fresh()
+    layout = fl.ParamLayout.from_module(module)
+    return fl.ServerMessage(when, layout.flatten(layout.parameters(module)), **fields)
+
+
+class Own(L.LightningDataModule):
+    def train_dataloader(self):
+        return own_loader(1, federated_blobs(4))
+
+
+def test_every_kind_of_data_gives_the_same_bits():
+    loader = own_loader(1, federated_blobs(4))
+    expected = one_client(loader).train(message(3))
+    for data in (
+        Own(),
+        federated_blobs(4),
+        fl.FederatedDataModule(loader.dataset, [range(0), range(len(loader.dataset))], batch_size=10),
+    ):
+        sent = one_client(data).train(message(3))
+        assert torch.equal(sent.update, expected.update)
+        assert (sent.size, sent.client_id, sent.round) == (len(loader.dataset), 1, 3)
+
+
+@pytest.mark.parametrize("keep", ["keep", "reset"])
+def test_the_same_message_gives_the_same_answer_again(tmp_path, keep):
+    client = one_client(algorithm=MOON(), client_optimizer_state=keep, folder=tmp_path)
+    client.train(message(0))
+    first, again = (client.train(message(2, counted=0)) for _ in range(2))
+    other = client.train(message(2))
+    assert torch.equal(first.update, again.update)
+    assert not torch.equal(first.update, other.update)
+
+
+def test_the_module_ends_with_what_it_received_and_generators_go_on():
+    module, sent = fresh(seed=3), message(1)
+    client = one_client(module=module)
+    torch.manual_seed(1)
+    client.train(sent)
+    drawn = torch.rand(3)
+    torch.manual_seed(1)
+    assert torch.equal(drawn, torch.rand(3))
+    assert torch.equal(weights(module), weights(fresh()))
+
+
+OTHERS = {
+    "nothing": ({}, ""),
+    "argument": ({"algorithm": FedLF(max_history=2)}, "method: FedLF(max_history=None) became FedLF(max_history=2)"),
+    "method": ({"algorithm": FedDyn()}, "method: FedLF with ControlVariates became FedDyn with DynamicRegularizer"),
+    "client half": ({"client": None}, "method: FedLF with ControlVariates became FedLF with ClientRule"),
+    "seed": ({"seed": 6, "local_epochs": 2}, "local_epochs: 1 became 2, seed: 5 became 6"),
+    "clients": ({"num_clients": 3}, "clients: 4 became 3"),
+    "layers": (
+        {"algorithm": FedLF(layers="model")},
+        "layout: layer 0: net.0 [0:104] became model [0:140]; "
+        "method: FedLF(layers='module') became FedLF(layers='model')",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_server_and_client_find_out_what_they_disagree_on(name):
+    options, words = OTHERS[name]
+    shared = {"algorithm": FedLF(), "client": SCAFFOLD()}
+    server = fit(**shared, data=federated_blobs(4), rounds=1).strategy.fit_description
+    if options.get("algorithm") and type(options["algorithm"]) is FedDyn:
+        options = {"client": None, **options}
+    assert server.difference(one_client(**{**shared, **options}).fit_description) == words
+
+
+def test_losses_are_those_that_clients_report():
+    client, asked = one_client(algorithm=FedMDFG()), message(2)
+    assert client.loss(asked) == client.train(asked).loss
+
+
+def test_nothing_is_written_where_nothing_stays(tmp_path):
+    one_client(algorithm=SCAFFOLD(), folder=tmp_path).train(message(0))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("method", [Ditto, MOON])
+def test_what_stays_at_the_client_is_not_sent(method):
+    client = one_client(algorithm=method())
+    client.train(message(0))
+    sent = client.train(message(1, counted=0))
+    assert sent.extras == sent.companions == {}
+    assert "kept" not in vars(sent)
+
+
+class Fails(Classifier):
+    def training_step(self, batch, batch_idx):
+        if self.trainer.current_epoch == 1 and batch_idx == 2:
+            raise LookupError("a broken sample")
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_failed_visit_leaves_nothing_behind(tmp_path):
+    module = fresh(Fails, seed=3)
+    client = one_client(module=module, algorithm=MOON(), folder=tmp_path)
+    client.train(message(0))
+    own = tmp_path / "client-000001"
+    (own / "round-000009.pt.part").touch()  # of a process that was killed
+    with pytest.raises(LookupError, match="a broken sample"):
+        client.train(message(1, counted=0))
+    assert [path.name for path in own.iterdir()] == ["round-000000.pt"]
+    assert torch.equal(weights(module), weights(fresh()))
+    again = one_client(module=fresh(Fails), algorithm=MOON(), folder=tmp_path)
+    assert torch.equal(client.train(message(2, counted=0)).update, again.train(message(2, counted=0)).update)
+
+
+def test_a_server_in_the_same_process_keeps_its_state():
+    server = SCAFFOLD()
+    server.client_rule().take_broadcast({"server": torch.ones(140)})
+    client = one_client(algorithm=server)
+    client.train(message(0))
+    assert torch.equal(server.client_rule().broadcast()["server"], torch.ones(140))
+
+
+def test_the_fit_says_nothing(caplog, capsys):
+    client = one_client()
+    with caplog.at_level("INFO"):
+        caplog.clear()
+        client.train(message(0))
+    assert caplog.records == []
+    assert capsys.readouterr().out == ""
+
+
+class Counting(ClientRule):
+    def commit(self, cohort):
+        pass
+
+
+class Plateau(Classifier):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val_loss"}}
+
+
+NORMED = fl.ServerMessage(0, torch.zeros(156), buffers={"net.1.running_mean": torch.zeros(8)})
+REFUSED = {
+    "rule": ({"client": Counting()}, None, "a client cannot train apart from its server: Counting has a commit"),
+    "epochs": ({"trainer": {"max_epochs": 3}}, None, "trainer must leave max_epochs to the visit, found max_epochs=3"),
+    "clients": ({"num_clients": 1}, None, "the first from 0 and below the second, found 1 and 1"),
+    "all data": (
+        {"data": federated_blobs(4), "num_clients": 4},
+        None,
+        "num_clients must be left out where data has all",
+    ),
+    "seed": ({"seed": "x"}, None, "seed must be an integer"),
+    "params": (
+        {},
+        fl.ServerMessage(0, torch.zeros(3)),
+        r"params must be torch.float32 \[140\], found torch.float32 \[3\]",
+    ),
+    "buffers": (
+        {"module": fresh(norm=True)},
+        NORMED,
+        "buffers must be those of the module, .*found {'net.1.running_mean'",
+    ),
+    "plateau": ({"module": fresh(Plateau)}, message(), "ReduceLROnPlateau steps by a validation metric"),
+    "broadcast": ({"algorithm": SCAFFOLD()}, message(broadcast={"server": torch.zeros(3)}), "must have 140 numbers"),
+    "kept": (
+        {"algorithm": MOON()},
+        message(4, counted=2),
+        "the memory of another process is gone, what client 1 kept",
+    ),
+    "strategy": ({"full_gradients": True, "local_epochs": 2}, None, "full_gradients=True trains nothing locally"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_makes_no_sense_is_refused_in_words(name):
+    options, sent, words = REFUSED[name]
+    with pytest.raises((ValueError, TypeError, FileNotFoundError), match=words):
+        one_client(**options).train(sent or message())
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"), [({"when": -1}, "round must not be"), ({"counted": 0}, "counted must be")]
+)
+def test_messages_of_no_round_are_refused(fields, words):
+    with pytest.raises(ValueError, match=words):
+        message(**fields)
+
+
+def test_a_folder_that_is_gone_is_named(tmp_path):
+    client = one_client(algorithm=Ditto(), folder=tmp_path)
+    client.train(message(0))
+    client.train(message(1, counted=0))
+    (tmp_path / "client-000001" / "round-000001.pt").unlink()
+    with pytest.raises(
+        FileNotFoundError, match=r"round-000001.pt is gone, what client 1 kept of round 1.*counted=None"
+    ):
+        client.train(message(2, counted=1))
