@@ -14,6 +14,7 @@ from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.attacks import Attack
 from fl_lightning.core.fit_description import FitDescription
 from fl_lightning.core.lightning.checkpoint_io import STATE_KEY
+from fl_lightning.core.lightning.checkpoint_names import keep_names_in_one_folder
 from fl_lightning.core.lightning.names import (
     LightningModule,
     RunningStage,
@@ -25,8 +26,10 @@ from fl_lightning.core.lightning.single_device import OneDevice
 from fl_lightning.core.records import EvaluationRecord, RoundRecord
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler
+from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.executors.base import Executor
 from fl_lightning.executors.sequential import Sequential
+from fl_lightning.simulation.attached_data import AttachedData, PartitionLike
 from fl_lightning.simulation.checks import check_trainer
 from fl_lightning.simulation.evaluation.evaluator import Evaluator
 from fl_lightning.simulation.evaluation.loader import PredictionLoader
@@ -63,7 +66,8 @@ class FederatedStrategy(OneDevice):
             optimizer state of its last round.
         buffers: how BatchNorm statistics and other buffers are combined: ``"mean"`` weights clients by samples,
             ``"global"`` keeps the server's, ``"largest"`` takes those of the client with the most samples. Integer
-            buffers are never averaged.
+            buffers are never averaged. Frozen parameters that have the shape of a trained one (EMA teachers) and
+            non-persistent buffers (memory banks) follow the same policy where clients change them.
         fairness_metric: the validation metric whose fairness angle the progress bar shows.
         fairness_mode: whether larger (``"max"``) or smaller (``"min"``) values of ``fairness_metric`` are better, or
             those near 0 (``"abs"``, for gaps with a sign). A mapping says it of several metrics. Where it says nothing,
@@ -82,6 +86,11 @@ class FederatedStrategy(OneDevice):
             training batch size. A larger number is faster. It gives the same values if the loss is a mean over samples.
         log_client_names: log clients' values under their names instead of their numbers, where they have names
             (:class:`fl_lightning.data.ByKey`).
+        partition: divides the data that the Trainer is given, where a library calls ``Trainer.fit`` itself and nobody
+            can wrap its data: a partition or ready index vectors as for :class:`fl_lightning.FederatedDataModule`,
+            which does the dividing with this strategy's ``seed``. With more to say, pass a function of the data, such
+            as ``functools.partial(fl.FederatedDataModule, partition=fl.data.IID(10), holdout=0.2)``. Leave it out for
+            data that is wrapped.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -112,6 +121,7 @@ class FederatedStrategy(OneDevice):
         min_clients: int = 1,
         strict_resume: bool = True,
         log_client_names: bool = False,
+        partition: PartitionLike | None = None,
     ) -> None:
         super().__init__()
         self._options = options = FitOptions(
@@ -140,6 +150,7 @@ class FederatedStrategy(OneDevice):
         report = EvaluationReport(fairness_metric, fairness_mode, log_client_names)
         self._evaluator = Evaluator(self._fits, self.algorithm, self.client_rule, options.seed, report)
         self._state = FederatedState(self._fits, self._evaluator)
+        self._data = AttachedData(partition, options.seed)
 
     # ---- what users and monitors read
 
@@ -157,6 +168,11 @@ class FederatedStrategy(OneDevice):
     def executor_fallback(self) -> str | None:
         """Why the running or last fit could not use ``executor`` and trains clients sequentially, or ``None``."""
         return self._fits.executor_fallback
+
+    @property
+    def federated_data(self) -> FederatedDataModule | None:
+        """The data as ``partition`` divided it; ``None`` before that, and for data that is wrapped."""
+        return self._data.data
 
     @property
     def trainer(self) -> Trainer:
@@ -180,6 +196,8 @@ class FederatedStrategy(OneDevice):
         self._state.attach(self._fits.install(trainer).progress)
         if self._state not in trainer.callbacks:  # type: ignore[attr-defined]
             trainer.callbacks.insert(0, self._state)  # type: ignore[attr-defined]
+        keep_names_in_one_folder(trainer, "fed/")
+        self._data.divide(trainer)
         self.take_limits(trainer)
 
     def setup(self, trainer: Trainer) -> None:
@@ -213,6 +231,7 @@ class FederatedStrategy(OneDevice):
         self._evaluator.stop()
         self._fits.close(self.trainer.interrupted)
         self._evaluator.forget_loaders()
+        self._data.give_back()
         self.give_limits_back(self.trainer)
         super().teardown()
 

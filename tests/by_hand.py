@@ -87,7 +87,7 @@ class Federation:
         return self._made[client_id]
 
     def message(self, client_id: int, when: int) -> fl.ServerMessage:
-        counted, buffers = self.counted.get(client_id), self.bank.values()
+        counted, buffers = self.counted.get(client_id), self.bank.global_values()
         message = fl.ServerMessage.to_client(
             client_id, self.rule, when, self.params, counted, buffers, self.schedule
         )  # fmt: skip

@@ -73,3 +73,23 @@ def _buffers_of(module: nn.Module) -> tuple[list[_Buffer], list[_Buffer]]:
                 name = f"{prefix}.{key}" if prefix else key
                 found[key in owner._non_persistent_buffers_set].append(_Buffer(owner, key, name, value))
     return found
+
+
+def non_persistent_buffers_of(module: nn.Module) -> list[_Buffer]:
+    """The buffers that no checkpoint holds, without those of metrics."""
+    return _buffers_of(module)[1]
+
+
+def followers_of(module: nn.Module) -> list[_Buffer]:
+    """Frozen parameters with the shape of a trained one, as EMA teachers have; each once, in a fixed order."""
+    trained = {(p.shape, p.dtype) for p in module.parameters() if p.requires_grad}
+    found: list[_Buffer] = []
+    seen: set[int] = set()
+    for prefix, owner in submodules(module):
+        for key, value in owner._parameters.items():
+            if value is None or value.requires_grad or isinstance(value, nn.parameter.UninitializedParameter):
+                continue
+            if (value.shape, value.dtype) in trained and id(value) not in seen:
+                seen.add(id(value))
+                found.append(_Buffer(owner, key, f"{prefix}.{key}" if prefix else key, value))
+    return found

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate, default_convert
 
 from fl_lightning.core.client_names import numbered
 from fl_lightning.core.digest import digest
@@ -78,7 +78,9 @@ class ClientLoaders:
         self.num_trained = parts.num_trained
         self.batch_size = settings.batch_size
         self._parts = parts
-        self._source = _tensor_source(dataset) if settings.collate_fn is default_collate else None
+        # Both ways of torch to make a batch of a tuple of tensors give the list that is gathered here.
+        collates = settings.collate_fn is (default_convert if settings.fetch_batches else default_collate)
+        self._source = _tensor_source(dataset) if collates else None
 
     @classmethod
     def from_dataloader(
@@ -217,9 +219,13 @@ class ClientLoaders:
             return
         indices, settings = order.tolist(), self.settings
         plan = [indices[start:stop] for start, stop in pairwise(cuts)]
+        # A sampler of lists without batch_size hands each list to the dataset, as the user's BatchSampler does.
+        how: dict[str, Any] = (
+            {"sampler": plan, "batch_size": None} if settings.fetch_batches else {"batch_sampler": plan}
+        )
         loader = DataLoader(
             self.dataset,
-            batch_sampler=plan,
+            **how,
             collate_fn=settings.collate_fn,
             num_workers=settings.num_workers,
             pin_memory=settings.pin_memory,

@@ -16,7 +16,7 @@ from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.division import Division
 from fl_lightning.data.matched_split import label_counts
 from fl_lightning.data.partitions import Partition
-from fl_lightning.data.sources import AnyDataset, DatasetModule, ModuleLoaders, check_dataset, defines, hide
+from fl_lightning.data.sources import AnyDataset, DatasetModule, StageLoaders, check_dataset, defines, hide
 
 
 class FederatedDataModule(LightningDataModule):
@@ -77,7 +77,9 @@ class FederatedDataModule(LightningDataModule):
         if isinstance(data, (LightningDataModule, LightningModule)):
             if given:
                 raise ValueError(f"{', '.join(given)} must come from the module {type(data).__name__} itself")
-            self.data: LightningDataModule = data if isinstance(data, LightningDataModule) else ModuleLoaders(data)
+            self.data: LightningDataModule = (
+                data if isinstance(data, LightningDataModule) else StageLoaders.of_module(data)
+            )
         else:
             for name, dataset in (("data", data), *given.items()):
                 check_dataset(name, dataset)
@@ -127,6 +129,15 @@ class FederatedDataModule(LightningDataModule):
         self._trainer = trainer
         if "data" in self.__dict__:
             self.data.trainer = trainer
+
+    @property
+    def name(self) -> str | None:
+        """The wrapped module's name, which Lightning's data modules have as an attribute of their class."""
+        return self.data.name
+
+    @name.setter
+    def name(self, name: str | None) -> None:
+        self.data.name = name
 
     @property
     def hparams(self) -> Any:

@@ -24,8 +24,10 @@ from fl_lightning.data.labels import num_samples
 class LoaderSettings:
     """How a dataset is batched; the fields mean what they mean for ``torch.utils.data.DataLoader``.
 
-    ``persistent_workers`` and ``generator`` are not kept: a worker that outlives a client, or a generator shared by
-    all, would make a client's randomness depend on the clients before it.
+    ``fetch_batches`` is for datasets that take a list of indices and return a whole batch, which ``DataLoader`` knows
+    as ``sampler=BatchSampler(...), batch_size=None``. ``persistent_workers`` and ``generator`` are not kept: a worker
+    that outlives a client, or a generator shared by all, would make a client's randomness depend on the clients before
+    it.
 
     Raises:
         ValueError: ``batch_size`` is not positive.
@@ -41,6 +43,7 @@ class LoaderSettings:
     timeout: float = 0.0
     multiprocessing_context: str | None = None
     prefetch_factor: int | None = None
+    fetch_batches: bool = False
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -75,13 +78,18 @@ class LoaderSettings:
                 "clients need samples that can be picked by index"
             )
         total = num_samples(loader.dataset)
-        batches = loader.batch_sampler
-        if batches is None:
-            raise ValueError(f"{name} must form batches, found batch_size=None: give it a batch_size")
+        fetch_batches = loader.batch_sampler is None
+        batches: object = loader.sampler if fetch_batches else loader.batch_sampler
+        if fetch_batches and type(batches) is not BatchSampler:
+            raise ValueError(
+                f"{name} must form batches, found batch_size=None and the sampler {type(batches).__name__}: give it a "
+                "batch_size, or as its sampler a BatchSampler over a SequentialSampler or RandomSampler"
+            )
         if type(batches) is not BatchSampler:
             raise ValueError(
                 f"{name} must use batch_size=, found the custom batch sampler {type(batches).__name__}: each client's "
-                "batches are drawn from its own samples"
+                "batches are drawn from its own samples, which a BatchSampler over a SequentialSampler or "
+                "RandomSampler allows"
             )
         context = loader.multiprocessing_context
         return cls(
@@ -96,6 +104,7 @@ class LoaderSettings:
             # A context cannot be pickled, its name can.
             multiprocessing_context=None if context is None else str(context.get_start_method()),
             prefetch_factor=loader.prefetch_factor,
+            fetch_batches=fetch_batches,
         )
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the data to be federated comes from: a LightningDataModule, or what is made to look like one.
 
-That is loaders, datasets, or a LightningModule that has its loaders with it.
+That is loaders, datasets, a LightningModule that has its loaders with it, or what a Trainer was given.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fl_lightning.core.lightning.inspection import is_overridden
 from fl_lightning.core.lightning.names import LightningDataModule, LightningModule
 from fl_lightning.data.labels import num_samples
 
-_LOADERS = tuple(f"{stage}_dataloader" for stage in ("train", "val", "test", "predict"))
+STAGES = ("train", "val", "test", "predict")
 
 if TYPE_CHECKING:
     AnyDataset = Dataset[Any] | DataLoader[Any]
@@ -66,48 +66,68 @@ class DatasetModule(LightningDataModule):
         return self._loader("predict")
 
 
-class ModuleLoaders(LightningDataModule):
-    """The loaders that a LightningModule has with it, as a LightningDataModule.
+class StageLoaders(LightningDataModule):
+    """What a Trainer takes loaders from, stage by stage, as a LightningDataModule.
 
-    Where the module is the one that the trainer runs, Lightning prepares it and sets it up, and nothing is done twice.
+    Modules are prepared and set up, but for the one that the trainer runs, because Lightning does that.
 
     Args:
-        module: a LightningModule with ``train_dataloader`` and perhaps other loaders.
+        owners: of each stage: a LightningModule or LightningDataModule with the stage's method, or its loaders.
     """
 
-    def __init__(self, module: LightningModule) -> None:
+    def __init__(self, owners: Mapping[str, Any]) -> None:
         super().__init__()
-        self.module = module
-        hide(self, [name for name in _LOADERS if not defines(module, name)])
+        self.owners = dict(owners)
+        hide(self, [f"{stage}_dataloader" for stage in STAGES if stage not in owners])
 
-    def _runs(self) -> bool:
-        return self.trainer is not None and self.trainer.lightning_module is self.module
+    @classmethod
+    def of_module(cls, module: LightningModule) -> StageLoaders:
+        """The loaders that a LightningModule has with it."""
+        return cls({stage: module for stage in STAGES if defines(module, f"{stage}_dataloader")})
+
+    def _modules(self) -> list[Any]:
+        modules = {id(owner): owner for owner in self.owners.values() if is_module(owner)}
+        return list(modules.values())
+
+    def _runs(self, module: object) -> bool:
+        return self.trainer is not None and self.trainer.lightning_module is module
 
     def prepare_data(self) -> None:
-        """Prepares the module's data, unless Lightning does."""
-        if not self._runs():
-            self.module.prepare_data()
+        """Prepares the modules' data, unless Lightning does."""
+        for module in self._modules():
+            if not self._runs(module):
+                module.prepare_data()
 
     def setup(self, stage: str) -> None:
-        """Sets the module up, unless Lightning does."""
-        if not (self._runs() and self.trainer is not None and self.trainer.state.fn == stage):
-            self.module.setup(stage)
+        """Sets the modules up, unless Lightning does."""
+        for module in self._modules():
+            if not (self._runs(module) and self.trainer is not None and self.trainer.state.fn == stage):
+                module.setup(stage)
+
+    def _loaders(self, stage: str) -> Any:
+        owner = self.owners[stage]
+        return getattr(owner, f"{stage}_dataloader")() if is_module(owner) else owner
 
     def train_dataloader(self) -> Any:
-        """The module's training loader."""
-        return self.module.train_dataloader()
+        """The training loader."""
+        return self._loaders("train")
 
     def val_dataloader(self) -> Any:
-        """The module's validation loader."""
-        return self.module.val_dataloader()
+        """The validation loader."""
+        return self._loaders("val")
 
     def test_dataloader(self) -> Any:
-        """The module's test loader."""
-        return self.module.test_dataloader()
+        """The test loader."""
+        return self._loaders("test")
 
     def predict_dataloader(self) -> Any:
-        """The module's loader of what to predict."""
-        return self.module.predict_dataloader()
+        """The loader of what to predict."""
+        return self._loaders("predict")
+
+
+def is_module(owner: object) -> bool:
+    """Whether loaders are to be asked for, rather than there."""
+    return isinstance(owner, (LightningModule, LightningDataModule))
 
 
 def defines(module: LightningDataModule | LightningModule, method: str) -> bool:
@@ -164,8 +184,8 @@ def loader_name(module: LightningDataModule, stage: str) -> str:
     """The name of a stage's loader in errors, as the user wrote it."""
     if isinstance(module, DatasetModule):
         return "data" if stage == "train" else stage
-    owner = module.module if isinstance(module, ModuleLoaders) else module
-    return f"{type(owner).__name__}.{stage}_dataloader()"
+    owner = module.owners[stage] if isinstance(module, StageLoaders) else module
+    return f"{type(owner).__name__}.{stage}_dataloader()" if is_module(owner) else f"{stage}_dataloaders"
 
 
 def only_loader(loaders: Any) -> Any:

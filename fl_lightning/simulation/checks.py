@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 from inspect import signature
 from typing import Any, NoReturn
 
@@ -15,6 +17,9 @@ from fl_lightning.algorithms.features import METHOD
 from fl_lightning.algorithms.records import Needs
 from fl_lightning.core.lightning.inspection import validation_interval
 from fl_lightning.core.lightning.names import LightningModule, Trainer, TrainerFn, callbacks
+
+_PROBED_STEPS = 1000
+"""Steps for which an averaging callback is asked whether it averages after them."""
 
 
 def paired_client_rule(
@@ -76,7 +81,7 @@ def check_trainer(trainer: Trainer) -> None:
 
 
 def _check_callbacks(trainer: Trainer) -> None:
-    ema = getattr(callbacks, "EMAWeightAveraging", ())
+    averaging = getattr(callbacks, "WeightAveraging", ())  # Lightning 2.5 has none
     fitting = trainer.state.fn == TrainerFn.FITTING
     normed = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in trainer.lightning_module.modules())
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -98,52 +103,93 @@ def _check_callbacks(trainer: Trainer) -> None:
                 "StochasticWeightAveraging passes over the data once more to renew BatchNorm statistics, which is no "
                 "federated round: use layers without running statistics, or EMAWeightAveraging"
             )
-        if isinstance(callback, ema) and callback.update_every_n_steps > 0:
-            raise ValueError(
-                "EMAWeightAveraging must average whole rounds: pass update_every_n_steps=0 and "
-                f"update_starting_at_epoch=0, found update_every_n_steps={callback.update_every_n_steps}"
-            )
+        if fitting and isinstance(callback, averaging):
+            _check_averaging(callback)
 
 
-def check_module(
-    module: LightningModule, needs: Needs, rule: ClientRule, optimizers: int, client_lr: float | None, method: str
-) -> None:
+def _check_averaging(callback: Any) -> None:
+    """Refuses to average after optimizer steps: the server's weights change once per round."""
+    probe = copy.copy(callback)  # a method of the user's own may count its calls
+    step = next((step for step in range(_PROBED_STEPS) if probe.should_update(step_idx=step)), None)
+    if step is None:
+        return
+    name, own = type(callback).__name__, type(callback).should_update
+    if own is getattr(getattr(callbacks, "EMAWeightAveraging", None), "should_update", None):
+        remedy = "pass update_every_n_steps=0 and update_starting_at_epoch=0"
+    else:
+        remedy = (
+            "use a subclass whose should_update(self, step_idx=None, epoch_idx=None) returns epoch_idx is not None, or "
+            "EMAWeightAveraging(update_every_n_steps=0, update_starting_at_epoch=0)"
+        )
+    raise ValueError(
+        f"{name} must average whole rounds, because the server's weights change once per round: {remedy}; found "
+        f"should_update(step_idx={step}) to be true"
+    )
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method as checks see it, with both halves under the names that the user gave.
+
+    Attributes:
+        server: name of the algorithm.
+        client: name of what the client half comes from: ``client``, or the algorithm.
+        own: what the algorithm needs by itself.
+        needs: what both halves need together.
+        rule: the client half.
+    """
+
+    server: str
+    client: str
+    own: Needs
+    needs: Needs
+    rule: ClientRule
+
+    def asking(self, *needs: str) -> str:
+        """The name of the half that asks for one of these, by their names in :class:`Needs`."""
+        return self.server if any(getattr(self.own, need) for need in needs) else self.client
+
+
+def check_module(module: LightningModule, method: Method, optimizers: int, client_lr: float | None) -> None:
     """Raises ValueError for modules that lack what the method needs."""
+    needs, rule, asking = method.needs, method.rule, method.asking
     manual = not module.automatic_optimization
     if "dataloader_iter" in signature(module.training_step).parameters:
         raise ValueError(f"{type(module).__name__}.training_step must take a batch, found dataloader_iter")
     if (needs.losses or needs.requery) and manual and not hasattr(module, "federated_loss"):
         raise ValueError(
-            f"{method} needs each client's loss, and {type(module).__name__} optimizes manually: "
+            f"{asking('losses', 'requery')} needs each client's loss, and {type(module).__name__} optimizes manually: "
             "define federated_loss(self, batch, batch_idx) on the module"
         )
     if needs.accuracies and not callable(getattr(module, "federated_accuracy", None)):
         raise ValueError(
-            f"{method} needs each client's accuracy: define federated_accuracy(self, batch, batch_idx) on "
-            f"{type(module).__name__}, the share of the batch that it predicts right"
+            f"{asking('accuracies')} needs each client's accuracy: define federated_accuracy(self, batch, batch_idx) "
+            f"on {type(module).__name__}, the share of the batch that it predicts right"
         )
     if needs.features and not callable(getattr(module, METHOD, None)):
         raise ValueError(
-            f"{type(rule).__name__} compares features: define {METHOD}(self, batch) on {type(module).__name__}, which "
+            f"{asking('features')} compares features: define {METHOD}(self, batch) on {type(module).__name__}, which "
             "returns what the network has before its last layer as [B, d], or a pair of that and class indices [B]"
         )
     if needs.groups and not callable(getattr(module, groups.METHOD, None)):
         raise ValueError(
-            f"{method} compares groups of people: define {groups.METHOD}(self, batch) on {type(module).__name__}, "
-            "which returns scores [B] (class 1 is predicted where they are positive), labels [B] and groups [B], the "
-            "last two of 0 and 1"
+            f"{asking('groups')} compares groups of people: define {groups.METHOD}(self, batch) on "
+            f"{type(module).__name__}, which returns scores [B] (class 1 is predicted where they are positive), labels "
+            "[B] and groups [B], the last two of 0 and 1"
         )
     rule.check_module(module)
     if needs.full_gradients and manual:
-        raise ValueError(f"{method} needs full gradients, which a module with manual optimization does not give")
+        raise ValueError(
+            f"{asking('full_gradients')} needs full gradients, which a module with manual optimization does not give"
+        )
     if rule.overrides("loss_term", "loss_weight") and manual:
-        raise ValueError(f"{type(rule).__name__} adds a term to the loss, which manual optimization keeps to itself")
+        raise ValueError(f"{method.client} adds a term to the loss, which manual optimization keeps to itself")
     if rule.overrides("correct_gradients") and optimizers > 1:
-        raise ValueError(f"{type(rule).__name__} corrects gradients and needs one optimizer, found {optimizers}")
+        raise ValueError(f"{method.client} corrects gradients and needs one optimizer, found {optimizers}")
     if (needs.client_lr or needs.full_gradients) and client_lr is None:
         raise ValueError(
-            f"{method} needs the clients' learning rate: use one torch.optim.SGD with one learning rate "
-            f"for all parameter groups in {type(module).__name__}.configure_optimizers"
+            f"{asking('client_lr', 'full_gradients')} needs the clients' learning rate: use one torch.optim.SGD with "
+            f"one learning rate for all parameter groups in {type(module).__name__}.configure_optimizers"
         )
 
 
@@ -164,7 +210,8 @@ def refuse_undivided_data(loader: object) -> NoReturn:
         "FederatedStrategy trains on clients: wrap the data, "
         "data = fl.FederatedDataModule(my_datamodule, fl.data.Dirichlet(num_clients=100, alpha=0.1)), "
         "where my_datamodule may also be a DataLoader or the module that has train_dataloader, "
-        f"and call trainer.fit(model, data); found a {type(loader).__name__}"
+        "and call trainer.fit(model, data). Where a library calls trainer.fit itself, pass "
+        f"FederatedStrategy(partition=fl.data.Dirichlet(num_clients=100, alpha=0.1)); found a {type(loader).__name__}"
     )
 
 

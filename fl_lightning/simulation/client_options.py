@@ -11,7 +11,7 @@ from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.records import Needs
 from fl_lightning.attacks import Attack
 from fl_lightning.core.fit_description import plain
-from fl_lightning.simulation.checks import paired_client_rule
+from fl_lightning.simulation.checks import Method, paired_client_rule
 from fl_lightning.training.local_options import LocalOptions
 
 
@@ -81,6 +81,13 @@ class ClientOptions:
     def needs(self) -> Needs:
         """What both halves of the method ask for."""
         return self.algorithm.needs | self.client_rule.needs | Needs(full_gradients=self.full_gradients)
+
+    @property
+    def method(self) -> Method:
+        """The method under the names that the user gave its halves."""
+        server, given = self.algorithm, self.algorithm if self.client is None else self.client
+        own = server.needs | Needs(full_gradients=self.full_gradients)
+        return Method(type(server).__name__, type(given).__name__, own, self.needs, self.client_rule)
 
     @property
     def keeps_optimizer(self) -> bool:

@@ -71,10 +71,7 @@ class ClientSide:
     def _check_module(self) -> None:
         trainer, options = self._trainer, self._options
         client_lr, _ = client_learning_rate(trainer.optimizers)
-        method = type(options.algorithm).__name__
-        check_module(
-            trainer.lightning_module, self.needs, options.client_rule, len(trainer.optimizers), client_lr, method
-        )
+        check_module(trainer.lightning_module, options.method, len(trainer.optimizers), client_lr)
 
     def _cohort_runner(self, executor: Executor) -> CohortRunner:
         obstacle = executor.obstacle(self.runner)

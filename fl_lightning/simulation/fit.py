@@ -141,7 +141,7 @@ class FederatedFit:
 
     def global_buffers(self) -> dict[str, Tensor]:
         """The buffers that a client in training has changed, as they were before it."""
-        return self.clients.buffers.values() if self.clients.runner.in_training else {}
+        return self.clients.buffers.global_values() if self.clients.runner.in_training else {}
 
     # ---- a round
 

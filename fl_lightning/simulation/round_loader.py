@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import Dataset
 
 from fl_lightning.core.lightning.epoch_loop import ClientTask
 from fl_lightning.data.client_loaders import ClientLoaders
@@ -20,6 +23,16 @@ class RoundLoader:
 
     def __init__(self, size: int, loaders: ClientLoaders, open_round: Callable[[], Iterator[ClientTask]]) -> None:
         self.loaders, self._size, self._open_round = loaders, size, open_round
+
+    @property
+    def dataset(self) -> Dataset[Any]:
+        """The training data of all clients, for whoever asks the trainer's loader for it."""
+        return self.loaders.dataset
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a local batch."""
+        return self.loaders.batch_size
 
     def __len__(self) -> int:
         return self._size

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fl_lightning.core.aligned import aligned
 from fl_lightning.core.layout import LayerSpec, ParamLayout
+from fl_lightning.core.modules import followers_of
 from fl_lightning.ops.dtypes import accumulation_device
 
 
@@ -87,6 +88,9 @@ class BoundParameters:
     def check_frozen(self) -> None:
         """Makes sure that local training left parameters without gradients alone.
 
+        Those with the shape of a trained one may change: :class:`~fl_lightning.training.side_tensors.SideTensors`
+        brings them back after every client.
+
         Raises:
             ValueError: it did not; names the parameters.
         """
@@ -95,7 +99,8 @@ class BoundParameters:
         if moved:
             raise ValueError(
                 "parameters that do not require gradients must not change in local training, found changes in "
-                f"{_some(moved)}: no update holds them, so one client would hand them to the next; make them buffers"
+                f"{_some(moved)}: no update holds them, so one client would hand them to the next; make them buffers, "
+                "which are combined after every round, as frozen parameters are that have the shape of a trained one"
             )
 
     @property
@@ -104,7 +109,9 @@ class BoundParameters:
         return self._marks
 
     def _frozen_marks(self) -> dict[str, Tensor]:
-        frozen = {n: p.detach() for n, p in self.module.named_parameters() if not p.requires_grad}
+        followers = {id(follower.value) for follower in followers_of(self.module)}
+        named = self.module.named_parameters()
+        frozen = {n: p.detach() for n, p in named if not p.requires_grad and id(p) not in followers}
         return {n: p.to(accumulation_device(p)).sum(dtype=torch.float64) for n, p in frozen.items() if _has_sum(p)}
 
     def thaw(self) -> None:

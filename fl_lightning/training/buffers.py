@@ -4,32 +4,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from fl_lightning.core.modules import _Buffer, _buffers_of
 from fl_lightning.ops.dtypes import accumulation_device
+from fl_lightning.training.side_tensors import BufferPolicy, SideReport, SideTensors
 
-BufferPolicy = Literal["mean", "global", "largest"]
 _Kind = tuple[torch.dtype, torch.device]
 
 
 @dataclass(frozen=True)
 class BufferReport:
-    """A client's buffers after training, as one vector per dtype, with the client's sample count."""
+    """A client's buffers after training, as one vector per dtype, with the client's sample count.
+
+    ``aside`` has frozen parameters and non-persistent buffers that the client changed, by name.
+    """
 
     size: int
     values: Mapping[_Kind, Tensor]
+    aside: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class BufferBank:
     """The module's buffers (BatchNorm statistics and the like) outside local training.
 
     Buffers never enter update rows. Every client starts from the global ones. Those of torchmetrics are left alone:
-    they belong to the metrics. Non-persistent buffers (caches) are not combined: clients leave them as they were.
+    they belong to the metrics. :class:`SideTensors` has non-persistent buffers, and frozen parameters that may follow
+    trained ones: the policy combines them where clients change them.
 
     Args:
         module: the module.
@@ -40,8 +44,9 @@ class BufferBank:
 
     def __init__(self, module: nn.Module, policy: BufferPolicy) -> None:
         self._module = module
-        self._policy = policy
-        self.remember()
+        self._policy: BufferPolicy = policy
+        self._aside = SideTensors(module)
+        self._take()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -51,30 +56,34 @@ class BufferBank:
     @property
     def nbytes(self) -> int:
         """Bytes of one copy of the buffers."""
-        return sum(value.numel() * value.element_size() for value in (*self._global.values(), *self._caches))
+        return sum(value.numel() * value.element_size() for value in self._global.values()) + self._aside.nbytes
 
     def remember(self) -> None:
         """Takes the module's present buffers as the global ones; called when a round begins."""
-        self._buffers, self._cached = _buffers_of(self._module)
+        self._aside.remember()
+        self._take()
+
+    def _take(self) -> None:
+        self._buffers, _ = _buffers_of(self._module)
         self._global = _joined(self._buffers)
-        self._caches = [buffer.value.detach().clone() for buffer in self._cached]
 
-    def state(self) -> tuple[dict[_Kind, Tensor], list[Tensor]]:
-        """The global buffers and the caches, not copied."""
-        return self._global, self._caches
+    def state(self) -> tuple[dict[_Kind, Tensor], dict[str, Tensor]]:
+        """The global buffers, and what else has changed in this fit, not copied."""
+        return self._global, self._aside.state()
 
-    def load_state(self, state: tuple[dict[_Kind, Tensor], list[Tensor]]) -> None:
+    def load_state(self, state: tuple[dict[_Kind, Tensor], dict[str, Tensor]]) -> None:
         """Takes what :meth:`state` returned for another copy of the module, and puts it into this one."""
-        self._global, self._caches = state
+        self._global, aside = state
+        self._aside.load_state(aside)
         self.restore()
 
     @torch.no_grad()
     def restore(self) -> None:
         """Puts the global buffers back into the module."""
-        if not self._buffers and not self._cached:
+        self._aside.restore()
+        if not self._buffers:
             return
-        values = (*self.values().values(), *self._caches)
-        for buffer, value in zip((*self._buffers, *self._cached), values, strict=True):
+        for buffer, value in zip(self._buffers, self.values().values(), strict=True):
             # The tensor itself comes back too: a client may have put another one in its place.
             buffer.owner._buffers[buffer.key] = buffer.value
             buffer.value.copy_(value)
@@ -85,7 +94,9 @@ class BufferBank:
 
     def values_in(self, report: BufferReport) -> dict[str, Tensor]:
         """What a report holds, by name; nothing if the policy asks clients for nothing."""
-        return self._named(report.values) if report.values else {}
+        known = self._aside.values()
+        aside = {name: value for name, value in report.aside.items() if value.shape == known[name].shape}
+        return (self._named(report.values) if report.values else {}) | aside
 
     def report_with(self, size: int, values: Mapping[str, Tensor]) -> BufferReport:
         """The report of a client with ``size`` samples that sent these :meth:`values_in` its own.
@@ -95,29 +106,35 @@ class BufferBank:
         """
         if not values and self._policy == "global":
             return BufferReport(size, {})
-        self._check(values)
+        aside = self._check(values)
         parts: dict[_Kind, list[Tensor]] = {}
         for buffer in self._buffers:
             value = values[buffer.name].to(buffer.value)
             parts.setdefault(_kind(buffer.value), []).append(value.reshape(-1))
-        return BufferReport(size, {kind: torch.cat(flat) for kind, flat in parts.items()})
+        return BufferReport(size, {kind: torch.cat(flat) for kind, flat in parts.items()}, aside)
 
     @torch.no_grad()
     def put(self, values: Mapping[str, Tensor]) -> None:
-        """Puts values of all buffers that are combined into the module.
+        """Puts values of all buffers that are combined into the module, and of teachers and banks as far as they came.
 
         Raises:
             ValueError: they are not those of the module.
         """
-        self._check(values)
+        aside = self._check(values)
         for buffer in self._buffers:
             buffer.value.copy_(values[buffer.name])
+        self._aside.put(aside)
 
-    def _check(self, values: Mapping[str, Tensor]) -> None:
+    def _check(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Those of the values that only clients that change them report."""
+        known = self._aside.values()
+        aside = {name: value for name, value in values.items() if name in known}
         shapes = {b.name: tuple(b.value.shape) for b in self._buffers}
+        shapes |= {name: tuple(known[name].shape) for name in aside}
         found = {name: tuple(value.shape) for name, value in values.items()}
         if shapes != found:
             raise ValueError(f"buffers must be those of the module, {shapes}, found {found}")
+        return {name: value.to(known[name]) for name, value in aside.items()}
 
     def _named(self, flat_values: Mapping[_Kind, Tensor]) -> dict[str, Tensor]:
         sizes: dict[_Kind, list[int]] = {}
@@ -126,24 +143,32 @@ class BufferBank:
         parts = {kind: iter(torch.split(flat, sizes[kind])) for kind, flat in flat_values.items()}
         return {b.name: next(parts[_kind(b.value)]).view(b.value.shape) for b in self._buffers}
 
+    def global_values(self) -> dict[str, Tensor]:
+        """The global values of all that local training may change beside parameters, by name.
+
+        It is what a client elsewhere is sent, for :meth:`put`.
+        """
+        return self.values() | self._aside.values()
+
     def report(self, size: int) -> BufferReport:
         """The module's buffers as a client leaves them.
 
         Raises:
             ValueError: buffers appeared, vanished, or changed shape or dtype during local training.
         """
+        aside = self._aside.report() if self._policy != "global" else {}
         if not self._buffers and next(self._module.buffers(), None) is None:
-            return BufferReport(size, {})
+            return BufferReport(size, {}, aside)
         current, _ = _buffers_of(self._module)
         before, after = ({b.name: (b.value.shape, _kind(b.value)) for b in some} for some in (self._buffers, current))
         changed = sorted({name for name in before.keys() | after.keys() if before.get(name) != after.get(name)})
         if changed:
             raise ValueError(f"buffers must keep name, shape and dtype in local training, found changes in {changed}")
-        return BufferReport(size, _joined(current) if self._policy != "global" else {})
+        return BufferReport(size, _joined(current) if self._policy != "global" else {}, aside)
 
     def finite(self, reports: Sequence[BufferReport]) -> Tensor:
         """``[m]`` whether all float buffers of a client are finite, or what they were before (a mask of -inf)."""
-        fine = torch.ones(len(reports), dtype=torch.bool)
+        fine = self._aside.finite(_aside(reports))
         for kind, before in self._global.items():
             if self._policy != "global" and before.is_floating_point():
                 values = torch.stack([report.values[kind] for report in reports])
@@ -152,7 +177,13 @@ class BufferBank:
 
     @torch.no_grad()
     def commit(self, reports: Sequence[BufferReport]) -> None:
-        """Makes new global buffers from the clients' by the policy, and puts them into the module."""
+        """Makes new global buffers from the clients' by the policy, and puts them into the module.
+
+        Raises:
+            ValueError: something has changed frozen parameters after a client.
+        """
+        self._aside.check_between_clients()
+        self._aside.commit(_aside(reports), self._policy)
         if reports and self._policy != "global":
             largest = max(reports, key=lambda report: report.size)
             for kind, before in self._global.items():
@@ -165,6 +196,10 @@ class BufferBank:
                 # Constant buffers (class weights, position tables) must come back bit for bit, not as a rounded mean.
                 self._global[kind] = torch.where(_same(values, before).all(0), before, new)
         self.restore()
+
+
+def _aside(reports: Sequence[BufferReport]) -> list[SideReport]:
+    return [SideReport(report.size, report.aside) for report in reports]
 
 
 def _joined(buffers: Sequence[_Buffer]) -> dict[_Kind, Tensor]:

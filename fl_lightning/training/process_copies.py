@@ -32,7 +32,7 @@ class RoundState:
     """
 
     counters: dict[str, Any]
-    buffers: tuple[dict[tuple[torch.dtype, torch.device], Tensor], list[Tensor]]
+    buffers: tuple[dict[tuple[torch.dtype, torch.device], Tensor], dict[str, Tensor]]
     optimizer_options: list[list[dict[str, Any]]]
     schedulers: list[dict[str, Any]]
 

@@ -9,25 +9,17 @@ from typing import Any
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.core.lightning.fast_log import LogCall, current_hook
+from fl_lightning.core.lightning.fast_log import LogCall, TrainingLog, current_hook
 from fl_lightning.core.lightning.names import LightningModule
 
 
-class LogRecorder:
+class LogRecorder(TrainingLog):
     """Stands in for the module's ``log`` and keeps its calls for the fit itself."""
 
     def __init__(self, module: LightningModule) -> None:
-        self._module = module
+        super().__init__(module)
         self.calls: list[LogCall] = []
         self.metric = ""
-
-    def install(self) -> None:
-        """Shadows the module's ``log``."""
-        self._module.__dict__["log"] = self
-
-    def remove(self) -> None:
-        """Gives the module its own ``log`` back."""
-        self._module.__dict__.pop("log", None)
 
     def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """See :meth:`lightning.pytorch.LightningModule.log`."""

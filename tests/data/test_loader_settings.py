@@ -11,6 +11,7 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
     default_collate,
+    default_convert,
 )
 
 from fl_lightning.core.lightning.names import lightning_module
@@ -70,6 +71,13 @@ def test_plain_batch_sampler_is_understood():
     assert LoaderSettings.from_dataloader(loader) == LoaderSettings(3, False, False)
 
 
+@pytest.mark.parametrize("sampler", [RandomSampler, SequentialSampler])
+def test_a_batch_sampler_in_the_place_of_a_sampler_is_understood(sampler):
+    loader = DataLoader(DATA, sampler=BatchSampler(sampler(DATA), 3, True), batch_size=None)
+    expected = LoaderSettings(3, sampler is RandomSampler, True, default_convert, fetch_batches=True)
+    assert LoaderSettings.from_dataloader(loader) == expected
+
+
 def test_subclasses_that_only_set_arguments_are_fine():
     class Graphs(DataLoader):
         def __init__(self, dataset):
@@ -91,7 +99,18 @@ def test_subclasses_that_only_set_arguments_are_fine():
         ),
         (lambda: DATA, TypeError, "found TensorDataset"),
         (lambda: OwnIteration(DATA), TypeError, "found OwnIteration with an __iter__ of its own"),
-        (lambda: DataLoader(DATA, batch_size=None), ValueError, "found batch_size=None"),
+        (lambda: DataLoader(DATA, batch_size=None), ValueError, "found batch_size=None and the sampler Sequential"),
+        (lambda: DataLoader(DATA, sampler=[[0]], batch_size=None), ValueError, "batch_size=None and the sampler list"),
+        (
+            lambda: DataLoader(DATA, sampler=BatchSampler(SubsetRandomSampler([1]), 2, False), batch_size=None),
+            ValueError,
+            "found the sampler SubsetRandomSampler",
+        ),
+        (
+            lambda: DataLoader(DATA, sampler=OwnBatches(SequentialSampler(DATA), 2, False), batch_size=None),
+            ValueError,
+            "batch_size=None and the sampler OwnBatches",
+        ),
         (
             lambda: DataLoader(DATA, batch_sampler=OwnBatches(SequentialSampler(DATA), 2, False)),
             ValueError,

@@ -130,6 +130,12 @@ class Groups(Classifier):
         return torch.optim.SGD(groups, lr=0.1)
 
 
+class Bare(Classifier):
+    """Gives no features."""
+
+    federated_features = None
+
+
 class FullGradients(FedAvg):
     needs = Needs(full_gradients=True)
 
@@ -137,20 +143,36 @@ class FullGradients(FedAvg):
 @pytest.mark.parametrize(
     ("algorithm", "module", "words"),
     [
-        (SCAFFOLD, adam, "ControlVariates|SCAFFOLD needs the clients' learning rate: use one torch.optim.SGD"),
+        (SCAFFOLD, adam, "^SCAFFOLD needs the clients' learning rate: use one torch.optim.SGD"),
         (SCAFFOLD, Groups, "needs the clients' learning rate"),
-        (SCAFFOLD, Two, "ControlVariates corrects gradients and needs one optimizer, found 2"),
+        (SCAFFOLD, Two, "^SCAFFOLD corrects gradients and needs one optimizer, found 2"),
         (FullGradients, adam, "FullGradients needs the clients' learning rate"),
         (lambda: FedLF(gradient_source="full"), adam, "FedLF needs the clients' learning rate"),
         (FullGradients, Manual, "FullGradients needs full gradients, which a module with manual optimization"),
         (FedMDFG, adam, "FedMDFG needs the clients' learning rate"),
         (FedLF, Manual, r"FedLF needs each client's loss, .* define federated_loss\(self, batch, batch_idx\)"),
-        (FedProx, Manual, "ProximalTerm adds a term to the loss"),
+        (FedProx, Manual, "^FedProx adds a term to the loss"),
     ],
 )
 def test_modules_that_lack_what_a_method_needs_are_refused(algorithm, module, words):
     with pytest.raises(ValueError, match=words):
         quiet_trainer(fl.FederatedStrategy(algorithm()), 1).fit(module(), federated_blobs())
+
+
+@pytest.mark.parametrize(
+    ("client", "module", "words"),
+    [
+        (SCAFFOLD, adam, "^SCAFFOLD needs the clients' learning rate"),
+        (SCAFFOLD, Two, "^SCAFFOLD corrects gradients and needs one optimizer, found 2"),
+        (FedProx, Manual, "^FedProx adds a term to the loss"),
+        (FedProto, Bare, "^FedProto compares features: define federated_features"),
+        (MOON, Bare, "^MOON compares features: define federated_features"),
+    ],
+)
+def test_refusals_name_the_client_half_that_was_given(client, module, words):
+    """Not the class that implements it, and not the algorithm that has nothing to do with it."""
+    with pytest.raises(ValueError, match=words):
+        quiet_trainer(fl.FederatedStrategy(FedAvg(), client=client()), 1).fit(module(), federated_blobs())
 
 
 # ---- arguments

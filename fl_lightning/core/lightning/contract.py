@@ -9,7 +9,8 @@ from fl_lightning.core.lightning.names import TREE, Trainer, lightning_module
 
 CONTRACT: dict[str, tuple[str, ...]] = {
     "lightning_module": ("_current_fx_name", "_on_before_batch_transfer"),
-    "fit_loop": ("epoch_loop", "epoch_progress", "state_dict", "load_state_dict", "_restarting", "_combined_loader"),
+    "fit_loop": ("epoch_loop", "epoch_progress", "state_dict", "load_state_dict", "_restarting", "_combined_loader",
+        "_data_source"),
     "fit_loop.epoch_loop": (
         "val_loop", "batch_progress", "scheduler_progress", "automatic_optimization", "manual_optimization",
         "_results", "_batches_that_stepped", "_skip_next_val", "_restarting", "_build_kwargs", "update_lr_schedulers",
@@ -20,9 +21,12 @@ CONTRACT: dict[str, tuple[str, ...]] = {
     "fit_loop.epoch_loop.manual_optimization": ("run", "optim_step_progress"),
     "fit_loop.epoch_loop.val_loop": (
         "batch_progress", "_results", "restarting", "_on_evaluation_model_train", "_evaluation_step", "_max_batches",
+        "_data_source",
     ),
-    "validate_loop": ("_evaluation_step", "_max_batches", "_results"),
-    "test_loop": ("_evaluation_step", "_max_batches", "_results"),
+    "validate_loop": ("_evaluation_step", "_max_batches", "_results", "_data_source"),
+    "test_loop": ("_evaluation_step", "_max_batches", "_results", "_data_source"),
+    "predict_loop": ("_data_source",),
+    "_data_connector": ("attach_datamodule", "_datahook_selector"),
     "_logger_connector": (
         "on_batch_start", "on_batch_end", "update_train_step_metrics", "log_metrics", "_callback_metrics",
         "_logged_metrics", "_progress_bar_metrics", "_first_loop_iter", "_current_fx",

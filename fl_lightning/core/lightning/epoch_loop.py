@@ -48,6 +48,20 @@ class ClientTask:
     def __len__(self) -> int:
         return self.num_batches
 
+    def __getitem__(self, key: object) -> Any:
+        raise TypeError(_no_batch(f"batch[{key!r}]"))
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name if name.startswith("__") else _no_batch(f"batch.{name}"))
+
+
+def _no_batch(use: str) -> str:
+    return (
+        "callbacks run on the server, where what Lightning calls a batch is the training of one client (a ClientTask "
+        f"with client_id, num_samples and num_batches), found {use}: read batches in the module's own hooks, such as "
+        "on_train_batch_start, which run for every local batch"
+    )
+
 
 class RoundConductor(Protocol):
     """What the loop asks of the strategy."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
@@ -21,17 +21,32 @@ else:
 _T = TypeVar("_T")
 
 
-class TrainingLog(Protocol):
-    """Takes the place of the module's ``log`` while it is installed."""
+class TrainingLog:
+    """Takes the place of the module's ``log`` while it is installed.
+
+    Args:
+        module: the module whose ``log`` is shadowed between :meth:`install` and :meth:`remove`.
+    """
+
+    def __init__(self, module: LightningModule) -> None:
+        self._module = module
+        self._log: Callable[..., None] = module.log
+        self._on_instance: Callable[..., None] | None = None
 
     def install(self) -> None:
         """Shadows the module's ``log``."""
+        self._log, self._on_instance = self._module.log, vars(self._module).get("log")
+        vars(self._module)["log"] = self
 
     def remove(self) -> None:
         """Gives the module its own ``log`` back."""
+        del vars(self._module)["log"]
+        if self._on_instance is not None:
+            vars(self._module)["log"] = self._on_instance
 
     def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """See :meth:`lightning.pytorch.LightningModule.log`."""
+        self._log(name, value, *args, **kwargs)
 
 
 def run_in_hook(module: LightningModule, hook: str, function: Callable[..., _T], *args: Any) -> _T:
@@ -88,11 +103,12 @@ class LogCall:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
-class FastLog:
+class FastLog(TrainingLog):
     """``self.log`` with a short path for the call that local steps repeat.
 
     Logging a mean once more with the same arguments goes straight to the stored metric: what Lightning checks on every
-    call was checked the first time. Everything else goes to ``LightningModule.log``.
+    call was checked the first time. Everything else goes to the module's own ``log``, be it Lightning's, a method of
+    its class, or a function that was set on the instance. One that is not Lightning's sees every call.
 
     Args:
         module: the module; its ``log`` is shadowed between :meth:`install` and :meth:`remove`.
@@ -100,18 +116,10 @@ class FastLog:
     """
 
     def __init__(self, module: LightningModule, results: _ResultCollection) -> None:
-        self._module, self._results = module, results
+        super().__init__(module)
+        self._results = results
         self._connector = module.trainer._logger_connector
         self._seen: dict[tuple[Any, ...], _ResultMetric] = {}
-        self._log = type(module).log
-
-    def install(self) -> None:
-        """Shadows the module's ``log``."""
-        self._module.__dict__["log"] = self
-
-    def remove(self) -> None:
-        """Gives the module its own ``log`` back."""
-        self._module.__dict__.pop("log", None)
 
     def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """See :meth:`lightning.pytorch.LightningModule.log`."""
@@ -120,7 +128,7 @@ class FastLog:
         try:
             metric = self._seen.get(call)
         except TypeError:  # an unhashable argument
-            self._log(self._module, name, value, *args, **kwargs)
+            self._log(name, value, *args, **kwargs)
             return
         size = results.batch_size
         if (
@@ -134,7 +142,9 @@ class FastLog:
             metric.forward(value.detach().reshape(()), size)
             metric.has_reset = False
             return
-        self._log(self._module, name, value, *args, **kwargs)
+        self._log(name, value, *args, **kwargs)
+        if getattr(self._log, "__func__", None) is not LightningModule.log:
+            return
         if args or "batch_size" in kwargs or kwargs.get("sync_dist") or kwargs.get("enable_graph"):
             return
         entry = results.get(f"{fx}.{name}")

@@ -4,16 +4,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from inspect import signature
 from typing import Any
 
-from fl_lightning.core.lightning.names import Callback, LightningModule, Trainer, lightning_module
+from fl_lightning.core.lightning.names import (
+    Callback,
+    LightningDataModule,
+    LightningModule,
+    Trainer,
+    lightning_module,
+)
 
 STEP_HOOKS = ("on_after_backward", "on_before_backward", "on_before_optimizer_step", "on_before_zero_grad")
 """Hooks that callbacks may have around one optimizer step."""
 
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 """Hooks of modules and data modules that a batch passes on its way to the device."""
+
+_STRATEGY_HOOKS = ("backward", "batch_to_device", "optimizer_step", "post_backward", "pre_backward", "training_step")
 
 _MODULE_HOOKS = (
     *STEP_HOOKS, "backward", "configure_gradient_clipping", "lr_scheduler_step", "on_train_batch_end",
@@ -25,7 +34,8 @@ def full_path_reason(trainer: Trainer, module: LightningModule) -> str | None:
     """Why local steps must run through Lightning's own optimization, or ``None`` if they need not."""
     if not module.automatic_optimization:
         return "manual optimization"
-    if type(trainer.precision_plugin) is not lightning_module("plugins.precision").Precision:
+    precision = trainer.precision_plugin
+    if type(precision) is not lightning_module("plugins.precision").Precision or any(map(callable, _set_on(precision))):
         return f"precision {trainer.precision}"
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     schedule = lightning_module("callbacks").GradientAccumulationScheduler
@@ -42,14 +52,17 @@ def full_path_reason(trainer: Trainer, module: LightningModule) -> str | None:
     if getattr(trainer, "_detect_anomaly", False):
         return "anomaly detection"
     for name in sorted(_MODULE_HOOKS):
-        if is_overridden(name, module):
+        if _differs(name, module, LightningModule):
             return f"the module overrides {name}"
+    for name in _STRATEGY_HOOKS:
+        if not _is_ours(getattr(trainer.strategy, name)):
+            return f"the strategy overrides {name}"
     watching = step_hook_of(callbacks)
     return None if watching is None else f"{watching.replace('.', ' overrides ', 1)}"
 
 
 def is_overridden(name: str, owner: object) -> bool:
-    """Whether a module, data module or callback has a hook of its own."""
+    """Whether Lightning takes a module or data module to have a method of its own."""
     return bool(lightning_module("utilities.model_helpers").is_overridden(name, owner))
 
 
@@ -62,15 +75,41 @@ def step_hook_of(callbacks: Sequence[Callback]) -> str | None:
     """``"Kind.hook"`` of the first callback with a hook around optimizer steps; ``None`` if there is none."""
     for callback in callbacks:
         for name in STEP_HOOKS:
-            if getattr(type(callback), name) is not getattr(Callback, name):
+            if _differs(name, callback, Callback):
                 return f"{type(callback).__name__}.{name}"
     return None
 
 
 def transfer_is_hooked(trainer: Trainer) -> bool:
     """Whether hooks of the module or the data module see batches on their way to the device."""
-    owners = [trainer.lightning_module, trainer.datamodule]  # type: ignore[attr-defined]
-    return any(is_overridden(name, owner) for owner in owners if owner is not None for name in TRANSFER_HOOKS)
+    data: LightningDataModule | None = trainer.datamodule  # type: ignore[attr-defined]
+    owners = ((trainer.lightning_module, LightningModule), (data, LightningDataModule))
+    return any(_differs(name, owner, base) for owner, base in owners if owner is not None for name in TRANSFER_HOOKS)
+
+
+def _differs(name: str, owner: object, base: type[object]) -> bool:
+    """Whether calling a hook of an object runs anything else than its base class has.
+
+    Lightning calls whatever the instance has, be it a method of its class or a function that was set on the instance
+    (``LambdaCallback``, ``functools.wraps``), so the instance is asked.
+    """
+    return _function(getattr(owner, name)) is not getattr(base, name)
+
+
+def _is_ours(hook: object) -> bool:
+    """Whether a hook of the strategy is Lightning's or this package's, whose local steps do without it."""
+    home = str(getattr(_function(hook), "__module__", "")).partition(".")[0]
+    return home in (__name__.partition(".")[0], Callback.__module__.partition(".")[0])
+
+
+def _function(hook: object) -> object:
+    """The function behind a bound method, or behind a ``partial`` as :func:`fl_lightning.data.sources.hide` sets it."""
+    hook = hook.func if isinstance(hook, partial) else hook
+    return getattr(hook, "__func__", hook)
+
+
+def _set_on(instance: object) -> list[Any]:
+    return list(vars(instance).values())
 
 
 def takes_batch_index(step: Any) -> bool:

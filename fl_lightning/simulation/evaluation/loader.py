@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+from torch.utils.data import Dataset
+
 from fl_lightning.core.lightning.evaluation_batches import ClientBatch
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.training.local_options import limited
@@ -26,6 +28,16 @@ class PredictionLoader:
     def __init__(self, loaders: ClientLoaders, limit: int | float) -> None:
         self.loaders = loaders
         self._counts = [limited(limit, loaders.num_batches(client)) for client in range(len(loaders))]
+
+    @property
+    def dataset(self) -> Dataset[Any]:
+        """The data of all clients, for whoever asks the trainer's loader for it."""
+        return self.loaders.dataset
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a batch."""
+        return self.loaders.batch_size
 
     def __len__(self) -> int:
         return sum(self._counts)
