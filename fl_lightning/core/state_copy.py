@@ -8,48 +8,23 @@ lets a step or a hook of the module run once more without a trace, and shows wha
 from __future__ import annotations
 
 import io
-import pickle
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset
+from torch import nn
 from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.core.fingerprint import Fingerprint
+from fl_lightning.core.graph_copy import GraphReader, GraphWriter
 from fl_lightning.core.lightning.metric_state import is_mergeable
-from fl_lightning.core.lightning.names import Callback, LightningDataModule, Logger, Trainer
 from fl_lightning.core.module_state import plain_attributes
 from fl_lightning.core.modules import outside_metrics, submodules
 
-_SHARED = (
-    Trainer, Callback, LightningDataModule, Logger, Optimizer, Dataset, DataLoader, nn.Parameter, ModuleType,
-    FunctionType, type,
-)  # fmt: skip
-"""Never copied: what a module refers to, and nothing that a step gathers in."""
-_HEAVY = 2**17  # bytes of one attribute without its tensors: vocabularies, tokenizers, lists of files
-_LARGE = 2**28  # bytes of one tensor's memory
-
-
-@dataclass(frozen=True)
-class _View:
-    """A tensor over a copied memory: tensors that shared memory share it in the copy."""
-
-    memory: int
-    dtype: torch.dtype
-    offset: int
-    size: torch.Size
-    stride: tuple[int, ...]
-
-    def of(self, memories: list[Tensor]) -> Tensor:
-        memory = memories[self.memory]
-        view = torch.empty(0, dtype=self.dtype, device=memory.device)
-        return view.set_(memory.untyped_storage(), self.offset, self.size, self.stride)
+_LARGE = 2**26, 2**28
+"""Bytes of one attribute without its tensors and arrays, and of one tensor or array, up to which they are copied."""
+_SMALL = 2**17, 2**20
 
 
 class StateCopy:
@@ -61,7 +36,7 @@ class StateCopy:
     Args:
         module: the module.
         metrics: also those of its metrics whose states could be put aside and joined.
-        tensor_limit: bytes; larger tensors are shared.
+        small: share all that is not small as well, for copies that are made often and of what should not change.
         known: names and ids of attributes that an earlier copy could not take; grows.
 
     Attributes:
@@ -72,7 +47,7 @@ class StateCopy:
         self,
         module: nn.Module,
         metrics: bool = True,
-        tensor_limit: int = _LARGE,
+        small: bool = False,
         known: set[tuple[str, int]] | None = None,
     ) -> None:
         self._known = set() if known is None else known
@@ -82,23 +57,23 @@ class StateCopy:
             self._slots = [slot for slot in slots if (slot.name, id(slot.value)) not in self._known]
             taken = {id(slot) for slot in self._slots}
             left = [slot for slot in slots if id(slot) not in taken]
-            if self._write(tensor_limit):
+            if self._write(*(_SMALL if small else _LARGE)):
                 break
         self.shared = tuple(slot.name for slot in left)
         self._watched = Fingerprint()
         for slot in left:
             self._watched.add(slot.name, slot.value)
 
-    def _write(self, tensor_limit: int) -> bool:
+    def _write(self, attribute_limit: int, tensor_limit: int) -> bool:
         """Writes all slots one after the other; ``False``, and one more is known, if one cannot be written."""
         file = io.BytesIO()
-        self._writer = writer = _Writer(file, {id(part) for _, part in self._parts}, tensor_limit)
+        self._writer = writer = GraphWriter(file, {id(part) for _, part in self._parts}, tensor_limit)
         self._ends: list[tuple[int, int]] = []  # in the file and in the writer's table
         for slot in self._slots:
             start = file.tell()
             try:
                 writer.dump(slot.value)
-                fits = slot.is_theirs or file.tell() - start <= _HEAVY
+                fits = slot.is_theirs or file.tell() - start <= attribute_limit
             except Exception:  # __getstate__ of anybody may raise anything
                 fits = False
             if not fits:
@@ -115,7 +90,7 @@ class StateCopy:
         Args:
             names: which of them; default all.
         """
-        reader = _Reader(io.BytesIO(self._bytes), self._writer)
+        reader = GraphReader(io.BytesIO(self._bytes), self._writer)
         places = [(values, dict(values)) for values in _places(self._parts)]
         copies = [reader.load() for _ in self._slots]
         try:
@@ -130,13 +105,13 @@ class StateCopy:
 
     def changes(self, later: StateCopy) -> list[str]:
         """Names whose contents differ, those of metrics apart."""
-        names = self._watched.changes(later._watched)
         mine, others = self._segments(), later._segments()
-        for name in {**mine, **others}:
-            one, other = mine.get(name), others.get(name)
-            if one is None or other is None or one[0] != other[0] or not self._same(later, one[1], other[1]):
-                names.append(name)
-        return sorted(set(names))
+        names = [name for name in {**mine, **others} if not self._same(later, mine.get(name), others.get(name))]
+        if len(names) > 1:
+            # What is written refers to what was written before it: one change may look like several.
+            one, other = self._loaded(), later._loaded()
+            names = [name for name in names if not self._alike(name, one, other, mine)]
+        return sorted({*names, *self._watched.changes(later._watched)})
 
     def _segments(self) -> dict[str, tuple[bytes, range]]:
         found, start, first = {}, 0, 0
@@ -146,10 +121,26 @@ class StateCopy:
             start, first = end, last
         return found
 
-    def _same(self, later: StateCopy, mine: range, others: range) -> bool:
-        if len(mine) != len(others):
+    def _same(self, later: StateCopy, mine: tuple[bytes, range] | None, others: tuple[bytes, range] | None) -> bool:
+        if mine is None or others is None or mine[0] != others[0] or len(mine[1]) != len(others[1]):
             return False
-        return all(self._writer.same(later._writer, i, j) for i, j in zip(mine, others, strict=True))
+        return all(self._writer.same(later._writer, i, j) for i, j in zip(mine[1], others[1], strict=True))
+
+    def _loaded(self) -> dict[str, Any]:
+        reader = GraphReader(io.BytesIO(self._bytes), self._writer)
+        return {slot.name: reader.load() for slot in self._slots}
+
+    def _alike(self, name: str, one: dict[str, Any], other: dict[str, Any], mine: dict[str, Any]) -> bool:
+        """Whether two loaded values are the same when each is written on its own."""
+        if name not in one or name not in other or self._writer.watches(mine[name][1]):
+            return False
+        parts, files = {id(part) for _, part in self._parts}, (io.BytesIO(), io.BytesIO())
+        writers = [GraphWriter(file, parts, _LARGE[1]) for file in files]
+        for writer, value in zip(writers, (one[name], other[name]), strict=True):
+            writer.dump(value)
+        if files[0].getvalue() != files[1].getvalue():
+            return False
+        return all(writers[0].same(writers[1], i, i) for i in range(len(writers[0].given)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,86 +198,3 @@ _METRIC = frozenset(vars(_Empty()))
 def _places(parts: list[tuple[str, nn.Module]]) -> Iterator[dict[str, Any]]:
     for _, part in parts:
         yield from (vars(part), part._buffers, part._modules)
-
-
-class _Writer(pickle.Pickler):
-    """Pickles within the process: what is shared goes into a table, and so do copies of tensors."""
-
-    def __init__(self, file: io.BytesIO, parts: set[int], limit: int) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self._parts, self._limit = parts, limit
-        self.given: list[Any] = []
-        self._versions: dict[int, Any] = {}
-        self.memories: list[Tensor] = []
-        self._places: dict[Any, int] = {}
-
-    def reducer_override(self, value: Any) -> Any:
-        """See :meth:`pickle.Pickler.reducer_override`."""
-        if value is _given:
-            return NotImplemented
-        if type(value) is Tensor:
-            return self._give(self._tensor(value))
-        if isinstance(value, _SHARED) or id(value) in self._parts:
-            return self._give(value)
-        if type(value) is BuiltinFunctionType and isinstance(value.__self__, (ModuleType, type(None))):
-            return self._give(value)
-        return NotImplemented
-
-    def _give(self, value: Any) -> Any:
-        self.given.append(value)
-        return _given, (len(self.given) - 1,)
-
-    def _tensor(self, value: Tensor) -> Any:
-        copied = value.layout is torch.strided and not value.is_meta and not value.is_quantized
-        if not copied or value.grad_fn is not None or value.requires_grad or value.is_conj() or value.is_neg():
-            return self._watched(value)
-        storage = value.untyped_storage()
-        if storage.nbytes() > self._limit:
-            return self._watched(value)
-        place = (storage.data_ptr() or id(value), value.device)
-        if place not in self._places:
-            self._places[place] = len(self.memories)
-            self.memories.append(_raw(storage, value.device).clone())
-        return _View(self._places[place], value.dtype, int(value.storage_offset()), value.shape, value.stride())
-
-    def _watched(self, value: Tensor) -> Tensor:
-        self._versions[len(self.given)] = None if value.is_inference() else value._version
-        return value
-
-    def same(self, later: _Writer, mine: int, others: int) -> bool:
-        """Whether two entries of the tables are the same object, or tensors with the same bytes."""
-        one, other = self.given[mine], later.given[others]
-        if isinstance(one, _View) and isinstance(other, _View):
-            a, b = self.memories[one.memory], later.memories[other.memory]
-            alike = (one.dtype, one.offset, one.size, one.stride) == (
-                other.dtype,
-                other.offset,
-                other.size,
-                other.stride,
-            )
-            return alike and a.device == b.device and torch.equal(a, b)
-        return one is other and self._versions.get(mine) == later._versions.get(others)
-
-
-class _Reader(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, writer: _Writer) -> None:
-        super().__init__(file)
-        self._writer = writer
-        self._memories = [memory.clone() for memory in writer.memories]
-
-    def find_class(self, module: str, name: str) -> Any:
-        """The table's entries; all other classes and functions are in the table themselves."""
-        return self._of_table if (module, name) == (__name__, _given.__name__) else super().find_class(module, name)
-
-    def _of_table(self, place: int) -> Any:
-        value = self._writer.given[place]
-        return value.of(self._memories) if isinstance(value, _View) else value
-
-
-def _given(place: int) -> Any:
-    """Stands for an entry of the table in what the writer writes."""
-    raise RuntimeError(f"entry {place} of a state copy must be read by its own reader")
-
-
-def _raw(storage: torch.UntypedStorage, device: torch.device) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)

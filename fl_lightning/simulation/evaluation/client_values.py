@@ -12,7 +12,7 @@ import torch
 
 from fl_lightning.core.lightning.evaluation_batches import ClientBatch, num_loaders
 from fl_lightning.core.lightning.logged_values import ClientValues, active_results
-from fl_lightning.core.lightning.names import Trainer, rank_zero_info, rank_zero_warn
+from fl_lightning.core.lightning.names import Trainer
 from fl_lightning.core.logged_row import LoggedRow
 from fl_lightning.core.module_state import state_kept
 from fl_lightning.core.records import EvaluationRecord
@@ -24,7 +24,7 @@ from fl_lightning.simulation.evaluation.alone import Alone
 from fl_lightning.simulation.evaluation.carried import Carried
 from fl_lightning.simulation.evaluation.epoch_end import EpochEnd
 from fl_lightning.simulation.evaluation.loader import EvaluationLoader
-from fl_lightning.simulation.evaluation.memory import Memory
+from fl_lightning.simulation.evaluation.notices import Notices
 from fl_lightning.simulation.evaluation.personal import PersonalEvaluation
 
 
@@ -100,7 +100,7 @@ class ClientEvaluation:
         self._carried = Carried(self._alone.module, known)
         self._memory.begin(self._alone.module, self._carried.start)
         if self._alone.has_hook:
-            self._ending = EpochEnd(self._alone, self._carried.lengths, known)
+            self._ending = EpochEnd(self._alone, self._carried.lengths, self._notices.large)
 
     def _begin_client(self, carried: Carried) -> None:
         if not self._passes_on():  # once it does, nothing is put aside, and the evaluation is as it would be without us
@@ -276,29 +276,3 @@ class ClientEvaluation:
             for name in names:
                 if name not in row.values:
                     row.add(name, nan, f"{type(error).__name__}: {error}")
-
-
-class Notices:
-    """What all evaluations of a strategy have in common: what was said, and what cannot be copied.
-
-    Attributes:
-        uncopied: names and ids of attributes that a :class:`StateCopy` cannot take.
-        memory: what evaluations have left in the module.
-    """
-
-    def __init__(self) -> None:
-        self.uncopied: set[tuple[str, int]] = set()
-        self.memory = Memory()
-        self._said: set[str] = set()
-
-    def warn(self, text: str) -> None:
-        """Warns once."""
-        if text not in self._said:
-            self._said.add(text)
-            rank_zero_warn(text)
-
-    def inform(self, text: str) -> None:
-        """Says it once."""
-        if text not in self._said:
-            self._said.add(text)
-            rank_zero_info(text)

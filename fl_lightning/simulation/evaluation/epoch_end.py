@@ -15,8 +15,6 @@ from fl_lightning.core.module_state import ModuleState, refill, state_kept
 from fl_lightning.core.state_copy import StateCopy
 from fl_lightning.simulation.evaluation.alone import Alone, top_metrics
 
-_SMALL = 2**20  # bytes of a tensor that the steps have not changed, and that the hook might
-
 
 class EpochEnd:
     """Runs the module's epoch-end hook for one client at a time, on copies of what it holds.
@@ -24,7 +22,7 @@ class EpochEnd:
     Args:
         alone: runs the hook.
         lengths: of the lists that steps fill: what they held before the first client, by their ids.
-        known: what :class:`StateCopy` cannot take; grows.
+        known: what a small :class:`StateCopy` does not take; grows.
     """
 
     def __init__(self, alone: Alone, lengths: dict[int, int], known: set[tuple[str, int]]) -> None:
@@ -56,9 +54,7 @@ class EpochEnd:
                 before, start = self._lengths.get(id(items), 0), self._start.get(id(items), 0)
                 if before > start:
                     refill(items, [*list(items)[:start], *list(items)[before:]])
-            return self._alone.end(
-                StateCopy(self._module, metrics=False, tensor_limit=_SMALL, known=self._known), steps
-            )
+            return self._alone.end(StateCopy(self._module, metrics=False, small=True, known=self._known), steps)
 
     def end(self) -> None:
         """Joins what was put aside with what has been gathered since."""

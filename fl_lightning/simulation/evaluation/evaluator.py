@@ -14,8 +14,9 @@ from fl_lightning.core.lightning.names import Callback, LightningModule, Trainer
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.data.client_loaders import ClientLoaders
-from fl_lightning.simulation.evaluation.client_values import ClientEvaluation, Notices
+from fl_lightning.simulation.evaluation.client_values import ClientEvaluation
 from fl_lightning.simulation.evaluation.loader import EvaluationLoader
+from fl_lightning.simulation.evaluation.notices import Notices
 from fl_lightning.simulation.evaluation.personal import PersonalEvaluation, models_to_evaluate
 from fl_lightning.simulation.evaluation.report import EvaluationReport
 

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all evaluations of a strategy have in common."""
+
+from __future__ import annotations
+
+from fl_lightning.core.lightning.names import rank_zero_info, rank_zero_warn
+from fl_lightning.simulation.evaluation.memory import Memory
+
+
+class Notices:
+    """What all evaluations of a strategy have in common: what was said, and what cannot be copied.
+
+    Attributes:
+        uncopied: names and ids of attributes that a :class:`StateCopy` cannot take.
+        large: the same for small copies.
+        memory: what evaluations have left in the module.
+    """
+
+    def __init__(self) -> None:
+        self.uncopied: set[tuple[str, int]] = set()
+        self.large: set[tuple[str, int]] = set()
+        self.memory = Memory()
+        self._said: set[str] = set()
+
+    def warn(self, text: str) -> None:
+        """Warns once."""
+        if text not in self._said:
+            self._said.add(text)
+            rank_zero_warn(text)
+
+    def inform(self, text: str) -> None:
+        """Says it once."""
+        if text not in self._said:
+            self._said.add(text)
+            rank_zero_info(text)
