@@ -151,6 +151,8 @@ class Division:
         total = num_samples(dataset)
         if self._evaluation == "shared":
             return ClientIndices.shared(total, len(parts), parts.names)
+        if self._evaluation == "matched" and dataset is train.dataset and self._holdout_stage is None:
+            return parts  # the same samples (forecasts of series that were trained on): everybody has their own
         seed = derive_seed(self._seed, "partition", stage)
         given = self._labels if callable(self._labels) or isinstance(self._labels, str) else None
         samples = Samples(dataset, stage, given)

@@ -69,11 +69,13 @@ def paired_client_rule(
 def check_trainer(trainer: Trainer) -> None:
     """Raises ValueError for trainer options that have no meaning for rounds."""
     interval = validation_interval(trainer)
-    # An int counts batches, even 1.
-    if not (isinstance(interval, float) and interval == 1.0):
+    # An int counts batches, even 1; without epochs it counts steps, wherever rounds begin and end.
+    counts_steps = isinstance(interval, int) and trainer.check_val_every_n_epoch is None
+    if not (isinstance(interval, float) and interval == 1.0) and not counts_steps:
         raise ValueError(
-            "val_check_interval must be 1.0: a round has no global model in its middle to validate; "
-            f"use check_val_every_n_epoch to validate every n rounds, found {interval!r}"
+            "val_check_interval must be 1.0: a round has no global model in its middle to validate; use "
+            "check_val_every_n_epoch to validate every n rounds, or check_val_every_n_epoch=None to validate after "
+            f"the round in which every n-th step is taken, found {interval!r}"
         )
     if trainer.overfit_batches:  # type: ignore[attr-defined]
         raise ValueError("overfit_batches is not supported: use limit_train_batches, which counts per client")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Projects whose library calls ``Trainer.fit`` itself: the strategy divides the data that the Trainer is given."""
 
+import copy
 from functools import partial
 
 import lightning as L
@@ -73,6 +74,16 @@ def test_a_librarys_own_fit_is_federated(give):
     assert all(torch.equal(found.values[name], expected.values[name]) for name in expected.values)
     assert done.trainer.strategy.federated_data.num_clients == 6
     assert trainer.strategy.federated_data is None
+
+
+def test_a_library_that_copies_its_arguments_and_counts_in_steps_is_federated():
+    """neuralforecast deep-copies its models, and bounds and validates fits by steps."""
+    given = {"strategy": strategy(), "max_steps": 20, "val_check_interval": 8, "check_val_every_n_epoch": None}
+    copied = copy.deepcopy(given)
+    quiet_trainer(max_epochs=None, **copied).fit(fresh(), datamodule=Blobs())
+    assert given["strategy"].federated_data is None
+    assert copied["strategy"].federated_data.num_clients == 6
+    assert len(copied["strategy"].last_evaluation.sizes) == 6
 
 
 def test_the_trainer_has_its_own_data_before_and_after():

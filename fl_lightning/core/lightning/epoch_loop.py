@@ -149,7 +149,15 @@ class FederatedEpochLoop(_TrainingEpochLoop):
 
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:
         # Lightning validates at once when somebody asks it to stop. A round has no new model before its server step.
-        return bool(self._num_ready_batches_reached() and super()._should_check_val_fx(data_fetcher))
+        if not self._num_ready_batches_reached():
+            return False
+        trainer = self.trainer
+        if trainer.check_val_every_n_epoch is not None:
+            return bool(super()._should_check_val_fx(data_fetcher))
+        # Every n steps, wherever epochs begin: after the round in which the n-th is taken.
+        every = int(trainer.val_check_interval)
+        passed = self.steps_taken // every > self.progress.steps_before // every
+        return bool(trainer.enable_validation and (passed or trainer.should_stop))
 
     def _should_accumulate(self) -> bool:
         return self._accumulating
@@ -203,6 +211,11 @@ class FederatedEpochLoop(_TrainingEpochLoop):
     def global_step(self) -> int:
         """Optimizer steps so far. Records the read, because clients in other processes may see another number."""
         self.asked_for_steps = True
+        return self.steps_taken
+
+    @property
+    def steps_taken(self) -> int:
+        """Optimizer steps so far."""
         return super().global_step
 
     @property

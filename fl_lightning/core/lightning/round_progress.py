@@ -21,7 +21,7 @@ from torch import Tensor
 from fl_lightning.core.lightning.names import Trainer
 
 if TYPE_CHECKING:
-    from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+    pass
 
 
 class RoundPhase(str, Enum):
@@ -69,7 +69,7 @@ class RoundProgress:
         self._held_max_steps: int | None = None
 
     @property
-    def _loop(self) -> _TrainingEpochLoop:
+    def _loop(self) -> Any:
         return self._trainer.fit_loop.epoch_loop
 
     def enter(self, phase: RoundPhase) -> None:
@@ -99,7 +99,13 @@ class RoundProgress:
         self._round_start = {
             "progress": {name: value for name, value in state.items() if not name.endswith("state_dict")},
             "batches_that_stepped": self._loop._batches_that_stepped,
+            "steps": self._loop.steps_taken,
         }
+
+    @property
+    def steps_before(self) -> int:
+        """Optimizer steps before the present round."""
+        return int(self._round_start.get("steps", 0))
 
     # ---- checkpoints
 

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``val_check_interval=n, check_val_every_n_epoch=None``, as libraries that count in steps set it (neuralforecast)."""
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from support import federated_blobs, fit, fresh, quiet_trainer, weights
+
+import fl_lightning as fl
+
+EVERY = {"local_steps": 2, "val_check_interval": 8, "check_val_every_n_epoch": None}  # three clients: 6 steps a round
+
+
+class Validations(Callback):
+    def __init__(self):
+        self.epochs = []
+
+    def on_validation_end(self, trainer, pl_module):
+        self.epochs.append(trainer.current_epoch)
+
+
+@pytest.mark.parametrize("executor", [None, fl.executors.Parallel(2)])
+def test_a_round_is_validated_if_it_takes_an_nth_step(executor):
+    seen = Validations()
+    done = fit(rounds=6, callbacks=[seen], executor=executor, **EVERY)
+    # 6, 12, 18, 24, 30 and 36 steps: the 8th, the 16th, the 24th and the 32nd lie in these rounds
+    assert seen.epochs == [1, 2, 3, 5]
+    assert done.strategy.last_evaluation.round == 6
+    assert done.strategy.executor_fallback is None
+    assert torch.equal(weights(done.module), weights(fit(rounds=6, local_steps=2, limit_val_batches=0).module))
+
+
+def test_steps_alone_may_bound_a_fit():
+    seen = Validations()
+    done = fit(rounds=-1, max_steps=20, callbacks=[seen], **EVERY)
+    assert done.trainer.global_step == 24
+    assert seen.epochs == [1, 2, 3]
+
+
+def test_a_fit_resumes_with_the_same_validations(tmp_path):
+    keep = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1, every_n_epochs=1, save_on_train_epoch_end=True)
+    whole = fit(rounds=6, callbacks=[keep], enable_checkpointing=True, **EVERY)
+    for epoch in range(5):
+        seen = Validations()
+        done = fit(rounds=6, callbacks=[seen], ckpt_path=tmp_path / f"epoch={epoch}.ckpt", **EVERY)
+        assert seen.epochs == [later for later in (1, 2, 3, 5) if later > epoch]
+        assert torch.equal(weights(done.module), weights(whole.module))
+
+
+def test_early_stopping_sees_these_validations():
+    stop = EarlyStopping("val_loss", patience=0, mode="max")
+    done = fit(rounds=6, callbacks=[stop], **EVERY)
+    assert done.trainer.current_epoch == 3
+
+
+def test_other_intervals_stay_refused():
+    with pytest.raises(ValueError, match="or check_val_every_n_epoch=None to validate after the round in which every"):
+        quiet_trainer(fl.FederatedStrategy(), 1, val_check_interval=4).fit(fresh(), federated_blobs())
