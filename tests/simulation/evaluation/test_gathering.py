@@ -23,7 +23,7 @@ from gathering import (
     hits,
 )
 from plain_loop import client_batches
-from support import federated_blobs, fit, fresh, quiet_trainer, weights
+from support import Blobs, federated_blobs, fit, fresh, quiet_trainer, weights
 from torch.utils.data import DataLoader
 
 import fl_lightning as fl
@@ -171,3 +171,20 @@ def test_plain_evaluations_run_each_step_once(monkeypatch):
         (_, together), data = loaders_of(federated_blobs(), "val"), federated_blobs()
         quiet_trainer(fl.FederatedStrategy()).validate(fresh(pattern), data, verbose=False)
         assert len(steps) == len(together) + 2 * (pattern is Outputs)  # which gathers in a list and logs in steps
+
+
+class BesideAnother(Counts):
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        super().validation_step(batch, batch_idx)
+        self.log("step_acc", self.correct / self.total)
+
+
+def test_sums_over_several_loaders_are_no_clients_own():
+    strategy = fl.FederatedStrategy()
+    with pytest.warns(UserWarning, match="cannot be told apart with several loaders: correct, total"):
+        quiet_trainer(strategy).validate(
+            fresh(BesideAnother), [Blobs().test_dataloader(), client_batches("val")], verbose=False
+        )
+    record = strategy.last_evaluation
+    assert record.client_ids == tuple(range(6))
+    assert all(values.isnan().all() for values in record.values.values())
