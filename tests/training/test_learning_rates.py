@@ -28,7 +28,7 @@ class Warming(Rated):
 
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=self.hparams.momentum)
-        still = self.trainer.num_training_batches
+        still = self.trainer.estimated_stepping_batches // self.trainer.max_epochs
 
         def factor(step):
             return max(0, step - still) / 20
