@@ -23,7 +23,9 @@ class Turns(L.Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """The server step is done."""
         assert isinstance(pl_module, Classifier)
-        self._baton.pass_on(flat(pl_module.net), trainer.global_step)
+        assert isinstance(trainer.strategy, fl.FederatedStrategy)
+        assert trainer.strategy.last_round is not None
+        self._baton.pass_on(flat(pl_module.net), trainer.strategy.last_round.local_steps)
 
 
 def strategy(method: str, per_round: int, workers: int) -> fl.FederatedStrategy:

@@ -163,10 +163,11 @@ def measure(shape: Shape, case: Case, pairs: int, warm_up: int, folder: Path) ->
     )
     trainer.fit(Classifier(shape, case.logs), federated(shape, x, y))
     expected = rounds * shape.steps
-    if (trainer.global_step, hand_written.steps) != (expected, expected):
-        raise RuntimeError(f"both must take {expected} steps, found {trainer.global_step} and {hand_written.steps}")
-    ours, theirs = turns.ours, turns.theirs
     assert strategy.last_round is not None
+    steps = strategy.last_round.local_steps
+    if (steps, hand_written.steps) != (expected, expected):
+        raise RuntimeError(f"both must take {expected} steps, found {steps} and {hand_written.steps}")
+    ours, theirs = turns.ours, turns.theirs
     return Result(
         shape=shape.name,
         case=case.name,

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from math import fsum
 from typing import Any, Literal
 
 import torch
@@ -109,9 +110,11 @@ class LocalWork:
         parameters: the module's parameters in flat order: the client's own, from the global ones on.
         params: ``[n]`` global parameters, not to be written.
         num_samples: training samples of the client.
-        client_lr: learning rate if the optimizer defines one.
+        client_lr: learning rate if the optimizer defines one: that of the present step, and in ``end_client`` the mean
+            over the steps.
         momentum: momentum of the client's SGD, 0 without.
         steps: optimizer steps taken so far.
+        rates: the learning rate of each of them, if a schedule has changed it from step to step; empty if not.
         forward_context: context that forward passes of the module belong into (mixed precision).
         own_loss: the module's own loss of a batch, from the batch and its index, at whatever parameters the module has
             at the moment; nothing is logged and metrics stay as they are. ``None`` outside a trainer.
@@ -132,11 +135,37 @@ class LocalWork:
     forward_context: Callable[[], AbstractContextManager[Any]] = nullcontext
     own_loss: Callable[[Any, int], Tensor] | None = None
     batches: Callable[[], Iterator[tuple[Any, int]]] | None = None
+    rates: list[float] = field(default_factory=list)
+
+    def take_rate(self, rate: float | None) -> None:
+        """Notes the learning rate of a step that is about to be taken."""
+        self.client_lr = rate
+        if rate is not None:
+            self.rates.append(rate)
+
+    def end_steps(self) -> None:
+        """Local training is over: :attr:`client_lr` becomes the mean, exactly the rate itself if it has not changed."""
+        if self.client_lr is not None and self.rates:
+            self.client_lr = mean_rate(self.rates)
+        if len(set(self.rates)) <= 1:
+            self.rates.clear()
+
+    @property
+    def lr_sum(self) -> float | None:
+        """Sum of the learning rates of the steps: what a constant gradient would be multiplied by."""
+        if self.rates or self.client_lr is None:
+            return fsum(self.rates) if self.rates else None
+        return self.client_lr * self.steps
 
     @property
     def row(self) -> Tensor:
         """``[n]`` the client's own parameters as they are now, a copy."""
         return self.layout.flatten(self.parameters)
+
+
+def mean_rate(rates: Sequence[float]) -> float:
+    """The mean of learning rates; exactly the rate itself where all are the same."""
+    return rates[0] if len(set(rates)) == 1 else fsum(rates) / len(rates)
 
 
 @dataclass(frozen=True)

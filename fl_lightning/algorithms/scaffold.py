@@ -7,7 +7,7 @@ ICML 2020. https://arxiv.org/abs/1910.06378
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -108,7 +108,10 @@ class ControlVariates(ClientVectors):
         if work.steps == 0 or work.client_lr == 0:
             return ClientReport(companions={"control": torch.zeros_like(work.params)})
         # c_i^+ - c_i = -c + (x - y_i) / (eta S)
-        total = work.client_lr * accumulated_steps(work.steps, work.momentum)
+        if work.rates:
+            total = accumulated_rates(work.rates, work.momentum)
+        else:
+            total = work.client_lr * accumulated_steps(work.steps, work.momentum)
         change = (work.params - work.row).div_(total).sub_(self.of_server(work.params))
         return ClientReport(companions={"control": change})
 
@@ -135,8 +138,13 @@ def accumulated_steps(steps: int, momentum: float) -> float:
     Plain SGD gives every gradient weight 1. With momentum ``mu``, that of the ``k``-th step from the end has been added
     ``1 + mu + ... + mu^(k - 1)`` times (the normaliser of FedNova, Wang et al., NeurIPS 2020).
     """
+    return accumulated_rates([1.0] * steps, momentum)
+
+
+def accumulated_rates(rates: Sequence[float], momentum: float) -> float:
+    """What a constant gradient is multiplied by in the change of the parameters, step by step at these rates."""
     total, weight = 0.0, 0.0
-    for _ in range(steps):
+    for rate in rates:
         weight = momentum * weight + 1
-        total += weight
+        total += rate * weight
     return total

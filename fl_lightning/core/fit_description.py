@@ -38,6 +38,7 @@ class FitDescription:
         data: what tells the clients' data from others, see :meth:`fl_lightning.data.ClientLoaders.fingerprint`.
         settings: options of the strategy that change results, the seed among them.
         versions: of the packages that computed.
+        steps_per_round: steps that a round counts as, for ``global_step`` and learning-rate schedules.
     """
 
     method: str
@@ -48,6 +49,7 @@ class FitDescription:
     data: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=package_versions)
+    steps_per_round: int | None = None
 
     @classmethod
     def of(cls, server: _Rule, client: _Rule, layout: ParamLayout, **entries: Any) -> FitDescription:
@@ -68,6 +70,7 @@ class FitDescription:
         found = {name: _became(getattr(self, name), getattr(other, name)) for name in ("method", "clients")}
         if self.layout and other.layout:
             found["layout"] = layout_difference(self.layout, other.layout)
+        found["steps_per_round"] = _became(self.steps_per_round, other.steps_per_round)
         found["server_optimizer"] = _became(self.server_optimizer, other.server_optimizer)
         if not found["method"]:
             found["arguments"] = _arguments_became(self.arguments, other.arguments)

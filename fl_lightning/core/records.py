@@ -32,6 +32,7 @@ class RoundRecord:
         seconds: wall-clock seconds of the round, validation excluded.
         skipped: why the round changed nothing, ``"2 usable reports, fewer than min_clients=3"`` for instance; ``None``
             if it counts.
+        local_steps: optimizer steps that all clients of the fit have taken so far.
         skipped_rounds: how many rounds of the fit have changed nothing so far, this one included.
         client_names: what people call the clients of ``client_ids``.
     """
@@ -52,6 +53,7 @@ class RoundRecord:
     skipped: str | None = None
     skipped_rounds: int = 0
     client_names: tuple[str, ...] = ()
+    local_steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ def round_metrics(record: RoundRecord, listed: int = 100) -> Mapping[str, float]
         "fed/flagged": float(record.flagged),
         "fed/clients": len(record.client_ids),
         "fed/dropped": len(record.dropped),
+        "fed/local_steps": record.local_steps,
         "fed/skipped_rounds": record.skipped_rounds,
         "fed/seconds": record.seconds,
     }

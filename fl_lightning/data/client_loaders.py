@@ -145,7 +145,11 @@ class ClientLoaders:
             IndexError: there is no such client.
             ValueError: ``batch_size`` is not positive.
         """
-        return len(self._cuts(len(self._parts[client_id]), batch_size, merge_single)) - 1
+        return self.num_batches_of(len(self._parts[client_id]), batch_size=batch_size, merge_single=merge_single)
+
+    def num_batches_of(self, samples: int, *, batch_size: int | None = None, merge_single: bool = False) -> int:
+        """How many batches a client with so many samples has; see :meth:`num_batches`."""
+        return len(self._cuts(samples, batch_size, merge_single)) - 1
 
     def batches(
         self, client_id: int, *, seed: int | None, batch_size: int | None = None, merge_single: bool = False

@@ -15,7 +15,7 @@ from fl_lightning.algorithms import groups
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.features import METHOD
 from fl_lightning.algorithms.records import Needs
-from fl_lightning.core.lightning.inspection import validation_interval
+from fl_lightning.core.lightning.inspection import accumulation_factors, validation_interval
 from fl_lightning.core.lightning.names import LightningModule, Trainer, TrainerFn, callbacks
 
 _PROBED_STEPS = 1000
@@ -195,14 +195,22 @@ def check_module(module: LightningModule, method: Method, optimizers: int, clien
         )
 
 
-def check_schedulers(configs: Sequence[Any]) -> None:
-    """Raises ValueError for learning-rate schedulers that want to step inside a round."""
-    for config in configs:
-        if config.interval != "epoch":
+def check_schedulers(trainer: Trainer) -> None:
+    """Raises ValueError for learning-rate schedulers that cannot step inside a client's visit."""
+    factors = sorted(accumulation_factors(trainer))
+    for config in trainer.lr_scheduler_configs:
+        if config.interval != "step" or not trainer.lightning_module.automatic_optimization:
+            continue
+        name = f"lr scheduler {type(config.scheduler).__name__}"
+        if config.reduce_on_plateau:
             raise ValueError(
-                f"lr scheduler {type(config.scheduler).__name__} has interval={config.interval!r}: local steps of "
-                "different clients have no common count; use interval='epoch', which steps once per round (in a module "
-                "that is not yours: in a subclass that changes what its configure_optimizers returns)"
+                f"{name} has interval='step', and a round has nothing to monitor before it ends: use interval='epoch', "
+                "which steps once per round"
+            )
+        if len(factors) > 1:
+            raise ValueError(
+                f"{name} has interval='step', which needs rounds of equally many optimizer steps: give "
+                f"GradientAccumulationScheduler one factor, or use interval='epoch', found the factors {factors}"
             )
 
 

@@ -20,6 +20,7 @@ from fl_lightning.training.bound_parameters import BoundParameters
 from fl_lightning.training.buffers import BufferBank
 from fl_lightning.training.client_optimizers import client_learning_rate
 from fl_lightning.training.client_runner import ClientRunner
+from fl_lightning.training.schedules import Schedules
 from fl_lightning.training.update_rows import UpdateRows
 from fl_lightning.training.upload import Upload
 
@@ -59,7 +60,7 @@ class ClientSide:
     ) -> None:
         self._trainer, self._options, self._binding = trainer, options, binding
         self.needs = options.needs
-        check_schedulers(trainer.lr_scheduler_configs)
+        check_schedulers(trainer)
         self._check_module()
         self.buffers = BufferBank(trainer.lightning_module, options.buffers)
         self.runner = ClientRunner(
@@ -79,6 +80,11 @@ class ClientSide:
             return executor.runner(self.runner)
         rank_zero_info(f"{type(executor).__name__} trains this fit's clients one after the other: {obstacle}")
         return SequentialRunner(self.runner, obstacle)
+
+    @property
+    def schedules(self) -> Schedules:
+        """The learning-rate schedulers on the clock of the fit."""
+        return self.runner.schedules
 
     @property
     def fallback(self) -> str | None:

@@ -25,7 +25,8 @@ from fl_lightning.data.sources import AnyDataset
 from fl_lightning.simulation.checks import paired_client_rule
 from fl_lightning.simulation.client_options import ClientOptions
 from fl_lightning.simulation.federation_messages import ClientMessage, ServerMessage
-from fl_lightning.simulation.visit_fit import VisitFit, VisitStrategy
+from fl_lightning.simulation.visit_fit import VisitFit
+from fl_lightning.simulation.visit_strategy import VisitStrategy
 
 _OWN = ("strategy", "max_epochs", "min_epochs", "max_steps", "min_steps", "max_time", "limit_val_batches")
 
@@ -38,8 +39,9 @@ class FederatedClient:
     on what the client kept of its last visit that counted, and on nothing else, so the process may end between rounds.
 
     Every call makes a Trainer and runs one ``trainer.fit``: ``setup``, ``configure_optimizers`` and the other hooks of
-    module and data run each time. ``trainer.current_epoch`` is the round; ``trainer.global_step`` begins at 0. The
-    module ends with the global parameters that it received.
+    module and data run each time. ``trainer.current_epoch`` is the round; ``trainer.global_step`` begins at the round
+    times :attr:`ServerMessage.steps_per_round`, or times its own steps. The module ends with the global parameters that
+    it received.
 
     Args:
         module: an unchanged LightningModule.
@@ -169,7 +171,7 @@ class FederatedClient:
                     "logger": False, "enable_checkpointing": False, "enable_progress_bar": False,
                     "enable_model_summary": False, "log_every_n_steps": 1, **self._trainer,
                 },
-                strategy=VisitStrategy(visit), max_epochs=message.round + 1, limit_val_batches=0,
+                strategy=VisitStrategy(visit), max_epochs=message.rounds or message.round + 1, limit_val_batches=0,
                 num_sanity_val_steps=0,
             )  # fmt: skip
             trainer.fit(self._module, self._data)

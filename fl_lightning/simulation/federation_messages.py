@@ -29,9 +29,15 @@ class ServerMessage:
         buffers: the module's global buffers, by name; empty: the client's module has them already.
         schedule: where the learning-rate schedulers are: :attr:`ClientMessage.schedule` of the round before. ``None``:
             at the beginning, or there are none.
+        steps_per_round: what a round counts as (:attr:`FitDescription.steps_per_round`): mean optimizer steps of a
+            client's visit, rounded up. A client with its own data alone needs it in its first round, if schedulers step
+            within visits.
+        rounds: of the whole federation, which is the client's ``trainer.max_epochs``. Schedules that ask for it, or for
+            ``estimated_stepping_batches``, need it.
 
     Raises:
-        ValueError: ``round`` is negative, or ``counted`` is no earlier round.
+        ValueError: ``round`` is negative or not below ``rounds``, ``counted`` is no earlier round, or
+            ``steps_per_round`` is not positive.
     """
 
     round: int
@@ -41,10 +47,16 @@ class ServerMessage:
     counted: int | None = None
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     schedule: State | None = None
+    steps_per_round: int | None = None
+    rounds: int | None = None
 
     def __post_init__(self) -> None:
         if self.round < 0:
             raise ValueError(f"round must not be negative, found {self.round}")
+        if self.rounds is not None and self.rounds <= self.round:
+            raise ValueError(f"rounds must be None or more than round {self.round}, found {self.rounds}")
+        if self.steps_per_round is not None and self.steps_per_round < 1:
+            raise ValueError(f"steps_per_round must be None or positive, found {self.steps_per_round}")
         if self.counted is not None and not 0 <= self.counted < self.round:
             raise ValueError(f"counted must be None or a round before round {self.round}, found {self.counted}")
 
@@ -58,6 +70,8 @@ class ServerMessage:
         counted: int | None = None,
         buffers: Mapping[str, Tensor] | None = None,
         schedule: State | None = None,
+        steps_per_round: int | None = None,
+        rounds: int | None = None,
     ) -> ServerMessage:
         """The message for one client, with what the server's object of the client rule says; tensors are not copied.
 
@@ -69,8 +83,13 @@ class ServerMessage:
             counted: as the attribute.
             buffers: as the attribute; ``None``: empty.
             schedule: as the attribute.
+            steps_per_round: as the attribute.
+            rounds: as the attribute.
         """
-        return cls(round, params, rule.broadcast(), rule.state_for(client_id), counted, buffers or {}, schedule)
+        return cls(
+            round, params, rule.broadcast(), rule.state_for(client_id), counted, buffers or {}, schedule,
+            steps_per_round, rounds,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -84,7 +103,7 @@ class ClientMessage:
         size: training samples.
         loss: the client's loss at the parameters that it received; ``None`` if the method does not ask for it.
         train_loss: mean local training loss; ``None`` if the module reported none.
-        client_lr: the client's learning rate, where its optimizer defines one.
+        client_lr: mean learning rate of the client's steps, where its optimizer defines one.
         extras: what the method sends besides, one tensor per name.
         companions: ``[n]`` vectors that become companion rows of the cohort.
         buffers: the module's buffers after training, by name; empty if the server does not combine them.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -82,6 +83,8 @@ class FederatedFit:
             algorithm.load_state_dict(states["algorithm"])
             rule.load_state_dict(states["client_rule"])
             self.clients.runner.optimizers.load_state_dict(states["client_optimizers"])
+            if "schedules" in states:  # files of earlier versions have none
+                self.clients.schedules.load_state_dict(states["schedules"])
             server.skipped_rounds = states.get("skipped_rounds", 0)  # files of earlier versions have none
             if server.optimizer is not None:
                 server.optimizer.load_state_dict(states["server_optimizer"])
@@ -96,7 +99,11 @@ class FederatedFit:
         )  # fmt: skip
         reason = self.clients.runner.full_path
         path_taken = "lean" if reason is None else f"full ({reason})"
-        rank_zero_info(f"Federated fit on {theta.device}, {path_taken} path. Memory beside the module: {plan}")
+        steps = self.clients.schedules.steps
+        rank_zero_info(
+            f"Federated fit on {theta.device}, {path_taken} path. Memory beside the module: {plan}. A round counts as "
+            f"{steps} step{'s' * (steps > 1)} (global_step, max_steps, learning-rate schedules)"
+        )
 
     def reload(self, loaders: ClientLoaders) -> None:
         """Goes on with data loaded anew (``reload_dataloaders_every_n_epochs``).
@@ -120,6 +127,7 @@ class FederatedFit:
             "algorithm": self._algorithm.state_dict(),
             "client_rule": self._rule.state_dict(),
             "client_optimizers": self.clients.runner.optimizers.state_dict(),
+            "schedules": self.clients.schedules.state_dict(),
             "skipped_rounds": self._server.skipped_rounds,
             "server_optimizer": None if optimizer is None else optimizer.state_dict(),
         }
@@ -132,6 +140,7 @@ class FederatedFit:
             clients=self._num_clients,
             server_optimizer="none" if optimizer is None else type(optimizer).__name__,
             data={} if renewed else self.clients.loaders.fingerprint(),
+            steps_per_round=None if renewed else self.clients.schedules.steps,
             settings={"clients_per_round": len(self.clients.runner.rows), **self._options.settings()},
         )  # fmt: skip
 
@@ -182,6 +191,7 @@ class FederatedFit:
         except Exception as error:
             self._server.drop(current, client, f"{type(error).__name__}: {error}", error)
             return None
+        self.clients.schedules.arrived(upload.pace)
         current.uploads.append(upload)
         return upload.train_loss
 
@@ -194,13 +204,12 @@ class FederatedFit:
         record = self._server.close_round(
             current,
             runner.rows,
-            runner.optimizers.lr,
             (lambda params, ids: clients.losses_at(index, params, ids)) if clients.needs.requery else None,
             lambda: time.perf_counter() - began,
         )
         runner.optimizers.commit(record.client_ids)
         self._round = None
-        return record
+        return replace(record, local_steps=clients.schedules.count())
 
     def close(self) -> None:
         """The fit is over, however it ended."""

@@ -23,6 +23,7 @@ from fl_lightning.simulation.client_side import ClientSide
 from fl_lightning.simulation.fit import FederatedFit
 from fl_lightning.simulation.options import FitOptions
 from fl_lightning.simulation.round_loader import RoundLoader
+from fl_lightning.simulation.visit_plans import visit_plan
 from fl_lightning.training.bound_parameters import BoundParameters
 from fl_lightning.training.client_hooks import ClientHooks
 from fl_lightning.training.client_optimizers import scheduled_state
@@ -97,6 +98,8 @@ class FitLifecycle:
         """
         if not isinstance(dataloader, ClientLoaders):
             refuse_undivided_data(dataloader)
+        if self._fit is None:  # a fit keeps its clock when data are loaded anew
+            self.loop.clock.plan = visit_plan(self._trainer, self._options, limit, dataloader)
         if self._binding is not None:  # None when configure_optimizers asks for the number of steps
             self._open(dataloader, limit, loaded)
         # Lightning is about to take clients for batches and warn that nothing will be logged.
@@ -149,6 +152,10 @@ class FitLifecycle:
         """Aggregates and applies the server step."""
         self.last_round = self.running.close_round()
 
+    def advance_schedules(self) -> None:
+        """Moves schedulers and clock to the end of the round."""
+        self.running.clients.schedules.close_round()
+
     def publish_round(self) -> None:
         """Logs the round that was closed."""
         assert self.last_round is not None
@@ -170,6 +177,10 @@ class FitLifecycle:
         theta = self._binding.theta
         trained = self._trained if self._finished or self._shown() is theta else theta
         return {**self._fit.states(), "trained": trained}
+
+    def scheduler_states(self) -> list[dict[str, Any]] | None:
+        """What a checkpoint holds of the learning-rate schedulers; ``None`` outside a fit."""
+        return None if self._fit is None else self._fit.clients.schedules.scheduler_states()
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """What a checkpoint holds of a client optimizer: its scheduled options (learning rate), not its state."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from fl_lightning.core.fit_description import FitDescription
 from fl_lightning.core.lightning.names import rank_zero_warn
 
-_MUST_AGREE = ("method", "clients", "layout", "server_optimizer")
+_MUST_AGREE = ("method", "clients", "layout", "server_optimizer", "steps_per_round")
 _BELONG_TO_STATE = ("arguments", "data")
 
 
@@ -35,7 +35,8 @@ def check_resume(
 
     Raises:
         ValueError: the checkpoint's state means nothing to this fit: another method, server optimizer, number of
-            clients or layout of the parameters; or what is remembered belongs to other data or arguments.
+            clients, layout of the parameters, or number of steps that a round counts as; or what is remembered belongs
+            to other data or arguments.
     """
     differences = found.differences(expected)
     refused = [differences[name] for name in _MUST_AGREE if name in differences]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fl_lightning.algorithms.base import ClientRule, ServerRule
-from fl_lightning.algorithms.records import StepReport
+from fl_lightning.algorithms.records import StepReport, mean_rate
 from fl_lightning.core.aligned import stacked_rows
 from fl_lightning.core.client_names import client_label, numbered
 from fl_lightning.core.cohort import Cohort
@@ -93,7 +93,6 @@ class Server:
         self,
         current: Round,
         rows: UpdateRows,
-        client_lr: float | None,
         losses_at: Callable[[Tensor, Sequence[int]], Tensor] | None,
         seconds: Callable[[], float],
     ) -> RoundRecord:
@@ -102,7 +101,6 @@ class Server:
         Args:
             current: the round, with what arrived.
             rows: the round's rows.
-            client_lr: the clients' learning rate, if their optimizer defines one.
             losses_at: losses of clients at given parameters, for rules that ask again.
             seconds: how long the round has taken.
         """
@@ -114,7 +112,7 @@ class Server:
         ids = tuple(upload.client_id for upload in reports.uploads)
         ask = None if losses_at is None else (lambda params: losses_at(params, ids))
         updates = rows.gathered([upload.index for upload in reports.uploads], reports.norms)
-        cohort = self._cohort(current.index, reports.uploads, updates, client_lr, ask)
+        cohort = self._cohort(current.index, reports.uploads, updates, ask)
         step, step_norm = self._aggregate(cohort)
         dots = cohort.updates.dots(step).cpu()
         self._rule.commit(cohort)
@@ -147,7 +145,6 @@ class Server:
         index: int,
         uploads: Sequence[Upload],
         updates: UpdateMatrix,
-        client_lr: float | None,
         losses_at: Callable[[Tensor], Tensor] | None,
     ) -> Cohort:
         layout = self._binding.layout
@@ -155,6 +152,7 @@ class Server:
         extras = stacked([upload.report.extras for upload in uploads], ids, f"extras of {rule}")
         sent = [upload.report.companions for upload in uploads]
         companions = stacked(sent, ids, f"companions of {rule}", stacked_rows)
+        rates = [upload.client_lr for upload in uploads if upload.client_lr is not None]
         losses = [upload.loss for upload in uploads if upload.loss is not None]
         return Cohort(
             params=self._binding.theta,
@@ -163,7 +161,7 @@ class Server:
             sizes=torch.tensor([upload.size for upload in uploads]),
             client_ids=ids,
             round=index,
-            client_lr=client_lr,
+            client_lr=mean_rate(rates) if len(rates) == len(uploads) else None,
             num_clients=self._num_clients,
             extras=extras,
             companions={name: UpdateMatrix(rows, layout) for name, rows in companions.items()},

@@ -20,6 +20,9 @@ class SavedFit(Protocol):
     def states(self) -> Mapping[str, Any]:
         """What a checkpoint holds of it."""
 
+    def scheduler_states(self) -> list[dict[str, Any]] | None:
+        """What it holds of the learning-rate schedulers; ``None`` if that is what they say themselves."""
+
     def finish(self) -> None:
         """All rounds are over."""
 
@@ -72,6 +75,12 @@ class FederatedState(Callback):
                 f"version {VERSION}: use the fl_lightning that wrote it"
             )
         self.loaded = dict(state_dict)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Schedulers are saved where the round began, also while a client trains."""
+        states = self._fit.scheduler_states()
+        if states is not None:
+            checkpoint["lr_schedulers"] = states
 
     # ---- where in the round we are; first in the list, so other callbacks' checkpoints see it right
 

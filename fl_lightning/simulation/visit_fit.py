@@ -3,23 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
-from torch.optim import Optimizer
 
 from fl_lightning.algorithms.records import Federation, State
 from fl_lightning.core.lightning.epoch_loop import ClientTask, FederatedEpochLoop, install
-from fl_lightning.core.lightning.names import LightningModule, Trainer
-from fl_lightning.core.lightning.single_device import OneDevice
+from fl_lightning.core.lightning.names import Trainer
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.executors.sequential import Sequential
-from fl_lightning.simulation.checks import check_trainer
 from fl_lightning.simulation.client_options import ClientOptions
 from fl_lightning.simulation.client_side import ClientSide
 from fl_lightning.simulation.federation_messages import ClientMessage, ServerMessage
 from fl_lightning.simulation.round_loader import RoundLoader
+from fl_lightning.simulation.visit_plans import federation_plan, visit_plan
 from fl_lightning.training.bound_parameters import BoundParameters
 from fl_lightning.training.client_hooks import ClientHooks
 from fl_lightning.training.client_optimizers import load_scheduled_states, scheduled_state
@@ -60,6 +58,7 @@ class VisitFit:
         self.sent: ClientMessage | None = None
         self.kept: dict[str, Any] = {}
         self.loss = float("nan")
+        self._knows_clock = True
 
     # ---- the trainer's fit
 
@@ -72,6 +71,7 @@ class VisitFit:
     def bind(self) -> None:
         """The module is on its device."""
         self._binding = BoundParameters(self._trainer.lightning_module, self._options.algorithm.layers)
+        self._loop.forget_data()
 
     @property
     def hooks(self) -> ClientHooks:
@@ -87,17 +87,34 @@ class VisitFit:
     def training_loader(self, loaders: object, limit: int | float) -> RoundLoader:
         """Takes the client's data, and everything that the server and the client's last visit have left."""
         assert isinstance(loaders, ClientLoaders)
-        assert self._binding is not None
         if self._num_clients is not None:  # these are the client's own data
             loaders = loaders.numbered_from(self._client_id)
+        self._plan_visits(loaders, limit)
+        if self._binding is None:  # configure_optimizers asks for the number of steps
+            return RoundLoader(1, loaders, self.open_round)
         binding = self._binding = self._binding.renewed(self._options.algorithm.layers)
         self._side = ClientSide(self._trainer, self._loop, self._options, limit, binding, loaders, 1, Sequential())
         self._take_message(binding)
         self._take_rule_state(binding)
         return RoundLoader(1, loaders, self.open_round)
 
+    def _plan_visits(self, loaders: ClientLoaders, limit: int | float) -> None:
+        own = visit_plan(self._trainer, self._options, limit, loaders)
+        full, has_all = self._options.needs.full_gradients, self._num_clients is None
+        plan = federation_plan(self._message, own, has_all, self._options.local_epochs, full)
+        clock, self._knows_clock = self._loop.clock, plan is not None
+        clock.plan = plan or own
+        lacking = [] if self._knows_clock else ["steps_per_round"]
+        lacking += ["rounds"] if self._message.rounds is None else []
+        if lacking:
+            clock.endless = (
+                "estimated_stepping_batches depends on the whole federation: the server must send "
+                f"{' and '.join(lacking)} in ServerMessage"
+            )
+
     def _take_message(self, binding: BoundParameters) -> None:
         message, trainer = self._message, self._trainer
+        manual = not trainer.lightning_module.automatic_optimization
         if message.params.shape != binding.theta.shape or message.params.dtype != binding.theta.dtype:
             found = f"{message.params.dtype} {list(message.params.shape)}"
             raise ValueError(f"params must be {binding.theta.dtype} {list(binding.theta.shape)}, found {found}")
@@ -110,7 +127,14 @@ class VisitFit:
                     f"{type(config.scheduler).__name__} steps by a validation metric, which the server has: set the "
                     "learning rate there, or use a scheduler that counts rounds"
                 )
+            if not self._knows_clock and (manual or config.interval == "step"):
+                raise ValueError(
+                    f"{type(config.scheduler).__name__} steps within visits, and a client alone does not know what a "
+                    "round counts as: the server must send ServerMessage(steps_per_round=...), see "
+                    "FitDescription.steps_per_round"
+                )
         if message.schedule is not None:
+            self.side.schedules.load_state_dict(message.schedule["clock"])
             load_scheduled_states(trainer.optimizers, message.schedule["optimizers"])
             for config, state in zip(trainer.lr_scheduler_configs, message.schedule["schedulers"], strict=True):
                 config.scheduler.load_state_dict(state)
@@ -152,6 +176,7 @@ class VisitFit:
     def train_client(self, task: ClientTask) -> Tensor | None:
         """Trains the client."""
         self._upload = self.side.train(task)
+        self.side.schedules.arrived(self._upload.pace)
         return self._upload.train_loss
 
     def close_round(self) -> None:
@@ -162,8 +187,13 @@ class VisitFit:
             losses = self.side.losses_at(self._message.round, self._binding.theta, [self._client_id])
             self.loss = float(losses[0])
 
+    def advance_schedules(self) -> None:
+        """Moves schedulers and clock to the end of the round."""
+        self.side.schedules.close_round()
+
     def publish_round(self) -> None:
         """The learning-rate schedulers have stepped: packs what the client sends and keeps."""
+        self._trainer.should_stop = True  # max_epochs is that of the federation
         upload, client = self._upload, self._client_id
         if upload is None:
             return
@@ -175,7 +205,7 @@ class VisitFit:
             size=upload.size,
             loss=upload.loss,
             train_loss=None if upload.train_loss is None else float(upload.train_loss),
-            client_lr=optimizers.lr,
+            client_lr=upload.client_lr,
             extras=_on_cpu(report.extras),
             companions=_on_cpu(report.companions),
             buffers=_on_cpu(side.buffers.values_in(upload.buffers)),
@@ -188,53 +218,13 @@ class VisitFit:
 
     def _schedule(self) -> State | None:
         configs = self._trainer.lr_scheduler_configs
-        if not configs:
+        if not configs and self._trainer.lightning_module.automatic_optimization:
             return None
         return {
             "optimizers": [scheduled_state(optimizer) for optimizer in self._trainer.optimizers],
+            "clock": self.side.schedules.state_dict(),
             "schedulers": [config.scheduler.state_dict() for config in configs],
         }
-
-
-class VisitStrategy(OneDevice):
-    """Turns ``trainer.fit`` into one client's visit.
-
-    Args:
-        visit: the visit.
-    """
-
-    def __init__(self, visit: VisitFit) -> None:
-        super().__init__()
-        self._visit = visit
-
-    def connect(self, model: LightningModule) -> None:
-        """Installs the epoch loop."""
-        super().connect(model)
-        check_trainer(model.trainer)
-        self._visit.install(model.trainer)
-        self.take_limits(model.trainer)
-
-    def setup(self, trainer: Trainer) -> None:
-        """Moves the module to its device, makes the optimizers, and binds the parameters."""
-        super().setup(trainer)
-        self._visit.bind()
-
-    def process_dataloader(self, dataloader: object) -> object:
-        """Turns the client's data into a round."""
-        return self._visit.training_loader(dataloader, self.limits["limit_train_batches"])
-
-    def teardown(self) -> None:
-        """Gives the parameters their own storage."""
-        self._visit.close()
-        super().teardown()
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's training step, with the client rule's term added to its loss."""
-        return self._visit.hooks.training_step(super().training_step, *args, **kwargs)
-
-    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        """Lets the client rule correct gradients after the backward pass, before clipping and stepping."""
-        return super().optimizer_step(optimizer, self._visit.hooks.corrected(closure), model, **kwargs)
 
 
 def _on_cpu(values: Mapping[str, Tensor]) -> dict[str, Tensor]:

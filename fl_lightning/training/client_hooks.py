@@ -25,7 +25,8 @@ class ClientHooks:
 
     Attributes:
         work: the client in training, or ``None``.
-        index: place of the present batch; Lightning hides it from a ``training_step`` that does not ask.
+        index: place of the present batch in its pass; Lightning hides it from a ``training_step`` that does not ask.
+        rate: gives the present learning rate where it may change within a visit; ``None`` elsewhere.
     """
 
     def __init__(self, module: nn.Module, rule: ClientRule) -> None:
@@ -36,6 +37,7 @@ class ClientHooks:
         self._features = FeatureRecorder(module) if rule.needs.features else None
         self.work: LocalWork | None = None
         self.index = 0
+        self.rate: Callable[[], float | None] | None = None
 
     def install(self) -> None:
         """Local training begins."""
@@ -53,6 +55,8 @@ class ClientHooks:
             return
         if self._features is not None:
             self._features.forget()
+        if self.rate is not None:
+            self.work.client_lr = self.rate()
         if self._begins:
             self._rule.begin_batch(self.work, batch, self.index)
 
@@ -91,6 +95,8 @@ class ClientHooks:
         """Counts the step and lets the client rule correct the gradients."""
         if self.work is None:
             return
+        if self.rate is not None:
+            self.work.take_rate(self.rate())
         if self._corrects:
             for parameter in self.work.parameters:
                 if parameter.grad is not None and parameter.grad.is_sparse:

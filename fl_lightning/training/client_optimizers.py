@@ -89,6 +89,10 @@ class ClientOptimizers:
         self.lr, self.momentum = client_learning_rate(self._optimizers)
         self._pending = {}
 
+    def present_lr(self) -> float | None:
+        """The learning rate at the moment, which schedulers change within a visit."""
+        return client_learning_rate(self._optimizers)[0]
+
     def options(self) -> list[list[dict[str, Any]]]:
         """Every client's starting point: options per optimizer and parameter group."""
         return [state.options for state in self._states]

@@ -12,7 +12,7 @@ from torch import Tensor
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.records import LocalWork, Needs
 from fl_lightning.core.lightning.epoch_loop import ClientTask, FederatedEpochLoop
-from fl_lightning.core.lightning.inspection import full_path_reason
+from fl_lightning.core.lightning.inspection import accumulation, full_path_reason
 from fl_lightning.core.lightning.names import LightningModule, Trainer
 from fl_lightning.core.module_state import silenced
 from fl_lightning.core.seeding import derive_seed, isolated
@@ -29,6 +29,7 @@ from fl_lightning.training.local_steps import LeanStep, LightningStep, LocalStep
 from fl_lightning.training.local_trainer import LocalTrainer
 from fl_lightning.training.module_calls import ModuleCalls
 from fl_lightning.training.process_copies import ProcessCopies
+from fl_lightning.training.schedules import Schedules
 from fl_lightning.training.update_rows import UpdateRows
 from fl_lightning.training.upload import Upload, with_accuracy
 
@@ -36,8 +37,8 @@ from fl_lightning.training.upload import Upload, with_accuracy
 class ClientRunner:
     """Trains one client at a time on the bound module; owns all that local training needs.
 
-    Executors use :meth:`train`, :meth:`restore`, :meth:`planned_cost`, :meth:`planned_steps`, :attr:`rows` and
-    :attr:`global_params`; those that train in other processes also :attr:`copies`.
+    Executors use :meth:`train`, :meth:`restore`, :meth:`planned_cost`, :attr:`rows` and :attr:`global_params`; those
+    that train in other processes also :attr:`copies`.
 
     Args:
         trainer: the trainer; its optimizers exist, and its module is on its device.
@@ -56,6 +57,7 @@ class ClientRunner:
         rows: the round's rows.
         hooks: what the client rule does inside local steps, for Lightning's full path.
         optimizers: the clients' optimizers.
+        schedules: their learning-rate schedulers.
         batches: the clients' batches.
         copies: what crosses between this object and its copies in other processes.
         full_path: why local steps run through Lightning's own optimization; ``None`` on the lean path.
@@ -77,20 +79,22 @@ class ClientRunner:
         self._loop, self._binding, self._buffers = loop, binding, buffers
         self._options, self._needs = options, needs
         self.full_path = full_path_reason(trainer, self.module)
+        self.schedules = Schedules(trainer, loop.clock)
         self.optimizers = ClientOptimizers(trainer.optimizers, options.keep_optimizer)
         self.hooks = ClientHooks(self.module, rule)
-        self.batches = ClientBatches(loaders, options, trainer.accumulate_grad_batches, self.module)
+        self.batches = ClientBatches(loaders, options, accumulation(trainer), self.module)
         self._calls = ModuleCalls(trainer)
         step: LocalStep = LightningStep(loop)
         if self.full_path is None:
             step = LeanStep(loop, self._calls, self.hooks, trainer.optimizers[0])
         self._local = LocalTrainer(
-            trainer, self._calls, self.batches, rule, self.hooks, step, loop.fast_log()
+            trainer, self._calls, self.batches, rule, self.hooks, step, loop.fast_log(), loop.clock
         )  # fmt: skip
         self._losses = ClientLosses(trainer, self._calls, self.batches, options.loss_batch_size)
         self.copies = ProcessCopies(
-            loop, rule, binding, buffers, self.optimizers, self._local, self.copied_objects, options.keep_optimizer
-        )
+            loop, rule, binding, buffers, self.optimizers, self.schedules, self._local, self.copied_objects,
+            options.keep_optimizer,
+        )  # fmt: skip
 
     @property
     def module(self) -> LightningModule:
@@ -120,6 +124,8 @@ class ClientRunner:
                 client, task.round, self.module, self._binding.layout, self._binding.parameters, theta,
                 task.num_samples, optimizers.lr, optimizers.momentum, batches=partial(self._batches_of, client),
             )  # fmt: skip
+            self.schedules.begin_visit()
+            self._watch_rate()
             if needs.full_gradients:
                 loss: Tensor | None = self._upload_gradient(work, self.rows.values[task.index])
                 report = self.rule.end_client(work)
@@ -128,16 +134,23 @@ class ClientRunner:
                 optimizers.begin_client(client)
                 loss = self._local.train(work)
                 optimizers.end_client(client)
+                work.end_steps()
                 self.rows.settle()
                 report = self.rule.end_client(work)
                 self.rows.close(task.index)
+            pace = self.schedules.end_visit()
         self._attack(task)
         if needs.accuracies:
             report = with_accuracy(report, measured["accuracy"], self.module)
         return Upload(
             task.index, client, task.num_samples, loss, measured.get("loss") if needs.losses else None,
-            report, self._buffers.report(task.num_samples),
+            report, self._buffers.report(task.num_samples), work.client_lr, pace,
         )  # fmt: skip
+
+    def _watch_rate(self) -> None:
+        """Lets the rule see the learning rate of each step where something may change it within a visit."""
+        changes = self.optimizers.lr is not None and (self.schedules.move_in_visits or self.full_path is not None)
+        self.hooks.rate = self.optimizers.present_lr if changes else None
 
     def _upload_gradient(self, work: LocalWork, row: Tensor) -> Tensor:
         """One full-batch step: ``row`` becomes the learning rate times the full gradient."""
@@ -147,7 +160,10 @@ class ClientRunner:
             with silenced(self.module):
                 self.rule.begin_client(work)
 
+        batches = self.batches.loaders.num_batches(work.client_id, merge_single=self.batches.merges)
+
         def loss_of_batch(batch: Any, index: int, size: int) -> Tensor | None:
+            self._loop.clock.begin_batch(is_last=index + 1 == batches)
             self._loop.expect(batch, size)
             with precision.train_step_context():
                 return self._calls.training_loss(batch, index)
@@ -192,6 +208,7 @@ class ClientRunner:
         self._binding.bind_global()
         self._buffers.restore()
         self.optimizers.restore()
+        self.schedules.restore()
 
     # ---- between clients
 
@@ -204,6 +221,7 @@ class ClientRunner:
         """Takes options of optimizers and buffers as every client's starting point of the round."""
         self._buffers.remember()
         self.optimizers.begin_round()
+        self.schedules.begin_round()
         self.rows.begin_round()
 
     def follow_optimizers(self) -> bool:
@@ -217,11 +235,7 @@ class ClientRunner:
 
     def planned_cost(self, task: ClientTask) -> int:
         """How long a client takes beside others: optimizer steps, or samples where it uploads a full gradient."""
-        return task.num_samples if self._needs.full_gradients else self.planned_steps(task)
-
-    def planned_steps(self, task: ClientTask) -> int:
-        """Optimizer steps that a client is going to take, if it trains to the end."""
-        return 1 if self._needs.full_gradients else self.batches.planned_steps(task.client_id or 0)
+        return task.num_samples if self._needs.full_gradients else self.batches.planned_steps(task.client_id or 0)
 
     def check_frozen(self) -> None:
         """Makes sure that local training left parameters without gradients alone.

@@ -18,14 +18,14 @@ from fl_lightning.training.module_calls import ModuleCalls
 class LocalStep(Protocol):
     """Takes one step on a batch."""
 
-    def __call__(self, batch: Any, index: int, size: int, is_last: bool) -> tuple[Tensor | None, bool]:
+    def __call__(self, batch: Any, index: int, size: int, steps: bool) -> tuple[Tensor | None, bool]:
         """Takes the step.
 
         Args:
             batch: as it came from the loader.
-            index: its place in this pass over the client's data.
+            index: its place in the visit, over all passes.
             size: its samples.
-            is_last: the client's pass ends with it.
+            steps: the optimizer steps after it, which it does not while gradients accumulate.
 
         Returns:
             The detached loss (``None`` if the module gave none), and whether a hook asked the client to stop.
@@ -45,9 +45,9 @@ class LightningStep:
     def __init__(self, loop: FederatedEpochLoop) -> None:
         self._loop = loop
 
-    def __call__(self, batch: Any, index: int, size: int, is_last: bool) -> tuple[Tensor | None, bool]:
+    def __call__(self, batch: Any, index: int, size: int, steps: bool) -> tuple[Tensor | None, bool]:
         """See :class:`LocalStep`."""
-        return self._loop.local_step(batch, index, size, is_last)
+        return self._loop.local_step(batch, index, size, steps)
 
     def take_optimizer(self, optimizer: Optimizer) -> None:
         """Lightning steps with the trainer's."""
@@ -67,7 +67,7 @@ class LeanStep:
         self._loop, self._calls, self._hooks = loop, calls, hooks
         self.take_optimizer(optimizer)
 
-    def __call__(self, batch: Any, index: int, size: int, is_last: bool) -> tuple[Tensor | None, bool]:
+    def __call__(self, batch: Any, index: int, size: int, steps: bool) -> tuple[Tensor | None, bool]:
         """See :class:`LocalStep`."""
         hooks, calls, optimizer = self._hooks, self._calls, self._optimizer
         batch = calls.to_device(batch)
@@ -82,6 +82,8 @@ class LeanStep:
         hooks.before_optimizer_step()
         optimizer.step()
         self._loop.count_step()
+        if self._loop.clock.scheduled:
+            self._loop.clock.end_step()
         return (None if loss is None else loss.detach()), False
 
     def take_optimizer(self, optimizer: Optimizer) -> None:

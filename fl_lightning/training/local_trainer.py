@@ -10,6 +10,7 @@ from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.records import LocalWork
 from fl_lightning.core.lightning.fast_log import TrainingLog
 from fl_lightning.core.lightning.names import Trainer
+from fl_lightning.core.lightning.visit_clock import VisitClock
 from fl_lightning.training.client_batches import ClientBatches
 from fl_lightning.training.client_hooks import ClientHooks
 from fl_lightning.training.local_steps import LocalStep
@@ -20,13 +21,14 @@ class LocalTrainer:
     """Takes a client's local steps.
 
     Args:
-        trainer: the trainer, for its precision.
+        trainer: the trainer.
         calls: how the module takes a batch.
         batches: the clients' batches.
         rule: the client rule.
         hooks: what the client rule does inside steps.
         step: takes one step.
         log: takes the place of the module's ``log`` meanwhile.
+        clock: is told of every batch.
 
     Attributes:
         step: takes one step.
@@ -42,7 +44,9 @@ class LocalTrainer:
         hooks: ClientHooks,
         step: LocalStep,
         log: TrainingLog,
+        clock: VisitClock,
     ) -> None:
+        self._trainer, self._clock = trainer, clock
         self._precision, self._calls, self._batches = trainer.precision_plugin, calls, batches
         self._rule, self._hooks, self.step, self.log = rule, hooks, step, log
 
@@ -63,10 +67,12 @@ class LocalTrainer:
         hooks.install()
         losses: list[Tensor] = []
         sizes: list[int] = []
-        done = 0
+        done, clock = 0, self._clock
         try:
-            for batch, size, hooks.index, is_last in self._batches.in_training(work.client_id, work.round):
-                loss, stop = self.step(batch, hooks.index, size, is_last)
+            for batch, size, hooks.index, ends_pass, is_last in self._batches.in_training(work.client_id, work.round):
+                clock.begin_batch(is_last)
+                steps = ends_pass or (hooks.index + 1) % self._trainer.accumulate_grad_batches == 0
+                loss, stop = self.step(batch, done, size, steps)
                 done += 1
                 if loss is not None:
                     losses.append(loss.reshape(()) if loss.dim() else loss)

@@ -13,11 +13,12 @@ from torch import Tensor
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.core.lightning.epoch_loop import FederatedEpochLoop
 from fl_lightning.core.lightning.fast_log import LogCall, TrainingLog, replay
-from fl_lightning.core.lightning.process_copy import Counts, LoopCounters
+from fl_lightning.core.lightning.process_copy import load_progress, progress_of
 from fl_lightning.training.bound_parameters import BoundParameters
 from fl_lightning.training.buffers import BufferBank
 from fl_lightning.training.client_optimizers import ClientOptimizers
 from fl_lightning.training.local_trainer import LocalTrainer
+from fl_lightning.training.schedules import Schedules
 
 
 @dataclass(frozen=True)
@@ -25,16 +26,18 @@ class RoundState:
     """Where a fit is when a client of a round is about to train; the global parameters travel apart.
 
     Attributes:
-        counters: of the epoch loop.
+        progress: of the epoch loop.
         buffers: the module's global buffers.
         optimizer_options: of the client optimizers, per optimizer and parameter group.
         schedulers: states of the learning-rate schedulers.
+        schedules: what the fit knows of them beside that.
     """
 
-    counters: dict[str, Any]
+    progress: dict[str, Any]
     buffers: tuple[dict[tuple[torch.dtype, torch.device], Tensor], dict[str, Tensor]]
     optimizer_options: list[list[dict[str, Any]]]
     schedulers: list[dict[str, Any]]
+    schedules: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,10 @@ class ClientTraces:
     """What a client's training leaves behind beside its upload.
 
     Attributes:
-        counters: by how much the loop's counters moved.
         logged: its calls of ``self.log``.
         optimizers: optimizer states to keep.
     """
 
-    counters: Counts = field(default_factory=list)
     logged: list[LogCall] = field(default_factory=list)
     optimizers: list[dict[str, Any]] | None = None
 
@@ -61,12 +62,12 @@ class ProcessCopies:
         binding: the bound module.
         buffers: its buffers.
         optimizers: the clients' optimizers.
+        schedules: their learning-rate schedulers.
         local: local training.
         objects: gives what copies have besides the module, by name.
         keep_optimizer: clients get their optimizer's state of the last round back.
 
     Attributes:
-        counters: the epoch loop's counters.
         objects: gives what copies have besides the module, by name.
     """
 
@@ -77,13 +78,14 @@ class ProcessCopies:
         binding: BoundParameters,
         buffers: BufferBank,
         optimizers: ClientOptimizers,
+        schedules: Schedules,
         local: LocalTrainer,
         objects: Callable[[], dict[str, object]],
         keep_optimizer: bool,
     ) -> None:
         self._loop, self._rule, self._binding, self._buffers = loop, rule, binding, buffers
         self._optimizers, self._local, self._keep = optimizers, local, keep_optimizer
-        self.objects, self.counters = objects, LoopCounters(loop)
+        self.objects, self._schedules = objects, schedules
 
     @property
     def go_stale(self) -> bool:
@@ -96,32 +98,35 @@ class ProcessCopies:
 
     def round_state(self) -> RoundState:
         """What another copy needs to know of the round before its first client."""
-        schedulers = [config.scheduler.state_dict() for config in self._loop.trainer.lr_scheduler_configs]
-        return RoundState(self.counters.state(), self._buffers.state(), self._optimizers.options(), schedulers)
+        return RoundState(
+            progress_of(self._loop), self._buffers.state(), self._optimizers.options(),
+            self._schedules.scheduler_states(), self._schedules.state_dict(),
+        )  # fmt: skip
 
     def load_round_state(self, state: RoundState, params: Tensor) -> None:
         """Takes what :meth:`round_state` gave elsewhere, and global parameters ``[n]``."""
+        load_progress(self._loop, state.progress)
         self._binding.theta.copy_(params)
         self._buffers.load_state(state.buffers)
         self._optimizers.load_options(state.optimizer_options)
         for config, own in zip(self._loop.trainer.lr_scheduler_configs, state.schedulers, strict=True):
             config.scheduler.load_state_dict(own)
+        self._schedules.load_state_dict(state.schedules)
+        self._schedules.begin_round()
 
-    def traces_of(self, client: int, before: Counts, logged: list[LogCall], failed: bool) -> ClientTraces:
+    def traces_of(self, client: int, logged: list[LogCall], failed: bool) -> ClientTraces:
         """What a client's training has left behind in this copy, which forgets it.
 
         Args:
             client: the client.
-            before: the loop's counters before it.
             logged: its calls of ``self.log``.
             failed: its training raised: nothing of it is kept.
         """
         optimizers = None if failed else self._optimizers.take_aside(client)
         self._optimizers.forget_aside()
-        return ClientTraces(self.counters.counts_since(before), logged, optimizers)
+        return ClientTraces(logged, optimizers)
 
     def replay(self, client: int, traces: ClientTraces) -> None:
         """Lets everything happen here that happened in another copy."""
-        self.counters.add(traces.counters)
         replay(self._loop.trainer.lightning_module, self._local.log, traces.logged, self._loop.expect)
         self._optimizers.put_aside(client, traces.optimizers)

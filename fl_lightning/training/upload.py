@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from fl_lightning.algorithms.records import ClientReport
 from fl_lightning.training.buffers import BufferReport
+from fl_lightning.training.schedules import Pace
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class Upload:
         loss: loss at the global parameters before training, if asked for.
         report: of the client rule.
         buffers: the client's buffers.
+        client_lr: mean learning rate of its steps, if its optimizer defines one.
+        pace: what its visit counted.
     """
 
     index: int
@@ -33,6 +36,8 @@ class Upload:
     loss: float | None
     report: ClientReport
     buffers: BufferReport
+    client_lr: float | None = None
+    pace: Pace = field(default_factory=Pace)
 
 
 def with_accuracy(report: ClientReport, accuracy: float, module: object) -> ClientReport:

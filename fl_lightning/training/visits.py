@@ -9,7 +9,6 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 from torch import Tensor
@@ -29,16 +28,10 @@ class RoundOrder:
 
     Attributes:
         tasks: the round's clients.
-        first: place of the client whose turn it is.
-        steps: optimizer steps that are going to be taken between that client and those after it.
-        last: index of the round's last place.
-        state: where the fit is when that client is about to train.
+        state: where the fit is between its clients.
     """
 
     tasks: list[ClientTask]
-    first: int
-    steps: list[int]
-    last: int
     state: RoundState
 
 
@@ -52,7 +45,6 @@ class Outcome:
         traces: what it left behind beside that; ``None`` if its process died.
         error: what its training raised.
         trace: where, in words.
-        asked: training read the number of optimizer steps so far.
         warned: warnings as text, category, file and line.
         changed: why the fit itself must train it: its training changed an object that is not shared with the copy.
     """
@@ -62,7 +54,6 @@ class Outcome:
     traces: ClientTraces | None = None
     error: BaseException | None = None
     trace: str = ""
-    asked: bool = False
     warned: tuple[tuple[str, type[Warning], str, int], ...] = ()
     changed: str = ""
 
@@ -97,25 +88,21 @@ class Visits:
         """Trains the client at a place; the copy is as it was then, unless the outcome says ``changed``."""
         assert self._order is not None
         order, clients, log = self._order, self._clients, self._log
-        counters, task = clients.copies.counters, order.tasks[place]
+        task = order.tasks[place]
         assert task.client_id is not None
-        later, steps = task.index - order.tasks[order.first].index, order.steps[place - order.first]
-        counters.move_to(order.state.counters, later, steps, task.index == order.last)
-        before = counters.counts()
-        counters.asked_for_steps, log.calls, log.metric = False, [], ""
+        log.calls, log.metric = [], ""
         upload, error, trace = None, None, ""
         with _noted_warnings() as warned:
             try:
                 upload = clients.train(task)
-                traces = clients.copies.traces_of(task.client_id, before, log.calls, failed=False)
+                traces = clients.copies.traces_of(task.client_id, log.calls, failed=False)
             except BaseException as raised:
                 error, trace = _portable(raised), traceback.format_exc()
-                traces = clients.copies.traces_of(task.client_id, before, log.calls, failed=True)
+                traces = clients.copies.traces_of(task.client_id, log.calls, failed=True)
             finally:
-                asked = counters.asked_for_steps
                 clients.restore(failed=error is not None)
             changed = log.metric or self._changes()
-        return Outcome(place, upload, traces, error, trace, asked, tuple(warned), changed)
+        return Outcome(place, upload, traces, error, trace, tuple(warned), changed)
 
     def _fingerprint(self) -> Fingerprint:
         trainer, found = self._clients.trainer, Fingerprint()
@@ -148,19 +135,10 @@ class Replays:
         self._clients = clients
         self._warned: dict[str, dict[Any, Any]] = {}
 
-    def begin_round(self, tasks: Sequence[ClientTask], first: int = 0) -> RoundOrder:
-        """What copies need to train the clients from the place ``first`` on."""
-        clients = self._clients
-        self._began = clients.copies.counters.global_step
-        steps = list(accumulate((clients.planned_steps(task) for task in tasks[first:]), initial=0))
-        last = len(clients.rows) - 1
-        self._order = RoundOrder(list(tasks), first, steps, last, clients.copies.round_state())
+    def begin_round(self, tasks: Sequence[ClientTask]) -> RoundOrder:
+        """What copies need to train clients of the round from here on."""
+        self._order = RoundOrder(list(tasks), self._clients.copies.round_state())
         return self._order
-
-    def miscounted(self, outcome: Outcome) -> bool:
-        """Whether the client has asked for the number of optimizer steps and seen another one than there are."""
-        planned = self._began + self._order.steps[outcome.place - self._order.first]
-        return outcome.asked and self._clients.copies.counters.global_step != planned
 
     def replay(self, outcome: Outcome) -> Upload:
         """Takes over a client whose turn it is; its update must be in its row already.

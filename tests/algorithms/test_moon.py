@@ -209,7 +209,7 @@ def test_a_training_step_that_uses_its_features_saves_the_second_pass():
     module, _ = fit_method(MOON(5.0), module=fresh(OnePass, norm=True, momentum=0.5))
     torch.testing.assert_close(weights(module), trained(MOON(5.0)), rtol=0, atol=1e-6)
     assert "federated_features" not in vars(module)
-    assert OnePass.passes == module.trainer.global_step
+    assert OnePass.passes == module.trainer.strategy.last_round.local_steps
 
 
 @pytest.mark.fit

@@ -104,7 +104,7 @@ class Stopping(Classifier):
 
 
 class TwoSteps(Classifier):
-    """Steps twice per batch and looks at the number of steps, which nobody can know in advance."""
+    """Steps twice per batch and looks at the number of steps, which no other client changes."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -128,7 +128,7 @@ TRACES = {
     LogsItself: "uses a logger directly",
     Looking: "looks at the trainer's metrics",
     Stopping: "changes attribute 'trainer.should_stop'",
-    TwoSteps: "training looks at global_step",
+    TwoSteps: None,
 }
 
 

@@ -131,7 +131,8 @@ def test_same_seed_is_bit_identical_and_another_is_not():
 
 
 def test_local_steps_overrule_sizes():
-    assert fit(rounds=2, local_steps=7).trainer.global_step == 2 * 3 * 7
+    _, strategy, trainer = fit(rounds=2, local_steps=7)
+    assert (trainer.global_step, strategy.last_round.local_steps) == (2 * 7, 2 * 3 * 7)
 
 
 def test_server_optimizer_with_unit_rate_equals_the_plain_step_and_momentum_does_not():

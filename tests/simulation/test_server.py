@@ -176,7 +176,7 @@ def test_full_gradient_rows_are_learning_rate_times_gradient(options):
             gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, reference.parameters())])
             assert torch.allclose(row, 0.3 * gradient, atol=1e-7, rtol=1e-5)
     assert rule.rows[0].norm() > 0.01
-    assert trainer.global_step == 2 * 4, "one step per client and round"
+    assert trainer.strategy.last_round.local_steps == 2 * 4, "one step per client and round"
 
 
 def dropping_last(batch_size=8):

@@ -2,6 +2,7 @@
 """The Trainer's own features in a federated fit: stopping, checkpoints, limits, repeated fits, averaging callbacks."""
 
 from datetime import timedelta
+from math import ceil
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from lightning.pytorch.callbacks import (
     Timer,
     WeightAveraging,
 )
-from plain_loop import federate, sgd
+from plain_loop import client_batches, federate, sgd
 from support import Blobs, Classifier, federated_blobs, fit, fresh, quiet_trainer, weights
 
 import fl_lightning as fl
@@ -90,13 +91,14 @@ def test_the_best_checkpoint_reproduces_its_value(tmp_path, metric, mode):
 
 
 def test_max_steps_stop_at_the_end_of_a_round():
-    module, _, trainer = fit(rounds=-1, max_steps=20)
+    module, strategy, trainer = fit(rounds=-1, max_steps=20)
     counted = []
     federate(fresh(), 5, lambda m, batches, index: counted.append(len(batches)))
-    per_round = [sum(counted[i : i + 3]) for i in range(0, len(counted), 3)]
-    rounds = next(r for r in range(1, 6) if sum(per_round[:r]) >= 20)
-    assert trainer.global_step == sum(per_round[:rounds])
-    assert trainer.current_epoch == rounds
+    steps = strategy.fit_description.steps_per_round
+    assert steps == ceil(sum(ceil(size / 10) for size in client_batches().sizes.tolist()) / 6)
+    rounds = ceil(20 / steps)
+    assert (trainer.current_epoch, trainer.global_step) == (rounds, rounds * steps)
+    assert strategy.last_round.local_steps == sum(counted[: 3 * rounds])
     assert torch.allclose(weights(module), weights(federate(fresh(), rounds, sgd())), atol=1e-6, rtol=0)
 
 
@@ -136,8 +138,8 @@ def test_limit_train_batches_counts_per_client(limit, kept):
 
 
 def test_fast_dev_run_is_one_round_of_one_batch_per_client():
-    module, _, trainer = fit(rounds=9, fast_dev_run=True, clients_per_round=4)
-    assert (trainer.current_epoch, trainer.global_step) == (1, 4)
+    module, strategy, trainer = fit(rounds=9, fast_dev_run=True, clients_per_round=4)
+    assert (trainer.current_epoch, trainer.global_step, strategy.last_round.local_steps) == (1, 1, 4)
     expected = federate(fresh(), 1, sgd(), limit=lambda n: 1, cohort=4)
     assert torch.allclose(weights(module), weights(expected), atol=1e-6, rtol=0)
     assert trainer.strategy.last_evaluation.sizes.max() <= 10

@@ -71,7 +71,7 @@ def test_begin_batch_and_loss_term_see_every_batch_with_its_place(path, module):
         assert [index for _, index, *_ in batches] == 2 * list(range(len(batches) // 2))  # two passes
         assert [steps for *_, steps in batches] == list(range(len(batches)))
     assert max(len(visit) for visit in visits) > 4
-    assert sum(kind == "batch" for kind, *_ in rule.calls) == trained.trainer.global_step
+    assert sum(kind == "batch" for kind, *_ in rule.calls) == trained.trainer.strategy.last_round.local_steps
 
 
 class Half(ClientRule):
@@ -171,7 +171,7 @@ def test_own_loss_leaves_no_trace(path):
     names = set(plain.trainer.callback_metrics) - {"fed/seconds"}
     assert all(asked.trainer.callback_metrics[n] == plain.trainer.callback_metrics[n] for n in names)
     assert strategy.last_round.train_loss == other.last_round.train_loss
-    assert len(rule.losses) == asked.trainer.global_step
+    assert len(rule.losses) == asked.trainer.strategy.last_round.local_steps
 
 
 class Silent(Classifier):

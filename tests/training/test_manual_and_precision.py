@@ -42,6 +42,7 @@ def test_manual_optimization_equals_automatic():
     assert_trained_to(module, federate(fresh(), 3, sgd()))
     automatic = fit().trainer
     assert trainer.global_step == automatic.global_step
+    assert trainer.strategy.last_round.local_steps == automatic.strategy.last_round.local_steps
 
 
 def test_several_optimizers_equal_a_loop_by_hand():
@@ -54,9 +55,9 @@ def test_several_optimizers_equal_a_loop_by_hand():
                 optimizer.step()
 
     module = fresh(Adversaries)
-    trainer = fit(module).trainer
+    strategy = fit(module).strategy
     assert_trained_to(module, federate(fresh(Adversaries), 3, train_client))
-    assert trainer.global_step == 2 * fit().trainer.global_step
+    assert strategy.last_round.local_steps == 2 * fit().strategy.last_round.local_steps
 
 
 # ---- precision

@@ -69,14 +69,6 @@ def test_plateau_scheduler_follows_the_validation_of_the_global_model(tmp_path):
     assert monitor.lrs["lr-SGD"] == pytest.approx(rates)  # one value per round
 
 
-def test_a_scheduler_that_steps_inside_a_round_is_refused():
-    class PerStep(Scheduled):
-        interval = "step"
-
-    with pytest.raises(ValueError, match=r"lr scheduler StepLR has interval='step'.*use interval='epoch'"):
-        fit(fresh(PerStep))
-
-
 # ---- gradients
 
 
@@ -112,7 +104,7 @@ def test_the_modules_own_gradient_clipping_and_gradient_hooks_see_every_local_st
     module = fresh(Hooked)
     trainer = fit(module).trainer
     assert_trained_to(module, federate(fresh(Hooked), 3, sgd(change_gradients=change)))
-    assert module.calls == ["after_backward", "before_step", "clip"] * trainer.global_step
+    assert module.calls == ["after_backward", "before_step", "clip"] * trainer.strategy.last_round.local_steps
 
 
 def accumulating(window):
@@ -135,7 +127,7 @@ def test_accumulation_windows_end_with_the_client():
     assert_trained_to(module, federate(fresh(), 3, accumulating(2)))
     steps = []
     federate(fresh(), 3, lambda m, batches, i: steps.append((len(batches) + 1) // 2))
-    assert trainer.global_step == sum(steps)
+    assert trainer.strategy.last_round.local_steps == sum(steps)
 
 
 def test_an_accumulation_schedule_counts_rounds():
@@ -147,8 +139,8 @@ def test_an_accumulation_schedule_counts_rounds():
 @pytest.mark.parametrize("window", [1, 2, 3])
 def test_local_steps_are_optimizer_steps_with_accumulation_too(window):
     # Clients have 2 to 10 batches, so passes end inside a window.
-    trainer = fit(fresh(), 2, local_steps=4, accumulate_grad_batches=window).trainer
-    assert trainer.global_step == 2 * 3 * 4
+    _, strategy, trainer = fit(fresh(), 2, local_steps=4, accumulate_grad_batches=window)
+    assert (trainer.global_step, strategy.last_round.local_steps) == (2 * 4, 2 * 3 * 4)
 
 
 # ---- sparse gradients

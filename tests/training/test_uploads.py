@@ -148,7 +148,7 @@ def test_fedsgd_equals_gradient_descent_on_the_cohorts_data():
     module = fresh()
     _, strategy, trainer = fit(module, full_gradients=True)
     assert torch.allclose(weights(module), weights(gradient_descent(3)), atol=1e-6, rtol=0)
-    assert trainer.global_step == 9  # one per client and round
+    assert (trainer.global_step, strategy.last_round.local_steps) == (3, 9)  # a round is one step, of three clients
     assert strategy._fits.states()["fit"]["full_gradients"]
 
 

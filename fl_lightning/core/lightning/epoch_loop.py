@@ -18,6 +18,8 @@ from fl_lightning.core.lightning.contract import check_contract
 from fl_lightning.core.lightning.fast_log import FastLog
 from fl_lightning.core.lightning.names import Trainer, lightning_module
 from fl_lightning.core.lightning.round_progress import RoundPhase, RoundProgress
+from fl_lightning.core.lightning.visit_clock import VisitClock
+from fl_lightning.core.lightning.visit_trainer import count_visits
 
 if TYPE_CHECKING:
     from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
@@ -72,6 +74,9 @@ class RoundConductor(Protocol):
     def close_round(self) -> None:
         """Aggregates and applies the server step; called once per round, before validation."""
 
+    def advance_schedules(self) -> None:
+        """Moves schedulers and clock to the end of the round; called after :meth:`close_round`."""
+
     def publish_round(self) -> None:
         """Logs the round that was closed."""
 
@@ -89,7 +94,7 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         self.val_loop = replaced.val_loop
         self.conductor = conductor
         self.progress = RoundProgress(trainer)
-        self.asked_for_steps = False
+        self.clock = VisitClock(self)
         self._accumulating = False
 
     # ---- the round
@@ -127,14 +132,16 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         else:
             # What callbacks log here counts as much as the client has samples, not as its last local batch.
             self.expect(task, task.num_samples)
-            call._call_callback_hooks(trainer, "on_train_batch_start", task, index)
+            with self.clock.counting_clients():
+                call._call_callback_hooks(trainer, "on_train_batch_start", task, index)
             self.batch_progress.increment_started()
             with trainer.profiler.profile("run_training_batch"):
                 loss = self.conductor.train_client(task)
             self.batch_progress.increment_processed()
             outputs = {} if loss is None else {"loss": loss}
             self.expect(task, task.num_samples)
-            call._call_callback_hooks(trainer, "on_train_batch_end", outputs, task, index)
+            with self.clock.counting_clients():
+                call._call_callback_hooks(trainer, "on_train_batch_end", outputs, task, index)
         connector.on_batch_end()
         self.batch_progress.increment_completed()
         if self._num_ready_batches_reached():
@@ -142,6 +149,7 @@ class FederatedEpochLoop(_TrainingEpochLoop):
             self.progress.enter(RoundPhase.AGGREGATED)
             for optimizer in trainer.optimizers:
                 optimizer._opt_called = True  # or schedulers warn where clients took no step of this very optimizer
+            self.conductor.advance_schedules()
             self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
             self.conductor.publish_round()
         if task.client_id is not None:
@@ -156,16 +164,27 @@ class FederatedEpochLoop(_TrainingEpochLoop):
             return bool(super()._should_check_val_fx(data_fetcher))
         # Every n steps, wherever epochs begin: after the round in which the n-th is taken.
         every = int(trainer.val_check_interval)
-        passed = self.steps_taken // every > self.progress.steps_before // every
+        passed = self.global_step // every > self.progress.steps_before // every
         return bool(trainer.enable_validation and (passed or trainer.should_stop))
+
+    def _num_ready_batches_reached(self) -> bool:
+        # Not trainer.num_training_batches, which are a client's.
+        done = self.batch_progress.current.ready == self.trainer.fit_loop.max_batches
+        return bool(done or self.batch_progress.is_last_batch)
 
     def _should_accumulate(self) -> bool:
         return self._accumulating
 
     # ---- one local batch through Lightning's own optimization
 
-    def local_step(self, batch: Any, batch_idx: int, num_samples: int, is_last: bool) -> tuple[Tensor | None, bool]:
+    def local_step(self, batch: Any, batch_idx: int, num_samples: int, steps: bool) -> tuple[Tensor | None, bool]:
         """Runs every hook that Lightning runs for a batch.
+
+        Args:
+            batch: the batch.
+            batch_idx: its place in the visit.
+            num_samples: its samples.
+            steps: the optimizer steps after it, unless the module optimizes manually.
 
         Returns:
             The detached loss (``None`` if the step gave none), and whether ``on_train_batch_start`` asked to stop.
@@ -179,11 +198,13 @@ class FederatedEpochLoop(_TrainingEpochLoop):
             return None, True
         kwargs = self._build_kwargs(OrderedDict(), batch, batch_idx)
         if module.automatic_optimization:
-            self._accumulating = (batch_idx + 1) % trainer.accumulate_grad_batches != 0 and not is_last
+            self._accumulating = not steps
             try:
                 outputs: Any = self.automatic_optimization.run(trainer.optimizers[0], batch_idx, kwargs)
             finally:
                 self._accumulating = False
+            if steps and self.clock.scheduled:
+                self.clock.end_step()
         else:
             outputs = self.manual_optimization.run(kwargs)
         call._call_lightning_module_hook(trainer, "on_train_batch_end", outputs, batch, batch_idx)
@@ -206,17 +227,6 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         progress.zero_grad.increment_by(1)
 
     # ---- what local training asks for
-
-    @property
-    def global_step(self) -> int:
-        """Optimizer steps so far. Records the read, because clients in other processes may see another number."""
-        self.asked_for_steps = True
-        return self.steps_taken
-
-    @property
-    def steps_taken(self) -> int:
-        """Optimizer steps so far."""
-        return super().global_step
 
     @property
     def batch_size(self) -> int | None:
@@ -276,6 +286,7 @@ def install(trainer: Trainer, conductor: RoundConductor) -> FederatedEpochLoop:
         return current
     loop = FederatedEpochLoop(trainer, conductor, current)
     trainer.fit_loop.epoch_loop = loop
+    count_visits(trainer)
     return loop
 
 

@@ -38,8 +38,7 @@ def full_path_reason(trainer: Trainer, module: LightningModule) -> str | None:
     if type(precision) is not lightning_module("plugins.precision").Precision or any(map(callable, _set_on(precision))):
         return f"precision {trainer.precision}"
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    schedule = lightning_module("callbacks").GradientAccumulationScheduler
-    if trainer.accumulate_grad_batches != 1 or any(isinstance(callback, schedule) for callback in callbacks):
+    if accumulation_factors(trainer) != {1}:
         return "accumulate_grad_batches"
     for optimizer in trainer.optimizers:
         closure = signature(optimizer.step).parameters.get("closure")
@@ -59,6 +58,20 @@ def full_path_reason(trainer: Trainer, module: LightningModule) -> str | None:
             return f"the strategy overrides {name}"
     watching = step_hook_of(callbacks)
     return None if watching is None else f"{watching.replace('.', ' overrides ', 1)}"
+
+
+def accumulation_factors(trainer: Trainer) -> set[int]:
+    """Numbers of batches per optimizer step that the fit uses, in one round or another."""
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    schedule = lightning_module("callbacks").GradientAccumulationScheduler
+    factors = {factor for c in callbacks if isinstance(c, schedule) for factor in c.scheduling.values()}
+    return factors or {trainer.accumulate_grad_batches}
+
+
+def accumulation(trainer: Trainer) -> int:
+    """Batches per optimizer step; where rounds differ, what the trainer has at the moment."""
+    factors = accumulation_factors(trainer)
+    return factors.pop() if len(factors) == 1 else trainer.accumulate_grad_batches
 
 
 def is_overridden(name: str, owner: object) -> bool:

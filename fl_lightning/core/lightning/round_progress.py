@@ -99,12 +99,12 @@ class RoundProgress:
         self._round_start = {
             "progress": {name: value for name, value in state.items() if not name.endswith("state_dict")},
             "batches_that_stepped": self._loop._batches_that_stepped,
-            "steps": self._loop.steps_taken,
+            "steps": self._loop.global_step,
         }
 
     @property
     def steps_before(self) -> int:
-        """Optimizer steps before the present round."""
+        """``global_step`` before the present round."""
         return int(self._round_start.get("steps", 0))
 
     # ---- checkpoints

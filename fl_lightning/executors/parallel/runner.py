@@ -63,7 +63,7 @@ class ParallelRunner(CohortRunner):
         self._tasks, self._costs = list(tasks), [0] * len(tasks)
         self._turn = -1  # place of the client that is being handed over
         self._results: dict[int, Outcome] = {}
-        self._under_way, self._failed, self._frozen = False, False, ""
+        self._under_way, self._frozen = False, ""
         self._attempts, self._left = 0, len(tasks)  # to train clients whose workers have died
 
     def train(self, task: ClientTask) -> Upload:
@@ -120,7 +120,7 @@ class ParallelRunner(CohortRunner):
         self._copied = present
         self._params.copy_(clients.global_params)
         self._costs = [clients.planned_cost(task) for task in self._tasks]
-        self._order = self._replays.begin_round(self._tasks, first)
+        self._order = self._replays.begin_round(self._tasks)
         self._hand_out(range(first, len(self._tasks)))
         self._under_way = True
 
@@ -195,13 +195,6 @@ class ParallelRunner(CohortRunner):
 
     def _accept(self, task: ClientTask, outcome: Outcome) -> Upload:
         """Lets everything happen here that happened in the worker."""
-        if self._replays.miscounted(outcome):
-            if not self._failed:
-                self._fall_back(
-                    "training looks at global_step, which is unknown until the earlier clients have trained"
-                )
-            return self._clients.train(task)
-        self._failed = self._failed or outcome.error is not None
         return self._replays.replay(outcome)
 
 

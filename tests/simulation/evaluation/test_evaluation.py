@@ -182,7 +182,7 @@ def test_federated_training_with_plain_validation_data():
     with torch.no_grad():
         expected = float(F.cross_entropy(module.eval()(x), y))
     assert float(trainer.callback_metrics["val_loss"]) == pytest.approx(expected, rel=1e-5)
-    assert trainer.global_step == 2 * 6  # one batch per client
+    assert trainer.strategy.last_round.local_steps == 2 * 6  # one batch per client
 
 
 def test_prediction_uses_the_trained_model_on_undivided_data():

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The clock of a federated fit: what Lightning counts while clients train, and when schedulers step.
+
+Clients of one round train at the same time, so their steps cannot be added up to a time. A round lasts ``K`` ticks, the
+mean number of optimizer steps of a client's visit, rounded up. Step ``s`` of a visit in round ``r`` runs at tick
+``r K + min(s, K - 1)``, whoever the client is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+
+
+@dataclass(frozen=True)
+class VisitPlan:
+    """The visit that the clock counts by: means over the clients that train, rounded up.
+
+    Attributes:
+        steps: ``K``, optimizer steps; with manual optimization one per batch is assumed.
+        batches: of all local epochs.
+        pass_batches: of one local epoch.
+        window: batches per optimizer step.
+    """
+
+    steps: int
+    batches: int
+    pass_batches: int
+    window: int = 1
+
+    def batches_after(self, steps: int) -> int:
+        """How many batches this many steps take; the last step of a local epoch may take fewer than a window."""
+        passes, rest = divmod(steps, -(-self.pass_batches // self.window))
+        return passes * self.pass_batches + min(rest * self.window, self.pass_batches)
+
+
+class VisitClock:
+    """Moves the counters of an epoch loop so that the module and its schedulers see the clock.
+
+    Args:
+        loop: the loop.
+
+    Attributes:
+        plan: the visit to count by; ``None`` before a fit has data.
+        endless: why nobody can say how many rounds the fit has; empty if the trainer can.
+        counts_clients: batches are clients at the moment, because callbacks are told of one.
+        scheduled: the loop steps schedulers within visits.
+        stepping: it does so at the moment.
+    """
+
+    def __init__(self, loop: _TrainingEpochLoop) -> None:
+        self._loop = loop
+        self.plan: VisitPlan | None = None
+        self.endless = ""
+        self.counts_clients = self.scheduled = self.stepping = False
+        self._limit: int | None = None
+        self._start = self._held = 0
+        self._outside: tuple[Any, list[dict[str, int]]] | None = None
+
+    # ---- what the trainer shows
+
+    @property
+    def shown_batches(self) -> int | float:
+        """``trainer.num_training_batches``: of a visit, or clients where callbacks are told of one."""
+        if self.plan is None or self.counts_clients:
+            clients: int | float = self._loop.trainer.fit_loop.max_batches
+            return clients
+        return self.plan.batches
+
+    @contextmanager
+    def counting_clients(self) -> Iterator[None]:
+        """Shows clients as batches."""
+        before, self.counts_clients = self.counts_clients, True
+        try:
+            yield
+        finally:
+            self.counts_clients = before
+
+    @property
+    def tick(self) -> int:
+        """``trainer.global_step``."""
+        return self._loop.global_step
+
+    # ---- a visit
+
+    def begin_round(self, steps: int, limit: int | None) -> None:
+        """Moves the clock to the beginning of the trainer's current epoch.
+
+        Args:
+            steps: ticks of a round.
+            limit: the same if visits end with the last tick, however many steps they take; ``None``: not yet known.
+        """
+        self._limit = limit
+        self._move_to(self._loop.trainer.current_epoch * steps)
+        self._start = self.tick
+
+    def begin_visit(self) -> None:
+        """A client is about to train: batches are its own from now on."""
+        loop = self._loop
+        self._outside = loop.batch_progress, [dict(vars(tracker)) for tracker in self._trackers()]
+        loop.batch_progress = type(loop.batch_progress)()
+        if self.plan is not None:
+            loop.batch_progress.total.ready = loop.trainer.current_epoch * self.plan.batches
+        self._held = 0
+
+    def begin_batch(self, is_last: bool) -> None:
+        """The client's next batch.
+
+        Args:
+            is_last: it is the last of the visit.
+        """
+        progress = self._loop.batch_progress
+        progress.total.ready += 1
+        progress.current.ready += 1
+        progress.is_last_batch = is_last
+        # A batch has one step at most, unless the module optimizes by hand.
+        if self._limit is not None and (self._by_hand or progress.current.ready > self._limit):
+            over = max(self.tick - self._start - self._limit + 1, 0)
+            self._move_to(self.tick - over)
+            self._held += over
+
+    @property
+    def steps_taken(self) -> int:
+        """Optimizer steps of the visit so far."""
+        return self.tick - self._start + self._held
+
+    @property
+    def batches_begun(self) -> int:
+        """Batches of the visit so far."""
+        return int(self._loop.batch_progress.current.ready)
+
+    @property
+    def is_last_batch(self) -> bool:
+        """Whether the visit ends with the present batch."""
+        return bool(self._loop.batch_progress.is_last_batch)
+
+    def allows(self, steps: int, limit: int | None) -> bool:
+        """Whether a schedule may move on after this many steps of the visit, of ``limit`` that a round has."""
+        return limit is None or steps < limit or (steps == limit and self.is_last_batch)
+
+    def end_step(self) -> None:
+        """The visit has taken an optimizer step: schedulers move on, unless the round has no further tick."""
+        if self.allows(self.steps_taken, self._limit):
+            self._step_schedulers()
+
+    def end_visit(self) -> None:
+        """Puts everything back to where it was before the visit."""
+        if self._outside is None:
+            return
+        loop = self._loop
+        (loop.batch_progress, counts), self._outside = self._outside, None
+        for tracker, before in zip(self._trackers(), counts, strict=True):
+            vars(tracker).update(before)
+
+    def close_round(self, steps: int) -> None:
+        """Moves the clock, and schedulers with it, from the beginning of the round to its end.
+
+        Args:
+            steps: ticks of the round.
+        """
+        start = self.tick
+        if self.scheduled and self.plan is not None:
+            clients = self._loop.batch_progress
+            progress = self._loop.batch_progress = type(clients)()
+            try:
+                for step in range(1, steps + 1):
+                    self._move_to(start + step)
+                    progress.current.ready, progress.is_last_batch = self.plan.batches_after(step), step == steps
+                    self._step_schedulers()
+            finally:
+                self._loop.batch_progress = clients
+        self._move_to(start + steps)
+
+    def _step_schedulers(self) -> None:
+        self.stepping = True
+        try:
+            self._loop._update_learning_rates("step", update_plateau_schedulers=False)
+        finally:
+            self.stepping = False
+
+    def _move_to(self, tick: int) -> None:
+        by = tick - self.tick
+        if by == 0:
+            return
+        for tracker in self._trackers()[4:6] if self._by_hand else self._trackers()[:4]:
+            for name in vars(tracker):
+                setattr(tracker, name, max(getattr(tracker, name) + by, 0))
+
+    @property
+    def _by_hand(self) -> bool:
+        return not self._loop.trainer.lightning_module.automatic_optimization
+
+    def _trackers(self) -> list[Any]:
+        automatic = self._loop.automatic_optimization.optim_progress.optimizer
+        by_hand = self._loop.manual_optimization.optim_step_progress
+        progresses = (automatic.step, automatic.zero_grad, by_hand, self._loop.scheduler_progress)
+        return [tracker for progress in progresses for tracker in (progress.total, progress.current)]

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learning-rate schedules that step within visits: one client is plain Lightning, many end on the same rate."""
+
+from __future__ import annotations
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from plain_loop import client_batches
+from schedules import (
+    SCHEDULES,
+    ByHand,
+    ByHandLast,
+    Glue,
+    OneCycle,
+    Rated,
+    Wrapped,
+    final_rate,
+    one_client_fit,
+    plain_fit,
+)
+from support import Classifier, blobs, fit, fresh, on_path, quiet_trainer, weights
+from torch.utils.data import DataLoader
+
+import fl_lightning as fl
+
+pytestmark = pytest.mark.fit
+
+
+class Ordered(L.LightningDataModule):
+    """The blobs in their order, which one client and plain Lightning then share."""
+
+    def __init__(self, samples: int = 105, batch_size: int = 10) -> None:
+        super().__init__()
+        self.samples, self.batch_size = samples, batch_size
+
+    def train_dataloader(self):
+        return DataLoader(blobs(self.samples), batch_size=self.batch_size)
+
+
+@pytest.mark.parametrize("lean", [True, False], ids=["lean", "full"])
+@pytest.mark.parametrize("module", SCHEDULES)
+def test_one_client_is_plain_lightning_bit_for_bit(module, lean):
+    plain, ours = fresh(module), fresh(module)
+    options = {} if not plain.automatic_optimization else on_path(lean)
+    expected = plain_fit(plain, Ordered(), 5, **options)
+    found = one_client_fit(ours, Ordered(), 5, **options)
+    assert ours.seen.rows == plain.seen.rows
+    assert ours.seen.batches == plain.seen.batches == {11}
+    if options or not plain.automatic_optimization:
+        assert ours.seen.after == plain.seen.after
+    assert torch.equal(weights(ours), weights(plain))
+    assert final_rate(found) == final_rate(expected)
+    assert found.global_step == expected.global_step == 55
+    assert len({rate for rate, *_ in plain.seen.rows}) > 2
+
+
+@pytest.mark.parametrize(("module", "options"), [(Glue, {}), (OneCycle, {"accumulate_grad_batches": 4}), (ByHand, {})])
+def test_local_epochs_are_passes_of_one_visit(module, options):
+    ours = fresh(module)
+    trainer = one_client_fit(ours, Ordered(), 2, {"local_epochs": 3}, **options)
+    steps = -(-11 // options.get("accumulate_grad_batches", 1))
+    assert ours.seen.batches == {33}
+    assert [batch for _, _, batch, _ in ours.seen.rows] == 2 * list(range(33))
+    assert [place for place, row in enumerate(ours.seen.rows) if row[3]] == [32, 65]
+    assert trainer.global_step == 2 * 3 * steps
+    if not options:
+        plain = fresh(module)
+        plain_fit(plain, Ordered(), 6)
+        assert [row[:2] for row in ours.seen.rows] == [row[:2] for row in plain.seen.rows]
+
+
+@pytest.mark.parametrize("module", SCHEDULES)
+def test_a_hundred_clients_end_on_the_rate_of_plain_lightning(module):
+    # All clients have equally many batches, so a fit on one client's share has the length of a visit.
+    federated = fresh(module)
+    trainer = quiet_trainer(fl.FederatedStrategy(clients_per_round=3), 6, limit_val_batches=0)
+    trainer.fit(federated, fl.FederatedDataModule(Ordered(2000, 4), fl.data.IID(100)))
+    plain = plain_fit(fresh(module), Ordered(20, 4), 6)
+    assert final_rate(trainer) == final_rate(plain)
+    assert trainer.global_step == plain.global_step == 6 * 5
+    assert federated.seen.batches == {5}
+
+
+@pytest.mark.parametrize("lean", [True, False], ids=["lean", "full"])
+def test_every_visit_runs_at_the_ticks_of_its_round(lean):
+    module = fresh(Glue)
+    _, strategy, trainer = fit(module, 3, limit_val_batches=0, **on_path(lean))
+    sizes = [-(-size // 10) for size in client_batches().sizes.tolist()]
+    steps = -(-sum(sizes) // len(sizes))
+    assert min(sizes) < steps < max(sizes)
+    assert strategy.fit_description.steps_per_round == steps
+    assert module.seen.batches == {steps}
+    rates = torch.optim.lr_scheduler.LambdaLR
+    optimizer = torch.optim.SGD(module.parameters(), 0.01)
+    total = 3 * steps
+    schedule = rates(optimizer, lambda s: s / 7 if s < 7 else max(0.0, (total - s) / (total - 7)))
+    expected = []
+    for _ in range(total + 1):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    ends = [place for place, row in enumerate(module.seen.rows) if row[3]]
+    assert len(ends) == 9
+    for visit, (first, last) in enumerate(zip([0, *(end + 1 for end in ends)], ends, strict=False)):
+        rows = module.seen.rows[first : last + 1]
+        ticks = [visit // 3 * steps + min(step, steps - 1) for step in range(len(rows))]
+        assert [row[1] for row in rows] == ticks
+        assert [row[0] for row in rows] == [expected[tick] for tick in ticks]
+    assert (trainer.global_step, final_rate(trainer)) == (total, expected[total])
+
+
+@pytest.mark.filterwarnings("ignore:round .* had no usable report")
+def test_failing_clients_and_empty_rounds_do_not_stop_the_clock():
+    class Failing(Glue):
+        def training_step(self, batch, batch_idx):
+            if batch_idx == 1 and self.current_epoch < 2:
+                raise RuntimeError("no more")
+            return super().training_step(batch, batch_idx)
+
+    data = fl.FederatedDataModule(Ordered(90), fl.data.IID(3))
+    options = {"on_client_error": "drop", "limit_val_batches": 0}
+    with pytest.warns(UserWarning, match="is left out of round"):
+        trainer = fit(fresh(Failing), 4, data=data, **options).trainer
+    expected = fit(fresh(Glue), 4, data=data, **options).trainer
+    assert trainer.strategy.last_round.skipped_rounds == 2
+    assert (trainer.global_step, final_rate(trainer)) == (expected.global_step, final_rate(expected))
+
+
+@pytest.mark.parametrize("module", [OneCycle, Wrapped, ByHand])
+def test_workers_see_the_same_clock(module):
+    ends = []
+    for executor in (None, fl.executors.Parallel(2)):
+        ours = fresh(module)
+        ours.seen = None
+        _, strategy, trainer = fit(ours, 3, executor=executor, limit_val_batches=0)
+        assert strategy.executor_fallback is None
+        ends.append((weights(ours), final_rate(trainer), trainer.global_step, strategy.last_round.local_steps))
+    assert torch.equal(ends[0][0], ends[1][0])
+    assert ends[0][1:] == ends[1][1:]
+
+
+# ---- checkpoints
+
+
+@pytest.mark.parametrize("module", [OneCycle, Wrapped, ByHand, ByHandLast])
+def test_a_checkpoint_holds_the_schedule_where_the_round_began(module, tmp_path):
+    class Saving(module):
+        def on_train_batch_end(self, *_):  # in the middle of the second visit of the second round
+            self.steps = getattr(self, "steps", 0) + 1
+            path = tmp_path / "inside.ckpt"
+            if self.current_epoch == 1 and self.trainer.fit_loop.epoch_loop.batch_idx == 1 and not path.exists():
+                self.trainer.save_checkpoint(path)
+
+    class Between(L.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if (trainer.current_epoch, batch_idx) == (1, 1):
+                trainer.save_checkpoint(tmp_path / "between.ckpt")
+
+    whole = fit(fresh(Saving), 3, limit_val_batches=0, callbacks=[Between()], client_optimizer_state="keep")
+    for name in ("inside", "between"):
+        path = tmp_path / f"{name}.ckpt"
+        rest = fit(fresh(module, 7), 3, limit_val_batches=0, client_optimizer_state="keep", ckpt_path=path)
+        assert torch.equal(weights(rest.module), weights(whole.module)), name
+        assert final_rate(rest.trainer) == final_rate(whole.trainer)
+        assert rest.trainer.global_step == whole.trainer.global_step > 0
+        assert rest.strategy.last_round.local_steps == whole.strategy.last_round.local_steps
+
+
+def test_a_resume_with_rounds_of_another_length_is_refused(tmp_path):
+    before = fit(fresh(Glue), 2, limit_val_batches=0)
+    before.trainer.save_checkpoint(tmp_path / "two.ckpt")
+    with pytest.raises(ValueError, match=r"written by another fit, steps_per_round: \d+ became \d+"):
+        fit(fresh(Glue), 3, local_epochs=2, ckpt_path=tmp_path / "two.ckpt", limit_val_batches=0)
+
+
+# ---- what is refused
+
+
+def test_a_plateau_schedule_within_visits_is_refused_by_name():
+    class Plateau(Classifier):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step", "monitor": "x"}}
+
+    with pytest.raises(ValueError, match=r"ReduceLROnPlateau has interval='step'.*use interval='epoch'"):
+        fit(fresh(Plateau))
+
+
+def test_several_accumulation_factors_are_refused_where_schedules_step_within_visits():
+    with pytest.raises(ValueError, match=r"LambdaLR has interval='step'.*one factor.*found the factors \[1, 3\]"):
+        fit(fresh(Glue), callbacks=[GradientAccumulationScheduler({1: 3})])
+    ours, plain = fresh(Glue), fresh(Glue)
+    one_client_fit(ours, Ordered(), 3, callbacks=[GradientAccumulationScheduler({0: 4})])
+    plain_fit(plain, Ordered(), 3, accumulate_grad_batches=4)
+    assert [row[:2] for row in ours.seen.rows] == [row[:2] for row in plain.seen.rows]
+    assert torch.equal(weights(ours), weights(plain))
+
+
+class EveryThird(ByHand):
+    def training_step(self, batch, batch_idx):
+        self.take(Rated.training_step(self, batch, batch_idx))
+        if batch_idx % 3 == 2:
+            self.lr_schedulers().step()
+
+
+class Argued(ByHand):
+    def training_step(self, batch, batch_idx):
+        self.take(Rated.training_step(self, batch, batch_idx))
+        self.lr_schedulers().step(self.current_epoch)
+
+
+@pytest.mark.filterwarnings("ignore:The epoch parameter")
+@pytest.mark.parametrize(
+    ("module", "how"), [(EveryThird, r"found 3 times in a visit of 11 steps"), (Argued, "found with an argument")]
+)
+def test_schedulers_stepped_by_hand_in_other_ways_are_refused_by_name(module, how):
+    with pytest.raises(ValueError, match=rf"lr scheduler ExponentialLR must be stepped by hand once per step.*{how}"):
+        one_client_fit(fresh(module), Ordered(), 2)
+
+
+def test_two_optimizers_by_hand_have_a_clock_each():
+    class Adversaries(ByHand):
+        """One optimizer steps for every batch, the other one for every second."""
+
+        def training_step(self, batch, batch_idx):
+            loss = Rated.training_step(self, batch, batch_idx)
+            first, second = self.optimizers()
+            slow, fast = self.lr_schedulers()
+            chosen = [(first, slow)] + [(second, fast)] * (batch_idx % 2)
+            for optimizer, _ in chosen:
+                optimizer.zero_grad()
+            self.manual_backward(loss)
+            for optimizer, schedule in chosen:
+                optimizer.step()
+                schedule.step()
+
+        def configure_optimizers(self):
+            optimizers = [torch.optim.Adam(part.parameters(), 0.01) for part in (self.net[0], self.net[2])]
+            exponential = torch.optim.lr_scheduler.ExponentialLR
+            return optimizers, [exponential(optimizers[0], 0.97), exponential(optimizers[1], 0.9)]
+
+    ours, plain = fresh(Adversaries), fresh(Adversaries)
+    found, expected = one_client_fit(ours, Ordered(), 4), plain_fit(plain, Ordered(), 4)
+    assert ours.seen.rows == plain.seen.rows
+    assert torch.equal(weights(ours), weights(plain))
+    assert found.global_step == expected.global_step == 4 * (11 + 5)
+    ends = [[o.param_groups[0]["lr"] for o in trainer.optimizers] for trainer in (found, expected)]
+    assert ends[0] == ends[1]
