@@ -40,6 +40,7 @@ class Federation:
         data: the data of all clients, of which each is given its own.
         client: makes the client half of another method.
         trainer: the clients' options of the Trainer.
+        clock: what the first message says about the length of rounds and of the fit.
         options: of all clients; ``buffers`` is the server's, too.
     """
 
@@ -50,6 +51,7 @@ class Federation:
         data: fl.FederatedDataModule | None = None,
         client: Callable[[], Any] | None = None,
         trainer: dict[str, Any] | None = None,
+        clock: dict[str, int] | None = None,
         **options: Any,
     ) -> None:
         data = federated_blobs(4) if data is None else data
@@ -74,6 +76,7 @@ class Federation:
         self._num_clients = data.num_clients
         self.counted: dict[int, int] = {}
         self.schedule: Any = None
+        self.clock = clock or {}
         federation = fl.algorithms.Federation(
             data.num_clients, self.layout, torch.device("cpu"), self.params.dtype, cohort_size=3
         )
@@ -89,7 +92,7 @@ class Federation:
     def message(self, client_id: int, when: int) -> fl.ServerMessage:
         counted, buffers = self.counted.get(client_id), self.bank.global_values()
         message = fl.ServerMessage.to_client(
-            client_id, self.rule, when, self.params, counted, buffers, self.schedule
+            client_id, self.rule, when, self.params, counted, buffers, self.schedule, **self.clock
         )  # fmt: skip
         return wired(message)
 
@@ -98,7 +101,10 @@ class Federation:
         orders = {i: self.message(i, when) for i in cohort}
         sent = [wired(self.client(i).train(orders[i])) for i in cohort]
         self.schedule = sent[0].schedule
+        if self.schedule is not None:
+            self.clock.pop("steps_per_round", None)  # the schedule has it from now on
         counted = [message for message in sent if message.client_id not in lost]
+        rates = [message.client_lr for message in counted]
         ids = tuple(message.client_id for message in counted)
 
         def losses_at(params: Tensor) -> Tensor:
@@ -112,7 +118,7 @@ class Federation:
             sizes=[message.size for message in counted],
             client_ids=ids,
             round=when,
-            client_lr=counted[0].client_lr,
+            client_lr=None if None in rates else fl.algorithms.mean_rate(rates),
             num_clients=self._num_clients,
             extras={name: torch.stack([message.extras[name] for message in counted]) for name in counted[0].extras},
             companions={

@@ -45,6 +45,8 @@ class Seen:
 class Glue(Rated):
     """Linear warm-up and decay, as Lightning's text classification of GLUE has them from transformers."""
 
+    title = "linear warm-up and decay per step (GLUE, transformers)"
+
     warmup = 7
 
     def configure_optimizers(self):
@@ -61,6 +63,8 @@ class Glue(Rated):
 class OneCycle(Rated):
     """torch's one-cycle policy, as in Lightning's documentation; it moves Adam's betas, too."""
 
+    title = "`OneCycleLR` over `estimated_stepping_batches`"
+
     def configure_optimizers(self):
         optimizer = Adam(self.parameters(), lr=0.001)
         schedule = OneCycleLR(optimizer, max_lr=0.02, total_steps=int(self.trainer.estimated_stepping_batches))
@@ -69,6 +73,8 @@ class OneCycle(Rated):
 
 class Cosine(Rated):
     """Cosine annealing over all steps, as segmentation-models-pytorch's examples do."""
+
+    title = "`CosineAnnealingLR` per step (segmentation-models-pytorch)"
 
     def configure_optimizers(self):
         optimizer = Adam(self.parameters(), lr=0.02)
@@ -81,6 +87,8 @@ class Cosine(Rated):
 
 class Noam(Rated):
     """Linear up, exponential down, as chemprop counts its warm-up and cool-down epochs."""
+
+    title = "Noam-like, counted in epochs (chemprop)"
 
     def configure_optimizers(self):
         optimizer = Adam(self.parameters(), lr=1e-4)
@@ -101,6 +109,8 @@ class Noam(Rated):
 class PerStep(Rated):
     """neuralforecast's: a third of ``max_steps`` each at a lower rate; the optimizer is Adam."""
 
+    title = "`StepLR` per step (neuralforecast)"
+
     def configure_optimizers(self):
         optimizer = Adam(self.parameters(), lr=0.01)
         size = max(1, int(self.trainer.estimated_stepping_batches) // 3)
@@ -111,6 +121,8 @@ class PerStep(Rated):
 class Wrapped(Rated):
     """One schedule after another, every second step."""
 
+    title = "`SequentialLR` every second step"
+
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
         first = LambdaLR(optimizer, lambda step: min(1.0, 0.1 + step / 10))
@@ -120,6 +132,8 @@ class Wrapped(Rated):
 
 class ByHand(Rated):
     """Manual optimization: ``sch.step()`` after every step of the optimizer."""
+
+    title = "`ExponentialLR`, `sch.step()` by hand after every batch"
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -143,6 +157,8 @@ class ByHand(Rated):
 
 class ByHandLast(ByHand):
     """Manual optimization: ``if trainer.is_last_batch: sch.step()``, as in Lightning's documentation."""
+
+    title = "`ExponentialLR`, `if trainer.is_last_batch: sch.step()`"
 
     def training_step(self, batch, batch_idx):
         self.take(Rated.training_step(self, batch, batch_idx))

@@ -31,7 +31,7 @@ from fl_lightning.algorithms.fedprox import FedProx
 from fl_lightning.algorithms.mmpf import MMPF
 from fl_lightning.algorithms.moon import MOON
 from fl_lightning.algorithms.qfedavg import QFedAvg
-from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs, StepReport
+from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs, StepReport, mean_rate
 from fl_lightning.algorithms.scaffold import SCAFFOLD
 from fl_lightning.algorithms.term import TERM
 
@@ -68,5 +68,6 @@ __all__ = [
     "ServerRule",
     "StepReport",
     "data_weights",
+    "mean_rate",
     "uniform_weights",
 ]

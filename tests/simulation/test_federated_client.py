@@ -32,7 +32,8 @@ def compare(method, module=Classifier, options=None, rounds=3, trainer=None, on_
     )  # fmt: skip
     apart = Federation(
         method, lambda seed: fresh(module, seed, **(options or {})), client=client, seed=5, folder=folder,
-        trainer=trainer, **shared,
+        trainer=trainer, clock={"steps_per_round": inside.strategy.fit_description.steps_per_round, "rounds": rounds},
+        **shared,
     )  # fmt: skip
     for when, record in enumerate(records.seen):
         apart.round(when, [*record.client_ids, *record.dropped], record.dropped)

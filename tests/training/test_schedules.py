@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, TQDMProgressBar
 from plain_loop import client_batches
 from schedules import (
     SCHEDULES,
@@ -71,16 +73,31 @@ def test_local_epochs_are_passes_of_one_visit(module, options):
         assert [row[:2] for row in ours.seen.rows] == [row[:2] for row in plain.seen.rows]
 
 
+class Rates(L.Callback):
+    """The learning rate after every epoch."""
+
+    def __init__(self):
+        self.after = []
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.after.append(final_rate(trainer))
+
+
 @pytest.mark.parametrize("module", SCHEDULES)
 def test_a_hundred_clients_end_on_the_rate_of_plain_lightning(module):
     # All clients have equally many batches, so a fit on one client's share has the length of a visit.
-    federated = fresh(module)
-    trainer = quiet_trainer(fl.FederatedStrategy(clients_per_round=3), 6, limit_val_batches=0)
+    federated, seen = fresh(module), [Rates(), Rates(), Rates()]
+    trainer = quiet_trainer(fl.FederatedStrategy(clients_per_round=3), 6, limit_val_batches=0, callbacks=[seen[2]])
     trainer.fit(federated, fl.FederatedDataModule(Ordered(2000, 4), fl.data.IID(100)))
-    plain = plain_fit(fresh(module), Ordered(20, 4), 6)
+    plain = plain_fit(fresh(module), Ordered(20, 4), 6, callbacks=[seen[0]])
+    one_client_fit(fresh(module), Ordered(20, 4), 6, callbacks=[seen[1]])
     assert final_rate(trainer) == final_rate(plain)
+    assert seen[0].after == seen[1].after == seen[2].after
     assert trainer.global_step == plain.global_step == 6 * 5
     assert federated.seen.batches == {5}
+    cells = [", ".join(f"{rates.after[place]:.3g}" for place in (1, 3, 5)) for rates in seen]
+    row = f"| {module.title} | {' | '.join(cells)} |"
+    assert row in (Path(fl.__file__).parents[1] / "docs" / "lightning.md").read_text(), row
 
 
 @pytest.mark.parametrize("lean", [True, False], ids=["lean", "full"])
@@ -249,3 +266,43 @@ def test_two_optimizers_by_hand_have_a_clock_each():
     assert found.global_step == expected.global_step == 4 * (11 + 5)
     ends = [[o.param_groups[0]["lr"] for o in trainer.optimizers] for trainer in (found, expected)]
     assert ends[0] == ends[1]
+
+
+# ---- what callbacks see
+
+
+def test_callbacks_and_bars_count_clients_and_modules_their_batches():
+    class Seeing(L.Callback):
+        def __init__(self):
+            self.batches = {}
+
+        def note(self, hook, trainer):
+            self.batches.setdefault(hook, set()).add(trainer.num_training_batches)
+
+        def on_train_start(self, trainer, pl_module):
+            self.note("start", trainer)
+
+        def on_train_epoch_start(self, trainer, pl_module):
+            bar = next(c for c in trainer.callbacks if isinstance(c, TQDMProgressBar))
+            self.batches.setdefault("bar", set()).add(bar.total_train_batches)
+
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            self.note("batch", trainer)
+
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            self.batches.setdefault("last", []).append(trainer.is_last_batch)
+
+    class Bar(TQDMProgressBar):
+        def on_train_batch_end(self, *args):
+            super().on_train_batch_end(*args)
+            self.shown = (self.train_progress_bar.n, self.train_progress_bar.total)
+
+    seeing, bar, module = Seeing(), Bar(), fresh(Rated)
+    _, strategy, trainer = fit(module, 2, callbacks=[seeing, bar], enable_progress_bar=True, limit_val_batches=0)
+    steps = strategy.fit_description.steps_per_round
+    assert steps != 3
+    assert seeing.batches == {"start": {steps}, "bar": {3}, "batch": {3}, "last": 2 * [False, False, True]}
+    assert module.seen.batches == {steps} == {trainer.num_training_batches}
+    assert bar.shown == (3, 3)
+    assert isinstance(trainer, L.Trainer)
+    assert (type(trainer).__name__, type(bar).__name__) == ("Trainer", "Bar")
