@@ -43,9 +43,9 @@ class FederatedStrategy(OneDevice):
     In each round some clients are sampled. Each of them trains the global model on its own data. The server rule then
     combines their updates into the next global model. One device (CPU, CUDA or MPS) simulates all clients.
 
-    ``max_epochs`` counts rounds. ``limit_*_batches`` count per client. ``max_steps`` and ``global_step`` count a round as
-    the mean number of optimizer steps of a client's visit (:attr:`FitDescription.steps_per_round`), and training stops
-    at the end of the round.
+    ``max_epochs`` counts rounds. ``limit_*_batches`` count per client. ``max_steps`` and ``global_step`` count a round
+    as the mean number of optimizer steps of a client's visit (:attr:`FitDescription.steps_per_round`), and training
+    stops at the end of the round.
 
     Args:
         algorithm: the method; default :class:`fl_lightning.algorithms.FedAvg`. It brings its server half and, if it

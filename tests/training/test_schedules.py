@@ -22,7 +22,7 @@ from schedules import (
     one_client_fit,
     plain_fit,
 )
-from support import Classifier, blobs, fit, fresh, on_path, quiet_trainer, weights
+from support import Classifier, blobs, fit, fresh, on_path, place_of_client, quiet_trainer, weights
 from torch.utils.data import DataLoader
 
 import fl_lightning as fl
@@ -165,10 +165,8 @@ def test_workers_see_the_same_clock(module):
 def test_a_checkpoint_holds_the_schedule_where_the_round_began(module, tmp_path):
     class Saving(module):
         def on_train_batch_end(self, *_):  # in the middle of the second visit of the second round
-            self.steps = getattr(self, "steps", 0) + 1
-            path = tmp_path / "inside.ckpt"
-            if self.current_epoch == 1 and self.trainer.fit_loop.epoch_loop.batch_idx == 1 and not path.exists():
-                self.trainer.save_checkpoint(path)
+            if self.current_epoch == place_of_client(self.trainer) == self.trainer.fit_loop.batch_idx == 1:
+                self.trainer.save_checkpoint(tmp_path / "inside.ckpt")
 
     class Between(L.Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
