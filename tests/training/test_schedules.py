@@ -128,6 +128,14 @@ def test_every_visit_runs_at_the_ticks_of_its_round(lean):
     assert (trainer.global_step, final_rate(trainer)) == (total, expected[total])
 
 
+def test_max_steps_let_the_schedule_end_with_the_round():
+    _, strategy, trainer = fit(fresh(Glue), -1, max_steps=8, limit_val_batches=0)
+    steps = strategy.fit_description.steps_per_round
+    assert (trainer.global_step, trainer.estimated_stepping_batches) == (2 * steps, 2 * steps)
+    assert 8 < 2 * steps < 8 + steps
+    assert final_rate(trainer) == 0
+
+
 @pytest.mark.filterwarnings("ignore:round .* had no usable report")
 def test_failing_clients_and_empty_rounds_do_not_stop_the_clock():
     class Failing(Glue):
@@ -302,5 +310,8 @@ def test_callbacks_and_bars_count_clients_and_modules_their_batches():
     assert seeing.batches == {"start": {steps}, "bar": {3}, "batch": {3}, "last": 2 * [False, False, True]}
     assert module.seen.batches == {steps} == {trainer.num_training_batches}
     assert bar.shown == (3, 3)
+    ends = Bar()
+    fit(fresh(), -1, max_steps=8, callbacks=[ends], enable_progress_bar=True, limit_val_batches=0)
+    assert ends.shown == (3, 3)
     assert isinstance(trainer, L.Trainer)
     assert (type(trainer).__name__, type(bar).__name__) == ("Trainer", "Bar")
