@@ -180,6 +180,13 @@ def fit(module: L.LightningModule | None = None, rounds: int = 3, *, data=None, 
     return Fit(module, strategy, trainer)
 
 
+def place_of_client(trainer: L.Trainer) -> int:
+    """Place in the round's cohort of the client that trains, or is about to; in a visit batches are the client's."""
+    loop = trainer.fit_loop.epoch_loop
+    progress = loop.batch_progress if loop.clock._outside is None else loop.clock._outside[0]
+    return progress.current.ready - 1
+
+
 def fresh(module_class=Classifier, seed: int = 0, **options):
     """The same initial weights every time."""
     torch.manual_seed(seed)

@@ -191,7 +191,7 @@ class FederatedFit:
         except Exception as error:
             self._server.drop(current, client, f"{type(error).__name__}: {error}", error)
             return None
-        self.clients.schedules.arrived(upload.pace)
+        self.clients.schedules.arrived(client, upload.pace)
         current.uploads.append(upload)
         return upload.train_loss
 
@@ -209,7 +209,7 @@ class FederatedFit:
         )
         runner.optimizers.commit(record.client_ids)
         self._round = None
-        return replace(record, local_steps=clients.schedules.count())
+        return replace(record, local_steps=clients.schedules.count(record.client_ids))
 
     def close(self) -> None:
         """The fit is over, however it ended."""

@@ -176,13 +176,14 @@ class VisitFit:
     def train_client(self, task: ClientTask) -> Tensor | None:
         """Trains the client."""
         self._upload = self.side.train(task)
-        self.side.schedules.arrived(self._upload.pace)
+        self.side.schedules.arrived(self._client_id, self._upload.pace)
         return self._upload.train_loss
 
     def close_round(self) -> None:
         """Takes what the client leaves behind."""
         assert self._binding is not None
         self.side.end_round()
+        self.side.schedules.count([self._client_id] if self._trains else [])
         if not self._trains:
             losses = self.side.losses_at(self._message.round, self._binding.theta, [self._client_id])
             self.loss = float(losses[0])

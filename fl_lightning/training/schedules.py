@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -46,7 +46,7 @@ class Schedules:
         clock: of its epoch loop, with a plan.
 
     Attributes:
-        local_steps: optimizer steps that clients have taken in the fit so far.
+        local_steps: optimizer steps of the fit so far, of all clients whose rounds counted.
     """
 
     def __init__(self, trainer: Trainer, clock: VisitClock) -> None:
@@ -59,6 +59,7 @@ class Schedules:
         self._odd: list[str] = []
         self._measured: Pace | None = None
         self._patterns: dict[int, str] = {}  # per scheduler that is stepped by hand: "step" or "visit"
+        self._arrived: dict[int, Pace] = {}
         self._paces: list[Pace] = []
         self._in_visit = False
         self.local_steps = 0
@@ -84,23 +85,24 @@ class Schedules:
         self._clock.scheduled = not self._manual and any(config.interval == "step" for config in configs)
         limit = self._of_a_round()
         self._clock.begin_round(limit or 0, limit)
-        self._paces = []
+        self._arrived, self._paces = {}, []
 
-    def arrived(self, pace: Pace) -> None:
+    def arrived(self, client_id: int, pace: Pace) -> None:
         """Hears how a client's visit went.
 
         Raises:
             ValueError: its schedulers were stepped by hand in a way that a round cannot repeat.
         """
-        self._paces.append(pace)
+        self._arrived[client_id] = pace
         for place, calls in enumerate(pace.by_hand):
             steps, name = pace.own[place], self._name(place)
             if name in pace.odd or calls not in (0, 1, steps):
                 how = "with an argument" if name in pace.odd else f"{calls} times in a visit of {steps} steps"
                 self._refuse(name, how)
 
-    def count(self) -> int:
-        """All clients of the round have arrived: :attr:`local_steps`, theirs included."""
+    def count(self, client_ids: Iterable[int]) -> int:
+        """The round counts for these clients, and others leave no trace: :attr:`local_steps`, theirs included."""
+        self._paces = [self._arrived[client] for client in client_ids]
         self.local_steps += sum(pace.steps for pace in self._paces)
         return self.local_steps
 
@@ -118,7 +120,7 @@ class Schedules:
                 config.scheduler.step()  # type: ignore[call-arg]  # those that take a metric are refused
 
     def _steps_by_hand(self, place: int) -> int:
-        """How far a scheduler moves in this round because visits stepped it by hand; as before if nobody arrived."""
+        """How far a scheduler moves in this round because visits stepped it by hand; as before if none counts."""
         visits = [(pace.by_hand[place], pace.own[place]) for pace in self._paces]
         calls = {number for number, _ in visits}
         if calls == {0}:

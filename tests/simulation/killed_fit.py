@@ -8,10 +8,11 @@ import sys
 import time
 from pathlib import Path
 
+import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from resuming import ALGORITHMS, Project
-from support import Classifier
+from support import Classifier, place_of_client
 
 OPTIONS = {"momentum": 0.9, "norm": True, "dropout": 0.2, "log": True}
 ROUND = 2
@@ -19,14 +20,24 @@ ROUND = 2
 
 
 def project(algorithm: str, every_client: bool = False, module: type[Classifier] = Classifier) -> Project:
-    every = {"every_n_train_steps": 1} if every_client else {}
+    others = [EveryClient] * every_client
     return Project(
         ALGORITHMS[algorithm],
         module,
         OPTIONS,
         strategy={"client_optimizer_state": "keep"},
-        callbacks=lambda folder: [ModelCheckpoint(folder, save_top_k=-1, **every)],
+        callbacks=lambda folder: [ModelCheckpoint(folder, save_top_k=-1), *(callback(folder) for callback in others)],
     )
+
+
+class EveryClient(L.Callback):
+    """Saves after every client."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        trainer.save_checkpoint(self.folder / f"round-{trainer.current_epoch}-client-{batch_idx}.ckpt")
 
 
 def wait_to_be_killed(folder: Path) -> None:
@@ -41,7 +52,7 @@ class Stopping(Classifier):
     folder: Path
 
     def training_step(self, batch, batch_idx):
-        if self.trainer.current_epoch == ROUND and self.trainer.fit_loop.batch_idx == 2 and batch_idx == 1:
+        if self.trainer.current_epoch == ROUND and place_of_client(self.trainer) == 2 and batch_idx == 1:
             wait_to_be_killed(self.folder)
         return super().training_step(batch, batch_idx)
 

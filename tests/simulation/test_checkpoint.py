@@ -15,7 +15,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from resuming import ALGORITHMS, Project, SaveAt, assert_equal, differences
-from support import Blobs, Classifier, federated_blobs, fresh, quiet_trainer, weights
+from support import Blobs, Classifier, federated_blobs, fresh, place_of_client, quiet_trainer, weights
 from torch import nn
 
 import fl_lightning as fl
@@ -315,7 +315,7 @@ class Interrupted(Classifier):
             raise self.error("interrupted here")
 
     def training_step(self, batch, batch_idx):
-        if self.trainer.fit_loop.batch_idx == 1 and batch_idx == 1:
+        if place_of_client(self.trainer) == 1 and batch_idx == 1:
             self.fail("training")
         return super().training_step(batch, batch_idx)
 

@@ -8,7 +8,7 @@ import lightning as L
 import pytest
 import torch
 from resuming import ALGORITHMS, Project, SaveAt, assert_equal, differences
-from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
+from support import Classifier, federated_blobs, fresh, place_of_client, quiet_trainer, weights
 
 import fl_lightning as fl
 from fl_lightning.data import AvailabilitySampler, CohortSampler, Selection
@@ -107,7 +107,7 @@ class Failing(Classifier):
     """Two of the clients fail in one round."""
 
     def training_step(self, batch, batch_idx):
-        if self.current_epoch == POOR and self.trainer.fit_loop.batch_idx in (1, 2):
+        if self.current_epoch == POOR and place_of_client(self.trainer) in (1, 2):
             raise RuntimeError("maintenance")
         return super().training_step(batch, batch_idx)
 

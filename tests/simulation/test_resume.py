@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.loggers import CSVLogger
 from resuming import ALGORITHMS, ALL_HOOKS, Project, SaveAt, assert_equal, differences
-from support import Classifier, Manual, federated_blobs, fresh, quiet_trainer
+from support import Classifier, Manual, federated_blobs, fresh, place_of_client, quiet_trainer
 from torchmetrics.classification import MulticlassAccuracy
 
 import fl_lightning as fl
@@ -286,7 +286,7 @@ def test_after_the_fit(tmp_path):
 @pytest.mark.parametrize("hook", ["on_train_batch_end-2", "on_validation_start", "on_train_epoch_end"])
 def test_the_round_that_reaches_max_steps_still_ends(tmp_path, hook):
     # Lightning stops at once when a checkpoint has max_steps, whatever is left of the epoch.
-    project = Project(module=Plateau, trainer={"max_epochs": -1, "max_steps": 20})
+    project = Project(module=Plateau, trainer={"max_epochs": -1, "max_steps": 8})  # a round counts as 5
     whole = check(project, tmp_path, (hook,), round_index=1)
     assert whole.trainer.current_epoch == 2
 
@@ -328,7 +328,7 @@ class SavesInside(Classifier):
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] *= 0.5
         path = self.trainer.default_root_dir
-        if self.trainer.current_epoch == 1 and batch_idx == 1 and self.trainer.fit_loop.batch_idx == 1:
+        if self.trainer.current_epoch == 1 and batch_idx == 1 and place_of_client(self.trainer) == 1:
             self.trainer.save_checkpoint(f"{path}/inside.ckpt")
 
 
@@ -349,7 +349,7 @@ class FailsOnce(L.Callback):
     failed = False
 
     def on_before_zero_grad(self, trainer, module, optimizer):
-        if trainer.current_epoch == 1 and trainer.fit_loop.batch_idx == 1 and not self.failed:
+        if trainer.current_epoch == 1 and place_of_client(trainer) == 1 and not self.failed:
             self.failed = True
             raise RuntimeError("the machine caught fire")
 

@@ -182,7 +182,7 @@ def test_the_names_are_those_of_round_metrics():
     assert names == {
         "fed/train_loss", "fed/start_loss", "fed/start_loss/max", "fed/step_norm", "fed/update_norm", "fed/conflicts",
         "fed/conflicts/net.0", "fed/conflicts/net.2", "fed/flagged", "fed/clients", "fed/dropped",
-        "fed/skipped_rounds", "fed/seconds",
+        "fed/local_steps", "fed/skipped_rounds", "fed/seconds",
         "fed/weight/min", "fed/weight/max", "fed/history_rows", "fed/blocks", "fed/merged_layers",
         "fed/block_conflicts",
         *(f"fed/{kind}/{place}" for kind in ("client", "weight") for place in range(4)),

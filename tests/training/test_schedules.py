@@ -22,7 +22,7 @@ from schedules import (
     one_client_fit,
     plain_fit,
 )
-from support import Classifier, blobs, fit, fresh, on_path, quiet_trainer, weights
+from support import Classifier, blobs, fit, fresh, on_path, place_of_client, quiet_trainer, weights
 from torch.utils.data import DataLoader
 
 import fl_lightning as fl
@@ -128,6 +128,14 @@ def test_every_visit_runs_at_the_ticks_of_its_round(lean):
     assert (trainer.global_step, final_rate(trainer)) == (total, expected[total])
 
 
+def test_max_steps_let_the_schedule_end_with_the_round():
+    _, strategy, trainer = fit(fresh(Glue), -1, max_steps=8, limit_val_batches=0)
+    steps = strategy.fit_description.steps_per_round
+    assert (trainer.global_step, trainer.estimated_stepping_batches) == (2 * steps, 2 * steps)
+    assert 8 < 2 * steps < 8 + steps
+    assert final_rate(trainer) == 0
+
+
 @pytest.mark.filterwarnings("ignore:round .* had no usable report")
 def test_failing_clients_and_empty_rounds_do_not_stop_the_clock():
     class Failing(Glue):
@@ -165,10 +173,8 @@ def test_workers_see_the_same_clock(module):
 def test_a_checkpoint_holds_the_schedule_where_the_round_began(module, tmp_path):
     class Saving(module):
         def on_train_batch_end(self, *_):  # in the middle of the second visit of the second round
-            self.steps = getattr(self, "steps", 0) + 1
-            path = tmp_path / "inside.ckpt"
-            if self.current_epoch == 1 and self.trainer.fit_loop.epoch_loop.batch_idx == 1 and not path.exists():
-                self.trainer.save_checkpoint(path)
+            if self.current_epoch == place_of_client(self.trainer) == self.trainer.fit_loop.batch_idx == 1:
+                self.trainer.save_checkpoint(tmp_path / "inside.ckpt")
 
     class Between(L.Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
@@ -304,5 +310,8 @@ def test_callbacks_and_bars_count_clients_and_modules_their_batches():
     assert seeing.batches == {"start": {steps}, "bar": {3}, "batch": {3}, "last": 2 * [False, False, True]}
     assert module.seen.batches == {steps} == {trainer.num_training_batches}
     assert bar.shown == (3, 3)
+    ends = Bar()
+    fit(fresh(), -1, max_steps=8, callbacks=[ends], enable_progress_bar=True, limit_val_batches=0)
+    assert ends.shown == (3, 3)
     assert isinstance(trainer, L.Trainer)
     assert (type(trainer).__name__, type(bar).__name__) == ("Trainer", "Bar")

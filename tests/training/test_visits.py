@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from plain_loop import client_batches
 from resuming import Project, assert_equal
 from support import Classifier, fit, fresh, weights
 
 import fl_lightning as fl
 from fl_lightning.core.aligned import padded
+from fl_lightning.core.seeding import derive_seed
+from fl_lightning.data.cohort_samplers import UniformSampler
 from fl_lightning.executors.base import CohortRunner, Executor
 from fl_lightning.executors.parallel import messages
 from fl_lightning.training.visits import Replays, Visits
@@ -89,9 +92,15 @@ def test_warnings_are_given_once_and_here(tmp_path):
     assert {Path(warning.filename).name for warning in ours} == {Path(__file__).name}
 
 
+def seed_of(place):
+    """The seed of the client at a place of the first cohort."""
+    chosen = UniformSampler().select(0, 3, client_batches().sizes, derive_seed(5, "sampler")).client_ids
+    return derive_seed(5, "client", 0, chosen[place])
+
+
 class Fails(Classifier):
     def training_step(self, batch, batch_idx):
-        if self.trainer.fit_loop.epoch_loop.batch_progress.current.ready == 2:
+        if torch.initial_seed() == seed_of(1):
             raise LookupError("the second client")
         return super().training_step(batch, batch_idx)
 

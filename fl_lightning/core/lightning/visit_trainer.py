@@ -55,15 +55,15 @@ class _CohortBar:
     @property
     def total_train_batches(self) -> int | float:
         """Clients of a round."""
-        with self.trainer.fit_loop.epoch_loop.clock.counting_clients():  # type: ignore[attr-defined]
-            return super().total_train_batches  # type: ignore[misc,no-any-return]
+        return self.trainer.fit_loop.max_batches  # type: ignore[attr-defined,no-any-return]
 
 
 def count_visits(trainer: Trainer) -> None:
     """Lets a trainer with a federated epoch loop show the numbers of visits, and its progress bars those of cohorts."""
     _put_before(trainer, _VisitTrainer)
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, callbacks.ProgressBar):
+        own = getattr(type(callback), "total_train_batches", None)
+        if own is not None and own is getattr(callbacks.ProgressBar, "total_train_batches", None):
             _put_before(callback, _CohortBar)
 
 
