@@ -9,7 +9,7 @@ import lightning as L
 import torch
 from support import Classifier, quiet_trainer
 from torch.optim import Adam, AdamW, Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, SequentialLR, StepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, OneCycleLR, SequentialLR, StepLR
 
 import fl_lightning as fl
 
@@ -28,9 +28,15 @@ class Rated(Classifier):
             self.seen.batches.add(self.trainer.num_training_batches)
         return super().training_step(batch, batch_idx)
 
-    def on_train_batch_end(self, *_):
-        if self.seen is not None:
+
+def hooked(module: type[Rated]) -> type[Rated]:
+    """The module with a hook after every batch, so that its steps go the full path; it notes what the hook sees."""
+
+    class Hooked(module):
+        def on_train_batch_end(self, *_):
             self.seen.after.append((self.trainer.optimizers[0].param_groups[0]["lr"], self.global_step))
+
+    return Hooked
 
 
 class Seen:
@@ -128,6 +134,52 @@ class Wrapped(Rated):
         first = LambdaLR(optimizer, lambda step: min(1.0, 0.1 + step / 10))
         schedule = SequentialLR(optimizer, [first, CosineAnnealingLR(optimizer, 30)], milestones=[9])
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step", "frequency": 2}}
+
+
+class WarmUp(LRScheduler):
+    """Goes up, then hands over to another schedule, as warm-up packages outside torch do."""
+
+    def __init__(self, optimizer: Optimizer, after: LRScheduler) -> None:
+        self.after = after
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        if self.last_epoch < 5:
+            return [rate * self.last_epoch / 5 for rate in self.base_lrs]
+        return self.after.get_last_lr()
+
+    def step(self, epoch=None):
+        if self.last_epoch >= 5:
+            self.after.step()
+        super().step(epoch)
+
+
+class Remembering:
+    """A lambda that counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, step: int) -> float:
+        self.calls += 1
+        return 1 / self.calls
+
+
+class Inner(Rated):
+    """A schedule inside another one."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        schedule = WarmUp(optimizer, CosineAnnealingLR(optimizer, 30))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class Counted(Rated):
+    """A schedule with a memory of its own."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        return [optimizer], [{"scheduler": LambdaLR(optimizer, Remembering()), "interval": "step"}]
 
 
 class ByHand(Rated):

@@ -80,7 +80,7 @@ class OptimizerState:
     def refuse_keeping(self) -> None:
         """Raises ValueError if there is state that :meth:`save` cannot copy."""
         for name, value in self._present().items():
-            shared = [id(leaf) in self._shared for leaf in _leaves(value)]
+            shared = [id(leaf) in self._shared for leaf in leaves(value)]
             if any(shared) and not all(shared):
                 raise ValueError(
                     f"client_optimizer_state='keep' cannot keep {type(self.optimizer).__name__}.{name}, which mixes "
@@ -127,12 +127,13 @@ def with_wrapped(optimizers: Sequence[Optimizer]) -> list[tuple[Optimizer, dict[
     return [(optimizer, shared) for optimizer in found.values()]
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def leaves(value: Any) -> Iterator[Any]:
+    """All values in nested dicts, lists, tuples, sets and deques, keys included."""
     if isinstance(value, Mapping):
         value = [*value.keys(), *value.values()]
     if isinstance(value, (list, tuple, set, deque)):
         for item in value:
-            yield from _leaves(item)
+            yield from leaves(item)
     else:
         yield value
 
@@ -141,7 +142,7 @@ def _is_plain(value: Any, shared: Mapping[int, Any], storable: bool) -> bool:
     """Whether there are only numbers, strings and tensors in it, and parameters unless it is to be stored."""
     return all(
         not storable if id(leaf) in shared else leaf is None or isinstance(leaf, (bool, int, float, str, Tensor))
-        for leaf in _leaves(value)
+        for leaf in leaves(value)
     )
 
 
@@ -167,4 +168,4 @@ def _moved(value: Any, device: torch.device | None, scalars: bool = False) -> An
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """All tensors in nested dicts, lists and tuples."""
-    return (leaf for leaf in _leaves(value) if isinstance(leaf, Tensor))
+    return (leaf for leaf in leaves(value) if isinstance(leaf, Tensor))

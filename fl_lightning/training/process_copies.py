@@ -29,7 +29,7 @@ class RoundState:
         progress: of the epoch loop.
         buffers: the module's global buffers.
         optimizer_options: of the client optimizers, per optimizer and parameter group.
-        schedulers: states of the learning-rate schedulers.
+        schedulers: what the learning-rate schedulers know in numbers.
         schedules: what the fit knows of them beside that.
     """
 
@@ -100,7 +100,7 @@ class ProcessCopies:
         """What another copy needs to know of the round before its first client."""
         return RoundState(
             progress_of(self._loop), self._buffers.state(), self._optimizers.options(),
-            self._schedules.scheduler_states(), self._schedules.state_dict(),
+            self._schedules.numbers(), self._schedules.state_dict(),
         )  # fmt: skip
 
     def load_round_state(self, state: RoundState, params: Tensor) -> None:
@@ -109,8 +109,7 @@ class ProcessCopies:
         self._binding.theta.copy_(params)
         self._buffers.load_state(state.buffers)
         self._optimizers.load_options(state.optimizer_options)
-        for config, own in zip(self._loop.trainer.lr_scheduler_configs, state.schedulers, strict=True):
-            config.scheduler.load_state_dict(own)
+        self._schedules.put_numbers(state.schedulers)
         self._schedules.load_state_dict(state.schedules)
         self._schedules.begin_round()
 

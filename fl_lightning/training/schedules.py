@@ -80,7 +80,7 @@ class Schedules:
     def begin_round(self) -> None:
         """Takes the schedulers' present states as every visit's starting point."""
         configs = self._trainer.lr_scheduler_configs
-        self._states = SchedulerStates([config.scheduler for config in configs])
+        self._states = self._made()
         self._shared = self._states.take()
         self._clock.scheduled = not self._manual and any(config.interval == "step" for config in configs)
         limit = self._of_a_round()
@@ -213,6 +213,17 @@ class Schedules:
             return [scheduler.state_dict() for scheduler in schedulers]
         finally:
             self._states.put(present)
+
+    def numbers(self) -> Snapshot:
+        """What the schedulers know at the beginning of the round, for copies of them in other processes."""
+        return self._made().numbers()
+
+    def put_numbers(self, snapshot: Snapshot) -> None:
+        """Brings copies to where :meth:`numbers` was called."""
+        self._made().put_numbers(snapshot)
+
+    def _made(self) -> SchedulerStates:
+        return SchedulerStates([config.scheduler for config in self._trainer.lr_scheduler_configs])
 
     def state_dict(self) -> dict[str, Any]:
         """What the fit has counted, and what it knows of hand-made steps."""

@@ -14,11 +14,14 @@ from schedules import (
     SCHEDULES,
     ByHand,
     ByHandLast,
+    Counted,
     Glue,
+    Inner,
     OneCycle,
     Rated,
     Wrapped,
     final_rate,
+    hooked,
     one_client_fit,
     plain_fit,
 )
@@ -42,16 +45,16 @@ class Ordered(L.LightningDataModule):
 
 
 @pytest.mark.parametrize("lean", [True, False], ids=["lean", "full"])
-@pytest.mark.parametrize("module", SCHEDULES)
+@pytest.mark.parametrize("module", [*SCHEDULES, Inner, Counted])
 def test_one_client_is_plain_lightning_bit_for_bit(module, lean):
+    module = module if lean else hooked(module)
     plain, ours = fresh(module), fresh(module)
-    options = {} if not plain.automatic_optimization else on_path(lean)
-    expected = plain_fit(plain, Ordered(), 5, **options)
-    found = one_client_fit(ours, Ordered(), 5, **options)
+    expected = plain_fit(plain, Ordered(), 5)
+    found = one_client_fit(ours, Ordered(), 5)
     assert ours.seen.rows == plain.seen.rows
     assert ours.seen.batches == plain.seen.batches == {11}
-    if options or not plain.automatic_optimization:
-        assert ours.seen.after == plain.seen.after
+    assert ours.seen.after == plain.seen.after
+    assert len(plain.seen.after) == (0 if lean else 55)
     assert torch.equal(weights(ours), weights(plain))
     assert final_rate(found) == final_rate(expected)
     assert found.global_step == expected.global_step == 55
@@ -153,7 +156,7 @@ def test_failing_clients_and_empty_rounds_do_not_stop_the_clock():
     assert (trainer.global_step, final_rate(trainer)) == (expected.global_step, final_rate(expected))
 
 
-@pytest.mark.parametrize("module", [OneCycle, Wrapped, ByHand])
+@pytest.mark.parametrize("module", [OneCycle, Wrapped, ByHand, Inner, Counted])
 def test_workers_see_the_same_clock(module):
     ends = []
     for executor in (None, fl.executors.Parallel(2)):
