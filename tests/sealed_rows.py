@@ -18,6 +18,7 @@ MEMBERS = {
     "columns": "sums",
     "offsets": "sums",
     "norms": "sums",
+    "norm_of": "sums",
     "combine": "sums",
     "beside": "sums",
     "gram": "gram",

@@ -81,7 +81,7 @@ class AFL(ServerRule):
         has_mass = mass > NO_MASS
         weights = lam / mass if has_mass else uniform_weights(cohort).cpu()
         step = weighted_mean(cohort, weights)
-        if stands_still(cohort, step):
+        if stands_still(cohort):
             self.report = StepReport(weights=weights, flagged=True)
             return step
         if has_mass:

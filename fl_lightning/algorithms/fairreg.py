@@ -63,6 +63,6 @@ class FairReg(ServerRule):
         worst = float(disparities[known].max()) if bool(known.any()) else 0.0
         self.report = StepReport(weights=ones, scalars={"without_group": float((~known).sum()), "disparity": worst})
         step = companions.combine(self.weight * ones, out=weighted_mean(cohort, ones))
-        if not bool(cohort.updates.beside(step[None]).norms().isfinite()):
+        if not bool(cohort.updates.norm_of(step).isfinite()):
             require_finite(companions.norms().isfinite(), cohort, "FairReg")
         return step

@@ -61,7 +61,7 @@ class FedFa(ServerRule):
         accuracy = information(shares(accuracies))
         weights = (1 - self.beta) * accuracy + self.beta * information(1 - frequency)
         step = weighted_mean(cohort, weights)
-        if stands_still(cohort, step):
+        if stands_still(cohort):
             self.report = StepReport(weights=weights, flagged=True)
             return step
         update = step.to(torch.promote_types(step.dtype, torch.float32))

@@ -75,7 +75,7 @@ class MMPF(ServerRule):
         """
         losses = cohort.known_losses.cpu()
         step = weighted_mean(cohort, self._weights(cohort))  # also refuses rows that are not finite
-        if stands_still(cohort, step):
+        if stands_still(cohort):
             self.report = StepReport(weights=self._weights(cohort), flagged=True, scalars=self._scalars())
             return step
         back = None

@@ -61,7 +61,7 @@ class TERM(ServerRule):
         averaged = (tilted - log_r).exp() / (m if self.reading == "paper" else m * m)
         weights = torch.softmax(tilted, 0) if self.reading == "library" else averaged
         step = weighted_mean(cohort, weights)
-        self.report = StepReport(weights=weights, flagged=stands_still(cohort, step))
+        self.report = StepReport(weights=weights, flagged=stands_still(cohort))
         if not self.report.flagged and self.reading != "library":
             self._log_r = log_r
         return step

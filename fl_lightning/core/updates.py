@@ -78,6 +78,10 @@ class UpdateMatrix:
             self._norms = squares[0].sqrt()
         return self._norms
 
+    def norm_of(self, step: Tensor) -> Tensor:
+        """Euclidean norm of a step ``[n]`` with the same columns, a float64 scalar; not finite if the step is not."""
+        return self.beside(step[None]).norms()[0]
+
     def gram(self) -> Tensor:
         """Per-layer Gram matrices ``[L, m, m]`` in float64; computed once (the rows must not change afterwards)."""
         if self._gram is None:

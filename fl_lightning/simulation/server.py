@@ -132,7 +132,7 @@ class Server:
         self._algorithm.report = StepReport()
         step = self._rule.adjust_step(cohort, self._algorithm.aggregate(cohort))
         fits = step.shape == cohort.params.shape and step.is_floating_point()
-        norm = float(cohort.updates.beside(step[None]).norms()) if fits else nan
+        norm = float(cohort.updates.norm_of(step)) if fits else nan
         if not isfinite(norm):
             raise RuntimeError(
                 f"{type(self._algorithm).__name__}.aggregate must return a finite step of shape "
@@ -147,7 +147,6 @@ class Server:
         updates: UpdateMatrix,
         losses_at: Callable[[Tensor], Tensor] | None,
     ) -> Cohort:
-        layout = self._binding.layout
         ids, rule = tuple(upload.client_id for upload in uploads), type(self._rule).__name__
         extras = stacked([upload.report.extras for upload in uploads], ids, f"extras of {rule}")
         sent = [upload.report.companions for upload in uploads]
@@ -164,7 +163,7 @@ class Server:
             client_lr=mean_rate(rates) if len(rates) == len(uploads) else None,
             num_clients=self._num_clients,
             extras=extras,
-            companions={name: UpdateMatrix(rows, layout) for name, rows in companions.items()},
+            companions={name: updates.beside(rows) for name, rows in companions.items()},
             losses_at=losses_at,
         )
 

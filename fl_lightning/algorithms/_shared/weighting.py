@@ -54,9 +54,9 @@ def information(probabilities: Tensor) -> Tensor:
     return shares(-torch.log2((probabilities + 1e-6).clamp(max=1)))
 
 
-def stands_still(cohort: Cohort, step: Tensor) -> bool:
+def stands_still(cohort: Cohort) -> bool:
     """Whether all rows are zero; a rule's state stays as it is in such a round."""
-    return not bool(cohort.updates.beside(step[None]).norms().any()) and not bool(cohort.updates.norms().any())
+    return not bool(cohort.updates.norms().any())
 
 
 def data_weights(cohort: Cohort) -> Tensor:
@@ -76,7 +76,7 @@ def weighted_mean(cohort: Cohort, weights: Tensor) -> Tensor:
         ValueError: a row, which it names by its client, or the mean is not finite.
     """
     step = cohort.updates.combine(weights)
-    if not bool(cohort.updates.beside(step[None]).norms().isfinite()):
+    if not bool(cohort.updates.norm_of(step).isfinite()):
         require_finite(cohort.updates.norms().isfinite(), cohort)
         raise ValueError(f"updates must have a mean that is finite in {step.dtype}, found NaN or infinity")
     return step
