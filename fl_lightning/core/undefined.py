@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """When a metric of a client is undefined: it is NaN, it raises, or torchmetrics warns that it has put a number there.
 
-A hospital without a positive patient has no AUROC. torchmetrics returns 0.0 for it and warns.
+A hospital without a positive patient has no AUROC. torchmetrics returns 0.0 for it and warns. With ``thresholds=`` it
+returns 0.0 and says nothing; then the counts in the metric's state tell.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
+from torchmetrics import Metric, classification
 from torchmetrics.utilities import prints
 
 UNDEFINED = (
@@ -36,6 +37,18 @@ UNDEFINED = (
     r"The ``compute`` method of metric .* was called before the ``update`` method",
 )
 """How warnings of torchmetrics 1.x begin after which the value says nothing about the data."""
+
+_CURVES = (
+    classification.BinaryPrecisionRecallCurve,
+    classification.MulticlassPrecisionRecallCurve,
+    classification.MultilabelPrecisionRecallCurve,
+)
+"""The base classes of all metrics that take ``thresholds=``."""
+
+_OF_POSITIVES = frozenset(
+    ("average_precision", "precision_recall_curve", "precision_fixed_recall", "recall_fixed_precision")
+)
+"""Modules of torchmetrics whose metrics need positive samples alone; the others need negative ones too."""
 
 _ANY = re.compile("|".join(f"(?:{text})" for text in UNDEFINED))
 
@@ -88,11 +101,31 @@ class Noticed:
         """
         with self.apart() as reasons:
             metric._computed = None  # a cached value would not warn again
+            reasons.extend(missing_classes(metric))
             try:
                 value = (metric.compute if compute is None else compute)()
             except Exception as error:
                 return torch.tensor(torch.nan), f"{type(error).__name__}: {error}"
         return (nan_like(value), reasons[0]) if reasons else (value, None)
+
+
+def missing_classes(metric: Metric) -> list[str]:
+    """Why a metric with ``thresholds=``, or one inside this metric, is undefined; torchmetrics does not warn of it."""
+    found: list[str] = []
+    for part in metric.modules():
+        if not isinstance(part, _CURVES) or not hasattr(part, "confmat"):  # no thresholds: it keeps the samples
+            continue
+        negatives, positives = part.confmat[0].sum(-1).unbind(-1)  # every threshold has all samples
+        if not bool(positives.all()):
+            found.append("No positive samples in targets")
+        elif not bool(negatives.all()) and _kind(part) not in _OF_POSITIVES:
+            found.append("No negative samples in targets")
+    return found
+
+
+def _kind(metric: Metric) -> str:
+    """The module of torchmetrics that the metric, or what it is derived from, comes from."""
+    return next(c.__module__ for c in type(metric).__mro__ if c.__module__.startswith("torchmetrics.")).split(".")[-1]
 
 
 def nan_like(value: Any) -> Any:

@@ -20,7 +20,7 @@ from fl_lightning.core.logged_row import LoggedRow
 from fl_lightning.core.module_state import shadowed, state_kept
 from fl_lightning.core.modules import modes_kept, submodules
 from fl_lightning.core.state_copy import StateCopy
-from fl_lightning.core.undefined import Noticed
+from fl_lightning.core.undefined import Noticed, missing_classes
 from fl_lightning.simulation.evaluation.recorded_logs import RecordedLogs
 
 _STAGES = {"val": "validation", "test": "test"}
@@ -157,8 +157,14 @@ class Alone:
             return value
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            with shadowed(metric, compute=own_compute), self._noticed.apart() as reasons:
-                value = own_forward(*args, **kwargs)
+            with self._noticed.apart() as reasons:
+
+                def of_batch() -> Any:
+                    reasons.extend(missing_classes(metric))
+                    return own_compute()
+
+                with shadowed(metric, compute=of_batch):
+                    value = own_forward(*args, **kwargs)
             notes.came_from(value, metric, reasons[0] if reasons else None)
             return value
 

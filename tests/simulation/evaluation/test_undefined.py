@@ -10,7 +10,7 @@ import torch
 import torchmetrics
 from support import Classifier, fresh, quiet_trainer
 from torch.utils.data import TensorDataset
-from torchmetrics import MeanMetric, MetricCollection, PearsonCorrCoef, R2Score
+from torchmetrics import MeanMetric, MetricCollection, PearsonCorrCoef, R2Score, classification
 from torchmetrics.classification import (
     BinaryAUROC,
     BinaryAveragePrecision,
@@ -80,6 +80,52 @@ def test_metrics_that_give_the_warning_are_undefined(begin, recwarn):
     assert not recwarn.list
 
 
+CURVES = sorted(
+    name
+    for name, kind in vars(classification).items()
+    if isinstance(kind, type)
+    and issubclass(
+        kind,
+        (
+            classification.BinaryPrecisionRecallCurve,
+            classification.MulticlassPrecisionRecallCurve,
+            classification.MultilabelPrecisionRecallCurve,
+        ),
+    )
+)
+ARGUMENTS = {
+    "FixedRecall": {"min_recall": 0.5},
+    "FixedPrecision": {"min_precision": 0.5},
+    "AtSpecificity": {"min_specificity": 0.5},
+    "AtSensitivity": {"min_sensitivity": 0.5},
+}
+
+
+@pytest.mark.parametrize("samples", ["both", "positive", "negative"])
+@pytest.mark.parametrize("name", CURVES)
+def test_metrics_with_thresholds_are_undefined_where_those_without_are(name, samples):
+    """They compute the same from counts, in which torchmetrics looks for no missing class."""
+    options = dict(next((given for end, given in ARGUMENTS.items() if name.endswith(end)), {}))
+    scores, truth = torch.rand(12, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2
+    truth = {"both": truth, "positive": truth * 0 + 1, "negative": truth * 0}[samples]
+    if name.startswith("Multiclass"):
+        options["num_classes"] = 2
+        scores = torch.stack([1 - scores, scores], 1)
+    elif name.startswith("Multilabel"):
+        options["num_labels"] = 2
+        scores, truth = torch.stack([scores, 1 - scores], 1), torch.stack([truth, torch.arange(12) % 2], 1)
+    reasons = []
+    for thresholds in (None, 11):
+        metric, noticed = getattr(classification, name)(thresholds=thresholds, **options), Noticed()
+        metric.update(scores, truth)
+        with noticed.installed():
+            reasons.append(noticed.computed(metric)[1])
+    plain, binned = reasons
+    assert binned is not None or plain is None
+    # Of several classes, curves of precision are NaN for the missing one and do not warn.
+    assert plain is not None or binned is None or (samples == "positive" and name.startswith("Multiclass"))
+
+
 def test_other_warnings_go_on():
     metric, noticed = MeanMetric(nan_strategy="warn"), Noticed()
     with noticed.installed(), noticed.apart() as reasons:
@@ -95,6 +141,10 @@ class Scores(Classifier):
     def __init__(self):
         super().__init__()
         self.auroc, self.late, self.r2 = BinaryAUROC(), MetricCollection({"late": BinaryAUROC()}), R2Score()
+        self.binned, self.batches = BinaryAUROC(thresholds=21), BinaryAUROC(thresholds=21)
+        self.groups = MetricCollection(
+            {"auroc": BinaryAUROC(thresholds=5), "ap": BinaryAveragePrecision(thresholds=5)}, prefix="binned_"
+        )
 
     def validation_step(self, batch, batch_idx):
         x, y = batch
@@ -106,10 +156,16 @@ class Scores(Classifier):
         self.log("auroc", self.auroc)
         self.log("r2", self.r2)
         self.log("in_step", binary_auroc(score, truth))
+        self.binned.update(score, truth)
+        self.log("binned", self.binned)
+        self.log("batches", self.batches(score, truth))
+        self.groups.update(score, truth)
 
     def on_validation_epoch_end(self):
         self.log_dict(self.late.compute())
         self.late.reset()
+        self.log_dict(self.groups.compute())
+        self.groups.reset()
 
 
 def hospitals(sizes=(20, 20, 1), name="hospital"):
@@ -132,7 +188,7 @@ def test_a_hospital_with_one_class_has_no_auroc(recwarn):
     (results,) = trainer.validate(fresh(Scores), data, verbose=False)
     (again,) = trainer.validate(fresh(Scores), data, verbose=False)
     ours = [str(w.message) for w in recwarn if " is undefined for client " in str(w.message)]
-    assert len(ours) == 4
+    assert len(ours) == 8
     assert any(
         re.match(r"auroc is undefined for client 1 \('chur'\) and 1 more \(No positive samples in", t) for t in ours
     )
@@ -149,6 +205,9 @@ def test_a_hospital_with_one_class_has_no_auroc(recwarn):
         for key in ("mean", "worst_5", "min"):
             assert results[f"fed/{name}/{key}"] == pytest.approx(true)
         assert results[f"fed/{name}/angle"] == 0
+    for name in ("binned", "batches", "binned_auroc"):
+        assert record.values[name].isnan().tolist() == [False, True, True], name
+    assert record.values["binned_ap"].isnan().tolist() == [False, True, False]  # the last one is positive
     assert record.values["r2"].isnan().tolist() == [False, False, True]
     assert record.values["loss"].isfinite().all()
     assert results["fed/loss/undefined"] == 0
