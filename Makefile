@@ -10,6 +10,7 @@ SHELL := bash
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
+PROJECTS ?=
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 KERNELS := build/.kernels
@@ -33,11 +34,12 @@ help:
 	@echo 'make check     lint, formatting and types only'
 	@echo 'make format    reformat the code'
 	@echo 'make kernels   build the compiled kernels, as far as a compiler is there; demo and test do it by themselves'
+	@echo 'make test-projects  install and federate the published projects of examples/projects (PROJECTS="graphs tabular")'
 	@echo 'make bench     time rounds against a hand-written loop'
 	@echo 'make sanitize  10^5 random calls of the CPU kernels under sanitizers, in each instruction set (SANITIZE_CALLS)'
 	@echo 'make clean     delete what the other targets wrote; make distclean deletes .venv too'
 	@echo
-	@echo 'Variables: PYTHON (now $(PYTHON)), VENV (now $(VENV)), PYTEST_ARGS'
+	@echo 'Variables: PYTHON (now $(PYTHON)), VENV (now $(VENV)), PYTEST_ARGS, PROJECTS'
 
 .PHONY: demo
 demo: $(KERNELS)
@@ -56,6 +58,11 @@ test: $(KERNELS)
 test-all: $(KERNELS)
 	$(PYTEST) $(PYTEST_ARGS)
 	@$(MAKE) --no-print-directory check
+
+# Each project's packages go into build/projects; all projects run, and a table says at the end what failed.
+.PHONY: test-projects
+test-projects: $(KERNELS)
+	@$(BIN)/python tests/project/run_projects.py $(PROJECTS) -- $(PYTEST_ARGS)
 
 .PHONY: check
 check: $(READY)

@@ -67,3 +67,15 @@ def land_cover(root: Path, scenes: int = 12, pixels: int = 32, seed: int = 0) ->
                     folder.mkdir(parents=True, exist_ok=True)
                     Image.fromarray(array).save(folder / f"{place}.png")
     return root
+
+
+def graphs(count: int = 160, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray, int]]:
+    """Rings (class 0) and paths (class 1) of 4 to 12 nodes: ``[n, 4]`` values, ``[2, m]`` edges both ways, class."""
+    random = np.random.default_rng(seed)
+    found = []
+    for index in range(count):
+        nodes = np.arange(random.integers(4, 13))
+        edges = np.stack([nodes, np.roll(nodes, -1)])[:, : len(nodes) - index % 2]
+        values = random.normal(size=(len(nodes), 4)).astype(np.float32)
+        found.append((values, np.concatenate([edges, edges[::-1]], axis=1), index % 2))
+    return found
