@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -35,13 +35,18 @@ class Fingerprint:
     """Values by name that compare equal as long as the objects behind them stay as they are.
 
     Tensors and unknown objects count as changed when others take their places, or when torch counts a change in place.
+    Parameters and buffers of the module are no attributes, wherever else it keeps them (``rnn._flat_weights``).
+
+    Args:
+        apart: objects whose contents do not count.
 
     Attributes:
         values: what is compared.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, apart: Iterable[object] = ()) -> None:
         self.values: dict[str, Any] = {}
+        self._apart, self._own = {id(value) for value in apart}, set[int]()
         self._kept: list[Any] = []  # objects whose ids are compared: nothing else may get these ids
         self._seen: set[int] = set()
         self._left = 0
@@ -53,7 +58,10 @@ class Fingerprint:
 
     def add_module(self, module: nn.Module, metrics: bool) -> None:
         """Adds all attributes of a module and its submodules; of metrics, whether they were updated, or nothing."""
-        for prefix, part in submodules(module):
+        parts = submodules(module)
+        for _, part in parts:
+            self._own.update(id(tensor) for tensor in (*part._parameters.values(), *part._buffers.values()))
+        for prefix, part in parts:
             if not isinstance(part, Metric):
                 for name, value in plain_attributes(part, framework=True).items():
                     self.add(f"{prefix}.{name}" if prefix else name, value)
@@ -81,7 +89,9 @@ class Fingerprint:
         if isinstance(value, float):
             return repr(value)  # NaN must equal NaN
         if isinstance(value, Tensor):
-            return self._tensor(value)
+            return self._id(value) if id(value) in self._own else self._tensor(value)
+        if id(value) in self._apart:
+            return type(value), "apart"
         self._left -= 1
         if depth > _DEEP or self._left < 0 or isinstance(value, _OPAQUE):
             return self._id(value)
