@@ -96,7 +96,7 @@ def enumerate_faces(gram, lower, upper):
     scale = np.trace(gram) / k or 1.0
     gram = gram / scale
     best = np.inf
-    for face in product((0, 1, 2), repeat=k):
+    for face in product(*((0, 1, 2) if low < high else (0,) for low, high in zip(lower, upper, strict=True))):
         face = np.array(face)
         free = np.flatnonzero(face == 2)
         lam = np.where(face == 0, lower, upper)

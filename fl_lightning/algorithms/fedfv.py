@@ -40,7 +40,7 @@ class FedFV(RemembersRows):
     The step may still conflict with a client, also with the one projected on last: that client's own projections can
     turn it against itself. The paper's remark on Theorem 1 does not hold in general.
 
-    Degenerate cases. No update is projected off a row that is 1e-8 times shorter than the longest online one. A mean
+    Degenerate cases. No update is projected off a row that is 1e-8 times shorter than the median online one. A mean
     that is 1e-4 times shorter than the rows counts as zero: it is not rescaled, the step is zero and flagged. If all
     rows are zero, the step is zero too, flagged, and nothing is remembered. Of clients with equal losses the one that
     reported first is projected on first.
@@ -146,7 +146,7 @@ class FedFV(RemembersRows):
             noise = rounding * norms * (c.abs() @ norms)
             conflicting = ((rounds == k) & (slopes < -noise)).double()
             size = conflicting @ gram @ conflicting
-            if size > (ZERO_ROW * norms.max()) ** 2:
+            if size > (ZERO_ROW * (conflicting * norms).max()) ** 2:  # they do not cancel
                 c -= (conflicting @ slopes) / (size + self._eps) * conflicting
                 found += int(conflicting.sum())
         return found

@@ -48,9 +48,9 @@ class FedLF(RemembersRows):
     4. no remembered rows, with and without the fair-driven row, where no layer is left to combine with.
 
     If all fail the layer is not updated. The report is flagged from 1 on. A row is left out of a layer where it is 1e-8
-    times shorter than the longest online one; a layer without rows is not updated. The fair-driven row is left out for
-    one client, for equal losses and for losses that are all 0. If all rows are zero, the step is zero, flagged, and
-    nothing is remembered.
+    times shorter than the median of the online ones; a layer without rows is not updated. The fair-driven row is left
+    out for one client, for equal losses and for losses that are all 0. If all rows are zero, the step is zero, flagged,
+    and nothing is remembered.
 
     Args:
         layers: see :meth:`ParamLayout.from_module`. ``"module"`` is the paper's reading, ``"tensor"`` that of the

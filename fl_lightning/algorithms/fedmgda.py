@@ -25,7 +25,7 @@ class FedMGDAPlus(ServerRule):
     at most ``eta_s`` and shrinks towards a Pareto-stationary point. ``epsilon = 0`` is FedAvg on unit updates,
     ``epsilon = 1`` is MGDA, whose direction no client conflicts with.
 
-    Degenerate cases. A client whose update is 1e-8 times shorter than the longest is left out for the round, and the
+    Degenerate cases. A client whose update is 1e-8 times shorter than the median is left out for the round, and the
     shares of the others are taken among themselves. A direction shorter than 1e-4 counts as zero: the step is zero and
     flagged, as it is where all updates are zero.
 

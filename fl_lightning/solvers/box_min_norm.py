@@ -60,7 +60,8 @@ def _search(gram: _Floats, lower: _Floats, upper: _Floats) -> _Floats:
     """Walks from face to face of the feasible set; ``gram`` has a mean diagonal of 1."""
     room = upper - lower
     x = np.clip(lower + room * ((1 - lower.sum()) / room.sum() if room.sum() > 0 else 0.0), lower, upper)
-    free = room > 0
+    movable = room > 0
+    free = movable.copy()
     best, least, ridge, settled = x, np.inf, _RIDGE, False
     for _ in range(20 * len(x) + 100):
         slope = _slope(gram, x)
@@ -78,18 +79,21 @@ def _search(gram: _Floats, lower: _Floats, upper: _Floats) -> _Floats:
             reach = np.where(move < 0, (lower - x) / move, np.where(move > 0, (upper - x) / move, np.inf))
         first = int(reach.argmin())
         x = np.clip(x + min(reach[first], 1.0) * move, lower, upper)
-        settled = reach[first] >= 1 and not _release(_slope(gram, x), x, free, lower)
+        settled = reach[first] >= 1 and not _release(_slope(gram, x), x, free, lower, movable)
         if reach[first] < 1:
             x[first] = lower[first] if move[first] < 0 else upper[first]
             free[first] = False
     return best
 
 
-def _release(slope: _Floats, x: _Floats, free: _Bools, lower: _Floats) -> bool:
-    """Frees the bound weight that the objective would most like to move inwards, if there is one."""
+def _release(slope: _Floats, x: _Floats, free: _Bools, lower: _Floats, movable: _Bools) -> bool:
+    """Frees the bound weight that the objective would most like to move inwards, if there is one.
+
+    Never one whose bounds coincide: it has no inside, and would be bound again and freed again without end.
+    """
     level = slope[free].mean()  # the multiplier of the sum
     wish = np.where(x <= lower, level - slope, slope - level)
-    wish[free] = 0.0
+    wish[free | ~movable] = 0.0
     chosen = wish.argmax()
     free[chosen] |= wish[chosen] > 0
     return bool(wish[chosen] > 0)

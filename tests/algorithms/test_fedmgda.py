@@ -8,6 +8,7 @@ import vector_forms
 from algorithm_cohorts import make_cohort, random_rows
 
 from fl_lightning.algorithms import FedMGDAPlus, Needs
+from fl_lightning.core.layout import ParamLayout
 from fl_lightning.solvers import box_min_norm
 
 
@@ -72,6 +73,28 @@ def test_a_client_without_update_is_left_out():
         torch.testing.assert_close(step, FedMGDAPlus(epsilon).aggregate(make_cohort(rows[keep], sizes=sizes[keep])))
         assert rule.report.weights[1] == 0
         assert not rule.report.flagged
+
+
+def test_a_zero_update_changes_nothing_for_the_others():
+    """The zero row may not weigh anything; the search for the other weights must not come back to it for ever."""
+    rows = torch.tensor([[0.0, 0.0], [-2.0, -3.0], [-1.0, 2.0], [-3.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)
+    layout = ParamLayout.from_sizes((2,))
+    steps = [
+        FedMGDAPlus(epsilon=0.3, server_lr=1.0).aggregate(make_cohort(part, sizes=torch.ones(len(part)), layout=layout))
+        for part in (rows, rows[1:])
+    ]
+    torch.testing.assert_close(steps[0], steps[1])
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(100):  # ten clients whose updates have rank 4, one of them zero
+        rows = torch.randn(10, 4, generator=generator, dtype=torch.float64)
+        rows = rows @ torch.randn(4, 92, generator=generator, dtype=torch.float64)
+        rows[3] = 0
+        live = torch.arange(10) != 3
+        with_zero, without = (
+            FedMGDAPlus(epsilon=0.1, server_lr=1.0).aggregate(make_cohort(part, sizes=torch.ones(len(part))))
+            for part in (rows, rows[live])
+        )
+        torch.testing.assert_close(with_zero, without, rtol=1e-6, atol=1e-9)
 
 
 def test_published_code_stops_for_good_at_a_zero_update():

@@ -33,6 +33,12 @@ def length_in(point, vectors):
     return np.linalg.norm(point) / np.sqrt(np.mean([v @ v for v in vectors])) if vectors else np.inf
 
 
+def usual_length(vectors):
+    """Median of the lengths that are not 0, the lower one of an even number."""
+    lengths = sorted(np.linalg.norm(v) for v in vectors if np.any(v))
+    return lengths[(len(lengths) - 1) // 2] if lengths else np.inf
+
+
 def unit(vector):
     return vector / np.linalg.norm(vector)
 
@@ -54,8 +60,8 @@ def fedlf(rows, losses, remembered, starts, equalise=True, fair=True, merge=True
     def hull(block, with_fair, count):
         start, stop = block
         pieces = [r[start:stop] for r in [*rows, *remembered]]
-        longest = max(np.linalg.norm(p) for p in pieces[:m])
-        alive = [np.linalg.norm(p) > 1e-8 * longest and i < m + count for i, p in enumerate(pieces)]
+        usual = usual_length(pieces[:m])
+        alive = [np.linalg.norm(p) > 1e-8 * usual and i < m + count for i, p in enumerate(pieces)]
         if not any(alive[:m]):
             return None, []
         mean = np.mean([np.linalg.norm(p) for p, a in zip(pieces[:m], alive, strict=False) if a])
@@ -106,8 +112,8 @@ class FedMDFG:
         self.old, self.reference, self.length, self.direction = {}, {}, None, None
 
     def step(self, gradients, losses, ids, t, eta, losses_at):
-        longest = max(np.linalg.norm(v) for v in gradients)
-        live = [np.linalg.norm(v) > 1e-8 * longest for v in gradients]
+        usual = usual_length(gradients)
+        live = [np.linalg.norm(v) > 1e-8 * usual for v in gradients]
         mu = np.mean([np.linalg.norm(v) for v, a in zip(gradients, live, strict=True) if a])
         g = [mu * unit(v) if a else None for v, a in zip(gradients, live, strict=True)]
         there = {i: v for i, v in zip(ids, g, strict=True) if v is not None}

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import qp_cases
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fl_lightning.solvers import box_min_norm, min_norm
 
@@ -44,6 +46,30 @@ def test_objective_is_the_least_of_all_faces(k, batch):
                 assert excess(gram, lam, lower, upper, best) <= 1e-9, name
 
 
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    movable=st.integers(3, 5),
+    fixed=st.integers(1, 3),
+    dimensions=st.integers(2, 5),
+    pull=st.sampled_from([0.0, 0.3, 1.0]),
+    room=st.sampled_from([0.1, 0.3, 0.6]),
+)
+@settings(max_examples=300, deadline=None)
+def test_weights_whose_bounds_coincide_do_not_stop_the_search(seed, movable, fixed, dimensions, pull, room):
+    """Unit rows, and some whose weight cannot move: short ones, so that the objective would like it to grow."""
+    rng = np.random.default_rng(seed)
+    rows, k = rng.standard_normal((movable + fixed, dimensions)), movable + fixed
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    rows[movable:] *= pull
+    held = rng.choice([0.0, 1 / k]) * np.ones(fixed)
+    share = np.full(movable, (1 - held.sum()) / movable)
+    lower, upper = np.concatenate([np.maximum(share - room, 0), held]), np.concatenate([share + room, held])
+    order = rng.permutation(k)
+    gram, lower, upper = qp_cases.gram_of(rows[order]), lower[order], upper[order]
+    lam = solve(gram, lower, upper)
+    assert excess(gram, lam, lower, upper, qp_cases.enumerate_faces(gram, lower, upper)) <= 1e-9
+
+
 @pytest.mark.parametrize("k", [10, pytest.param(40, marks=pytest.mark.slow), pytest.param(80, marks=pytest.mark.slow)])
 def test_objective_is_that_of_an_interior_point_solver(k):
     rng = np.random.default_rng(k)
@@ -71,6 +97,13 @@ def test_hand_worked():
     np.testing.assert_allclose(solve(gram, np.zeros(2), np.ones(2)), [0.8, 0.2], atol=1e-14)
     np.testing.assert_allclose(solve(gram, np.zeros(2), np.array([0.6, 1.0])), [0.6, 0.4], atol=1e-14)
     np.testing.assert_allclose(solve(gram, np.array([0.0, 0.3]), np.ones(2)), [0.7, 0.3], atol=1e-14)
+
+
+def test_hand_worked_with_a_weight_that_cannot_move():
+    """The third weight is 0.1; the pull on it must not hide that the first should give way to the fourth."""
+    rows = np.array([[-1.4, -0.6, -1.9, 1.0], [-0.7, -0.4, 0.1, 0.4], [2.1, 0.0, 1.1, -0.7], [-1.0, -0.7, -0.1, 0.3]])
+    lam = solve(rows @ rows.T, np.array([0.0, 0.0, 0.1, 0.0]), np.array([0.7, 0.7, 0.1, 0.7]))
+    np.testing.assert_allclose(lam, [0.0, 0.7, 0.1, 0.2], atol=1e-14)
 
 
 def test_weights_do_not_depend_on_the_scale():

@@ -18,7 +18,7 @@ from fl_lightning.algorithms.records import StepReport
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.storage.row_history import RowHistory
 
-ZERO_ROW = 1e-8  # a row this much shorter than the longest online one counts as zero
+ZERO_ROW = 1e-8  # a row this much shorter than the median online one counts as zero
 ZERO_DIRECTION = 1e-4  # a direction this much shorter than the rows counts as zero
 
 
@@ -28,8 +28,15 @@ def row_norms(gram: Tensor) -> Tensor:
 
 
 def live_rows(norms: Tensor, online: int) -> Tensor:
-    """Which rows count, by their lengths ``[..., k]``: those that are not zero beside the longest online one."""
-    return norms > ZERO_ROW * norms[..., :online].amax(-1, keepdim=True)
+    """Which rows count, by their lengths ``[..., k]``: those that are not zero beside the online ones.
+
+    Beside the median of the lengths that are not 0, the lower one of an even number: no single client, however long its
+    row, can make the others' count as zero.
+    """
+    lengths = norms[..., :online]
+    ascending = torch.where(lengths == 0, torch.inf, lengths).sort(-1).values
+    middle = (lengths.count_nonzero(-1) - 1).clamp_min(0) // 2
+    return norms > ZERO_ROW * ascending.gather(-1, middle[..., None])
 
 
 def length(coeff: Tensor, gram: Tensor) -> Tensor:
