@@ -216,8 +216,23 @@ class ServerRule(ABC):
     def aggregate(self, cohort: Cohort) -> Tensor:
         """Turns the cohort into a step ``[n]``; the new parameters are ``params - step``.
 
-        May update the rule's state: the strategy applies the step right after. Sets :attr:`report`.
+        May update the rule's state: the strategy applies the step right after, or takes the rule back
+        (:meth:`tentatively`). Sets :attr:`report`.
         """
+
+    def tentatively(self) -> Callable[[bool], None]:
+        """Called before :meth:`aggregate`; what is returned is called after it, with whether the step was applied.
+
+        If it was not, the rule must become what it was. Here that is a copy of :meth:`state_dict`: a rule with large
+        state that :meth:`aggregate` does not change in place can do it for less.
+        """
+        before = deepcopy(self.state_dict())
+
+        def settle(happened: bool) -> None:
+            if not happened:
+                self.load_state_dict(before)
+
+        return settle
 
     def client_rule(self) -> ClientRule:
         """The method's client half; plain local training unless the method says otherwise."""

@@ -20,11 +20,19 @@ ErrorPolicy = Literal["raise", "drop"]
 
 @dataclass
 class Round:
-    """A round in progress."""
+    """A round in progress.
+
+    Attributes:
+        index: from 0.
+        uploads: what has arrived.
+        dropped: clients that are left out, with the reason.
+        trained: clients whose training began, whatever came of it.
+    """
 
     index: int
     uploads: list[Upload] = field(default_factory=list)
     dropped: dict[int, str] = field(default_factory=dict)
+    trained: int = 0
 
 
 @dataclass(frozen=True)
