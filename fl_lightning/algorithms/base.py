@@ -36,11 +36,14 @@ class ClientRule:
             keeps of its own row is its own and does not count. A class that overrides one of the two without saying
             what they read counts as ``"rows"``.
         placement: as in :class:`ServerRule`.
+        undefined_extras: names of extras in which NaN stands for something undefined. A report with NaN in others, or
+            with infinity, counts as one whose update is not finite.
     """
 
     needs: Needs = Needs()
     reads: Reads = "sums"
     placement: tuple[str, ...] = ()
+    undefined_extras: tuple[str, ...] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

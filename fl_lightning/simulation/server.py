@@ -121,7 +121,11 @@ class Server:
             RuntimeError: the rule returned something else than a step.
         """
         reports = usable(
-            current.uploads, rows, self._buffers, lambda upload, why: self.drop(current, upload.client_id, why)
+            current.uploads,
+            rows,
+            self._buffers,
+            self._rule,
+            lambda upload, why: self.drop(current, upload.client_id, why),
         )
         uploads, count = reports.uploads, len(reports.uploads)
         if count < self._min_clients:
