@@ -75,12 +75,15 @@ class FederatedStrategy(OneDevice):
             logged torchmetrics objects do, and of the rest the names are taken as hints.
         on_client_error: what happens if a client has no data, its training raises, or its update or loss is not finite.
             ``"raise"`` stops with an error that names the client. ``"drop"`` leaves the client out of the round, counts
-            and logs it, and warns.
+            and logs it, and warns. Where updates are finite and the step or the model that it leads to would not be,
+            the round changes nothing: ``"raise"`` stops with the largest norms, ``"drop"`` warns of them.
         attack: what dishonest clients send instead of their updates (:mod:`fl_lightning.attacks`), for robustness runs.
         seed: seed of sampling, shuffling and local randomness. These depend only on (seed, round, client).
         executor: trains the clients of a round (:mod:`fl_lightning.executors`); default one after the other.
         min_clients: fewest usable uploads of a round. A round with fewer changes nothing: not the model, nor what the
             method, the server optimizer and kept client optimizers remember. It is counted and logged, and warns.
+        max_failed_rounds: stop with an error after so many rounds in a row in which clients trained and nothing came of
+            it, because no upload was usable or the step was not finite. ``None`` never stops.
         strict_resume: refuse to go on from a checkpoint that was written with other data or other arguments of the
             method, if the method remembers anything of them. ``False`` warns instead.
         loss_batch_size: samples per forward pass when a method asks for clients' losses or accuracies; default the
@@ -120,6 +123,7 @@ class FederatedStrategy(OneDevice):
         executor: Executor | None = None,
         loss_batch_size: int | None = None,
         min_clients: int = 1,
+        max_failed_rounds: int | None = 3,
         strict_resume: bool = True,
         log_client_names: bool = False,
         partition: PartitionLike | None = None,
@@ -144,6 +148,7 @@ class FederatedStrategy(OneDevice):
             executor=Sequential() if executor is None else executor,
             loss_batch_size=loss_batch_size,
             min_clients=min_clients,
+            max_failed_rounds=max_failed_rounds,
             strict_resume=strict_resume,
         )
         self.algorithm, self.client_rule = options.algorithm, options.client_rule

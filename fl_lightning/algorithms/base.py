@@ -36,11 +36,14 @@ class ClientRule:
             keeps of its own row is its own and does not count. A class that overrides one of the two without saying
             what they read counts as ``"rows"``.
         placement: as in :class:`ServerRule`.
+        undefined_extras: names of extras in which NaN stands for something undefined. A report with NaN in others, or
+            with infinity, counts as one whose update is not finite.
     """
 
     needs: Needs = Needs()
     reads: Reads = "sums"
     placement: tuple[str, ...] = ()
+    undefined_extras: tuple[str, ...] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -216,8 +219,23 @@ class ServerRule(ABC):
     def aggregate(self, cohort: Cohort) -> Tensor:
         """Turns the cohort into a step ``[n]``; the new parameters are ``params - step``.
 
-        May update the rule's state: the strategy applies the step right after. Sets :attr:`report`.
+        May update the rule's state: the strategy applies the step right after, or takes the rule back
+        (:meth:`tentatively`). Sets :attr:`report`.
         """
+
+    def tentatively(self) -> Callable[[bool], None]:
+        """Called before :meth:`aggregate`; what is returned is called after it, with whether the step was applied.
+
+        If it was not, the rule must become what it was. Here that is a copy of :meth:`state_dict`: a rule with large
+        state that :meth:`aggregate` does not change in place can do it for less.
+        """
+        before = deepcopy(self.state_dict())
+
+        def settle(happened: bool) -> None:
+            if not happened:
+                self.load_state_dict(before)
+
+        return settle
 
     def client_rule(self) -> ClientRule:
         """The method's client half; plain local training unless the method says otherwise."""

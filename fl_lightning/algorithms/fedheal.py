@@ -6,7 +6,7 @@ Yuhang Chen, Wenke Huang, Mang Ye. CVPR 2024. https://github.com/yuhangchen0/Fed
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from math import ceil, floor
 from typing import Literal
@@ -103,8 +103,8 @@ class FedHEAL(ServerRule):
     def _filter(self, client: int, place: int, updates: UpdateMatrix) -> tuple[Tensor, Tensor]:
         """Equations 5 to 7: keep bits of one client, and the squared norms of what is kept."""
         counts = self._counts.get(client) if self.filter_updates else None
-        if counts is None:
-            counts = torch.zeros_like(updates.rows[place], dtype=torch.uint8)
+        # A copy, because the round may turn out not to count.
+        counts = torch.zeros_like(updates.rows[place], dtype=torch.uint8) if counts is None else counts.clone()
         if not self.filter_updates:
             return updates.puc_track(place, counts, threshold=0, participations=0)
         t = self._rounds.get(client, 0)
@@ -140,6 +140,16 @@ class FedHEAL(ServerRule):
             self._weights = {client: weight / everyone for client, weight in self._weights.items()}
         p = torch.tensor([self._weights[client] for client in ids], dtype=torch.float64)
         return p / p.sum()
+
+    def tentatively(self) -> Callable[[bool], None]:
+        """See :meth:`ServerRule.tentatively`; the tensors that it would copy are replaced, never changed."""
+        before = dict(self._counts), dict(self._rounds), dict(self._weights), dict(self._gains)
+
+        def settle(happened: bool) -> None:
+            if not happened:
+                self._counts, self._rounds, self._weights, self._gains = before
+
+        return settle
 
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """One byte per coordinate and client; two from a client's 255th round on."""

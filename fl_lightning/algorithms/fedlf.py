@@ -191,11 +191,10 @@ class FedLF(RemembersRows):
         self._seen.clear()
         self.blocks = None
 
-    def state_dict(self) -> State:
-        """Remembered rows, and the clients seen."""
-        return super().state_dict() | {"seen": torch.tensor(sorted(self._seen), dtype=torch.int64)}
+    def own_state(self) -> State:
+        """The clients seen."""
+        return {"seen": torch.tensor(sorted(self._seen), dtype=torch.int64)}
 
-    def load_state_dict(self, state: State) -> None:
-        """Restores what :meth:`state_dict` returned."""
-        super().load_state_dict(state)
+    def load_own_state(self, state: State) -> None:
+        """Restores what :meth:`own_state` returned."""
         self._seen = set(state["seen"].tolist())

@@ -177,16 +177,15 @@ class FedMDFG(RemembersRows):
         super().reset()
         self._reference.clear()
 
-    def state_dict(self) -> State:
-        """Rows of the previous round, and the clients' reference losses."""
-        return super().state_dict() | {
+    def own_state(self) -> State:
+        """The clients' reference losses."""
+        return {
             "clients": torch.tensor(list(self._reference), dtype=torch.int64),
             "reference": torch.tensor(list(self._reference.values()), dtype=torch.float64),
         }
 
-    def load_state_dict(self, state: State) -> None:
-        """Restores what :meth:`state_dict` returned."""
-        super().load_state_dict(state)
+    def load_own_state(self, state: State) -> None:
+        """Restores what :meth:`own_state` returned."""
         self._reference = dict(zip(state["clients"].tolist(), state["reference"].tolist(), strict=True))
 
 

@@ -173,7 +173,7 @@ class ClientReport:
     """What a client's visit leaves behind besides its update.
 
     Attributes:
-        extras: tensors for the server.
+        extras: tensors for the server, finite but for those of :attr:`ClientRule.undefined_extras`.
         companions: flat vectors ``[n]`` for the server, which become companion rows.
         kept: what stays at the client, complete: :meth:`ClientRule.keep` takes it if the report enters the step. The
             server of a real federation never sees it.

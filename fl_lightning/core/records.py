@@ -30,8 +30,8 @@ class RoundRecord:
         weights: ``[m]`` weights of the updates in the step, if the rule reports them.
         scalars: further numbers that the rule reports.
         seconds: wall-clock seconds of the round, validation excluded.
-        skipped: why the round changed nothing, ``"2 usable reports, fewer than min_clients=3"`` for instance; ``None``
-            if it counts.
+        skipped: why the round changed nothing, ``"2 usable reports, fewer than min_clients=3"`` for instance, or what
+            would not have been finite; ``None`` if it counts.
         local_steps: optimizer steps of the fit so far, added up over the clients whose updates were used.
         skipped_rounds: how many rounds of the fit have changed nothing so far, this one included.
         client_names: what people call the clients of ``client_ids``.

@@ -58,7 +58,7 @@ class FederatedFit:
             options.attack.check(self._num_clients)
         self._server = Server(
             self._algorithm, self._rule, binding, clients.buffers, self._num_clients, options.server_optimizer,
-            options.on_client_error, options.min_clients,
+            options.on_client_error, options.min_clients, options.max_failed_rounds,
         )  # fmt: skip
         self._server.names = clients.loaders.names
         options.check_min_clients(len(clients.runner.rows))
@@ -85,7 +85,8 @@ class FederatedFit:
             self.clients.runner.optimizers.load_state_dict(states["client_optimizers"])
             if "schedules" in states:  # files of earlier versions have none
                 self.clients.schedules.load_state_dict(states["schedules"])
-            server.skipped_rounds = states.get("skipped_rounds", 0)  # files of earlier versions have none
+            server.skipped_rounds = states.get("skipped_rounds", 0)  # files of earlier versions have neither
+            server.failed_rounds = states.get("failed_rounds", 0)
             if server.optimizer is not None:
                 server.optimizer.load_state_dict(states["server_optimizer"])
         theta, layout = self._binding.theta, self._binding.layout
@@ -129,6 +130,7 @@ class FederatedFit:
             "client_optimizers": self.clients.runner.optimizers.state_dict(),
             "schedules": self.clients.schedules.state_dict(),
             "skipped_rounds": self._server.skipped_rounds,
+            "failed_rounds": self._server.failed_rounds,
             "server_optimizer": None if optimizer is None else optimizer.state_dict(),
         }
 
@@ -186,6 +188,7 @@ class FederatedFit:
             self._server.drop(current, client, "it has no training data")
             return None
         self.clients.follow_optimizers()
+        current.trained += 1
         try:
             upload = self.clients.train(task)
         except Exception as error:

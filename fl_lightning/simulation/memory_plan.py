@@ -23,7 +23,8 @@ def memory_plan(
         federation: clients, layout and dtype; its cohort size is known.
         rules: both halves of the method.
         buffers: bytes of one copy of the module's buffers.
-        server_optimizer: there is one; counted with two numbers per parameter.
+        server_optimizer: there is one; counted with two numbers per parameter, and copies of parameters and
+            state, because a step after which something is not finite is not taken.
         keeps_client_optimizers: every client's optimizer state is kept, likewise.
     """
     rows, clients = federation.cohort_size or 0, federation.num_clients
@@ -44,6 +45,7 @@ def memory_plan(
         parts[f"buffers ({rows + 1} copies)"] = (rows + 1) * buffers
     if server_optimizer:
         parts["server optimizer (up to)"] = 2 * params
+        parts["copies while it steps (up to)"] = 3 * params
     if keeps_client_optimizers:
         parts[f"client optimizers (up to, {clients} clients)"] = 2 * clients * params
     return ", ".join(f"{name} {size:,} B" for name, size in parts.items())

@@ -35,6 +35,7 @@ class FitOptions(ClientOptions):
     executor: Executor
     min_clients: int
     strict_resume: bool
+    max_failed_rounds: int | None
 
     def __post_init__(self) -> None:
         per_metric = self.fairness_mode if isinstance(self.fairness_mode, Mapping) else {"": self.fairness_mode}
@@ -56,6 +57,8 @@ class FitOptions(ClientOptions):
         super().__post_init__()
         check_clients_per_round(self.clients_per_round)
         check_count("min_clients", self.min_clients)
+        if self.max_failed_rounds is not None:
+            check_count("max_failed_rounds", self.max_failed_rounds)
         if isinstance(self.clients_per_round, int):
             self.check_min_clients(self.clients_per_round)
 

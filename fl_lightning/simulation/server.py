@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from inspect import Parameter, signature
+from collections.abc import Callable, Sequence
 from math import isfinite, nan
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.algorithms.base import ClientRule, ServerRule
@@ -21,13 +20,14 @@ from fl_lightning.core.lightning.names import rank_zero_warn
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.updates import UpdateMatrix
 from fl_lightning.metrics.functional import conflict_counts
+from fl_lightning.simulation.global_step import GlobalStep, OptimizerFactory, RefusedStepError
 from fl_lightning.simulation.uploads import ErrorPolicy, Round, UsableUploads, stacked, usable
 from fl_lightning.training.bound_parameters import BoundParameters
 from fl_lightning.training.buffers import BufferBank
 from fl_lightning.training.update_rows import UpdateRows
 from fl_lightning.training.upload import Upload
 
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+_NAMED = 3  # clients in the message about a step that was refused
 
 
 class Server:
@@ -40,12 +40,14 @@ class Server:
         buffers: the module's buffers.
         num_clients: registered clients.
         optimizer: factory of a server optimizer; ``None`` subtracts the step.
-        on_client_error: what to do about clients whose upload is missing or not finite.
+        on_client_error: what to do about clients whose upload is missing or not finite, and about a step that is not.
         min_clients: fewest usable uploads with which a round counts.
+        max_failed_rounds: after so many failed rounds in a row the fit stops; ``None``: never.
 
     Attributes:
-        optimizer: the server optimizer, if there is one.
-        skipped_rounds: rounds that changed nothing, having had too few usable uploads.
+        skipped_rounds: rounds that changed nothing.
+        failed_rounds: rounds in a row, up to the last one, in which clients trained and nothing came of it: no upload
+            was usable, or the step was refused.
         names: what people call the clients.
 
     Raises:
@@ -62,13 +64,20 @@ class Server:
         optimizer: OptimizerFactory | None,
         on_client_error: ErrorPolicy,
         min_clients: int,
+        max_failed_rounds: int | None,
     ) -> None:
         self._algorithm, self._rule = algorithm, client_rule
         self._binding, self._buffers = binding, buffers
         self._num_clients, self._policy, self._min_clients = num_clients, on_client_error, min_clients
-        self.skipped_rounds = 0
-        self.optimizer = None if optimizer is None else _made(optimizer, binding.parameters)
+        self._max_failed_rounds = max_failed_rounds
+        self.skipped_rounds, self.failed_rounds = 0, 0
+        self._step = GlobalStep(binding, optimizer)
         self.names = numbered(num_clients)
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The server optimizer, if there is one."""
+        return self._step.optimizer
 
     def drop(self, current: Round, client_id: int, reason: str, cause: Exception | None = None) -> None:
         """Leaves a client out of the round with a warning, or raises, by policy.
@@ -96,48 +105,74 @@ class Server:
         losses_at: Callable[[Tensor, Sequence[int]], Tensor] | None,
         seconds: Callable[[], float],
     ) -> RoundRecord:
-        """Aggregates the round and applies the step; with too few usable uploads everything stays as it is.
+        """Aggregates the round and applies the step, or leaves everything as it is.
+
+        A round changes nothing if it has too few usable uploads, or if the step, the global parameters or the server
+        optimizer would not be finite.
 
         Args:
             current: the round, with what arrived.
             rows: the round's rows.
             losses_at: losses of clients at given parameters, for rules that ask again.
             seconds: how long the round has taken.
+
+        Raises:
+            ClientError: the step is not finite and the policy is ``"raise"``, or too many rounds in a row have failed.
+            RuntimeError: the rule returned something else than a step.
         """
         reports = usable(
-            current.uploads, rows, self._buffers, lambda upload, why: self.drop(current, upload.client_id, why)
+            current.uploads,
+            rows,
+            self._buffers,
+            self._rule,
+            lambda upload, why: self.drop(current, upload.client_id, why),
         )
-        if len(reports.uploads) < self._min_clients:
-            return self._skip(current, reports.uploads, seconds)
-        ids = tuple(upload.client_id for upload in reports.uploads)
+        uploads, count = reports.uploads, len(reports.uploads)
+        if count < self._min_clients:
+            reason = f"{count} usable report{'s' * (count > 1)}, fewer than min_clients={self._min_clients}"
+            reason = reason if uploads else "no usable report"
+            return self._skip(current, uploads, f"had {reason}", reason, seconds, current.trained > 0 and count == 0)
+        ids = tuple(upload.client_id for upload in uploads)
         ask = None if losses_at is None else (lambda params: losses_at(params, ids))
-        updates = rows.gathered([upload.index for upload in reports.uploads], reports.norms)
-        cohort = self._cohort(current.index, reports.uploads, updates, ask)
-        step, step_norm = self._aggregate(cohort)
+        updates = rows.gathered([upload.index for upload in uploads], reports.norms)
+        cohort = self._cohort(current.index, uploads, updates, ask)
+        settle = self._algorithm.tentatively()
+        try:
+            step, step_norm = self._aggregate(cohort)
+            take = self._step.tried(step)
+        except RefusedStepError as refusal:
+            settle(False)
+            return self._refused(current, reports, str(refusal), seconds)
+        except BaseException:
+            settle(False)
+            raise
         dots = cohort.updates.dots(step).cpu()
+        settle(True)
         self._rule.commit(cohort)
-        for upload in reports.uploads:
+        for upload in uploads:
             if upload.report.kept:
                 self._rule.keep(upload.client_id, upload.report.kept, current.index)
-        self._apply(step)
-        self._buffers.commit([upload.buffers for upload in reports.uploads])
+        take()
+        self._buffers.commit([upload.buffers for upload in uploads])
+        self.failed_rounds = 0
         return self._record(current, cohort, step_norm, reports, dots, seconds)
 
     def _aggregate(self, cohort: Cohort) -> tuple[Tensor, float]:
         """The step ``[n]`` and its norm.
 
         Raises:
-            RuntimeError: the rule returned something else than a finite step.
+            RefusedStepError: the step is not finite.
+            RuntimeError: the rule returned something else than a step.
         """
         self._algorithm.report = StepReport()
         step = self._rule.adjust_step(cohort, self._algorithm.aggregate(cohort))
-        fits = step.shape == cohort.params.shape and step.is_floating_point()
-        norm = float(cohort.updates.norm_of(step)) if fits else nan
+        shape = cohort.params.shape
+        rule = f"{type(self._algorithm).__name__}.aggregate must return a finite step of shape {tuple(shape)}"
+        if step.shape != shape or not step.is_floating_point():
+            raise RuntimeError(f"{rule}, found shape {tuple(step.shape)} and {step.dtype}")
+        norm = float(cohort.updates.norm_of(step))
         if not isfinite(norm):
-            raise RuntimeError(
-                f"{type(self._algorithm).__name__}.aggregate must return a finite step of shape "
-                f"{tuple(self._binding.theta.shape)}, found shape {tuple(step.shape)}, norm {norm}"
-            )
+            raise RefusedStepError(f"{rule}, found norm {norm}")
         return step, norm
 
     def _cohort(
@@ -166,17 +201,6 @@ class Server:
             companions={name: updates.beside(rows) for name, rows in companions.items()},
             losses_at=losses_at,
         )
-
-    @torch.no_grad()
-    def _apply(self, step: Tensor) -> None:
-        if self.optimizer is None:
-            self._binding.theta.sub_(step)
-            return
-        for parameter, gradient in zip(self._binding.parameters, self._binding.layout.views(step), strict=True):
-            parameter.grad = gradient.to(parameter.dtype)
-        self.optimizer.step()
-        for parameter in self._binding.parameters:
-            parameter.grad = None
 
     def _record(
         self,
@@ -212,31 +236,42 @@ class Server:
             client_names=tuple(self.names[client] for client in cohort.client_ids),
         )
 
-    def _skip(self, current: Round, uploads: Sequence[Upload], seconds: Callable[[], float]) -> RoundRecord:
-        """The record of a round that does not count; what did arrive is left out like everybody else."""
+    def _refused(self, current: Round, reports: UsableUploads, flaw: str, seconds: Callable[[], float]) -> RoundRecord:
+        """The record of a round whose step was refused, or an error, by policy."""
+        largest = reports.norms.sort(descending=True, stable=True).indices[:_NAMED].tolist()
+        labels = [client_label(reports.uploads[place].client_id, self.names) for place in largest]
+        norms = ", ".join(f"client {who} {float(reports.norms[k]):.3g}" for who, k in zip(labels, largest, strict=True))
+        words = f"{flaw}; the largest norms of updates are {norms}"
+        if self._policy == "raise":
+            raise ClientError(
+                f"round {current.index}: {words}. The model stays as it was before the round "
+                "(on_client_error='drop' goes on with the next one)"
+            )
+        return self._skip(current, reports.uploads, f"was left out: {words}", flaw, seconds, failed=True)
+
+    def _skip(
+        self, current: Round, uploads: Sequence[Upload], event: str, reason: str, seconds: Callable[[], float],
+        failed: bool,
+    ) -> RoundRecord:  # fmt: skip
+        """The record of a round that does not count; what did arrive is left out like everybody else.
+
+        Raises:
+            ClientError: too many rounds in a row have failed.
+        """
         self.skipped_rounds += 1
-        count = len(uploads)
-        reason = f"{count} usable report{'s' * (count > 1)}, fewer than min_clients={self._min_clients}"
-        reason = reason if uploads else "no usable report"
+        self.failed_rounds = self.failed_rounds + 1 if failed else 0 if uploads else self.failed_rounds
         dropped = {**current.dropped, **{upload.client_id: f"the round had {reason}" for upload in uploads}}
-        rank_zero_warn(f"round {current.index} had {reason}: the global model is unchanged")
+        if failed and self.failed_rounds == self._max_failed_rounds:
+            some = list(dropped.items())[:_NAMED]
+            causes = "; ".join(f"client {client_label(client, self.names)}: {why}" for client, why in some)
+            number = f"{self.failed_rounds} round{'s' * (self.failed_rounds > 1)} in a row"
+            raise ClientError(
+                f"{number} changed nothing although clients trained, up to round {current.index}, which {event} "
+                f"({causes}). The model is that of the last round that counted; max_failed_rounds="
+                f"{self._max_failed_rounds} of FederatedStrategy stops the fit here, None never does"
+            )
+        rank_zero_warn(f"round {current.index} {event}: the global model is unchanged")
         return RoundRecord(
             current.index, (), dropped, nan, None, 0.0, torch.zeros(0), 0, {}, True, None, {}, seconds(), reason,
             self.skipped_rounds,
         )  # fmt: skip
-
-
-def _made(factory: OptimizerFactory, parameters: list[nn.Parameter]) -> Optimizer:
-    optimizer = factory(parameters)
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(
-            f"server_optimizer must make a torch.optim.Optimizer from parameters, found {type(optimizer).__name__}: "
-            "pass functools.partial(torch.optim.SGD, lr=1.0, momentum=0.9), for instance"
-        )
-    closure = signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is Parameter.empty:
-        raise ValueError(
-            "server_optimizer must make an optimizer that steps on one gradient, the server's step, found "
-            f"{type(optimizer).__name__}, whose step needs a closure: take torch.optim.SGD or Adam, for instance"
-        )
-    return optimizer

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.training.buffers import BufferBank
 from fl_lightning.training.update_rows import UpdateRows
 from fl_lightning.training.upload import Upload
@@ -20,11 +21,19 @@ ErrorPolicy = Literal["raise", "drop"]
 
 @dataclass
 class Round:
-    """A round in progress."""
+    """A round in progress.
+
+    Attributes:
+        index: from 0.
+        uploads: what has arrived.
+        dropped: clients that are left out, with the reason.
+        trained: clients whose training began, whatever came of it.
+    """
 
     index: int
     uploads: list[Upload] = field(default_factory=list)
     dropped: dict[int, str] = field(default_factory=dict)
+    trained: int = 0
 
 
 @dataclass(frozen=True)
@@ -43,7 +52,11 @@ class UsableUploads:
 
 
 def usable(
-    uploads: Sequence[Upload], rows: UpdateRows, bank: BufferBank, drop: Callable[[Upload, str], None]
+    uploads: Sequence[Upload],
+    rows: UpdateRows,
+    bank: BufferBank,
+    rule: ClientRule,
+    drop: Callable[[Upload, str], None],
 ) -> UsableUploads:
     """Leaves out uploads that hold NaN or infinity.
 
@@ -51,6 +64,7 @@ def usable(
         uploads: by ascending row.
         rows: the round's rows.
         bank: the buffers before the round.
+        rule: the client rule, which says what its extras may hold.
         drop: called with every upload that is left out, and why.
     """
     if not uploads:
@@ -60,6 +74,7 @@ def usable(
     kept: list[int] = []
     for place, upload in enumerate(uploads):
         loss, companions = losses[place], upload.report.companions
+        extras = _not_finite(upload.report.extras, rule)
         if not isfinite(float(norms[place])):
             drop(upload, "its update is not finite")
         elif loss is not None and not isfinite(loss):
@@ -70,6 +85,8 @@ def usable(
             drop(upload, "its buffers are not finite")
         elif not all(bool(rows.norm(row).isfinite()) for row in companions.values()):
             drop(upload, f"what it sends besides its update is not finite ({', '.join(companions)})")
+        elif extras:
+            drop(upload, f"what {type(rule).__name__} sends besides its update is not finite (extras {extras})")
         else:
             kept.append(place)
     return UsableUploads([uploads[k] for k in kept], norms[kept], [losses[k] for k in kept])
@@ -97,6 +114,13 @@ def stacked(
         found = dict(zip(client_ids, shapes, strict=True))
         raise ValueError(f"{what} must have the same names and shapes from all clients, found {found}")
     return {name: join([part[name] for part in parts]) for name in shapes[0]}
+
+
+def _not_finite(extras: Mapping[str, Tensor], rule: ClientRule) -> str:
+    """Names of extras with infinity, or with NaN where the rule does not allow for it."""
+    allowed = rule.undefined_extras
+    sound = {k: v.isfinite() | v.isnan() if k in allowed else v.isfinite() for k, v in extras.items()}
+    return ", ".join(repr(name) for name, each in sound.items() if not bool(each.all()))
 
 
 def _magnitudes(uploads: Sequence[Upload], rows: UpdateRows) -> tuple[Tensor, list[float | None]]:

@@ -403,7 +403,7 @@ def test_usable_uploads_are_gathered_and_the_others_have_reasons():
         upload(4, 14, loss=0.5),
     ]
     reasons = {}
-    got = usable(uploads, rows, bank, lambda a, why: reasons.update({a.client_id: why}))
+    got = usable(uploads, rows, bank, ClientRule(), lambda a, why: reasons.update({a.client_id: why}))
     assert [a.client_id for a in got.uploads] == [10, 14]
     assert rows.gathered([a.index for a in got.uploads]).rows.tolist() == [[0.0] * 3, [4.0] * 3]
     assert got.norms.tolist() == pytest.approx([0, math.sqrt(48)])
@@ -413,7 +413,7 @@ def test_usable_uploads_are_gathered_and_the_others_have_reasons():
         12: "its loss at the global model is nan",
         13: "what it sends besides its update is not finite (control)",
     }
-    assert usable([], rows, bank, lambda a, why: None).uploads == []
+    assert usable([], rows, bank, ClientRule(), lambda a, why: None).uploads == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -421,7 +421,7 @@ def test_norms_of_large_numbers_do_not_overflow(dtype):
     large = torch.finfo(dtype).max / 4 if dtype is not torch.float64 else 1e150
     vector = torch.full((9,), large, dtype=dtype)
     rows = received(vector[None])
-    got = usable([upload(0, 1)], rows, BufferBank(nn.Linear(1, 1), "mean"), pytest.fail)
+    got = usable([upload(0, 1)], rows, BufferBank(nn.Linear(1, 1), "mean"), ClientRule(), pytest.fail)
     assert got.norms.item() == pytest.approx(3 * float(vector[0]), rel=1e-3)
     vector[0] = math.inf
     assert rows.norm(vector).tolist() == [math.inf]
@@ -450,6 +450,43 @@ def test_extras_and_companions_reach_the_rule():
     assert cohort.extras["id"][:, 0].tolist() == list(cohort.client_ids)
     assert (cohort.extras["id"][:, 1] > 0).all()
     assert torch.allclose(cohort.companions["row"].rows, rule.params[0] - rule.rows[0] + 1, atol=1e-6)
+
+
+class Spoiled(ClientRule):
+    """One client sends something that is no number."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def end_client(self, work):
+        numbers = torch.ones(3)
+        numbers[1] = self.value if work.client_id == 2 else 0.0
+        return ClientReport({"share": numbers, "count": torch.tensor(work.steps)})
+
+
+class Open(Spoiled):
+    """NaN is an answer."""
+
+    undefined_extras = ("share",)
+
+
+@pytest.mark.parametrize(("rule", "value"), [(Spoiled, math.nan), (Spoiled, math.inf), (Open, -math.inf)])
+def test_extras_that_are_not_finite_are_refused_like_updates(rule, value):
+    data = federated_blobs()
+    words = rf"what {rule.__name__} sends besides its update is not finite \(extras 'share'\)"
+    with pytest.raises(fl.ClientError, match=rf"client 2 in round 0: {words}"):
+        quiet_trainer(fl.FederatedStrategy(client=rule(value)), 1).fit(fresh(), data)
+    strategy = fl.FederatedStrategy(LogRecorder(), client=rule(value), on_client_error="drop")
+    with pytest.warns(UserWarning, match=f"client 2 is left out of round 0: {words}"):
+        quiet_trainer(strategy, 1).fit(fresh(), data)
+    assert strategy.last_round.client_ids == (0, 1, 3, 4, 5)
+    assert strategy.algorithm.cohorts[0].extras["share"].isfinite().all()
+
+
+def test_a_rule_says_which_extras_may_be_undefined():
+    strategy = fl.FederatedStrategy(LogRecorder(), client=Open(math.nan))
+    quiet_trainer(strategy, 1).fit(fresh(), federated_blobs())
+    assert strategy.algorithm.cohorts[0].extras["share"].isnan().sum() == 1
 
 
 # ---- the memory plan
@@ -507,4 +544,5 @@ def test_the_memory_plan_counts_all_that_is_asked_for(caplog_of_lightning):
     assert parts["history"] > 0
     assert parts["buffers (5 copies)"] == 5 * (8 * 4 + 8 * 4 + 8)
     assert parts["server optimizer (up to)"] == 2 * n * 4
+    assert parts["copies while it steps (up to)"] == 3 * n * 4
     assert parts["client optimizers (up to, 6 clients)"] == 2 * 6 * n * 4

@@ -44,6 +44,7 @@ class Disparities(ClientRule):
     """
 
     needs = Needs(groups=True, client_lr=True)
+    undefined_extras = (NAME,)
 
     def __init__(self, method: str, notion: Notion, sharpness: float) -> None:
         check_choice(method, "notion", notion, ("dp", "eo"))

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 
 from torch import Tensor
 
@@ -34,6 +35,7 @@ class RemembersRows(ServerRule):
     def __init__(self, window: int | None, max_history: int | None = None, history_device: str | None = None) -> None:
         self.window, self.max_history, self.history_device = window, max_history, history_device
         self.history = RowHistory(max_history, history_device)
+        self._waiting: list[tuple[Cohort, Tensor | float, Tensor | None]] | None = None
 
     @property
     def reads(self) -> Reads:  # type: ignore[override]
@@ -52,6 +54,8 @@ class RemembersRows(ServerRule):
     def remember(self, cohort: Cohort, scales: Tensor | float = 1.0, live: Tensor | None = None) -> None:
         """Keeps the round's rows, once its step has been computed, and drops rows that are past the window.
 
+        Between :meth:`tentatively` and its end it waits for the step to be applied: rows are too large to copy.
+
         Args:
             cohort: the round's clients.
             scales: ``[m]`` or a number: factors of the rows from now on.
@@ -59,11 +63,35 @@ class RemembersRows(ServerRule):
         """
         if self.window == 0:
             return
+        if self._waiting is not None:
+            self._waiting.append((cohort, scales, live))
+            return
         if self.window is not None:
             self.history.forget(before=cohort.round + 1 - self.window)
         places = range(len(cohort)) if live is None else live.nonzero().flatten().tolist()
         clients = {place: cohort.client_ids[place] for place in places}
         self.history.remember(cohort.updates, clients, cohort.round, scales)
+
+    def tentatively(self) -> Callable[[bool], None]:
+        """See :meth:`ServerRule.tentatively`."""
+        before, self._waiting = deepcopy(self.own_state()), []
+
+        def settle(happened: bool) -> None:
+            waiting, self._waiting = self._waiting or [], None
+            if not happened:
+                self.load_own_state(before)
+                return
+            for cohort, scales, live in waiting:
+                self.remember(cohort, scales, live)
+
+        return settle
+
+    def own_state(self) -> State:
+        """What the method remembers beside rows; small."""
+        return {}
+
+    def load_own_state(self, state: State) -> None:
+        """Restores what :meth:`own_state` returned."""
 
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """Bytes of the remembered rows and their products."""
@@ -78,9 +106,10 @@ class RemembersRows(ServerRule):
         self.report = StepReport()
 
     def state_dict(self) -> State:
-        """The remembered rows."""
-        return {"history": self.history.state_dict()}
+        """The remembered rows, and the method's own state."""
+        return {"history": self.history.state_dict(), **self.own_state()}
 
     def load_state_dict(self, state: State) -> None:
         """Restores what :meth:`state_dict` returned."""
         self.history.load_state_dict(state["history"])
+        self.load_own_state(state)

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server's step on the global parameters: it is tried first, and taken only if all that it leaves is finite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from inspect import Parameter, signature
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fl_lightning.core.aligned import aligned
+from fl_lightning.training.bound_parameters import BoundParameters
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+
+class RefusedStepError(Exception):
+    """What would not be finite after a step, as the end of a sentence; parameters and optimizer are as before."""
+
+
+class GlobalStep:
+    """Moves the global parameters, by subtracting a step or with an optimizer that takes it for its gradient.
+
+    Args:
+        binding: the bound module.
+        factory: makes the server optimizer; ``None``: none.
+
+    Attributes:
+        optimizer: the server optimizer, if there is one.
+
+    Raises:
+        TypeError: ``factory`` makes no optimizer.
+        ValueError: the optimizer's step needs a closure.
+    """
+
+    def __init__(self, binding: BoundParameters, factory: OptimizerFactory | None) -> None:
+        self._binding = binding
+        self.optimizer = None if factory is None else _made(factory, binding.parameters)
+
+    @torch.no_grad()
+    def tried(self, step: Tensor) -> Callable[[], None]:
+        """Tries a step ``[n]``; what is returned takes it. Until then the global parameters are the old ones.
+
+        Raises:
+            RefusedStepError: parameters or optimizer would hold values that are not finite.
+        """
+        theta = self._binding.theta
+        if self.optimizer is not None:
+            moved = self._moved(self.optimizer, step)
+            return partial(_assign, theta, moved)
+        # No element can overflow while the two largest together do not; a NaN fails the comparison.
+        if not _largest(theta) + _largest(step) <= torch.finfo(theta.dtype).max:
+            raise RefusedStepError("the global parameters would not be finite")
+        return partial(_subtract, theta, step)
+
+    def _moved(self, optimizer: Optimizer, step: Tensor) -> Tensor:
+        """``[n]`` the parameters that the optimizer makes of the global ones."""
+        binding, undo = self._binding, _undo(optimizer)
+        moved, name = aligned(binding.theta.clone()), type(optimizer).__name__
+        views = binding.layout.views(moved)
+        binding.bind(views)
+        try:
+            for parameter, gradient in zip(binding.parameters, binding.layout.views(step), strict=True):
+                parameter.grad = gradient.to(parameter.dtype)
+            optimizer.step()
+            binding.settle(views)
+            if not isfinite(_largest(moved)):
+                raise RefusedStepError(f"the global parameters would not be finite after {name}")
+            broken = _not_finite(optimizer)
+            if broken:
+                raise RefusedStepError(f"{', '.join(broken)} of {name} would not be finite")
+        except BaseException:
+            undo()
+            raise
+        finally:
+            binding.bind_global()
+        return moved
+
+
+def _undo(optimizer: Optimizer) -> Callable[[], None]:
+    """What takes an optimizer back to its present state."""
+    states = {parameter: _copies(state) for parameter, state in optimizer.state.items()}
+    options = [_copies({k: v for k, v in group.items() if k != "params"}) for group in optimizer.param_groups]
+
+    def undo() -> None:
+        optimizer.state.clear()
+        optimizer.state.update(states)
+        for group, before in zip(optimizer.param_groups, options, strict=True):
+            group.update(before)
+
+    return undo
+
+
+def _copies(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in values.items()}
+
+
+def _not_finite(optimizer: Optimizer) -> list[str]:
+    """Names of the optimizer's state whose tensors hold NaN or infinity; devices are asked once."""
+    held = [(name, value) for state in optimizer.state.values() for name, value in state.items()]
+    held = [(name, value) for name, value in held if isinstance(value, Tensor) and value.is_floating_point()]
+    flags = [torch.stack(value.aminmax()).isfinite().all() for _, value in held if value.numel() > 0]
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for flag in flags:
+        by_device.setdefault(flag.device, []).append(flag)
+    if all(bool(torch.stack(some).all()) for some in by_device.values()):
+        return []
+    return sorted({name for name, value in held if not bool(value.isfinite().all())})
+
+
+def _largest(values: Tensor) -> float:
+    """The largest absolute value; NaN if there is one."""
+    low, high = values.aminmax()
+    return float(torch.maximum(-low, high))
+
+
+@torch.no_grad()
+def _assign(theta: Tensor, moved: Tensor) -> None:
+    theta.copy_(moved)
+
+
+@torch.no_grad()
+def _subtract(theta: Tensor, step: Tensor) -> None:
+    theta.sub_(step)
+
+
+def _made(factory: OptimizerFactory, parameters: list[nn.Parameter]) -> Optimizer:
+    optimizer = factory(parameters)
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"server_optimizer must make a torch.optim.Optimizer from parameters, found {type(optimizer).__name__}: "
+            "pass functools.partial(torch.optim.SGD, lr=1.0, momentum=0.9), for instance"
+        )
+    closure = signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is Parameter.empty:
+        raise ValueError(
+            "server_optimizer must make an optimizer that steps on one gradient, the server's step, found "
+            f"{type(optimizer).__name__}, whose step needs a closure: take torch.optim.SGD or Adam, for instance"
+        )
+    return optimizer
