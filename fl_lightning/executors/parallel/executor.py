@@ -26,8 +26,9 @@ class Parallel(Executor):
     copies are out of date: attributes of the module, the data, or the state of the method's client half have changed.
     Only the update matrix and the global parameters lie in shared memory.
 
-    Some training changes objects of this process: metric objects, lists in the module, loggers. From the first client
-    that does so, the fit trains sequentially and logs the reason. This client's result is discarded and recomputed.
+    What clients add to metric objects and lists of the module is added here in cohort order. Some training changes
+    other objects of this process: counters in the module, loggers. From the first client that does so, the fit trains
+    sequentially and logs the reason. This client's result is discarded and recomputed.
 
     Args:
         workers: processes; ``None``: one for every processor core that this process may use.

@@ -141,7 +141,7 @@ class ParallelRunner(CohortRunner):
 
     def _present(self) -> Fingerprint:
         """What workers have copies of and do not hear about."""
-        module, found = self._clients.module, Fingerprint()
+        module, found = self._clients.module, Fingerprint(self._replays.apart)
         found.add_module(module, metrics=False)
         found.add_structure(module)
         for name, value in self._clients.copies.objects().items():
@@ -156,6 +156,7 @@ class ParallelRunner(CohortRunner):
 
     def _listen(self) -> None:
         """Waits for one message or more."""
+        order = self._order
         for index, message in self._pool.messages():
             if isinstance(message, WorkerReady):
                 if message.obstacle:
@@ -164,11 +165,14 @@ class ParallelRunner(CohortRunner):
                 self._frozen = self._frozen or message.frozen
             elif not isinstance(message, Outcome):
                 self._fail_client_of(index, message)
+            elif message.changed and self._replays.learn(message):
+                self._discard()  # what clients without a turn may have read there is out of date
+                self._send_out()
             elif message.changed:
                 self._fall_back(f"{type(self._clients.module).__name__} {message.changed}")
             else:
                 self._results[message.place] = message
-            if not self._under_way:
+            if not self._under_way or self._order is not order:
                 return
         if self._pool.busy:
             return
