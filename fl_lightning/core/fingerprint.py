@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
+from fl_lightning.core.lightning.metric_state import beside_states
 from fl_lightning.core.lightning.names import Trainer
 from fl_lightning.core.module_state import plain_attributes
 from fl_lightning.core.modules import submodules
@@ -50,6 +51,7 @@ class Fingerprint:
         self._kept: list[Any] = []  # objects whose ids are compared: nothing else may get these ids
         self._seen: set[int] = set()
         self._left = 0
+        self._metrics = False
 
     def add(self, name: str, value: object) -> None:
         """Adds one object."""
@@ -59,6 +61,7 @@ class Fingerprint:
     def add_module(self, module: nn.Module, metrics: bool) -> None:
         """Adds all attributes of a module and its submodules; of metrics, whether they were updated, or nothing."""
         parts = submodules(module)
+        self._metrics = metrics
         for _, part in parts:
             self._own.update(id(tensor) for tensor in (*part._parameters.values(), *part._buffers.values()))
         for prefix, part in parts:
@@ -67,6 +70,8 @@ class Fingerprint:
                     self.add(f"{prefix}.{name}" if prefix else name, value)
             elif metrics:
                 self.values[prefix] = part._update_count
+                for name, value in beside_states(part).items():
+                    self.add(f"{prefix}.{name}", value)
 
     def add_structure(self, module: nn.Module) -> None:
         """Adds which submodules, buffers and parameters without gradients there are."""
@@ -92,6 +97,8 @@ class Fingerprint:
             return self._id(value) if id(value) in self._own else self._tensor(value)
         if id(value) in self._apart:
             return type(value), "apart"
+        if self._metrics and isinstance(value, Metric):  # one that is no submodule
+            return self._id(value), value._update_count
         self._left -= 1
         if depth > _DEEP or self._left < 0 or isinstance(value, _OPAQUE):
             return self._id(value)

@@ -20,15 +20,17 @@ from torchmetrics import Metric, MetricCollection
 from fl_lightning.core.lightning.metric_state import MetricState
 from fl_lightning.core.lightning.names import LightningModule
 from fl_lightning.core.modules import modes_kept, submodules
+from fl_lightning.core.watched_list import WatchedDeque, WatchedList
 
-_CONTAINERS = (list, dict, set, deque, defaultdict, OrderedDict)
+_CONTAINERS = (list, dict, set, deque, defaultdict, OrderedDict, WatchedList, WatchedDeque)
 _FRAMEWORK = frozenset(vars(nn.Module())) | frozenset(vars(LightningModule()))
 _EMPTY = frozenset(name for name, value in vars(nn.Module()).items() if not value)
 _TRANSIENT = frozenset(
     {"_parameters", "_buffers", "_modules", "_trainer", "_fabric", "_current_fx_name", "_metric_attributes"}
     | {"log", "log_dict", "federated_features"}
+    | {"_enable_compute_groups", "_groups", "_groups_checked", "_state_is_copy"}
 )
-"""What no comparison looks at: compared elsewhere, or changed all the time by torch, Lightning and this package."""
+"""What no comparison looks at: compared elsewhere, or changed all the time by torch, Lightning, torchmetrics and us."""
 
 
 def plain_attributes(part: nn.Module, framework: bool = False) -> dict[str, Any]:
@@ -73,8 +75,9 @@ class ModuleState:
         # Exact types: a subclass may be anything, for instance a hyperparameter dictionary that is also saved.
         if type(value) not in _CONTAINERS or id(value) in self._contents:
             return
-        self._contents[id(value)] = (value, copy.copy(value))
-        for item in value.values() if isinstance(value, dict) else value:
+        content = copy.copy(value)
+        self._contents[id(value)] = (value, content)
+        for item in content.values() if isinstance(content, dict) else content:
             self._remember(item)
 
     def sequences(self) -> list[Any]:

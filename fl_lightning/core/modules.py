@@ -28,6 +28,13 @@ def outside_metrics(parts: Sequence[tuple[str, nn.Module]]) -> list[tuple[str, n
     return [(name, part) for name, part in parts if id(part) not in skipped]
 
 
+def named_metrics(module: nn.Module) -> list[tuple[str, Metric]]:
+    """The metrics of a module by name, without those that are part of another one: a wrapper sees to its own."""
+    metrics = [(name, part) for name, part in submodules(module) if isinstance(part, Metric)]
+    inner = {id(part) for _, metric in metrics for _, part in submodules(metric) if part is not metric}
+    return [(name, metric) for name, metric in metrics if id(metric) not in inner]
+
+
 @contextmanager
 def modes_kept(parts: Iterable[tuple[str, nn.Module]]) -> Iterator[None]:
     """Gives every module its training or evaluation mode back in the end."""

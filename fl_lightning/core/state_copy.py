@@ -18,7 +18,7 @@ from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.core.fingerprint import Fingerprint
 from fl_lightning.core.graph_copy import GraphReader, GraphWriter
-from fl_lightning.core.lightning.metric_state import is_mergeable
+from fl_lightning.core.lightning.metric_state import beside_states, is_mergeable
 from fl_lightning.core.module_state import plain_attributes
 from fl_lightning.core.modules import outside_metrics, submodules
 
@@ -177,22 +177,7 @@ def _slots(parts: list[tuple[str, nn.Module]], with_metrics: bool) -> list[_Slot
 
 def _beside_states(name: str, metric: Metric) -> list[_Slot]:
     """What a metric keeps in plain attributes: no reset empties it, and no rule joins it."""
-    return [
-        _Slot(f"{name}.{key}", vars(metric), key, value, False)
-        for key, value in vars(metric).items()
-        if key not in metric._defaults and key not in _METRIC
-    ]
-
-
-class _Empty(Metric):
-    def update(self) -> None:
-        """Nothing."""
-
-    def compute(self) -> None:
-        """Nothing."""
-
-
-_METRIC = frozenset(vars(_Empty()))
+    return [_Slot(f"{name}.{key}", vars(metric), key, value, False) for key, value in beside_states(metric).items()]
 
 
 def _places(parts: list[tuple[str, nn.Module]]) -> Iterator[dict[str, Any]]:

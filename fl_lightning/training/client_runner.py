@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.records import LocalWork, Needs
+from fl_lightning.core.generators import generators_in, seeded
 from fl_lightning.core.lightning.epoch_loop import ClientTask, FederatedEpochLoop
 from fl_lightning.core.lightning.inspection import accumulation, full_path_reason
 from fl_lightning.core.lightning.names import LightningModule, Trainer
@@ -60,6 +63,7 @@ class ClientRunner:
         schedules: their learning-rate schedulers.
         batches: the clients' batches.
         copies: what crosses between this object and its copies in other processes.
+        generators: random generators that the training data keep for themselves.
         full_path: why local steps run through Lightning's own optimization; ``None`` on the lean path.
     """
 
@@ -91,6 +95,7 @@ class ClientRunner:
             trainer, self._calls, self.batches, rule, self.hooks, step, loop.fast_log(), loop.clock
         )  # fmt: skip
         self._losses = ClientLosses(trainer, self._calls, self.batches, options.loss_batch_size)
+        self.generators: list[Any] = []
         self.copies = ProcessCopies(
             loop, rule, binding, buffers, self.optimizers, self.schedules, self._local, self.copied_objects,
             options.keep_optimizer,
@@ -116,9 +121,9 @@ class ClientRunner:
         """
         client = task.client_id
         assert client is not None
-        needs, optimizers, theta, seed = self._needs, self.optimizers, self.global_params, self._options.seed
+        needs, optimizers, theta = self._needs, self.optimizers, self.global_params
         measured = self.measure(client, task.round, needs) if needs.losses or needs.accuracies else {}
-        with isolated(derive_seed(seed, "client", task.round, client), theta.device):
+        with self._isolated(theta.device, "client", task.round, client):
             self.rows.open(task.index)
             work = LocalWork(
                 client, task.round, self.module, self._binding.layout, self._binding.parameters, theta,
@@ -190,11 +195,18 @@ class ClientRunner:
 
     def measure(self, client: int, round: int, needs: Needs) -> dict[str, float]:  # noqa: A002
         """Loss and accuracy of a client at the bound parameters, as far as ``needs`` names them."""
-        with isolated(derive_seed(self._options.seed, "loss", round, client), self.global_params.device):
+        with self._isolated(self.global_params.device, "loss", round, client):
             try:
                 return self._losses.measure(client, needs)
             finally:
                 self._buffers.restore()
+
+    @contextmanager
+    def _isolated(self, device: torch.device, *parts: int | str) -> Iterator[None]:
+        """Random numbers, those of the data's own generators too, depend on nothing but these parts."""
+        seed = self._options.seed
+        with isolated(derive_seed(seed, *parts), device), seeded(self.generators, seed, *parts):
+            yield
 
     def restore(self, failed: bool = False) -> None:
         """Puts parameters, buffers and optimizers back to what they were before a client.
@@ -220,9 +232,18 @@ class ClientRunner:
     def begin_round(self) -> None:
         """Takes options of optimizers and buffers as every client's starting point of the round."""
         self._buffers.remember()
+        self.generators = self._own_generators()
         self.optimizers.begin_round()
         self.schedules.begin_round()
         self.rows.begin_round()
+
+    def _own_generators(self) -> list[Any]:
+        loaders, roots = self.batches.loaders, list[object]()
+        if not loaders.in_memory:
+            roots += [loaders.dataset, loaders.settings.collate_fn]
+        if self._calls.hooked:
+            roots.append(self.trainer.datamodule)  # type: ignore[attr-defined]
+        return generators_in(*roots) if roots else []
 
     def follow_optimizers(self) -> bool:
         """Uses the trainer's present optimizers from now on; returns whether they were replaced."""

@@ -17,6 +17,7 @@ from fl_lightning.core.lightning.process_copy import load_progress, progress_of
 from fl_lightning.training.bound_parameters import BoundParameters
 from fl_lightning.training.buffers import BufferBank
 from fl_lightning.training.client_optimizers import ClientOptimizers
+from fl_lightning.training.gathering import Gathered
 from fl_lightning.training.local_trainer import LocalTrainer
 from fl_lightning.training.schedules import Schedules
 
@@ -46,10 +47,12 @@ class ClientTraces:
 
     Attributes:
         logged: its calls of ``self.log``.
+        gathered: what it added to metrics and lists of the module.
         optimizers: optimizer states to keep.
     """
 
     logged: list[LogCall] = field(default_factory=list)
+    gathered: Gathered = field(default_factory=Gathered)
     optimizers: list[dict[str, Any]] | None = None
 
 
@@ -113,19 +116,22 @@ class ProcessCopies:
         self._schedules.load_state_dict(state.schedules)
         self._schedules.begin_round()
 
-    def traces_of(self, client: int, logged: list[LogCall], failed: bool) -> ClientTraces:
+    def traces_of(self, client: int, logged: list[LogCall], gathered: Gathered, failed: bool) -> ClientTraces:
         """What a client's training has left behind in this copy, which forgets it.
 
         Args:
             client: the client.
             logged: its calls of ``self.log``.
-            failed: its training raised: nothing of it is kept.
+            gathered: what it added to metrics and lists of the module.
+            failed: its training raised: its optimizer's state is not kept.
         """
         optimizers = None if failed else self._optimizers.take_aside(client)
         self._optimizers.forget_aside()
-        return ClientTraces(logged, optimizers)
+        return ClientTraces(logged, gathered, optimizers)
 
     def replay(self, client: int, traces: ClientTraces) -> None:
         """Lets everything happen here that happened in another copy."""
-        replay(self._loop.trainer.lightning_module, self._local.log, traces.logged, self._loop.expect)
+        module = self._loop.trainer.lightning_module
+        replay(module, self._local.log, traces.logged, self._loop.expect)
+        traces.gathered.add_to(module)
         self._optimizers.put_aside(client, traces.optimizers)

@@ -9,8 +9,9 @@ from typing import Any
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.core.lightning.fast_log import LogCall, TrainingLog, current_hook
+from fl_lightning.core.lightning.fast_log import LogCall, LoggedMetric, TrainingLog, current_hook
 from fl_lightning.core.lightning.names import LightningModule
+from fl_lightning.core.modules import submodules
 
 
 class LogRecorder(TrainingLog):
@@ -20,12 +21,15 @@ class LogRecorder(TrainingLog):
         super().__init__(module)
         self.calls: list[LogCall] = []
         self.metric = ""
+        self._names = {id(part): name for name, part in submodules(module) if isinstance(part, Metric)}
 
     def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """See :meth:`lightning.pytorch.LightningModule.log`."""
         if isinstance(value, Metric):
-            self.metric = f"logs the metric object {name!r}"
-            return
+            if id(value) not in self._names:
+                self.metric = f"logs the metric object {name!r}, which it did not have when the round began"
+                return
+            value = LoggedMetric(self._names[id(value)], value._forward_cache)
         value = value.detach().clone() if isinstance(value, Tensor) else value
         size = self._module.trainer.fit_loop.epoch_loop.batch_size
         self.calls.append(LogCall(current_hook(self._module), size, name, value, args, kwargs))

@@ -16,7 +16,9 @@ from torch import Tensor
 from fl_lightning.core.fingerprint import Fingerprint, is_metric
 from fl_lightning.core.lightning.epoch_loop import ClientTask
 from fl_lightning.core.lightning.process_copy import replace_metrics
+from fl_lightning.core.list_names import ListName, find_list
 from fl_lightning.training.client_runner import ClientRunner
+from fl_lightning.training.gathering import GatheringCopy
 from fl_lightning.training.process_copies import ClientTraces, RoundState
 from fl_lightning.training.recorders import LogRecorder, RefusedLogger, WatchedMetrics
 from fl_lightning.training.upload import Upload
@@ -29,10 +31,12 @@ class RoundOrder:
     Attributes:
         tasks: the round's clients.
         state: where the fit is between its clients.
+        gathering: lists of the module that clients are known to add to.
     """
 
     tasks: list[ClientTask]
     state: RoundState
+    gathering: tuple[ListName, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,9 @@ class Outcome:
         trace: where, in words.
         warned: warnings as text, category, file and line.
         changed: why the fit itself must train it: its training changed an object that is not shared with the copy.
+        gathering: lists that it added to and that the round's order does not name. If :meth:`Replays.learn` says so,
+            copies can train it after all, and all clients whose turn is yet to come, under the order of a new
+            :meth:`Replays.begin_round`.
     """
 
     place: int
@@ -56,6 +63,7 @@ class Outcome:
     trace: str = ""
     warned: tuple[tuple[str, type[Warning], str, int], ...] = ()
     changed: str = ""
+    gathering: tuple[ListName, ...] = ()
 
 
 class Visits:
@@ -68,7 +76,7 @@ class Visits:
     """
 
     def __init__(self, clients: ClientRunner) -> None:
-        self._clients = clients
+        self._clients, self._gathering = clients, GatheringCopy(clients.module)
         self._log = LogRecorder(clients.module)
         clients.copies.record_log(self._log)
         self._loggers = [RefusedLogger() for _ in clients.trainer.loggers]
@@ -81,7 +89,7 @@ class Visits:
         """Takes a round and its global parameters ``[n]``."""
         self._order = order
         self._clients.copies.load_round_state(order.state, params)
-        if order.state.schedulers:
+        if self._gathering.watch(order.gathering) or order.state.schedulers:
             self._before = self._fingerprint()
 
     def visit(self, place: int) -> Outcome:
@@ -92,20 +100,22 @@ class Visits:
         assert task.client_id is not None
         log.calls, log.metric = [], ""
         upload, error, trace = None, None, ""
+        gathering: tuple[ListName, ...] = ()
         with _noted_warnings() as warned:
             try:
                 upload = clients.train(task)
-                traces = clients.copies.traces_of(task.client_id, log.calls, failed=False)
             except BaseException as raised:
                 error, trace = _portable(raised), traceback.format_exc()
-                traces = clients.copies.traces_of(task.client_id, log.calls, failed=True)
-            finally:
-                clients.restore(failed=error is not None)
-            changed = log.metric or self._changes()
-        return Outcome(place, upload, traces, error, trace, tuple(warned), changed)
+            gathered, read = self._gathering.end()
+            traces = clients.copies.traces_of(task.client_id, log.calls, gathered, failed=error is not None)
+            clients.restore(failed=error is not None)
+            changed = log.metric or read or self._changes()
+            if changed and (gathering := self._gathering.cut()) and self._changes():
+                gathering = ()  # it is not all that has changed
+        return Outcome(place, upload, traces, error, trace, tuple(warned), changed, gathering)
 
     def _fingerprint(self) -> Fingerprint:
-        trainer, found = self._clients.trainer, Fingerprint()
+        trainer, found = self._clients.trainer, Fingerprint(self._gathering.apart)
         found.add_module(self._clients.module, metrics=True)
         found.add("trainer.should_stop", trainer.should_stop)
         for index, config in enumerate(trainer.lr_scheduler_configs):
@@ -117,8 +127,7 @@ class Visits:
             return "uses a logger directly"
         if any(metrics.touched for metrics in self._metrics):
             return "looks at the trainer's metrics"
-        before, self._before = self._before, self._fingerprint()
-        names = before.changes(self._before)
+        names = self._before.changes(self._fingerprint())
         if not names:
             return ""
         return f"changes {'metric' if is_metric(self._clients.module, names[0]) else 'attribute'} {names[0]!r}"
@@ -134,10 +143,22 @@ class Replays:
     def __init__(self, clients: ClientRunner) -> None:
         self._clients = clients
         self._warned: dict[str, dict[Any, Any]] = {}
+        self._gathering: dict[ListName, None] = {}
+
+    @property
+    def apart(self) -> list[object]:
+        """The lists of the module that clients are known to add to; copies need not know what is in them."""
+        return [find_list(self._clients.module, name) for name in self._gathering]
+
+    def learn(self, outcome: Outcome) -> bool:
+        """Whether a client that ``changed`` something can be trained by a copy under a new order."""
+        new = [name for name in outcome.gathering if name not in self._gathering]
+        self._gathering |= dict.fromkeys(new)
+        return bool(new)
 
     def begin_round(self, tasks: Sequence[ClientTask]) -> RoundOrder:
         """What copies need to train clients of the round from here on."""
-        self._order = RoundOrder(list(tasks), self._clients.copies.round_state())
+        self._order = RoundOrder(list(tasks), self._clients.copies.round_state(), tuple(self._gathering))
         return self._order
 
     def replay(self, outcome: Outcome) -> Upload:

@@ -32,29 +32,29 @@ def fit_in_workers(module=None, rounds=2, **options):
 # ---- traces in objects of the parent: one client after the other, with a reason
 
 
-class Listing(Classifier):
-    """As many people write it: losses are collected in a list, and averaged in a hook."""
+class Noting(Classifier):
+    """The last loss of each batch index is kept in a dictionary, and averaged in a hook."""
 
     def __init__(self, **options):
         super().__init__(**options)
-        self.losses = []
+        self.losses = {}
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
-        self.losses.append(loss.detach())
+        self.losses[batch_idx] = loss.detach()
         return loss
 
     def on_train_epoch_end(self):
-        self.log("mean", torch.stack(self.losses).mean())
+        self.log("mean", torch.stack([*self.losses.values()]).mean())
         self.losses.clear()
 
 
 class Measuring(Classifier):
-    """A metric object is updated and logged."""
+    """A metric that wraps another one is updated and logged."""
 
     def __init__(self, **options):
         super().__init__(**options)
-        self.seen = torchmetrics.MeanMetric()
+        self.seen = torchmetrics.RunningMean(window=3)
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
@@ -121,8 +121,8 @@ class TwoSteps(Classifier):
 
 
 TRACES = {
-    Listing: "changes attribute 'losses'",
-    Measuring: "changes metric 'seen'|logs the metric object 'seen'",
+    Noting: "changes attribute 'losses'",
+    Measuring: "changes attribute 'seen._num_vals_seen'",
     OnlyEvaluating: None,
     Drawing: "changes attribute 'generator'",
     LogsItself: "uses a logger directly",
@@ -136,7 +136,7 @@ TRACES = {
     "module",
     [
         pytest.param(
-            m, id=m.__name__, marks=() if m in (Listing, Measuring, OnlyEvaluating, TwoSteps) else pytest.mark.slow
+            m, id=m.__name__, marks=() if m in (Noting, Measuring, OnlyEvaluating, TwoSteps) else pytest.mark.slow
         )
         for m in TRACES
     ],
@@ -154,7 +154,7 @@ def test_traces_are_noticed_and_nothing_is_lost(tmp_path, caplog, module):
     assert len(said) == (0 if TRACES[module] is None else 1)
     assert (reason is None) == (TRACES[module] is None)
     if reason is not None:
-        assert any(part in reason for part in TRACES[module].split("|"))
+        assert TRACES[module] in reason
         assert said[0].endswith(reason)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
 from fl_lightning.core.lightning.names import LightningModule, lightning_module
+from fl_lightning.core.modules import submodules
 
 if TYPE_CHECKING:
     from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
@@ -73,13 +74,33 @@ def replay(module: LightningModule, log: TrainingLog, calls: Iterable[LogCall], 
         calls: in their order.
         expect: called with ``None`` and the samples of the batch before each call.
     """
+    parts: dict[str, Any] = {}
     for call in calls:
+        value = call.value
+        if isinstance(value, LoggedMetric):
+            parts = parts or dict(submodules(module))
+            metric = parts[value.name]
+            if value.value is not None:
+                metric._forward_cache = value.value
+            value = metric
         expect(None, call.size)
-        run_in_hook(module, call.fx, _repeat, log, call)
+        run_in_hook(module, call.fx, _repeat, log, call, value)
 
 
-def _repeat(log: TrainingLog, call: LogCall) -> None:
-    log(call.name, call.value, *call.args, **call.kwargs)
+def _repeat(log: TrainingLog, call: LogCall, value: Any) -> None:
+    log(call.name, value, *call.args, **call.kwargs)
+
+
+class LoggedMetric(NamedTuple):
+    """Stands for a metric object that was logged.
+
+    Attributes:
+        name: of the metric, as a part of the module.
+        value: what it gave for its last batch, which is logged for steps; ``None``: nothing, for this client.
+    """
+
+    name: str
+    value: Any
 
 
 @dataclass(frozen=True)
@@ -90,7 +111,7 @@ class LogCall:
         fx: name of the hook that it came from, ``"training_step"`` for instance.
         size: samples of the batch in training.
         name: what was logged.
-        value: its value, without a graph.
+        value: its value, without a graph, or a :class:`LoggedMetric`.
         args: further positional arguments of the call.
         kwargs: keyword arguments of the call.
     """

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
+from math import inf
 
 from torch import Tensor
 
@@ -26,23 +27,33 @@ class Parallel(Executor):
     copies are out of date: attributes of the module, the data, or the state of the method's client half have changed.
     Only the update matrix and the global parameters lie in shared memory.
 
-    Some training changes objects of this process: metric objects, lists in the module, loggers. From the first client
-    that does so, the fit trains sequentially and logs the reason. This client's result is discarded and recomputed.
+    What clients add to metric objects and lists of the module is added here in cohort order. Some training changes
+    other objects of this process: counters in the module, loggers. From the first client that does so, the fit trains
+    sequentially and logs the reason. This client's result is discarded and recomputed.
 
     Args:
         workers: processes; ``None``: one for every processor core that this process may use.
+        timeout: seconds that one client's training may take in a worker process. A worker that takes longer is killed,
+            and its client has failed (``on_client_error``). ``None``: any time, since nobody but you can know how long
+            a client takes.
 
     Raises:
-        ValueError: ``workers`` is not positive.
+        ValueError: ``workers`` or ``timeout`` is not positive.
     """
 
     workers: int | None = None
+    timeout: float | None = None
 
     def __post_init__(self) -> None:
-        """Checks the number."""
+        """Checks the numbers."""
         number = self.workers
         if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
             raise ValueError(f"workers of Parallel must be a positive integer, found {number!r}")
+        limit = self.timeout
+        if limit is not None:
+            number_of_seconds = isinstance(limit, (int, float)) and not isinstance(limit, bool)
+            if not number_of_seconds or not 0 < limit < inf:
+                raise ValueError(f"timeout of Parallel must be a positive number of seconds, found {limit!r}")
 
     def obstacle(self, clients: ClientRunner) -> str | None:
         """Why nothing can be trained in other processes here."""
@@ -60,7 +71,7 @@ class Parallel(Executor):
 
     def runner(self, clients: ClientRunner) -> CohortRunner:
         """Forks when the first client of the first round is asked for."""
-        return ParallelRunner(clients, self.workers or len(os.sched_getaffinity(0)))
+        return ParallelRunner(clients, self.workers or len(os.sched_getaffinity(0)), self.timeout)
 
     def rows(self, number: int, like: Tensor) -> Tensor:
         """Memory that worker processes share."""

@@ -7,6 +7,7 @@ import contextlib
 import heapq
 import os
 import selectors
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
@@ -35,6 +36,7 @@ class WorkerPool:
         self._queue: tuple[int, int] | None = None
         self._selector = selectors.DefaultSelector()
         self._waiting = b""
+        self._lock = threading.Lock()  # nobody is killed whose id another process may have by now
         self.busy: set[int] = set()
 
     def __bool__(self) -> bool:
@@ -91,7 +93,8 @@ class WorkerPool:
             try:
                 message = messages.receive(self._workers[index].channel)
             except (EOFError, OSError):
-                worker = self._workers.pop(index)
+                with self._lock:
+                    worker = self._workers.pop(index)
                 self._selector.unregister(worker.channel)
                 worker.channel.close()
                 self.busy.discard(index)
@@ -102,12 +105,20 @@ class WorkerPool:
         if self._waiting:
             self._feed()
 
+    def kill(self, index: int) -> None:
+        """Ends one worker, if it is still there; :meth:`messages` will tell. Any thread may call it."""
+        with self._lock:
+            if index in self._workers:
+                process.kill(self._workers[index])
+
     def stop(self) -> None:
         """Ends all workers at once."""
-        for worker in self._workers.values():
+        with self._lock:
+            workers, self._workers = self._workers, {}
+        for worker in workers.values():
             self._selector.unregister(worker.channel)
-        process.stop(self._workers.values())
-        self._workers, self.busy, self._waiting = {}, set(), b""
+        process.stop(workers.values())
+        self.busy, self._waiting = set(), b""
         if self._queue is not None:
             for descriptor in self._queue:
                 os.close(descriptor)

@@ -65,14 +65,19 @@ def start(target: Callable[[Connection], None], others: Iterable[WorkerProcess])
         os._exit(code)  # not the parent's cleanup
 
 
+def kill(worker: WorkerProcess) -> None:
+    """Ends a worker, and what it has started; :func:`death` has to follow."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(worker.pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(worker.pid, signal.SIGKILL)  # before it has a group of its own
+
+
 def stop(workers: Iterable[WorkerProcess]) -> None:
     """Ends workers at once, and what they have started."""
     workers = list(workers)
     for worker in workers:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(worker.pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(worker.pid, signal.SIGKILL)  # before it has a group of its own
+        kill(worker)
         worker.channel.close()
     for worker in workers:
         death(worker)

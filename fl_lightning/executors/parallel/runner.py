@@ -15,6 +15,7 @@ from fl_lightning.core.lightning.names import Callback, rank_zero_info
 from fl_lightning.executors.base import CohortRunner
 from fl_lightning.executors.parallel import messages
 from fl_lightning.executors.parallel.pool import WorkerPool, training_order
+from fl_lightning.executors.parallel.watchdog import Watchdog
 from fl_lightning.executors.parallel.worker import STOP, RoundDone, Worker, WorkerReady
 from fl_lightning.training.client_runner import ClientRunner
 from fl_lightning.training.upload import Upload
@@ -36,12 +37,15 @@ class ParallelRunner(CohortRunner):
     Args:
         clients: trains single clients; every worker has a copy of it.
         workers: how many.
+        timeout: seconds that a client's training may take; ``None``: any time.
     """
 
-    def __init__(self, clients: ClientRunner, workers: int) -> None:
+    def __init__(self, clients: ClientRunner, workers: int, timeout: float | None = None) -> None:
         self._clients, self._workers = clients, min(workers, len(clients.rows))
         self._pool = WorkerPool(self._workers)
-        weakref.finalize(self, self._pool.stop)
+        self._since = messages.shared((self._workers,), torch.float64)  # and since when
+        self._watchdog = Watchdog(self._pool, self._since, timeout)
+        weakref.finalize(self, _end, self._watchdog, self._pool)
         self._params = messages.shared(tuple(clients.global_params.shape), clients.global_params.dtype)
         self._places = messages.shared((self._workers,), torch.int64)  # what each worker is at
         self._copied: Fingerprint | None = None  # of what is in the workers' copies
@@ -74,10 +78,11 @@ class ParallelRunner(CohortRunner):
         try:
             if self._under_way and self._changes_between and self._is_stale():
                 self._discard()  # a callback has changed what the remaining clients train on
-            if not self._under_way:
-                self._send_out()
-            while self._under_way and self._turn not in self._results:
-                self._listen()
+            with self._watchdog.waiting():
+                if not self._under_way:
+                    self._send_out()
+                while self._under_way and self._turn not in self._results:
+                    self._listen()
         except Exception as error:
             # No client has failed here, so none may be dropped for it: what clients raise comes with their results.
             self._fall_back(f"{type(error).__name__} between this process and its workers: {error}")
@@ -95,14 +100,16 @@ class ParallelRunner(CohortRunner):
             ValueError: parameters without gradients changed in a worker.
         """
         self._turn = len(self._tasks)
-        while self._under_way and self._pool.busy:
-            self._listen()
+        with self._watchdog.waiting():
+            while self._under_way and self._pool.busy:
+                self._listen()
         self._under_way = False
         if self._frozen:
             raise ValueError(self._frozen)
 
     def close(self) -> None:
         """Ends all workers."""
+        self._watchdog.close()
         self._discard()
 
     def _discard(self) -> None:
@@ -127,6 +134,7 @@ class ParallelRunner(CohortRunner):
     def _hand_out(self, places: Sequence[int]) -> None:
         places = [places[i] for i in training_order([self._costs[place] for place in places], self._workers)]
         self._places.fill_(STOP)
+        self._watchdog.begin()
         if self._pool:
             try:
                 self._pool.begin(self._order, places)
@@ -137,11 +145,13 @@ class ParallelRunner(CohortRunner):
         self._pool.begin(self._order, places)
 
     def _run(self, index: int, channel: Connection, queue: int) -> None:
-        Worker(self._clients, self._params, self._places[index : index + 1], channel, queue).serve()
+        Worker(
+            self._clients, self._params, self._places[index : index + 1], self._since[index : index + 1], channel, queue
+        ).serve()
 
     def _present(self) -> Fingerprint:
         """What workers have copies of and do not hear about."""
-        module, found = self._clients.module, Fingerprint()
+        module, found = self._clients.module, Fingerprint([*self._replays.apart, *self._clients.generators])
         found.add_module(module, metrics=False)
         found.add_structure(module)
         for name, value in self._clients.copies.objects().items():
@@ -156,6 +166,7 @@ class ParallelRunner(CohortRunner):
 
     def _listen(self) -> None:
         """Waits for one message or more."""
+        order = self._order
         for index, message in self._pool.messages():
             if isinstance(message, WorkerReady):
                 if message.obstacle:
@@ -164,11 +175,14 @@ class ParallelRunner(CohortRunner):
                 self._frozen = self._frozen or message.frozen
             elif not isinstance(message, Outcome):
                 self._fail_client_of(index, message)
+            elif message.changed and self._replays.learn(message):
+                self._discard()  # what clients without a turn may have read there is out of date
+                self._send_out()
             elif message.changed:
                 self._fall_back(f"{type(self._clients.module).__name__} {message.changed}")
             else:
                 self._results[message.place] = message
-            if not self._under_way:
+            if not self._under_way or self._order is not order:
                 return
         if self._pool.busy:
             return
@@ -185,7 +199,11 @@ class ParallelRunner(CohortRunner):
         """A worker has died: its client has failed, the others go on."""
         place = int(self._places[index])
         if place != STOP and place >= self._turn and place not in self._results:
-            self._results[place] = Outcome(place, error=WorkerDiedError(f"its worker process {end}"))
+            error: Exception = WorkerDiedError(f"its worker process {end}")
+            if index in self._watchdog.killed:
+                limit = self._watchdog.limit
+                error = TimeoutError(f"it trained for more than timeout={limit:g} s, and its worker process was killed")
+            self._results[place] = Outcome(place, error=error)
 
     def _fall_back(self, reason: str) -> None:
         """Trains this client and all that follow in this process; those handed over have left no such trace."""
@@ -196,6 +214,11 @@ class ParallelRunner(CohortRunner):
     def _accept(self, task: ClientTask, outcome: Outcome) -> Upload:
         """Lets everything happen here that happened in the worker."""
         return self._replays.replay(outcome)
+
+
+def _end(watchdog: Watchdog, pool: WorkerPool) -> None:
+    watchdog.close()
+    pool.stop()
 
 
 def _acts_between_clients(callback: Callback) -> bool:

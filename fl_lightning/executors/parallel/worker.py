@@ -43,14 +43,15 @@ class Worker:
         clients: the copy of what trains clients.
         params: shared memory with the global parameters of a round.
         current: shared memory, one number: the place that is in training.
+        since: shared memory, one number: when that began, by ``time.monotonic()``.
         channel: to the parent.
         tokens: file descriptor from which places are read, shared by all workers.
     """
 
     def __init__(
-        self, clients: ClientRunner, params: Tensor, current: Tensor, channel: Connection, tokens: int
+        self, clients: ClientRunner, params: Tensor, current: Tensor, since: Tensor, channel: Connection, tokens: int
     ) -> None:
-        self._clients, self._params, self._current = clients, params, current
+        self._clients, self._params, self._current, self._since = clients, params, current, since
         self._channel, self._tokens = channel, tokens
         self._broken = False
         self._held: list[Outcome] = []
@@ -65,13 +66,17 @@ class Worker:
             visits.begin_round(order, self._params)
             self._sent = time.perf_counter()
             while (place := self._next()) != STOP:
-                self._current.fill_(place)
+                self._turn_to(place)
                 # Once something has changed here, clients would not be what they are in the parent.
                 if not self._broken:
                     self._finish(visits.visit(place))
-                self._current.fill_(STOP)
+                self._turn_to(STOP)
             self._send()
             messages.send(self._channel, RoundDone(self._frozen()))
+
+    def _turn_to(self, place: int) -> None:
+        self._since.fill_(time.monotonic())
+        self._current.fill_(place)
 
     def _next(self) -> int:
         token = os.read(self._tokens, 4)

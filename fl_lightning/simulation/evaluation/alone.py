@@ -18,7 +18,7 @@ from fl_lightning.core.lightning.logged_values import shown_metrics
 from fl_lightning.core.lightning.names import DummyLogger, LightningModule, Trainer
 from fl_lightning.core.logged_row import LoggedRow
 from fl_lightning.core.module_state import shadowed, state_kept
-from fl_lightning.core.modules import modes_kept, submodules
+from fl_lightning.core.modules import modes_kept, named_metrics, submodules
 from fl_lightning.core.state_copy import StateCopy
 from fl_lightning.core.undefined import Noticed, missing_classes
 from fl_lightning.simulation.evaluation.recorded_logs import RecordedLogs
@@ -174,9 +174,7 @@ class Alone:
 
 def top_metrics(module: LightningModule) -> list[Metric]:
     """The metrics of a module, without those that are part of another one: a wrapper sees to its own."""
-    metrics = [part for _, part in submodules(module) if isinstance(part, Metric)]
-    inner = {id(part) for metric in metrics for _, part in submodules(metric) if part is not metric}
-    return [metric for metric in metrics if id(metric) not in inner]
+    return [metric for _, metric in named_metrics(module)]
 
 
 def _refuse(*args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules that gather in metrics and lists while they train do so in worker processes, with the same bits."""
+
+import logging
+from collections import defaultdict, deque
+
+import pytest
+import torch
+import torchmetrics
+from resuming import ALGORITHMS, Project, differences
+from support import CLASSES, Classifier
+from torch.nn import functional as F
+from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy, MulticlassF1Score
+from worker_processes import FORKS, TWO
+
+pytestmark = [*FORKS, pytest.mark.filterwarnings("ignore:clients have no values of their own of val/acc_best")]
+
+
+class Template(Classifier):
+    """As lightning-hydra-template: metrics of every stage as attributes, logged as objects."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.train_acc = MulticlassAccuracy(CLASSES)
+        self.val_acc = MulticlassAccuracy(CLASSES)
+        self.train_loss, self.val_loss = torchmetrics.MeanMetric(), torchmetrics.MeanMetric()
+        self.val_acc_best = torchmetrics.MaxMetric()
+
+    def on_train_start(self):
+        self.val_loss.reset()
+        self.val_acc.reset()
+        self.val_acc_best.reset()
+
+    def training_step(self, batch, batch_idx):
+        logits = self(batch[0])
+        loss = F.cross_entropy(logits, batch[1])
+        self.train_loss(loss)
+        self.train_acc(logits.argmax(1), batch[1])
+        self.log("train/loss", self.train_loss, on_step=False, on_epoch=True, prog_bar=True)
+        self.log("train/acc", self.train_acc, on_step=True, on_epoch=True, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        logits = self(batch[0])
+        self.val_loss(F.cross_entropy(logits, batch[1]))
+        self.val_acc(logits.argmax(1), batch[1])
+        self.log("val/loss", self.val_loss)
+        self.log("val/acc", self.val_acc)
+
+    def on_validation_epoch_end(self):
+        self.val_acc_best(self.val_acc.compute())
+        self.log("val/acc_best", self.val_acc_best.compute(), sync_dist=True)
+
+
+class Collected(Classifier):
+    """A collection, in both ways of using it, and metrics of floats that are never emptied."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        metrics = {"acc": MulticlassAccuracy(CLASSES), "f1": MulticlassF1Score(CLASSES)}
+        self.called = torchmetrics.MetricCollection(metrics, prefix="called/")
+        self.updated = torchmetrics.MetricCollection(metrics, prefix="updated/").clone(prefix="updated/")
+        self.parts = torch.nn.ModuleDict({"auroc": BinaryAUROC(), "mse": torchmetrics.MeanSquaredError()})
+        self.forever = torchmetrics.MeanMetric()
+
+    def training_step(self, batch, batch_idx):
+        logits = self(batch[0])
+        self.log_dict({f"step/{k}": v for k, v in self.called(logits, batch[1]).items()}, on_epoch=True)
+        self.log_dict(self.called)
+        self.updated.update(logits, batch[1])
+        self.parts["auroc"].update(logits[:, 0], batch[1] == 0)
+        self.parts["mse"].update(logits[:, 0], batch[1].float())
+        self.forever.update(logits.norm(), weight=len(batch[1]))
+        return F.cross_entropy(logits, batch[1])
+
+    def on_train_epoch_end(self):
+        self.log_dict(self.updated.compute())
+        self.updated.reset()
+        self.log_dict({name: part.compute() for name, part in self.parts.items()})
+        self.parts["auroc"].reset()
+        self.log("forever", self.forever.compute())
+
+
+class Segmenting(Classifier):
+    """As the example of segmentation-models-pytorch: outputs, the loss with its graph, in a list that a hook clears."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.training_step_outputs = []
+
+    def training_step(self, batch, batch_idx):
+        logits = self(batch[0])
+        hits = (logits.argmax(1) == batch[1]).sum()
+        info = {"loss": F.cross_entropy(logits, batch[1]), "hits": hits, "n": len(batch[1])}
+        self.training_step_outputs.append(info)
+        return info
+
+    def on_train_epoch_end(self):
+        outputs = self.training_step_outputs
+        self.log("train_loss", torch.stack([x["loss"] for x in outputs]).mean().detach())
+        self.log("train_acc", sum(x["hits"] for x in outputs) / sum(x["n"] for x in outputs))
+        self.log("first", outputs[0]["loss"].detach() - 2 * outputs[-1]["loss"].detach())
+        self.training_step_outputs.clear()
+
+
+class Everywhere(Classifier):
+    """Lists in dictionaries and lists, in submodules, bound anew by a hook, never emptied, and a deque."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.by_name, self.plain, self.both = defaultdict(list), {"net": []}, [[], []]
+        self.net.seen, self.history, self.sizes = [], [], [8, 8]
+        self.queue = deque()
+
+    def on_train_epoch_start(self):
+        self.outputs = []
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        value = loss.detach()
+        self.by_name["loss"].append(value)
+        self.plain["net"] += [value * len(self.sizes)]
+        self.both[batch_idx % 2].append(value.item())
+        self.net.seen.extend([value, value])
+        self.outputs.append(value)
+        self.queue.append(value)
+        if batch_idx == 0:
+            self.history.append(float(value))
+        return loss
+
+    def on_train_epoch_end(self):
+        lists = [*self.by_name.values(), *self.plain.values(), self.net.seen, self.outputs, list(self.queue)]
+        for place, items in enumerate(lists):
+            self.log(f"list_{place}", torch.stack(items).mean() + 0.1 * len(items))
+        self.log("both", sum(self.both[0]) - 2 * sum(self.both[1]))
+        self.log("history", sum(self.history) / len(self.history))
+        self.by_name.clear()
+        for items in (*self.plain.values(), *self.both, self.net.seen, self.queue):
+            items.clear()
+
+
+class Sometimes(Segmenting):
+    """Gathers in later rounds only, and another list in the last."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.late = []
+
+    def training_step(self, batch, batch_idx):
+        if self.current_epoch == 0:
+            return Classifier.training_step(self, batch, batch_idx)
+        if self.current_epoch == 2:
+            self.late.append(batch_idx)
+        return super().training_step(batch, batch_idx)
+
+    def on_train_epoch_end(self):
+        if self.training_step_outputs:
+            super().on_train_epoch_end()
+        self.log("late", float(sum(self.late)))
+
+
+class Restarting(Classifier):
+    """Empties a metric in the middle."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.whole, self.count = torchmetrics.MeanMetric(), torchmetrics.SumMetric()
+        self.hits = MulticlassAccuracy(CLASSES)
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 1:
+            for metric in (self.whole, self.hits):
+                metric.reset()
+        logits = self(batch[0])
+        self.whole.update(logits.mean())
+        self.hits.update(logits, batch[1])
+        self.count.update(1)
+        return F.cross_entropy(logits, batch[1])
+
+    def on_train_epoch_end(self):
+        self.log_dict({"whole": self.whole.compute(), "hits": self.hits.compute(), "count": self.count.compute()})
+
+
+PARALLEL = [Template, Collected, Segmenting, Everywhere, Sometimes, Restarting]
+
+
+def compared(tmp_path, module, **options):
+    """Fits with clients one after the other and in workers, which must not differ; the second one's outcome."""
+    outcomes = []
+    for executor in (None, TWO):
+        strategy = {"clients_per_round": 5, **options, "executor": executor}
+        algorithm = strategy.pop("algorithm", ALGORITHMS["FedAvg"])
+        outcomes.append(Project(algorithm, module=module, strategy=strategy, rounds=3).fit(tmp_path))
+    one, other = outcomes
+    found = differences(one.state, other.state) + differences(one.rows, other.rows)
+    assert not found, found[:5]
+    shown = [{k: repr(v) for k, v in o.trainer.callback_metrics.items() if k != "fed/seconds"} for o in outcomes]
+    assert shown[0] == shown[1]
+    return other
+
+
+@pytest.mark.parametrize("module", PARALLEL)
+def test_what_clients_gather_reaches_the_fit_with_the_same_bits(tmp_path, module):
+    assert compared(tmp_path, module).strategy.executor_fallback is None
+
+
+@pytest.mark.parametrize("name", ["SCAFFOLD", "FedMDFG", "MOON"])
+def test_with_methods_that_look_at_losses_or_keep_state(tmp_path, name):
+    class Both(Template, Segmenting):
+        def training_step(self, batch, batch_idx):
+            loss = Template.training_step(self, batch, batch_idx)
+            self.training_step_outputs.append({"loss": loss, "hits": torch.tensor(1), "n": len(batch[1])})
+            return loss
+
+    assert compared(tmp_path, Both, algorithm=ALGORITHMS[name]).strategy.executor_fallback is None
+
+
+class ReadsLength(Segmenting):
+    def training_step(self, batch, batch_idx):
+        info = super().training_step(batch, batch_idx)
+        self.log("so_far", float(len(self.training_step_outputs)))
+        return info
+
+
+class ReadsInC(Classifier):
+    """``torch.stack`` takes a list's items without asking the list."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.losses = []
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.losses.append(loss.detach())
+        self.log("running", torch.stack(self.losses).mean())
+        return loss
+
+
+class Empties(ReadsInC):
+    def training_step(self, batch, batch_idx):
+        loss = Classifier.training_step(self, batch, batch_idx)
+        self.losses.append(loss.detach())
+        if batch_idx == 2:
+            self.losses.clear()
+        return loss
+
+    def on_train_epoch_end(self):
+        self.log("left", float(len(self.losses)))
+
+
+class Computes(Classifier):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.seen = torchmetrics.MeanMetric()
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.seen.update(loss.detach())
+        self.log("so_far", self.seen.compute())
+        return loss
+
+
+class Wrapped(Computes):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.seen = torchmetrics.MinMaxMetric(torchmetrics.MeanMetric())
+
+    def training_step(self, batch, batch_idx):
+        loss = Classifier.training_step(self, batch, batch_idx)
+        self.seen.update(loss.detach())
+        return loss
+
+    def on_train_epoch_end(self):
+        self.log_dict(self.seen.compute())
+
+
+class Unregistered(Classifier):
+    """Metrics that are no submodules."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.seen = {"loss": torchmetrics.MeanMetric()}
+
+    def training_step(self, batch, batch_idx):
+        loss = Classifier.training_step(self, batch, batch_idx)
+        self.seen["loss"].update(loss.detach())
+        return loss
+
+    def on_train_epoch_end(self):
+        self.log("seen", self.seen["loss"].compute())
+
+
+class Counts(Wrapped):
+    """A metric with more than its states."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+
+        class Calls(torchmetrics.SumMetric):
+            calls = 0
+
+            def update(self, value):
+                self.calls += 1
+                super().update(value)
+
+            def compute(self):
+                return super().compute() / self.calls
+
+        self.seen = Calls()
+
+    def on_train_epoch_end(self):
+        self.log("seen", self.seen.compute())
+
+
+IN_TURN = {
+    ReadsLength: "reads list 'training_step_outputs', which it adds to",
+    ReadsInC: "reads list 'losses', which it adds to",
+    Empties: "reads list 'losses', which it adds to",
+    Computes: "computes metric 'seen' in a step",
+    Wrapped: "changes metric 'seen._base_metric'",
+    Unregistered: "changes attribute 'seen'",
+    Counts: "changes attribute 'seen.calls'",
+}
+
+
+@pytest.mark.parametrize("module", IN_TURN)
+def test_what_others_have_gathered_is_seen_in_turn_alone(tmp_path, caplog, module):
+    with caplog.at_level(logging.INFO):
+        reason = compared(tmp_path, module).strategy.executor_fallback
+    assert IN_TURN[module] in reason
+    assert sum(reason in record.getMessage() for record in caplog.records) == 1
