@@ -244,6 +244,10 @@ class ServerRule(ABC):
     def begin_fit(self, federation: Federation) -> None:
         """Called before the first round of a fit, after :meth:`load_state_dict` if the fit is resumed."""
 
+    def end_fit(self) -> str | None:
+        """Called when all rounds of a fit are over; returns a line to print, if there is something to say."""
+        return None
+
     def evaluation_params(self, params: Tensor) -> Tensor:
         """The parameters to evaluate, ``[n]``; the global ones unless the method averages iterates."""
         return params

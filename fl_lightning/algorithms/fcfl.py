@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fl_lightning.algorithms._shared.budget_report import BudgetReport
 from fl_lightning.algorithms._shared.choices import READINGS, Reading, check_choice
 from fl_lightning.algorithms._shared.disparity import Disparities, Notion, disparity_gram, reported_disparities
 from fl_lightning.algorithms._shared.min_max import budgets_hold, min_max, pareto
@@ -33,6 +34,9 @@ class FCFL(ServerRule):
     Stage 1 (equations 12 and 13) moves in the hull of the gradients of ``SM(l)`` and ``SM(g')``: down ``SM(l)`` while
     all budgets hold, else down ``SM(g')`` without a rise of ``SM(l)``. Stage 2 (equation 15) lowers the mean loss in
     the hull of the clients' loss gradients and that of ``SM(g')``, without a rise of any loss or of ``SM(g')``.
+
+    Budgets are kept by a differentiable surrogate of the disparity. The disparity itself may be larger: a fit ends with
+    a line that has both beside the budgets, and warns where the disparity on the training data is above its budget.
 
     Degenerate cases. A client whose disparity is undefined counts with its loss only, and in the log under
     ``without_group``; if all disparities are undefined, the round is unconstrained. A budget of 0 is hardly ever met,
@@ -97,6 +101,7 @@ class FCFL(ServerRule):
         self._bounds_when_tight = reading == "code"
         measured = Disparities("FCFL", notion, sharpness)
         self._client = ClientRule() if budget is None else measured
+        self._kept = BudgetReport("FCFL", notion)
         self.stage, self._rounds, self._delta_loss, self._delta_disparity = 1, 0, self.delta, self.delta
         self.reset()
 
@@ -123,10 +128,11 @@ class FCFL(ServerRule):
         m, losses, eta = len(cohort), cohort.known_losses.cpu(), cohort.client_lr
         if eta is None:
             raise ValueError("client_lr must be given: FCFL compares norms of gradients")
-        excess, companions = torch.full_like(losses, torch.nan), None
+        excess, companions, true = torch.full_like(losses, torch.nan), None, None
         if self.budget is not None:
             disparities, companions = reported_disparities(cohort, "FCFL")
             excess = self.excess(cohort, disparities)
+            true = self._kept.note(cohort, disparities)
         gram = disparity_gram(cohort, companions, "FCFL")  # K [2m, 2m]
         if not bool(gram.any()):
             return no_step(self, cohort)
@@ -153,6 +159,8 @@ class FCFL(ServerRule):
             scalars |= {"delta_disparity": delta_disparity, "feasible": float(feasible)}
             scalars |= {"without_group": float((~known).sum())}
             scalars |= {"excess": float(excess[known].max())} if bool(known.any()) else {}
+            if true is not None and bool(known.any()):
+                scalars |= {"true_excess": float(self.excess(cohort, true)[known].max())}
         self.report = StepReport(weights=c[:m], flagged=flagged, scalars=scalars)
         step = cohort.updates.combine(c[:m])
         return step if companions is None else companions.combine(c[m:], out=step)
@@ -163,12 +171,18 @@ class FCFL(ServerRule):
         Raises:
             ValueError: a client has no budget.
         """
-        if not isinstance(self.budget, tuple):
-            return disparities - (self.budget or 0.0)
-        if not 0 <= min(cohort.client_ids) <= max(cohort.client_ids) < len(self.budget):
-            found = f"{len(self.budget)} for clients {cohort.client_ids}"
+        ids = cohort.client_ids
+        if isinstance(self.budget, tuple) and not 0 <= min(ids) <= max(ids) < len(self.budget):
+            found = f"{len(self.budget)} for clients {ids}"
             raise ValueError(f"budget of FCFL must have an entry for every client id, found {found}")
-        return disparities - torch.tensor([self.budget[client] for client in cohort.client_ids], dtype=torch.float64)
+        return disparities - torch.tensor([self._budget_of(client) for client in ids], dtype=torch.float64)
+
+    def _budget_of(self, client: int) -> float:
+        return self.budget[client] if isinstance(self.budget, tuple) else (self.budget or 0.0)
+
+    def end_fit(self) -> str | None:
+        """How the budgets were kept; warns of clients above theirs."""
+        return self._kept.conclude(self._budget_of)
 
     def _advance(self, loss_norm: float, disparity_norm: float, norm: float) -> None:
         """Sharpens the soft maxima after a round of stage 1 (equation 14), and begins stage 2 when it is time."""
@@ -190,14 +204,17 @@ class FCFL(ServerRule):
         """Starts with stage 1."""
         self.stage, self._rounds = 1 if self.stage1_rounds > 0 else 2, 0
         self._delta_loss = self._delta_disparity = self.delta
+        self._kept.reset()
         self.report = StepReport()
 
     def state_dict(self) -> State:
-        """Stage, rounds so far, and both ``d``."""
+        """Stage, rounds so far, both ``d``, and the clients' last disparities."""
         deltas = {"delta_loss": self._delta_loss, "delta_disparity": self._delta_disparity}
-        return {"stage": self.stage, "rounds": self._rounds, **deltas}
+        return {"stage": self.stage, "rounds": self._rounds, **deltas, "kept": self._kept.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
         """Restores what :meth:`state_dict` returned."""
         self.stage, self._rounds = state["stage"], state["rounds"]
         self._delta_loss, self._delta_disparity = state["delta_loss"], state["delta_disparity"]
+        if "kept" in state:  # files of earlier versions have none
+            self._kept.load_state_dict(state["kept"])

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.algorithms.records import LocalWork
+from fl_lightning.core.errors import ModuleError
 from fl_lightning.core.model_snapshot import Snapshot, standing_in
 
 METHOD = "federated_features"
@@ -93,10 +94,10 @@ def class_labels(features: Features, module: nn.Module) -> Tensor:
     """``[B]`` int64 class indices.
 
     Raises:
-        ValueError: the module gives none.
+        ModuleError: the module gives none.
     """
     if features.labels is None:
-        raise ValueError(
+        raise ModuleError(
             f"{type(module).__name__}.{METHOD} must return a pair (features [B, d], class indices [B]) for methods "
             "with class prototypes, found features alone"
         )
@@ -108,11 +109,11 @@ def _checked(output: Any, module: nn.Module) -> Features:
     name = f"{type(module).__name__}.{METHOD}"
     if not isinstance(values, Tensor) or values.dim() != 2 or not values.is_floating_point():
         found = f"{values.dtype} {list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
-        raise ValueError(f"{name} must return features [B, d], or a pair of them and class indices [B], found {found}")
+        raise ModuleError(f"{name} must return features [B, d], or a pair of them and class indices [B], found {found}")
     if labels is not None:
         fits = isinstance(labels, Tensor) and labels.shape == values.shape[:1]
         if not fits or labels.is_floating_point() or labels.is_complex():
             found = f"{labels.dtype} {list(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
-            raise ValueError(f"{name} must return class indices [{len(values)}] beside the features, found {found}")
+            raise ModuleError(f"{name} must return class indices [{len(values)}] beside the features, found {found}")
         labels = labels.to(values.device, torch.int64)
     return Features(values.float() if values.dtype.itemsize < 4 else values, labels)

@@ -20,7 +20,16 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from fl_lightning.core.errors import ModuleError
+
 METHOD = "federated_groups"
+
+# Names of autograd's nodes without "Backward" and number.
+_NEVER_NEGATIVE = {"Abs", "Exp", "Relu", "Sigmoid", "Softmax", "Softplus"}
+_SAME_NUMBERS = {  # or some of them, or their limits
+    "Alias", "Clamp", "Clone", "Expand", "Gather", "Index", "IndexSelect", "Max", "Permute", "ReshapeAlias", "Select",
+    "Slice", "Split", "Squeeze", "T", "ToCopy", "Transpose", "Unbind", "UnsafeView", "Unsqueeze", "View",
+}  # fmt: skip
 
 
 class GroupScores(NamedTuple):
@@ -35,20 +44,40 @@ def group_scores(module: nn.Module, batch: Any) -> GroupScores:
     """The scores, labels and groups of a batch, from the module.
 
     Raises:
-        ValueError: the method returned something else than described above; the message says what.
+        ModuleError: the method returned something else than described above; the message says what.
+        ValueError: a label or a group is neither 0 nor 1.
     """
     name = f"{type(module).__name__}.{METHOD}"
     output = getattr(module, METHOD)(batch)
     if not isinstance(output, (tuple, list)) or len(output) != 3 or not all(isinstance(t, Tensor) for t in output):
         kinds = [type(part).__name__ for part in output] if isinstance(output, (tuple, list)) else type(output).__name__
-        raise ValueError(f"{name} must return tensors scores, labels and groups, found {kinds}")
+        raise ModuleError(f"{name} must return tensors scores, labels and groups, found {kinds}")
     scores, labels, groups = output
     shapes = [list(part.shape) for part in output]
     if scores.dim() != 1 or shapes[1:] != [shapes[0]] * 2:
-        raise ValueError(f"{name} must return scores, labels and groups of one shape [B], found {shapes}")
+        raise ModuleError(f"{name} must return scores, labels and groups of one shape [B], found {shapes}")
     if not scores.is_floating_point():
-        raise ValueError(f"{name} must return floating-point scores, found {scores.dtype}")
+        raise ModuleError(f"{name} must return floating-point scores, found {scores.dtype}")
+    positive = _never_negative(scores)
+    if positive is not None:
+        raise ModuleError(
+            f"{name} must return scores that are positive where class 1 is predicted and negative elsewhere (logits), "
+            f"found what a {positive} returns, which is never negative: return what goes into it"
+        )
     return GroupScores(scores, _binary(f"labels of {name}", labels), _binary(f"groups of {name}", groups))
+
+
+def _never_negative(scores: Tensor) -> str | None:
+    """The name of the function that the scores come from if it gives no negative numbers, as softmax and sigmoid do."""
+    node = scores.grad_fn
+    while node is not None:
+        name = node.name().split("Backward")[0]
+        if name in _NEVER_NEGATIVE:
+            return name.lower()
+        if name not in _SAME_NUMBERS:
+            return None
+        node = node.next_functions[0][0]
+    return None
 
 
 def _binary(what: str, values: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ Natalia Martinez, Martin Bertran, Guillermo Sapiro. ICML 2020. https://github.co
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -20,10 +21,11 @@ from fl_lightning.core.cohort import Cohort
 class MMPF(ServerRule):
     """Searches for the weights of the clients' losses under which the worst one is smallest (APStar).
 
-    For ``inner_rounds`` rounds the model trains on ``sum_k mu_k l_k``. If its largest loss is then lower than ever
-    before, the model is kept and ``K``, which starts at 1, is set back to at most ``k_min``. Otherwise ``K`` grows by
-    1, and training starts again from the kept model. Either way ``mu`` moves by ``alpha / K`` towards the clients whose
-    loss is not below that of the kept model. In the end, and in evaluation, the model is the kept one.
+    For ``inner_rounds`` rounds the model trains on ``sum_k mu_k l_k``. If its largest loss is then lower than that of
+    the model kept so far, on the same clients, the model is kept and ``K``, which starts at 1, is set back to at most
+    ``k_min``. Otherwise ``K`` grows by 1, and training starts again from the kept model. Either way ``mu`` moves by
+    ``alpha / K`` towards the clients whose loss is not below the kept model's largest. In the end, and in evaluation,
+    the model is the kept one.
 
     Experimental. The method was made for groups in one data set, with training to the optimum under each ``mu``. FCFL
     compares with it without saying how it was federated, or how it was held to budgets of disparity, which it does not
@@ -31,7 +33,9 @@ class MMPF(ServerRule):
     clients' losses on their training data that of risks on validation data, which the authors round to three digits.
 
     With partial participation ``mu`` is scaled to the participants and moves among them alone; clients not yet seen
-    weigh what they would in uniform weights. If all rows are zero, so is the step; it is flagged and nothing changes.
+    weigh what they would in uniform weights. The participants of the round say which of the two models is better, so
+    they measure their loss at both; other clients might have judged otherwise. If all rows are zero, so is the step; it
+    is flagged and nothing changes. A server optimizer is refused: it would not go back to the kept model.
 
     Args:
         inner_rounds: rounds of training under one ``mu``.
@@ -44,7 +48,7 @@ class MMPF(ServerRule):
         ValueError: an argument is out of range.
     """
 
-    needs = Needs(losses=True)
+    needs = Needs(losses=True, requery=True, exact_step=True)
     reads = "sums"
 
     def __init__(
@@ -64,16 +68,18 @@ class MMPF(ServerRule):
         self.alpha, self.k_min = alpha, k_min
         self._mu: dict[int, float] = {}  # up to a factor; 1 for clients not yet seen
         self._k, self._inner, self._iteration, self._failures = 1, 0, 0, 0
-        self._best: float | None = None  # lowest of the largest losses
+        self._best: float | None = None  # the kept model's largest loss when it was last judged
         self._best_params: Tensor | None = None
 
     def aggregate(self, cohort: Cohort) -> Tensor:
         """Returns ``sum_k mu_k u_k``, or the way back to the model that was kept.
 
         Raises:
-            ValueError: the cohort has no losses, or a row is not finite.
+            ValueError: the cohort has no losses or ``losses_at``, or a row is not finite.
         """
         losses = cohort.known_losses.cpu()
+        if cohort.losses_at is None:
+            raise ValueError("losses_at must be given: MMPF compares its model with the kept one on the same clients")
         step = weighted_mean(cohort, self._weights(cohort))  # also refuses rows that are not finite
         if stands_still(cohort):
             self.report = StepReport(weights=self._weights(cohort), flagged=True, scalars=self._scalars())
@@ -82,7 +88,9 @@ class MMPF(ServerRule):
         if self._finished():
             back = self._best_params
         elif self._inner == self.inner_rounds:
-            better = self._judge(cohort, losses)
+            kept = self._best_params
+            there = math.inf if kept is None else float(cohort.losses_at(kept.to(cohort.params)).max())
+            better = self._judge(cohort, losses, there)
             back = None if better and not self._finished() else self._best_params
         if back is not None:
             self.report = StepReport(weights=torch.zeros_like(losses), scalars=self._scalars())
@@ -92,17 +100,24 @@ class MMPF(ServerRule):
         self.report = StepReport(weights=weights, scalars=self._scalars())
         return weighted_mean(cohort, weights)
 
-    def _judge(self, cohort: Cohort, losses: Tensor) -> bool:
-        """Ends an iteration: keeps the model if it is the best so far, and moves ``mu``."""
+    def _judge(self, cohort: Cohort, losses: Tensor, kept: float) -> bool:
+        """Ends an iteration: keeps the model if it is better than the one so far, and moves ``mu``.
+
+        Args:
+            cohort: the clients that judge.
+            losses: ``[m]`` theirs at the present model.
+            kept: the largest of theirs at the kept one.
+        """
         worst = float(losses.max())
-        better = self._best is None or worst < self._best
+        better = not worst >= kept  # also where the kept model has no finite loss here
         if better:
-            self._best, self._best_params = worst, cohort.params.clone()
+            self._best_params = cohort.params.clone()
             self._k, self._failures = min(self._k, self.k_min), 0
         else:
             self._k, self._failures = self._k + 1, self._failures + 1
+        self._best = worst if better else kept
         self._inner, self._iteration = 0, self._iteration + 1
-        behind = (losses >= (self._best or 0.0)).double()
+        behind = (losses >= self._best).double()
         mu, mass = self._weights(cohort), sum(self._mu.get(client, 1.0) for client in cohort.client_ids)
         mu = shares((1 - self.alpha) * mu + self.alpha / self._k * shares(behind))
         self._mu |= dict(zip(cohort.client_ids, (mass * mu).tolist(), strict=True))

@@ -42,6 +42,7 @@ class Needs:
             The module defines ``federated_accuracy(batch, batch_idx)``, the share of a batch that it predicts right.
         features: the module's ``federated_features(batch)``, see :mod:`fl_lightning.algorithms.features`.
         groups: the module's ``federated_groups(batch)``, see :mod:`fl_lightning.algorithms.groups`.
+        exact_step: the new parameters are ``params - step``; server optimizers, which change that, are refused.
     """
 
     losses: bool = False
@@ -51,6 +52,7 @@ class Needs:
     accuracies: bool = False
     features: bool = False
     groups: bool = False
+    exact_step: bool = False
 
     def __or__(self, other: Needs) -> Needs:
         return Needs(
@@ -61,6 +63,7 @@ class Needs:
             self.accuracies or other.accuracies,
             self.features or other.features,
             self.groups or other.groups,
+            self.exact_step or other.exact_step,
         )
 
 

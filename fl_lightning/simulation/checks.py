@@ -36,6 +36,7 @@ def paired_client_rule(
     if client is not None and not isinstance(client, (ClientRule, ServerRule)):
         raise TypeError(f"client must be a ClientRule or a method with one, found {client!r}")
     own = algorithm.client_rule()
+    full_gradients = full_gradients and not algorithm.needs.full_gradients  # those send full gradients anyway
     if full_gradients and own.overrides():
         raise ValueError(
             f"full_gradients=True trains nothing locally, and {type(algorithm).__name__} changes local training: "

@@ -54,6 +54,7 @@ class ClientOptions:
         object.__setattr__(self, "seed", int(self.seed))  # also where numpy drew it: checkpoints hold it
         rule = paired_client_rule(self.algorithm, self.client, self.full_gradients)
         object.__setattr__(self, "client_rule", rule)
+        self._check_full_gradients()
 
     def _check_local_training(self) -> None:
         for name, value in (("local_epochs", self.local_epochs), ("local_steps", self.local_steps)):
@@ -61,9 +62,12 @@ class ClientOptions:
                 check_count(name, value)
         if not isinstance(self.full_gradients, bool):
             raise TypeError(f"full_gradients must be True or False, found {self.full_gradients!r}")
-        if self.full_gradients and (self.local_epochs != 1 or self.local_steps is not None):
+
+    def _check_full_gradients(self) -> None:
+        if self.needs.full_gradients and (self.local_epochs != 1 or self.local_steps is not None):
+            asking = "full_gradients=True" if self.full_gradients else type(self.algorithm).__name__
             raise ValueError(
-                "full_gradients=True trains nothing locally: leave local_epochs and local_steps out, "
+                f"{asking} trains nothing locally: leave local_epochs and local_steps out, "
                 f"found local_epochs={self.local_epochs}, local_steps={self.local_steps}"
             )
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.core.fit_description import FitDescription
 from fl_lightning.core.lightning.epoch_loop import ClientTask, FederatedEpochLoop, install
-from fl_lightning.core.lightning.names import Trainer
+from fl_lightning.core.lightning.names import Trainer, rank_zero_info
 from fl_lightning.core.records import RoundRecord, round_metrics
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.cohort_samplers import cohort_size
@@ -208,6 +208,9 @@ class FitLifecycle:
         """All rounds are over: the module keeps the parameters that the method wants evaluated."""
         assert self._binding is not None
         self._finished = True
+        words = self._algorithm.end_fit()
+        if words is not None:
+            rank_zero_info(words)
         theta = self._binding.theta
         final = self._algorithm.evaluation_params(theta)
         if final is not theta:

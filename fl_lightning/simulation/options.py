@@ -55,6 +55,11 @@ class FitOptions(ClientOptions):
         if not isinstance(self.strict_resume, bool):
             raise TypeError(f"strict_resume must be True or False, found {self.strict_resume!r}")
         super().__post_init__()
+        if self.server_optimizer is not None and self.needs.exact_step:
+            raise ValueError(
+                f"server_optimizer must be left out with {type(self.algorithm).__name__}, which goes back to earlier "
+                f"parameters by steps of its own, found {self.server_optimizer!r}: it would take other steps"
+            )
         check_clients_per_round(self.clients_per_round)
         check_count("min_clients", self.min_clients)
         if self.max_failed_rounds is not None:

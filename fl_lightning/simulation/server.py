@@ -15,7 +15,7 @@ from fl_lightning.algorithms.records import StepReport, mean_rate
 from fl_lightning.core.aligned import stacked_rows
 from fl_lightning.core.client_names import client_label, numbered
 from fl_lightning.core.cohort import Cohort
-from fl_lightning.core.errors import ClientError
+from fl_lightning.core.errors import ClientError, ModuleError
 from fl_lightning.core.lightning.names import rank_zero_warn
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.updates import UpdateMatrix
@@ -89,11 +89,12 @@ class Server:
             cause: what its training raised, if anything.
 
         Raises:
-            ClientError: the policy is ``"raise"``.
+            ClientError: the policy is ``"raise"``, or the module would fail for every client.
         """
         label = client_label(client_id, self.names)
-        if self._policy == "raise":
-            hint = "on_client_error='drop' leaves such clients out"
+        at_fault = isinstance(cause, ModuleError)
+        if at_fault or self._policy == "raise":
+            hint = "it is the module's fault" if at_fault else "on_client_error='drop' leaves such clients out"
             raise ClientError(f"client {label} in round {current.index}: {reason} ({hint})") from cause
         current.dropped[client_id] = reason
         rank_zero_warn(f"client {label} is left out of round {current.index}: {reason}")

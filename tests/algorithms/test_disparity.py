@@ -108,6 +108,35 @@ def test_without_one_of_the_groups_the_disparity_is_undefined(notion, words):
             assert float(measure(data, "dp")[2]) > 0
 
 
+def test_people_of_neither_group_are_left_out():
+    """Also where none of a batch is left."""
+
+    class Partly(Judge):
+        def federated_groups(self, batch):
+            scores, labels, groups = super().federated_groups(batch)
+            known = groups != 2
+            return scores[known], labels[known], groups[known]
+
+    x, y, a = people()
+    a[:7] = 2
+    a[20] = 2
+    module = Partly()
+    found = measure((x, y, a), "dp", module=module)
+    expected = measure(tuple(column[a != 2] for column in (x, y, a)), "dp", module=module)
+    assert float(found[2]) == pytest.approx(float(expected[2]), abs=1e-14)
+
+
+def test_predictions_are_counted_beside_the_surrogate():
+    data = people(seed=2)
+    rule = Disparities("FCFL", "eo", SHARPNESS)
+    module = measure(data, "eo", rule=rule)[0]
+    z, (_, y, a) = module.net(data[0]).squeeze(1).detach(), data
+    extras = rule.end_client(None).extras
+    counts = [[int((y * (a == g) * (z > 0)).sum()) for g in (0, 1)], [int((y * (a == g)).sum()) for g in (0, 1)]]
+    assert extras["group_predictions"].tolist() == counts
+    assert extras["score_range"].tolist() == [float(z.min()), float(z.max())]
+
+
 def test_equal_treatment_has_the_sub_gradient_zero():
     x, y, a = people()
     twice = torch.cat([x, x]), torch.cat([y, y]), torch.cat([torch.ones_like(a), torch.zeros_like(a)])

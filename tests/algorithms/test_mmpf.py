@@ -1,27 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
+from functools import partial
+
 import pytest
 import torch
 from algorithm_cohorts import make_cohort, random_rows
 
+import fl_lightning as fl
 from fl_lightning.algorithms import MMPF
 from fl_lightning.core.layout import ParamLayout
 
 LAYOUT = ParamLayout.from_sizes([2])
 
 
-def paraboloids(points, rule, rounds, lr=0.2, ids=None, start=(0.0, 0.0)):
+def paraboloids(points, rule, rounds, lr=0.2, ids=None, start=(0.0, 0.0), after=None):
     """Clients whose loss is the squared distance to their point; returns all parameters and all weights."""
     points = torch.tensor(points, dtype=torch.float64)
     theta = torch.tensor(start, dtype=torch.float64)
     path, weights = [theta], []
     for when in range(rounds):
         who = list(range(len(points))) if ids is None else ids(when)
-        losses = (theta - points[who]).square().sum(1)
+
+        def losses_at(params, targets=points[who]):
+            return (params - targets).square().sum(1)
+
         rows = lr * 2 * (theta - points[who])
-        step = rule.aggregate(make_cohort(rows, losses, who, when, LAYOUT, lr, params=theta))
+        step = rule.aggregate(make_cohort(rows, losses_at(theta), who, when, LAYOUT, lr, losses_at, params=theta))
         theta = theta - step
         path.append(theta)
         weights.append(rule.report.weights)
+        if after is not None:
+            after(when, theta)
     return torch.stack(path), weights
 
 
@@ -86,6 +94,43 @@ def test_partial_participation_moves_weights_among_participants_only():
     assert set(rule._mu) == {0, 3}
     assert rule._mu[3] > rule._mu[0]
     assert rule._mu[0] + rule._mu[3] == pytest.approx(2), "two of the four uniform weights"
+
+
+def test_models_are_compared_on_the_same_clients():
+    """The first model was judged by clients that are easy to serve; later ones are judged by others."""
+    points = torch.tensor([[0.0, 0.0], [1.0, 0.0], [8.0, 0.0], [10.0, 0.0]], dtype=torch.float64)
+    rule = MMPF(inner_rounds=4, iterations=1000, patience=1000)
+    path, _ = paraboloids(points.tolist(), rule, 120, ids=lambda when: [0, 1] if when < 5 else [2, 3])
+    kept = rule.evaluation_params(path[-1])
+    torch.testing.assert_close(kept, torch.tensor([9.0, 0.0], dtype=torch.float64), rtol=0, atol=0.2)
+    shown = rule.report.scalars["best_worst_loss"]
+    assert shown == pytest.approx(float((kept - points[2:]).square().sum(1).max()))
+
+
+def test_the_number_shown_is_that_of_the_clients_that_judged():
+    """Six clients, of which two are far from the others; three of them take part in a round."""
+    points = torch.randn(6, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    points[:2] += 4
+    draw = torch.Generator().manual_seed(4)
+    cohorts = [torch.randperm(6, generator=draw)[:3].tolist() for _ in range(90)]
+    judged = 0
+
+    def check(when, theta):
+        nonlocal judged
+        if rule.report.scalars["iteration"] > judged:
+            judged += 1
+            worst = (rule.evaluation_params(theta) - points[cohorts[when]]).square().sum(1).max()
+            assert rule.report.scalars["best_worst_loss"] == pytest.approx(float(worst))
+
+    rule = MMPF(inner_rounds=5)
+    paraboloids(points.tolist(), rule, 90, ids=lambda when: cohorts[when], after=check)
+    assert judged == 15
+
+
+def test_a_server_optimizer_is_refused():
+    """Momentum or Adam would take other steps than the one back to the model that was kept."""
+    with pytest.raises(ValueError, match="server_optimizer must be left out with MMPF"):
+        fl.FederatedStrategy(MMPF(), server_optimizer=partial(torch.optim.SGD, lr=1.0, momentum=0.9))
 
 
 def test_federated_search_beats_the_mean_on_the_worst_client():

@@ -256,3 +256,11 @@ def test_no_keyword_goes_unnoticed():
     with pytest.raises(TypeError, match="clients_pre_round"):
         fl.FederatedStrategy(clients_pre_round=3)
     fl.FederatedStrategy(server_optimizer=functools.partial(torch.optim.SGD, lr=1.0), seed=np.int64(4))
+
+
+@pytest.mark.parametrize("method", [fl.algorithms.FCFL, fl.algorithms.FairReg, fl.algorithms.FedMDFG])
+@pytest.mark.parametrize("options", [{"local_epochs": 2}, {"local_steps": 3}])
+def test_methods_that_send_full_gradients_refuse_local_training(method, options):
+    with pytest.raises(ValueError, match=f"{method.__name__} trains nothing locally: leave local_epochs and local_st"):
+        fl.FederatedStrategy(method(), **options)
+    fl.FederatedStrategy(method(), full_gradients=True)

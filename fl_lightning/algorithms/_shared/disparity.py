@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -26,10 +27,15 @@ from fl_lightning.core.updates import UpdateMatrix
 
 Notion = Literal["dp", "eo"]
 NAME = "disparity"
+PREDICTED = "group_predictions"  # [2, 2]: predicted 1, and samples, of group 0 and of group 1
+SCORES = "score_range"  # [2]: lowest and highest score
 
 
 class Disparities(ClientRule):
     """Reports ``g`` at the global parameters, and the learning rate times its gradient as a companion row.
+
+    Also what the model predicts for the groups, without a surrogate: how many of each are predicted 1, of how many, and
+    the lowest and the highest score.
 
     A client that lacks one of the groups (for ``"eo"``: with label 1) has no disparity: it reports NaN and a row of
     zeros, with a warning. At ``D = 0`` the sub-gradient 0 is taken.
@@ -67,24 +73,35 @@ class Disparities(ClientRule):
         """
         if work.batches is None or work.client_lr is None:
             raise ValueError("batches and client_lr of the client's work must be given to measure a disparity")
-        sums, counts = torch.zeros(2, dtype=torch.float64), [0, 0]
+        sums, counts, predicted = torch.zeros(2, dtype=torch.float64), [0, 0], [0, 0]
+        ranges = list[Tensor]()
         gradients = work.params.new_zeros(2, work.layout.numel)
         for batch, _ in work.batches():
             with work.forward_context():
                 asked = group_scores(work.module, batch)
             soft = torch.sigmoid(self.sharpness * _single(asked.scores))
+            hard = asked.scores.detach()
+            if len(hard) > 0:  # a module may leave people out
+                ranges.append(torch.stack(hard.aminmax()).double().cpu())
             for group, chosen in enumerate(_groups(asked, self.notion)):
                 number = int(chosen.sum())
                 if number == 0:
                     continue
                 total = (soft * chosen).sum()
                 counts[group] += number
+                predicted[group] += int((chosen & (hard > 0)).sum())
                 sums[group] += total.detach().cpu()
                 parts = torch.autograd.grad(total, work.parameters, retain_graph=True, allow_unused=True)
                 for view, part in zip(work.layout.views(gradients[group]), parts, strict=True):
                     if part is not None:
                         view.add_(part)
-        self._report = self._reported(work, sums, counts, gradients)
+        report = self._reported(work, sums, counts, gradients)
+        seen = torch.stack(ranges) if ranges else torch.zeros(1, 2, dtype=torch.float64)
+        told = {
+            PREDICTED: torch.tensor([predicted, counts], dtype=torch.float64),
+            SCORES: torch.stack([seen[:, 0].min(), seen[:, 1].max()]),
+        }
+        self._report = replace(report, extras={**report.extras, **told})
 
     def _reported(self, work: LocalWork, sums: Tensor, counts: list[int], gradients: Tensor) -> ClientReport:
         assert work.client_lr is not None
