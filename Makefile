@@ -98,11 +98,12 @@ clean:
 distclean: clean
 	rm -rf $(VENV)
 
-# Made anew whenever pyproject.toml changes; a set-up that was interrupted goes on where it stopped.
+# Made anew whenever pyproject.toml changes; a set-up that was interrupted goes on where it stopped. Python is there
+# before pip is, so an environment counts as made once pip answers.
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed: make PYTHON=...")'
 	@echo 'Setting up $(VENV) (the first time: downloads PyTorch, a few minutes)'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@env -u FORCE_CUDA FL_LIGHTNING_NO_EXT=1 $(BIN)/python -m pip install --progress-bar off -e '.[test,lint]' \
 	  | sed -u -nE -e 's/^ *(Downloading|Using cached) ([^-]+-[^-]+)-[^ ]+\.whl( .*)?$$/  \2\3/p' -e 's/^Installing.*/Installing/p'
 	@touch $@

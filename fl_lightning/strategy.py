@@ -13,7 +13,7 @@ from fl_lightning.algorithms import FedAvg
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.attacks import Attack
 from fl_lightning.core.fit_description import FitDescription
-from fl_lightning.core.lightning.checkpoint_io import STATE_KEY
+from fl_lightning.core.lightning.checkpoint_io import STATE_KEY, remedy, weights_not_finite
 from fl_lightning.core.lightning.checkpoint_names import keep_names_in_one_folder
 from fl_lightning.core.lightning.names import (
     LightningModule,
@@ -263,13 +263,25 @@ class FederatedStrategy(OneDevice):
         load_scheduled_states(self.optimizers, checkpoint["optimizer_states"])
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Loads a checkpoint. A fit can resume only from the checkpoint of a federated fit."""
+        """Loads a checkpoint. A fit can resume only from the checkpoint of a federated fit.
+
+        Raises:
+            ValueError: the file is damaged, of another fit, or holds weights that are not finite.
+        """
         options = {} if weights_only is None else {"weights_only": weights_only}  # Lightning 2.5 does not know it
         checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, **options)
-        if self.trainer.state.fn == TrainerFn.FITTING and STATE_KEY not in checkpoint.get("callbacks", {}):
+        if self.trainer.state.fn != TrainerFn.FITTING:
+            return checkpoint
+        if STATE_KEY not in checkpoint.get("callbacks", {}):
             raise ValueError(
                 f"ckpt_path must be a checkpoint of a federated fit, found {checkpoint_path}: "
                 "to start from its weights, load them with load_from_checkpoint"
+            )
+        broken = weights_not_finite(checkpoint)
+        if broken:
+            raise ValueError(
+                f"the checkpoint {checkpoint_path} holds weights that are not finite, in {', '.join(broken)}: "
+                f"{remedy(checkpoint_path)}"
             )
         return checkpoint
 

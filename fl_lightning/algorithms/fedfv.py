@@ -52,7 +52,8 @@ class FedFV(RemembersRows):
             ``m - ceil((m - 1) (1 - alpha))``, at least one if ``alpha`` is positive (the code), and rounds ``t - tau``
             to ``t - 1`` (the paper). ``"paper"``: ``alpha m``, rounded. ``"code"``: rounds ``t - tau + 1`` to ``t``
             (the authors' later code), the round's own clients and those absent for less than ``tau`` rounds.
-        max_history: most rows to remember, oldest dropped first; ``None``: all within ``tau`` rounds.
+        max_history: most rows to remember, oldest dropped first; ``None``: all within ``tau`` rounds, if they are one
+            round's or take no more than 8 GiB.
         history_device: where remembered rows live, for instance ``"cpu"``; ``None``: beside the updates.
 
     Raises:

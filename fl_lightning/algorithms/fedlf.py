@@ -60,7 +60,8 @@ class FedLF(RemembersRows):
         history_window: which absent clients count: ``"ratio"`` those of the last (clients seen) / (cohort size) rounds
             (section 3.3), ``"last"`` of the previous round, ``"all"`` or ``"none"``; a number: those of so many rounds.
         gradient_source: ``"update"`` for local training (the paper), ``"full"`` for full gradients (the authors' code).
-        max_history: most rows to remember, oldest dropped first; ``None``: one for every client seen.
+        max_history: most rows to remember, oldest dropped first; ``None``: one for every client seen, if the rows of
+            all clients take no more than 8 GiB.
         history_device: where remembered rows live, for instance ``"cpu"``; ``None``: beside the updates.
 
     Attributes:

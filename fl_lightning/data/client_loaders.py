@@ -23,6 +23,7 @@ _CHUNK_BYTES = 16 * 2**20
 """Tensors are gathered for as many batches at once as fit in here: one gather is cheaper than one per batch."""
 
 
+_NAMED = 5  # samples in an error
 _SAMPLES = ("__getitem__", "__getitems__", "__len__", "__getattribute__")
 
 
@@ -239,8 +240,18 @@ class ClientLoaders:
             prefetch_factor=settings.prefetch_factor,
             generator=torch.Generator().manual_seed(seed),
         )
-        for batch, chosen in zip(loader, plan, strict=True):
+        batches = iter(loader)
+        for chosen in plan:
+            try:
+                batch = next(batches)
+            except StopIteration as end:
+                some = f"{chosen[:_NAMED]}{' ...' if len(chosen) > _NAMED else ''}"
+                raise RuntimeError(
+                    f"{type(self.dataset).__name__} or what it reads from raised StopIteration for one of the samples "
+                    f"{some}: let it raise IndexError, or say what went wrong"
+                ) from end
             yield batch, len(chosen)
+        next(batches, None)  # ends its workers
 
 
 def _refuse(loaders: ClientLoaders) -> Any:

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fl_lightning.core.finite import not_finite
 from fl_lightning.core.fit_description import FitDescription
 from fl_lightning.core.lightning.epoch_loop import ClientTask, FederatedEpochLoop, install
+from fl_lightning.core.lightning.last_checkpoint import complete_last_checkpoints
 from fl_lightning.core.lightning.names import Trainer, rank_zero_info
 from fl_lightning.core.records import RoundRecord, round_metrics
 from fl_lightning.data.client_loaders import ClientLoaders
@@ -115,6 +117,7 @@ class FitLifecycle:
             return
         options = self._options
         self._binding = self._binding.renewed(self._algorithm.layers)
+        self._check_weights(self._binding)
         self.loop.progress.resume()
         carried = self._carried
         if loaded is not None:
@@ -133,6 +136,15 @@ class FitLifecycle:
         # trained, unless the module was given other weights since. Another device may compute them a little otherwise.
         if trained is not None and _same(self._algorithm.evaluation_params(trained.to(theta)), theta):
             theta.copy_(trained)
+
+    def _check_weights(self, binding: BoundParameters) -> None:
+        """Raises ValueError if the fit would begin with weights that are not finite."""
+        broken = not_finite(dict(zip(binding.layout.names, binding.global_views, strict=True)))
+        if broken:
+            raise ValueError(
+                f"the parameters of {type(binding.module).__name__} must be finite when a fit begins, found NaN or "
+                f"infinity in {', '.join(broken)}: no client could train with them"
+            )
 
     # ---- rounds, as the epoch loop asks for them
 
@@ -244,6 +256,7 @@ class FitLifecycle:
             # Lightning calls no hooks when nothing is left to do for a resumed fit.
             if not self._finished and not interrupted:
                 self.finish()
+                complete_last_checkpoints(self._trainer)
             self._fit.close()
             self._fallback = self._fit.clients.fallback
             self._carried = dict(self.states())

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from inspect import Parameter, signature
-from math import isfinite
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fl_lightning.core.aligned import aligned
+from fl_lightning.core.finite import all_finite, not_finite
 from fl_lightning.training.bound_parameters import BoundParameters
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -69,7 +69,7 @@ class GlobalStep:
                 parameter.grad = gradient.to(parameter.dtype)
             optimizer.step()
             binding.settle(views)
-            if not isfinite(_largest(moved)):
+            if not bool(all_finite(moved)):
                 raise RefusedStepError(f"the global parameters would not be finite after {name}")
             broken = _not_finite(optimizer)
             if broken:
@@ -101,16 +101,14 @@ def _copies(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _not_finite(optimizer: Optimizer) -> list[str]:
-    """Names of the optimizer's state whose tensors hold NaN or infinity; devices are asked once."""
-    held = [(name, value) for state in optimizer.state.values() for name, value in state.items()]
-    held = [(name, value) for name, value in held if isinstance(value, Tensor) and value.is_floating_point()]
-    flags = [torch.stack(value.aminmax()).isfinite().all() for _, value in held if value.numel() > 0]
-    by_device: dict[torch.device, list[Tensor]] = {}
-    for flag in flags:
-        by_device.setdefault(flag.device, []).append(flag)
-    if all(bool(torch.stack(some).all()) for some in by_device.values()):
-        return []
-    return sorted({name for name, value in held if not bool(value.isfinite().all())})
+    """Names of the optimizer's state whose tensors hold NaN or infinity."""
+    named = {
+        f"{name} {place}": value
+        for place, state in enumerate(optimizer.state.values())
+        for name, value in state.items()
+        if isinstance(value, Tensor)
+    }
+    return sorted({name.rpartition(" ")[0] for name in not_finite(named)})
 
 
 def _largest(values: Tensor) -> float:

@@ -321,3 +321,22 @@ def _tensor_bytes():
         if type(thing) is torch.Tensor:
             storages[thing.untyped_storage().data_ptr()] = thing.untyped_storage().nbytes()
     return sum(storages.values())
+
+
+class Ending(Dataset):
+    """Reads from a stream that ends too early."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        if index == 7:
+            next(iter(()))
+        return torch.full((3,), float(index))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_that_raises_stop_iteration_is_named(workers):
+    loaders = ClientLoaders(Ending(), [list(range(12))], LoaderSettings(num_workers=workers))
+    with pytest.raises(RuntimeError, match=r"^Ending or .* raised StopIteration for one of the samples \[4, 5, 6, 7\]"):
+        list(loaders.batches(0, seed=None, batch_size=4))

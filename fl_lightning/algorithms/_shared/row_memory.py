@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from math import isqrt
 
 from torch import Tensor
 
@@ -14,13 +15,17 @@ from fl_lightning.algorithms.records import Federation, Reads, State, StepReport
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.storage.row_history import RowHistory
 
+HISTORY_LIMIT = 8 * 2**30
+"""Bytes of rows and products that a rule takes without being told how many rows to remember."""
+
 
 class RemembersRows(ServerRule):
     """A server rule that remembers clients' rows.
 
     Args:
         window: rounds that a row is kept for; ``None`` for all.
-        max_history: most rows to remember, oldest dropped first; ``None``: one for every client seen.
+        max_history: most rows to remember, oldest dropped first; ``None``: one for every client seen, if that is no
+            more than 8 GiB.
         history_device: where remembered rows live, for instance ``"cpu"``; ``None``: beside the updates.
 
     Attributes:
@@ -43,7 +48,20 @@ class RemembersRows(ServerRule):
         return "gram" if self.window == 0 else "rows"
 
     def begin_fit(self, federation: Federation) -> None:
-        """Never allocates more rows than there are clients."""
+        """Never allocates more rows than there are clients.
+
+        Raises:
+            ValueError: nobody said how many rows to remember, and they would take more than 8 GiB.
+        """
+        rows, layout = self._planned_rows(federation, federation.cohort_size), federation.layout
+        size = self.history.planned_nbytes(rows, layout, federation.dtype)
+        if self.max_history is None and rows > (federation.cohort_size or 0) and size > HISTORY_LIMIT:
+            name, fitting = type(self).__name__, _fitting(layout.numel * federation.dtype.itemsize, layout.num_layers)
+            raise ValueError(
+                f"{name}(max_history=None) would remember the rows of {rows:,} clients of {federation.num_clients:,} "
+                f"and their products, up to {size:,} B, more than the 8 GiB that it takes unasked: write "
+                f"{name}(max_history={fitting}), which fits, or max_history={rows} for all of them"
+            )
         self.history.capacity = min(self.max_history or federation.num_clients, federation.num_clients)
 
     def joint_rows(self, cohort: Cohort, since: float | None = None) -> JointRows:
@@ -95,10 +113,15 @@ class RemembersRows(ServerRule):
 
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """Bytes of the remembered rows and their products."""
-        rows = min(federation.num_clients, self.max_history or federation.num_clients)
-        if self.window is not None:
-            rows = min(rows, self.window * cohort_size)
+        rows = min(self._planned_rows(federation, cohort_size), self.max_history or federation.num_clients)
         return {"history": self.history.planned_nbytes(rows, federation.layout, federation.dtype)} if rows else {}
+
+    def _planned_rows(self, federation: Federation, cohort_size: int | None) -> int:
+        """Most rows that the window ever holds."""
+        clients = federation.num_clients
+        if self.window is None or cohort_size is None:
+            return clients if self.window != 0 else 0
+        return min(clients, self.window * cohort_size)
 
     def reset(self) -> None:
         """Forgets all clients."""
@@ -113,3 +136,14 @@ class RemembersRows(ServerRule):
         """Restores what :meth:`state_dict` returned."""
         self.history.load_state_dict(state["history"])
         self.load_own_state(state)
+
+
+def _fitting(row: int, layers: int) -> int:
+    """How many rows of ``row`` bytes fit into the limit with their products, ``8 layers`` bytes a pair; at least one.
+
+    Rounded down to two digits.
+    """
+    pair = 8 * layers
+    number = (isqrt(row * row + 4 * pair * HISTORY_LIMIT) - row) // (2 * pair)
+    digits = int(10 ** max(len(str(number)) - 2, 0))
+    return max(number // digits * digits, 1)

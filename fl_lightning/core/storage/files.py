@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of clients and rounds, which are there as a whole or not at all."""
+"""Files that are there as a whole or not at all, and that say when they are damaged."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import torch
+
+_ZIP = b"PK\x03\x04"
 
 
 def client_file(directory: Path, client_id: int, when: int) -> Path:
@@ -14,12 +21,121 @@ def client_file(directory: Path, client_id: int, when: int) -> Path:
     return directory / f"client-{client_id:06d}" / f"round-{when:06d}.pt"
 
 
-def write_whole(path: Path, content: object) -> None:
-    """Writes a file with ``torch.save``, flushed to disk before it gets its name."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.part")
-    with partial.open("wb") as file:
-        torch.save(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+def write_whole(path: Path, content: object, private: bool = False) -> None:
+    """Writes a file with ``torch.save``, checksums included, flushed to disk before it gets its name.
+
+    If the process is killed meanwhile, a file of that name stays as it was. The unfinished one is named ``*.part``.
+
+    Args:
+        path: the file; missing folders are made.
+        content: what to save.
+        private: the file and the folders that are made are for their owner only.
+
+    Raises:
+        OSError: it could not be written, for want of space for instance; the error names the file.
+    """
+    checksums = torch.serialization.get_crc32_options()
+
+    def save(file: BinaryIO) -> None:
+        torch.serialization.set_crc32_options(True)
+        try:
+            torch.save(content, file)
+        finally:
+            torch.serialization.set_crc32_options(checksums)
+
+    _write(path, save, private)
+
+
+def copy_whole(source: Path, path: Path) -> None:
+    """Copies a file as :func:`write_whole` writes one.
+
+    Raises:
+        OSError: it could not be written.
+    """
+
+    def copy(file: BinaryIO) -> None:
+        with source.open("rb") as original:
+            shutil.copyfileobj(original, file)
+
+    _write(path, copy, private=False)
+
+
+def _write(path: Path, fill: Callable[[BinaryIO], None], private: bool) -> None:
+    missing = [folder for folder in path.parents if not folder.exists()]
+    for folder in reversed(missing):
+        folder.mkdir(mode=0o700 if private else 0o777, exist_ok=True)
+    partial, mode = path.with_name(f"{path.name}.part"), 0o600 if private else 0o666
+    partial.unlink(missing_ok=True)  # of a process that was killed, perhaps with other rights
+    try:
+        with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            fill(file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        _flush_names(path.parent)
+    except Exception as error:
+        # The writer of torch covers up what the file system said with an error of its own.
+        cause = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(cause, OSError):
+            raise
+        found = "a file of this name is as it was before" if path.exists() else "no file of this name was made"
+        advice = f"{cause.strerror or cause}; {found}: make room or save elsewhere"
+        raise OSError(cause.errno, advice, str(path)) from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_whole(path: Path, load: Callable[[], Any], remedy: str) -> Any:
+    """Reads a file that :func:`write_whole` wrote, or ``torch.save``.
+
+    Args:
+        path: the file.
+        load: reads it.
+        remedy: what to do if it is damaged, for the error.
+
+    Raises:
+        ValueError: the file is damaged: cut short, overwritten, or not what was written.
+        Exception: what ``load`` raises for a file without damage.
+    """
+    flaw = _damage(path)
+    if flaw is not None:
+        raise ValueError(f"{path} is damaged, {flaw}: {remedy}")
+    try:
+        return load()
+    except Exception as error:
+        if "PytorchStreamReader" in str(error):
+            raise ValueError(f"{path} is damaged ({error}): {remedy}") from error
+        if zipfile.is_zipfile(path):
+            raise  # nothing is wrong with the file
+        raise ValueError(f"{path} is no file of torch.save ({type(error).__name__}: {error}): {remedy}") from error
+
+
+def _damage(path: Path) -> str | None:
+    """What is wrong with a file, by its checksums."""
+    with path.open("rb") as file:
+        start = file.read(len(_ZIP))
+    if not start:
+        return "it is empty"
+    ends_well = zipfile.is_zipfile(path)
+    if start != _ZIP:
+        return "its first bytes are wrong" if ends_well else None
+    if not ends_well:
+        return "it is cut short"
+    try:
+        with zipfile.ZipFile(path) as file:
+            if not any(entry.CRC for entry in file.infolist()):
+                return None  # torch.serialization.set_crc32_options(False)
+            broken = file.testzip()
+    except Exception as error:  # of many kinds, as many as there are bytes to go wrong
+        return f"{type(error).__name__}: {error}"
+    return None if broken is None else f"the checksum of its part {broken} is wrong"
+
+
+def _flush_names(folder: Path) -> None:
+    """Flushes to disk that a file was renamed, where the file system knows how."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

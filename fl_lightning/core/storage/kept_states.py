@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fl_lightning.core.storage.files import client_file, write_whole
+from fl_lightning.core.storage.files import client_file, read_whole, write_whole
 
 
 class KeptStates:
@@ -38,10 +39,11 @@ class KeptStates:
 
         Raises:
             FileNotFoundError: the state is gone.
+            ValueError: its file is damaged.
         """
         if self._folder is not None:
-            for partial in self._path(0).parent.glob("*.part"):  # of a process that was killed
-                partial.unlink(missing_ok=True)
+            for unfinished in self._path(0).parent.glob("*.part"):  # of a process that was killed
+                unfinished.unlink(missing_ok=True)
         for when in self._rounds():
             if when != counted:
                 self._delete(when)
@@ -52,14 +54,22 @@ class KeptStates:
                 f"{self._place(counted)} is gone, what client {self._client_id} kept of round {counted}, the last that "
                 "counted for it: give it its folder back, or send counted=None to let it begin anew"
             )
-        return self._held[counted] if self._folder is None else torch.load(self._path(counted), weights_only=True)
+        if self._folder is None:
+            return self._held[counted]
+        path = self._path(counted)
+        state: dict[str, Any] = read_whole(
+            path,
+            partial(torch.load, path, weights_only=True),
+            f"bring back the file, or send counted=None to let client {self._client_id} begin anew",
+        )
+        return state
 
     def put(self, when: int, state: dict[str, Any]) -> None:
         """Takes the state after the visit in round ``when``, complete."""
         if self._folder is None:
             self._held[when] = state
         else:
-            write_whole(self._path(when), state)
+            write_whole(self._path(when), state, private=True)
 
     def _rounds(self) -> list[int]:
         if self._folder is None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.core.model_snapshot import Snapshot
-from fl_lightning.core.storage.files import client_file, write_whole
+from fl_lightning.core.storage.files import client_file, read_whole, write_whole
 
 
 class ClientFiles:
@@ -52,13 +53,14 @@ class ClientFiles:
         """Reads the client's model, or ``None`` if there is none.
 
         Raises:
-            ValueError: the file is not the one that a restored state refers to.
+            ValueError: the file is damaged, or not the one that a restored state refers to.
         """
         if client_id not in self._newest:
             return None
         when, digest = self._newest[client_id]
         path = self._path(client_id, when)
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        load = partial(torch.load, path, map_location="cpu", weights_only=True)
+        content = read_whole(path, load, f"bring back the file, or resume from a checkpoint of before round {when}")
         model = Snapshot(content["params"], content["buffers"])
         if _digest(model) != digest:
             raise ValueError(
@@ -71,7 +73,7 @@ class ClientFiles:
         """Writes the client's model of round ``when``, flushed to disk before it gets its name."""
         model = model.to("cpu")
         content = {"client": client_id, "round": when, "params": model.params, "buffers": model.buffers}
-        write_whole(self._path(client_id, when), content)
+        write_whole(self._path(client_id, when), content, private=True)
         before = self._newest.get(client_id)
         self._newest[client_id] = when, _digest(model)
         if before is not None:
