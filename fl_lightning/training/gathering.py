@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from torchmetrics import MetricCollection
 
-from fl_lightning.core.lightning.metric_state import MetricRecorder, MetricUpdate
+from fl_lightning.core.lightning.metric_recorder import MetricRecorder, MetricUpdate
 from fl_lightning.core.list_names import ListName, grown_lists, lists_in, made_list, watch_list
 from fl_lightning.core.modules import named_metrics, submodules
 from fl_lightning.core.watched_list import Watched
@@ -89,7 +89,7 @@ class GatheringCopy:
         Returns:
             What was added, and what was read that others may have added to, in words.
         """
-        reads = [f"computes metric {name!r} in a step" for name, metric in self._metrics.items() if metric.read]
+        reads = [metric.doubt for metric in self._metrics.values() if metric.doubt]
         values = {name: metric.end() for name, metric in self._metrics.items()}
         values = {name: value for name, value in values.items() if value is not None}
         updates = list(self._journal)

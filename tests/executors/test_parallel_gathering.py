@@ -199,12 +199,17 @@ def compared(tmp_path, module, **options):
     return other
 
 
-@pytest.mark.parametrize("module", PARALLEL)
+def some(values, quick):
+    """All of them, those that are not quick among the slow cases."""
+    return [pytest.param(value, marks=() if value in quick else pytest.mark.slow) for value in values]
+
+
+@pytest.mark.parametrize("module", some(PARALLEL, (Template, Segmenting, Everywhere)))
 def test_what_clients_gather_reaches_the_fit_with_the_same_bits(tmp_path, module):
     assert compared(tmp_path, module).strategy.executor_fallback is None
 
 
-@pytest.mark.parametrize("name", ["SCAFFOLD", "FedMDFG", "MOON"])
+@pytest.mark.parametrize("name", some(("SCAFFOLD", "FedMDFG", "MOON"), ("FedMDFG",)))
 def test_with_methods_that_look_at_losses_or_keep_state(tmp_path, name):
     class Both(Template, Segmenting):
         def training_step(self, batch, batch_idx):
@@ -312,7 +317,62 @@ class Counts(Wrapped):
         self.log("seen", self.seen.compute())
 
 
+class Sum(torchmetrics.Metric):
+    """Somebody's own: adds once."""
+
+    def __init__(self):
+        super().__init__()
+        self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
+
+    def update(self, values):
+        self.total += values.sum()
+
+    def compute(self):
+        return self.total
+
+
+class OneByOne(Sum):
+    """Adds number after number, so it matters for rounding what is there already."""
+
+    def update(self, values):
+        for value in values:
+            self.total += value
+
+
+class Fading(Sum):
+    """Forgets."""
+
+    def update(self, values):
+        self.total = 0.9 * self.total + values.sum()
+
+
+class WithOwn(Wrapped):
+    kind = Sum
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.seen = self.kind()
+
+    def training_step(self, batch, batch_idx):
+        self.seen.update(batch[0].flatten())
+        self.log("step", self.seen(batch[0][0]) if batch_idx % 2 else 0.0)
+        return Classifier.training_step(self, batch, batch_idx)
+
+    def on_train_epoch_end(self):
+        self.log("seen", self.seen.compute())
+
+
+class WithOneByOne(WithOwn):
+    kind = OneByOne
+
+
+class WithFading(WithOwn):
+    kind = Fading
+
+
 IN_TURN = {
+    WithOneByOne: "updates metric 'seen', which looks at what it holds already",
+    WithFading: "updates metric 'seen', which looks at what it holds already",
     ReadsLength: "reads list 'training_step_outputs', which it adds to",
     ReadsInC: "reads list 'losses', which it adds to",
     Empties: "reads list 'losses', which it adds to",
@@ -323,7 +383,11 @@ IN_TURN = {
 }
 
 
-@pytest.mark.parametrize("module", IN_TURN)
+def test_metrics_of_ones_own(tmp_path):
+    assert compared(tmp_path, WithOwn).strategy.executor_fallback is None
+
+
+@pytest.mark.parametrize("module", some(IN_TURN, (WithOneByOne, ReadsInC, Computes)))
 def test_what_others_have_gathered_is_seen_in_turn_alone(tmp_path, caplog, module):
     with caplog.at_level(logging.INFO):
         reason = compared(tmp_path, module).strategy.executor_fallback

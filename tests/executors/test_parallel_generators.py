@@ -112,7 +112,10 @@ def trained(dataset, executor, **options):
     return weights(module)
 
 
-@pytest.mark.parametrize("kind", [Numpy, Legacy, Torch, Python, Unseeded, InTransforms, OfTheFile])
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in (Legacy, Torch, Python, Unseeded, OfTheFile)]
+
+
+@pytest.mark.parametrize("kind", [Numpy, InTransforms, *SLOW])
 def test_generators_of_datasets(kind):
     runs = [trained(kind(), executor) for executor in (None, TWO, fl.executors.Parallel(3))]
     assert torch.equal(runs[0], runs[1])

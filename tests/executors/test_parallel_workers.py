@@ -173,7 +173,7 @@ class Watching(L.Callback):
 OBSTACLES = {
     "rule": ({"client": Counting()}, {}, "Counting has a commit and does not say where its state lives"),
     "callback": ({}, {"callbacks": [Watching()]}, "Watching.on_before_backward would run in worker processes"),
-    "profiler": ({}, {"profiler": "simple"}, "a profiler would not see"),
+    "profiler": ({}, {"profiler": "simple"}, "Trainer(profiler=SimpleProfiler) would not see"),
 }
 
 

@@ -33,29 +33,31 @@ _MODULE_HOOKS = (
 def full_path_reason(trainer: Trainer, module: LightningModule) -> str | None:
     """Why local steps must run through Lightning's own optimization, or ``None`` if they need not."""
     if not module.automatic_optimization:
-        return "manual optimization"
+        return f"{type(module).__name__} optimizes manually"
     precision = trainer.precision_plugin
     if type(precision) is not lightning_module("plugins.precision").Precision or any(map(callable, _set_on(precision))):
-        return f"precision {trainer.precision}"
+        return f"Trainer(precision={trainer.precision!r})"
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    if accumulation_factors(trainer) != {1}:
-        return "accumulate_grad_batches"
+    factors = accumulation_factors(trainer)
+    if factors != {1}:
+        return f"accumulate_grad_batches={' or '.join(map(str, sorted(factors)))}"
     for optimizer in trainer.optimizers:
         closure = signature(optimizer.step).parameters.get("closure")
         if closure is not None and closure.default is closure.empty:
             return f"{type(optimizer).__name__} calls for a closure"
     if trainer.gradient_clip_val is not None:
-        return "gradient clipping"
-    if is_profiled(trainer):
-        return "a profiler"
+        return f"Trainer(gradient_clip_val={trainer.gradient_clip_val})"
+    profiler = profiler_of(trainer)
+    if profiler is not None:
+        return f"Trainer(profiler={profiler})"
     if getattr(trainer, "_detect_anomaly", False):
-        return "anomaly detection"
+        return "Trainer(detect_anomaly=True)"
     for name in sorted(_MODULE_HOOKS):
         if _differs(name, module, LightningModule):
-            return f"the module overrides {name}"
+            return f"{type(module).__name__} overrides {name}"
     for name in _STRATEGY_HOOKS:
         if not _is_ours(getattr(trainer.strategy, name)):
-            return f"the strategy overrides {name}"
+            return f"{type(trainer.strategy).__name__} overrides {name}"
     watching = step_hook_of(callbacks)
     return None if watching is None else f"{watching.replace('.', ' overrides ', 1)}"
 
@@ -79,9 +81,10 @@ def is_overridden(name: str, owner: object) -> bool:
     return bool(lightning_module("utilities.model_helpers").is_overridden(name, owner))
 
 
-def is_profiled(trainer: Trainer) -> bool:
-    """Whether a profiler measures this trainer."""
-    return type(trainer.profiler) is not lightning_module("profilers").PassThroughProfiler  # type: ignore[attr-defined]
+def profiler_of(trainer: Trainer) -> str | None:
+    """The kind of the profiler that measures this trainer; ``None`` if there is none."""
+    kind = type(trainer.profiler)  # type: ignore[attr-defined]
+    return None if kind is lightning_module("profilers").PassThroughProfiler else str(kind.__name__)
 
 
 def step_hook_of(callbacks: Sequence[Callback]) -> str | None:

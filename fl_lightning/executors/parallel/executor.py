@@ -11,7 +11,7 @@ from math import inf
 from torch import Tensor
 
 from fl_lightning.core.aligned import padded
-from fl_lightning.core.lightning.inspection import is_profiled, step_hook_of
+from fl_lightning.core.lightning.inspection import profiler_of, step_hook_of
 from fl_lightning.executors.base import CohortRunner, Executor
 from fl_lightning.executors.parallel import messages
 from fl_lightning.executors.parallel.runner import ParallelRunner
@@ -62,8 +62,9 @@ class Parallel(Executor):
             return f"worker processes train on the CPU, and this fit runs on {device}"
         if sys.platform != "linux":
             return f"worker processes are copies of a running process, which {sys.platform} does not support safely"
-        if is_profiled(trainer):
-            return "a profiler would not see what happens in worker processes"
+        profiler = profiler_of(trainer)
+        if profiler is not None:
+            return f"Trainer(profiler={profiler}) would not see what happens in worker processes"
         hook = step_hook_of(trainer.callbacks)  # type: ignore[attr-defined]
         if hook is not None:
             return f"{hook} would run in worker processes"
