@@ -47,6 +47,7 @@ class Server:
         optimizer: the server optimizer, if there is one.
         skipped_rounds: rounds that changed nothing, having had too few usable uploads.
         names: what people call the clients.
+        num_samples: training samples of all registered clients, if they are known.
 
     Raises:
         TypeError: ``optimizer`` does not make an optimizer.
@@ -69,6 +70,7 @@ class Server:
         self.skipped_rounds = 0
         self.optimizer = None if optimizer is None else _made(optimizer, binding.parameters)
         self.names = numbered(num_clients)
+        self.num_samples: int | None = None
 
     def drop(self, current: Round, client_id: int, reason: str, cause: Exception | None = None) -> None:
         """Leaves a client out of the round with a warning, or raises, by policy.
@@ -166,6 +168,7 @@ class Server:
             extras=extras,
             companions={name: updates.beside(rows) for name, rows in companions.items()},
             losses_at=losses_at,
+            num_samples=self.num_samples,
         )
 
     @torch.no_grad()
