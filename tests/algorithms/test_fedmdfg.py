@@ -179,7 +179,7 @@ def test_line_search_second_and_third_stage():
 
 @pytest.mark.parametrize("s", [0, 2])
 def test_the_last_trial_is_made_whatever_the_rounding(s):
-    """Rows whose mean is the direction: sigma is 1 up to rounding, and lengths from ``2^s`` down to ``2^-s`` are tried."""
+    """Rows whose mean is the direction: sigma is 1 up to rounding, so lengths from ``2^s`` to ``2^-s`` are tried."""
     for seed in range(60):
         draw = torch.Generator().manual_seed(seed)
         basis = torch.linalg.qr(torch.randn(92, 4, generator=draw, dtype=torch.float64))[0].T

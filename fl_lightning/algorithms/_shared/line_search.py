@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fl_lightning.algorithms._shared.common_descent import loss_angle
 
-
 _ROUNDING = 1e-6  # relative error of the shortest length to try, which comes from inner products; lengths are halved
 
 
