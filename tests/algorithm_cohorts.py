@@ -27,6 +27,7 @@ def make_cohort(
     num_clients=None,
     params=None,
     extras=None,
+    num_samples=None,
 ):
     m, n = rows.shape
     losses = torch.arange(m, dtype=torch.float64) / m + 0.5 if losses is None else losses
@@ -53,6 +54,7 @@ def make_cohort(
         extras=extras,
         companions={"disparity": UpdateMatrix(torch.zeros_like(rows), layout)} if companions is None else companions,
         losses_at=losses_at,
+        num_samples=num_samples,
     )
 
 

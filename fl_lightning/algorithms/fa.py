@@ -7,7 +7,9 @@ Wei Du, Depeng Xu, Xintao Wu, Hanghang Tong. SDM 2021. https://arxiv.org/abs/201
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -47,11 +49,13 @@ class FA(FedAvg):
 
     Degenerate cases. A basis without samples near it gets weight 0. If no ``a`` meets all constraints, ``|C| <= tau``
     is left out for the round, and ``a`` stays as it is if that does not help; :attr:`AgnosticWeights.relaxed` counts
-    both.
+    both. While ``a`` stays as it is, the reports of rounds are flagged, and the first such round warns: kernels that
+    are narrow beside the distances of the data, as they easily are in many dimensions, reach too few samples for
+    ``theta`` to have mean 1 below ``bound``.
 
     Args:
         bases: ``[J, d]`` the ``b_j``.
-        sigma: width of the kernels.
+        sigma: width of the kernels; ``None``: the median distance between bases, or 1 for a single one.
         bound: largest weight of a sample, at least 1.
         tau: largest covariance.
         penalty: weight of the part of the covariance above ``tau``.
@@ -62,10 +66,12 @@ class FA(FedAvg):
         ValueError: an argument is out of range.
     """
 
+    reads = "sums"
+
     def __init__(
         self,
         bases: Tensor | Sequence[Sequence[float]],
-        sigma: float = 1.0,
+        sigma: float | None = None,
         bound: float = 10.0,
         tau: float = 0.05,
         penalty: float = 1.0,
@@ -76,6 +82,12 @@ class FA(FedAvg):
         self.bases, self.inputs = torch.as_tensor(bases).double(), inputs
         self.sigma, self.bound, self.tau, self.penalty = sigma, bound, tau, penalty
         self._client = AgnosticWeights(self.bases, sigma, bound, tau, penalty, inputs)
+
+    def aggregate(self, cohort: Cohort) -> Tensor:
+        """As :class:`FedAvg`; flagged if the clients trained under weights that no search of the last round found."""
+        step = super().aggregate(cohort)
+        self.report = replace(self.report, flagged=self._client.stuck)
+        return step
 
     def client_rule(self) -> ClientRule:
         """The reweighed loss, and the search for the weights; the same object on every call."""
@@ -88,25 +100,34 @@ class AgnosticWeights(ClientRule):
     Attributes:
         a: ``[J]`` float64 coefficients of the kernels; ``None`` before the first round.
         relaxed: rounds in which no ``a`` met all constraints.
+        stuck: the last search found no ``a`` at all.
     """
 
     needs = Needs(groups=True)
     reads = "sums"
 
     def __init__(
-        self, bases: Tensor, sigma: float, bound: float, tau: float, penalty: float, inputs: Callable[[Any], Tensor]
+        self,
+        bases: Tensor,
+        sigma: float | None,
+        bound: float,
+        tau: float,
+        penalty: float,
+        inputs: Callable[[Any], Tensor],
     ) -> None:
         if bases.dim() != 2 or bases.numel() == 0 or not bool(bases.isfinite().all()):
             raise ValueError(f"bases of FA must be finite and have shape [J, d], found {list(bases.shape)}")
         for name, value, least in (("bound", bound, 1), ("tau", tau, 0), ("penalty", penalty, 0)):
             if not least <= value < math.inf:
                 raise ValueError(f"{name} of FA must be finite and at least {least}, found {value}")
-        if not 0 < sigma < math.inf:
+        if sigma is not None and not 0 < sigma < math.inf:
             raise ValueError(f"sigma of FA must be positive and finite, found {sigma}")
         self.bases, self.sigma, self.bound, self.tau, self.penalty = bases.double(), sigma, bound, tau, penalty
+        self._width = _usual_distance(self.bases) if sigma is None else sigma
         self.inputs = inputs
         self.a: Tensor | None = None
         self.relaxed = 0
+        self.stuck = False
         self._share: float | None = None  # of group 1 among all samples
 
     def begin_client(self, work: LocalWork) -> None:
@@ -141,7 +162,7 @@ class AgnosticWeights(ClientRule):
             raise ValueError(
                 f"inputs of FA must have shape [B, {bases.shape[1]}] as its bases do, found {list(inputs.shape)}"
             )
-        return torch.exp(-torch.cdist(inputs.detach().to(bases), bases).square() / (2 * self.sigma**2))
+        return torch.exp(-torch.cdist(inputs.detach().to(bases), bases).square() / (2 * self._width**2))
 
     def end_client(self, work: LocalWork) -> ClientReport:
         """Reports the sums per basis and the counts."""
@@ -179,8 +200,17 @@ class AgnosticWeights(ClientRule):
             if found.status == "optimal":
                 self.a = torch.zeros_like(mass).masked_scatter(near, found.x)
                 self.relaxed += len(rows) == len(among)
+                self.stuck = False
                 return
         self.relaxed += 1
+        if not self.stuck:
+            warnings.warn(
+                f"FA found no weights in round {cohort.round}: kernels of width sigma={self._width:g} around bases "
+                f"that lie {_usual_distance(self.bases):g} apart cannot give all samples a mean weight of 1 and none "
+                f"more than bound={self.bound:g}. Samples keep the weights they had; raise sigma or bound",
+                stacklevel=2,
+            )
+        self.stuck = True
 
     def begin_fit(self, federation: Federation) -> None:
         """Checks that a restored ``a`` belongs to these bases.
@@ -193,13 +223,20 @@ class AgnosticWeights(ClientRule):
 
     def reset(self) -> None:
         """Back to equal weights."""
-        self.a, self._share, self.relaxed = None, None, 0
+        self.a, self._share, self.relaxed, self.stuck = None, None, 0, False
 
     def state_dict(self) -> State:
         """``a``, the share of group 1, and how often constraints were left out."""
-        return {"relaxed": self.relaxed, **self.broadcast()}
+        return {"relaxed": self.relaxed, "stuck": self.stuck, **self.broadcast()}
 
     def load_state_dict(self, state: State) -> None:
         """Restores what :meth:`state_dict` returned."""
-        self.relaxed = state["relaxed"]
+        self.relaxed, self.stuck = state["relaxed"], state.get("stuck", False)
         self.take_broadcast(state)
+
+
+def _usual_distance(bases: Tensor) -> float:
+    """The median distance between bases that differ, the width at which kernels reach their neighbours; else 1."""
+    distances = torch.pdist(bases)
+    distances = distances[distances > 0]
+    return float(distances.median()) if len(distances) else 1.0

@@ -49,7 +49,8 @@ class FCFL(ServerRule):
             where stage 1 follows ``SM(l)``), and the module need not know groups.
         notion: ``"dp"`` for demographic parity, ``"eo"`` for equal opportunity.
         stage1_rounds: rounds after which stage 2 begins.
-        tol: stage 2 also begins when the direction, as a gradient, is no longer than this.
+        tol: stage 2 also begins when the direction, as a gradient, is no longer than this, or than 1e-6 times the
+            gradients that it combines, which is rounding.
         delta: first ``d`` of both soft maxima.
         beta: factor by which ``d`` shrinks, down to 1e-4.
         sharpness: ``c`` of the surrogate ``sigmoid(c z)`` that stands in for the prediction ``1[z > 0]`` in training.
@@ -72,6 +73,7 @@ class FCFL(ServerRule):
 
     _delta_factor, _delta_floor = 0.1, 1e-4  # d shrinks where 0.1 ||grad SM|| <= d, and stays once it is below 1e-4
     _joint_threshold = 1e-3  # eps_d of equation 14
+    _standstill = 1e-6  # a direction this much shorter than the gradients it is made of may be their rounding
 
     def __init__(
         self,
@@ -197,7 +199,8 @@ class FCFL(ServerRule):
             self._delta_loss *= self.beta
         if flat_disparity and self._delta_disparity > self._delta_floor:
             self._delta_disparity *= self.beta
-        if self._rounds >= self.stage1_rounds or norm <= self.tol:
+        longest = max(loss_norm, disparity_norm if math.isfinite(disparity_norm) else 0.0)
+        if self._rounds >= self.stage1_rounds or norm <= max(self.tol, self._standstill * longest):
             self.stage = 2
 
     def reset(self) -> None:

@@ -17,8 +17,10 @@ from fl_lightning.algorithms._shared.common_descent import common_descent, fair_
 from fl_lightning.algorithms._shared.layer_blocks import Block, BlockSolver, joined_blocks
 from fl_lightning.algorithms._shared.row_memory import RemembersRows
 from fl_lightning.algorithms._shared.rows import (
+    SHORT_DIRECTION,
     ZERO_DIRECTION,
     Decision,
+    Rescaled,
     as_long_as_mean,
     live_rows,
     no_step,
@@ -47,10 +49,12 @@ class FedLF(RemembersRows):
     3. the layer combined with the next one (the last layer with the previous one), from all rows on again;
     4. no remembered rows, with and without the fair-driven row, where no layer is left to combine with.
 
-    If all fail the layer is not updated. The report is flagged from 1 on. A row is left out of a layer where it is 1e-8
-    times shorter than the median of the online ones; a layer without rows is not updated. The fair-driven row is left
-    out for one client, for equal losses and for losses that are all 0. If all rows are zero, the step is zero, flagged,
-    and nothing is remembered.
+    If all fail the layer is not updated. The report is flagged from 1 on. It is also flagged where the direction is 100
+    times shorter than the mean of the online rows before it is made as long: clients then agree on nearly everything,
+    and the fair-driven row makes the step follow what little tells them apart. A row is left out of a layer where it is
+    1e-8 times shorter than the median of the online ones; a layer without rows is not updated. The fair-driven row is
+    left out for one client, for equal losses and for losses that are all 0. If all rows are zero, the step is zero,
+    flagged, and nothing is remembered.
 
     Args:
         layers: see :meth:`ParamLayout.from_module`. ``"module"`` is the paper's reading, ``"tensor"`` that of the
@@ -158,7 +162,7 @@ class FedLF(RemembersRows):
 
     def _combine_layers(
         self, blocks: list[Block], gram: Tensor, fragments: Tensor, nonzero: Tensor, cohort: Cohort, q: Tensor | None
-    ) -> Tensor:
+    ) -> Rescaled:
         """Lines 9 to 12, then 13 and 15: the step's coefficients ``[L, m + h]``, on the CPU, and its ``blocks``."""
         q = None if q is None or not bool(q.any()) else q.cpu()
 
@@ -177,8 +181,9 @@ class FedLF(RemembersRows):
         shares = layout.offsets.diff().to(torch.float64) / layout.numel
         self.report = StepReport(
             weights=shares @ decision.coeff[:, : len(cohort)],
-            flagged=any(block.flagged for block in blocks),
+            flagged=any(block.flagged for block in blocks) or decision.ratio < SHORT_DIRECTION,
             scalars={
+                "direction_ratio": decision.ratio,
                 "history_rows": float(remembered),
                 "blocks": float(len(solved)),
                 "merged_layers": float(sum(len(block) for block in solved if len(block) > 1)),

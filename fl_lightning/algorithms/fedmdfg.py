@@ -18,7 +18,7 @@ from fl_lightning.algorithms._shared.choices import READINGS, Reading, check_cho
 from fl_lightning.algorithms._shared.common_descent import common_descent, fair_weights, loss_angle
 from fl_lightning.algorithms._shared.line_search import line_search
 from fl_lightning.algorithms._shared.row_memory import RemembersRows
-from fl_lightning.algorithms._shared.rows import live_rows, no_step, rounding_error, row_norms
+from fl_lightning.algorithms._shared.rows import SHORT_DIRECTION, live_rows, no_step, rounding_error, row_norms
 from fl_lightning.algorithms.records import Federation, Needs, State, StepReport
 from fl_lightning.core.cohort import Cohort
 
@@ -33,7 +33,9 @@ class FedMDFG(RemembersRows):
     zero although all clients agree on one, against the paper's Theorem 1. So a zero direction (1e-4 times shorter than
     the rows, or with a slope that rounding could turn around) is tried again without the fair row, then without
     remembered rows, and the report is flagged. If nothing helps, if all rows or the learning rate are zero, or if no
-    trial of the line search has finite losses, the step is zero, flagged, and nothing is remembered.
+    trial of the line search has finite losses, the step is zero, flagged, and nothing is remembered. The report is also
+    flagged where the direction is 100 times shorter than the mean of the rows before it is made as long, see
+    :class:`FedLF`.
 
     Args:
         theta: angle in radians between losses and ``(1, ..., 1)`` up to which the model counts as fair.
@@ -122,8 +124,9 @@ class FedMDFG(RemembersRows):
         self.remember(cohort, rescale / eta, live)  # line 27, as gradients
         self.report = StepReport(
             weights=length * c[:m],
-            flagged=flagged,
+            flagged=flagged or 1 / sigma < SHORT_DIRECTION,
             scalars={
+                "direction_ratio": 1 / sigma,
                 "step_length": length,
                 "evaluations": float(evaluations),
                 "fair_row": float(fair),

@@ -77,6 +77,7 @@ class Federation:
         device: where parameters and rows are.
         dtype: of parameters and rows.
         cohort_size: clients sampled per round; ``None`` if unknown.
+        rounds: rounds of the fit, those before a resumption included; ``None`` if unknown.
     """
 
     num_clients: int
@@ -84,6 +85,7 @@ class Federation:
     device: torch.device
     dtype: torch.dtype
     cohort_size: int | None = None
+    rounds: int | None = None
 
 
 @dataclass(frozen=True)

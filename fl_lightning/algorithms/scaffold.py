@@ -8,16 +8,21 @@ ICML 2020. https://arxiv.org/abs/1910.06378
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from fl_lightning.algorithms._shared.choices import check_choice
 from fl_lightning.algorithms._shared.client_vectors import ClientVectors
-from fl_lightning.algorithms._shared.weighting import uniform_weights, weighted_mean
+from fl_lightning.algorithms._shared.weighting import data_weights, uniform_weights, weighted_mean
 from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs, StepReport
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.updates import UpdateMatrix
+
+Weighting = Literal["samples", "uniform"]
 
 
 class SCAFFOLD(ServerRule):
@@ -27,32 +32,38 @@ class SCAFFOLD(ServerRule):
         server_lr: global step size ``eta_g``.
         control_device: where the clients' control variates live, for instance ``"cpu"``; ``None``: on the federation's
             device. One vector of the model's size per client that has trained.
+        weighting: what the clients count in the step and in ``c``. ``"uniform"``: all alike (the paper), towards the
+            optimum of the mean of their losses. ``"samples"``: by their numbers of training samples, towards the
+            optimum of the loss on all samples, as FedAvg does.
 
     Raises:
-        ValueError: ``server_lr`` is not positive.
+        ValueError: ``server_lr`` is not positive, or ``weighting`` is neither.
     """
 
     reads = "sums"
     placement = ("control_device",)
     averages = True
 
-    def __init__(self, server_lr: float = 1.0, control_device: str | None = None) -> None:
+    def __init__(
+        self, server_lr: float = 1.0, control_device: str | None = None, weighting: Weighting = "uniform"
+    ) -> None:
         if not server_lr > 0:
             raise ValueError(f"server_lr of SCAFFOLD must be positive, found {server_lr}")
-        self.server_lr, self.control_device = server_lr, control_device
-        self._client = ControlVariates(control_device)
+        check_choice("SCAFFOLD", "weighting", weighting, ("samples", "uniform"))
+        self.server_lr, self.control_device, self.weighting = server_lr, control_device, weighting
+        self._client = ControlVariates(control_device, weighting)
 
     def client_rule(self) -> ClientRule:
         """The control variates of server and clients; the same object on every call."""
         return self._client
 
     def aggregate(self, cohort: Cohort) -> Tensor:
-        """Returns ``eta_g / m sum_i u_i`` (Algorithm 1, line 17).
+        """Returns ``eta_g sum_i p_i u_i`` (Algorithm 1, line 17) with ``p_i = 1 / m`` or ``n_i / n``.
 
         Raises:
             ValueError: a row is not finite.
         """
-        weights = self.server_lr * uniform_weights(cohort)
+        weights = self.server_lr * (data_weights if self.weighting == "samples" else uniform_weights)(cohort)
         step = weighted_mean(cohort, weights)
         self.report = StepReport(weights=weights)
         return step
@@ -69,6 +80,7 @@ class ControlVariates(ClientVectors):
 
     Args:
         device: where the clients' control variates live; ``None``: on the federation's device.
+        weighting: what a client counts in ``c``, see :class:`SCAFFOLD`.
     """
 
     needs = Needs(client_lr=True)
@@ -76,9 +88,25 @@ class ControlVariates(ClientVectors):
 
     vectors = "SCAFFOLD's control variates"
 
-    def __init__(self, device: str | None = None) -> None:
+    def __init__(self, device: str | None = None, weighting: Weighting = "uniform") -> None:
         super().__init__(device)
+        self.weighting = weighting
         self._correction: list[Tensor] | None = None
+
+    def refusal(self, server: ServerRule) -> str | None:
+        """The step and ``c`` must weigh clients alike, or the fixed point is an optimum of neither."""
+        if not isinstance(server, FedAvg) or server.weighting == self.weighting:
+            return None
+        return (
+            f"weighs control variates with weighting={self.weighting!r}, and {type(server).__name__} updates with "
+            f"{server.weighting!r}: give both the same weighting"
+        )
+
+    def shares(self, cohort: Cohort) -> Tensor:
+        """``1 / N``, or ``n_i / n`` with the samples of all registered clients."""
+        if self.weighting == "uniform":
+            return super().shares(cohort)
+        return cohort.sizes / (cohort.sizes.sum() if cohort.num_samples is None else cohort.num_samples)
 
     def begin_client(self, work: LocalWork) -> None:
         """Prepares the correction ``c - c_i``."""
@@ -116,7 +144,7 @@ class ControlVariates(ClientVectors):
         return ClientReport(companions={"control": change})
 
     def sent(self, cohort: Cohort) -> UpdateMatrix:
-        """The changes: ``c_i += dc_i`` and ``c += 1/N sum_i dc_i`` (Algorithm 1, lines 14 and 18).
+        """The changes: ``c_i += dc_i`` and ``c += sum_i p_i dc_i`` (Algorithm 1, lines 14 and 18).
 
         Raises:
             ValueError: the cohort carries no control rows.

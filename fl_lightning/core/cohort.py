@@ -35,6 +35,7 @@ class Cohort:
         extras: further tensors, first dimension ``m`` (accuracies, disparities).
         companions: a second row per client (control variates, disparity gradients).
         losses_at: the cohort's losses ``[m]`` at given parameters ``[n]``; ``None`` if clients cannot be asked again.
+        num_samples: training samples of all registered clients; ``None`` where they are not known.
 
     Raises:
         ValueError: a field's length, shape or content breaks the rules above; the message names the field.
@@ -51,6 +52,7 @@ class Cohort:
     extras: Mapping[str, Tensor] = field(default_factory=dict)
     companions: Mapping[str, UpdateMatrix] = field(default_factory=dict)
     losses_at: Callable[[Tensor], Tensor] | None = None
+    num_samples: int | None = None
 
     def __post_init__(self) -> None:
         rows = self.updates.rows
@@ -68,6 +70,9 @@ class Cohort:
         if self.num_clients is not None and self.num_clients < m:
             raise ValueError(f"num_clients must be at least the {m} clients of the round, found {self.num_clients}")
         object.__setattr__(self, "sizes", _vector("sizes", self.sizes, m, rows, positive=True))
+        if self.num_samples is not None and self.num_samples < float(self.sizes.sum()):
+            found = f"the {float(self.sizes.sum()):g} samples of the round, found {self.num_samples}"
+            raise ValueError(f"num_samples must be at least {found}")
         if self.losses is not None:
             object.__setattr__(self, "losses", _vector("losses", self.losses, m, rows))
         extras = {name: _wide(value, rows) for name, value in self.extras.items()}

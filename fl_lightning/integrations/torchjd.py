@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fl_lightning.algorithms._shared.rows import require_finite
 from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import StepReport
 from fl_lightning.core.cohort import Cohort
@@ -68,9 +69,11 @@ class TorchJD(ServerRule):
         """Weighs each layer's rows by its Gram matrix.
 
         Raises:
+            ValueError: a row is not finite.
             RuntimeError: the weighting returned something else than ``m`` finite weights; names the layer.
         """
         gram = cohort.updates.gram()
+        require_finite(gram.diagonal(dim1=-2, dim2=-1).isfinite().all(0), cohort, "TorchJD")
         uniform = torch.full_like(gram[0, 0], 1.0 / len(cohort))
         weights = [uniform] * len(gram)
         with isolated(derive_seed(self.seed, "weighting", cohort.round), gram.device), torch.no_grad():

@@ -61,6 +61,7 @@ class FederatedFit:
             options.on_client_error, options.min_clients, options.max_failed_rounds,
         )  # fmt: skip
         self._server.names = clients.loaders.names
+        self._server.num_samples = sum(clients.loaders.sizes)
         options.check_min_clients(len(clients.runner.rows))
         self.description = self._described()
         self._round: Round | None = None
@@ -115,6 +116,7 @@ class FederatedFit:
         if len(loaders) != self._num_clients:
             raise ValueError(f"reloaded data must have the same {self._num_clients} clients, found {len(loaders)}")
         self.clients.runner.batches.loaders = loaders
+        self._server.num_samples = sum(loaders.sizes)
 
     @property
     def _num_clients(self) -> int:

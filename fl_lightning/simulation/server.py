@@ -49,6 +49,7 @@ class Server:
         failed_rounds: rounds in a row, up to the last one, in which clients trained and nothing came of it: no upload
             was usable, or the step was refused.
         names: what people call the clients.
+        num_samples: training samples of all registered clients, if they are known.
 
     Raises:
         TypeError: ``optimizer`` does not make an optimizer.
@@ -73,6 +74,7 @@ class Server:
         self.skipped_rounds, self.failed_rounds = 0, 0
         self._step = GlobalStep(binding, optimizer)
         self.names = numbered(num_clients)
+        self.num_samples: int | None = None
 
     @property
     def optimizer(self) -> Optimizer | None:
@@ -201,6 +203,7 @@ class Server:
             extras=extras,
             companions={name: updates.beside(rows) for name, rows in companions.items()},
             losses_at=losses_at,
+            num_samples=self.num_samples,
         )
 
     def _record(

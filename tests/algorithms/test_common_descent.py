@@ -3,13 +3,16 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
-from algorithm_cohorts import make_cohort, random_rows
+from algorithm_cohorts import SIZES, make_cohort, random_rows
 from vector_forms import shortest_point
 
+from fl_lightning.algorithms import FedLF, FedMDFG
 from fl_lightning.algorithms._shared.common_descent import common_descent, fair_weights, loss_angle
 from fl_lightning.algorithms._shared.rows import rounding_error, row_norms
+from fl_lightning.core.layout import ParamLayout
 
 
 def vector(*values):
@@ -107,3 +110,36 @@ def test_rounding_error_of_half_precision_is_that_of_float32():
 
 def test_row_norms_of_rounded_grams_are_not_nan():
     assert row_norms(torch.tensor([[4.0, 0.0], [0.0, -1e-20]], dtype=torch.float64)).tolist() == [2.0, 0.0]
+
+
+@pytest.mark.parametrize("rule", [FedLF, FedMDFG], ids=["FedLF", "FedMDFG"])
+@pytest.mark.parametrize(("noise", "flagged"), [(1.0, False), (0.1, False), (1e-3, True)])
+def test_steps_along_what_tells_like_clients_apart_are_flagged(rule, noise, flagged):
+    """The direction's length beside the mean update's, on vectors: how much of what they share is left in the step."""
+    rows = random_rows(1, 5) + noise * random_rows(10, 6)
+    losses = torch.linspace(0.5, 1.5, 10, dtype=torch.float64)
+    rule = rule()
+    step = rule.aggregate(make_cohort(rows, losses, layout=ParamLayout.from_sizes([rows.shape[1]])))
+    ratio = rule.report.scalars["direction_ratio"]
+    unit = rows / rows.norm(dim=1, keepdim=True) * rows.norm(dim=1).mean()
+    q = fair_weights(losses) @ unit
+    fair = q / q.norm() * rows.norm(dim=1).mean() if isinstance(rule, FedLF) else q
+    shortest = shortest_point([*unit.numpy(), fair.numpy()])
+    mean = rows if isinstance(rule, FedLF) else unit
+    assert ratio == pytest.approx(np.linalg.norm(shortest) / float(mean.mean(0).norm()), rel=1e-6)
+    assert rule.report.flagged == flagged
+    cosine = torch.nn.functional.cosine_similarity(step, rows.mean(0), 0)
+    assert (abs(float(cosine)) < 0.01) == flagged
+
+
+def test_a_layer_of_like_clients_is_seen_in_the_whole():
+    """The ratio is that of all layers together, also where layers were solved apart."""
+    rows = random_rows(4, 8)
+    rule = FedLF()
+    rule.aggregate(make_cohort(rows, [1.0, 2.0, 3.0, 4.0]))
+    squares = 0.0
+    for part in rows.split(SIZES, 1):
+        lone = FedLF()
+        lone.aggregate(make_cohort(part, [1.0, 2.0, 3.0, 4.0], layout=ParamLayout.from_sizes([part.shape[1]])))
+        squares += (lone.report.scalars["direction_ratio"] * float(part.mean(0).norm())) ** 2
+    assert rule.report.scalars["direction_ratio"] == pytest.approx(squares**0.5 / float(rows.mean(0).norm()))

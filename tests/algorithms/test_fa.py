@@ -55,7 +55,7 @@ def run(rule, data, batch=1000):
 
 def test_first_term_is_the_loss_with_a_penalty_on_covariance():
     data = people(50, 1)
-    module, (term,), _ = run(FA(BASES, tau=0.01, penalty=3.0), data)
+    module, (term,), _ = run(FA(BASES, sigma=1.0, tau=0.01, penalty=3.0), data)
     x, y, a = data
     z = module.net(x).squeeze(1)
     covariance = ((a - a.double().mean()) * z).mean()
@@ -87,10 +87,11 @@ def committed(rule, clients):
     return extras
 
 
+@pytest.mark.filterwarnings("ignore:FA found no weights")
 @pytest.mark.parametrize(("tau", "bound"), [(0.02, 5.0), (10.0, 5.0), (10.0, 1.3), (0.0, 20.0)])
 def test_the_adversary_is_that_of_an_independent_solver(tau, bound):
     clients = [people(60, 3), people(90, 4)]
-    rule = FA(BASES, tau=tau, bound=bound)
+    rule = FA(BASES, sigma=1.0, tau=tau, bound=bound)
     committed(rule, clients)
     client = rule.client_rule()
     module = Judge()
@@ -123,7 +124,7 @@ def test_the_adversary_is_that_of_an_independent_solver(tau, bound):
 
 def test_the_next_round_trains_on_the_reweighed_loss():
     clients = [people(60, 3), people(90, 4)]
-    rule = FA(BASES, tau=1.0, penalty=2.0)
+    rule = FA(BASES, sigma=1.0, tau=1.0, penalty=2.0)
     extras = committed(rule, clients)
     a_coefficients = rule.client_rule().a
     module, (term,), _ = run(rule, clients[0])
@@ -137,18 +138,21 @@ def test_the_next_round_trains_on_the_reweighed_loss():
 
 def test_bases_without_samples_get_nothing_and_impossible_bounds_are_counted():
     far = torch.cat([BASES, torch.tensor([[1e3, 0.0]])])
-    rule = FA(far)
+    rule = FA(far, sigma=1.0)
     committed(rule, [people(30, 5)])
     assert rule.client_rule().a[3] == 0
-    tight = FA(BASES, bound=1.0)  # theta would have to be 1 everywhere on average, yet at most 1 at the bases
+    tight = FA(
+        BASES, sigma=1.0, bound=1.0
+    )  # theta would have to be 1 everywhere on average, yet at most 1 at the bases
     x, y, a = people(30, 6)
-    committed(tight, [(x * 0.01 + 5.0, y, a)])
+    with pytest.warns(UserWarning, match="FA found no weights in round 0"):
+        committed(tight, [(x * 0.01 + 5.0, y, a)])
     assert tight.client_rule().relaxed == 1
     assert tight.client_rule().a is None
 
 
 def test_it_trains_as_a_plain_local_loop_would():
-    rule, data = FA(BASES), people(30, 7)
+    rule, data = FA(BASES, sigma=1.0), people(30, 7)
     torch.manual_seed(0)
     module = Judge()
     layout = ParamLayout.from_module(module)
@@ -218,8 +222,49 @@ def test_what_does_not_fit_is_named():
     with pytest.raises(ValueError, match=r"inputs of FA must have shape \[B, 3\] as its bases do, found \[5, 2\]"):
         run(FA(torch.ones(1, 3)), people(5, 1))
     with pytest.raises(ValueError, match="extras must hold 'kernel_sums' and 'group_counts' for FA, found"):
-        FA(BASES).client_rule().commit(make_cohort(random_rows(2, 1), extras={}))
-    client = FA(BASES).client_rule()
+        FA(BASES, sigma=1.0).client_rule().commit(make_cohort(random_rows(2, 1), extras={}))
+    client = FA(BASES, sigma=1.0).client_rule()
     client.load_state_dict({"relaxed": 0, "a": torch.ones(5), "share": 0.5})
     with pytest.raises(ValueError, match="bases of FA must be the 5 of the checkpoint, found 3"):
         client.begin_fit(fl.algorithms.Federation(1, ParamLayout.from_sizes([2]), torch.device("cpu"), torch.float32))
+
+
+@pytest.mark.parametrize("dimensions", [2, 14, 30])
+def test_the_default_width_follows_the_bases(dimensions):
+    """Standard-normal inputs, some of which are the bases: weights are found in every number of dimensions."""
+    draw = torch.Generator().manual_seed(dimensions)
+    x = torch.randn(300, dimensions, generator=draw, dtype=torch.float64)
+    rule = FA(x[:20])
+    client = rule.client_rule()
+    client.commit(_reported(client, x, draw))
+    assert client.a is not None
+    assert not client.stuck
+    assert float((client._kernels(x) @ client.a).mean()) == pytest.approx(1.0)
+
+
+def _reported(client, x, draw, when=0):
+    losses, scores, member = (torch.rand(len(x), generator=draw, dtype=torch.float64) for _ in range(3))
+    rows = torch.stack([torch.ones_like(losses), losses, scores, member.round() * scores])
+    extras = {"kernel_sums": (rows @ client._kernels(x))[None], "group_counts": torch.tensor([[len(x), len(x) / 2]])}
+    return make_cohort(random_rows(1, 0), when=when, extras=extras)
+
+
+def test_kernels_too_narrow_for_the_data_are_warned_of_once_and_flagged():
+    draw = torch.Generator().manual_seed(3)
+    x = torch.randn(300, 14, generator=draw, dtype=torch.float64)
+    rule = FA(x[:20], sigma=1.0)
+    client, cohort = rule.client_rule(), make_cohort(random_rows(1, 0))
+    rule.aggregate(cohort)
+    assert not rule.report.flagged
+    with pytest.warns(UserWarning, match=r"no weights in round 4: .* sigma=1 .* raise sigma or bound"):
+        client.commit(_reported(client, x, draw, 4))
+    client.commit(_reported(client, x, draw, 5))  # without a second warning, which would be an error
+    assert client.relaxed == 2
+    assert client.a is None
+    rule.aggregate(cohort)
+    assert rule.report.flagged
+    again = FA(x[:20], sigma=1.0)
+    again.client_rule().load_state_dict(client.state_dict())
+    assert again.client_rule().stuck
+    again.client_rule().reset()
+    assert not again.client_rule().stuck

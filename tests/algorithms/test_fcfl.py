@@ -272,3 +272,14 @@ def test_synthetic_problem_ends_where_the_published_code_does(start, budget):
     assert (float(l1), float(l2)) == pytest.approx(END_POINTS[start][budget], abs=0.002)
     best = 1 - math.exp(-((-1 + math.sqrt(-math.log(1 - budget)) - 1) ** 2))
     assert float(l1) == pytest.approx(best, abs=0.025)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_opposite_gradients_end_stage_1_whatever_the_rounding(dtype):
+    """Down the disparity is up the loss: the direction is zero, up to what products of rows leave of it."""
+    for seed in range(20):
+        u = random_rows(1, seed, dtype)
+        for factor in (0.3, 1.0, 1 / 3):
+            rule = FCFL(0.1, tol=0.0)
+            rule.aggregate(cohort_of(u, -factor * u, torch.ones(1), torch.tensor([0.5]), lr=0.1))
+            assert rule.stage == 2

@@ -53,7 +53,8 @@ def test_first_trial_is_taken_when_losses_fall_as_the_slope_says():
     rule = FedMDFG()
     asked = quadratic_losses(rows / 0.1, losses, 0.0)
     step = rule.aggregate(make_cohort(rows, losses, losses_at=asked))
-    assert rule.report.scalars == {"step_length": 32, "evaluations": 1, "fair_row": 0, "history_rows": 0}
+    found = {"step_length": 32, "evaluations": 1, "fair_row": 0, "history_rows": 0}
+    assert found.items() <= rule.report.scalars.items()
     assert (asked(-step) < 1).all()
 
 
@@ -170,9 +171,22 @@ def test_line_search_second_and_third_stage():
         rule.aggregate(make_cohort(rows, losses, losses_at=lambda p: torch.tensor([1.5, next(asked) - 1.5])))
         return rule.report.scalars
 
-    assert search([3.0, 1.8, 1.7, 1.9, 1.6]) == {"step_length": 1, "evaluations": 3, "fair_row": 0, "history_rows": 0}
+    found = search([3.0, 1.8, 1.7, 1.9, 1.6])
+    assert (found["step_length"], found["evaluations"], found["fair_row"], found["history_rows"]) == (1, 3, 0, 0)
     assert search([3.0, 2.5, 2.1, 9.0, 9.0])["step_length"] == 0.5
     assert search([math.nan, math.inf, 2.1, 9.0, 9.0])["step_length"] == 0.5
+
+
+@pytest.mark.parametrize("s", [0, 2])
+def test_the_last_trial_is_made_whatever_the_rounding(s):
+    """Rows whose mean is the direction: sigma is 1 up to rounding, so lengths from ``2^s`` to ``2^-s`` are tried."""
+    for seed in range(60):
+        draw = torch.Generator().manual_seed(seed)
+        basis = torch.linalg.qr(torch.randn(92, 4, generator=draw, dtype=torch.float64))[0].T
+        rule, losses = FedMDFG(s=s), torch.ones(3)
+        rows = 0.7 * basis[3] + torch.rand((), generator=draw) * basis[:3]
+        rule.aggregate(make_cohort(rows, losses, losses_at=lambda params, losses=losses: losses + 1))
+        assert rule.report.scalars.get("evaluations") == 2 * s + 1
 
 
 def test_line_search_without_finite_losses_stays():

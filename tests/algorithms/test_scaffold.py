@@ -2,12 +2,16 @@
 # ruff: noqa: N806 (letters as in the paper)
 from __future__ import annotations
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
 from algorithm_cohorts import make_cohort, random_rows, train_locally
+from support import quiet_trainer
 from torch import nn
+from torch.utils.data import TensorDataset
 
+import fl_lightning as fl
 from fl_lightning.algorithms import SCAFFOLD, Federation, LocalWork
 from fl_lightning.algorithms.scaffold import accumulated_steps
 from fl_lightning.core.layout import ParamLayout
@@ -36,7 +40,7 @@ class Weights(nn.Module):
         return torch.cat([self.first.reshape(-1), self.second])
 
 
-def run(rounds, sample, lr=0.2, momentum=0.0, steps=lambda i: 3 + i, rule=None, reload_at=None):
+def run(rounds, sample, lr=0.2, momentum=0.0, steps=lambda i: 3 + i, rule=None, reload_at=None, sizes=None):
     """Federates the quadratics through the rule; returns the trajectory of the global parameters."""
     A, b = (torch.from_numpy(x) for x in problems())
     rule = rule or SCAFFOLD()
@@ -48,7 +52,7 @@ def run(rounds, sample, lr=0.2, momentum=0.0, steps=lambda i: 3 + i, rule=None, 
     params, path = torch.zeros(SIZE, dtype=torch.float64), []
     for t in range(rounds):
         if t == reload_at:
-            state, rule = client.state_dict(), SCAFFOLD(rule.server_lr)
+            state, rule = client.state_dict(), SCAFFOLD(rule.server_lr, weighting=rule.weighting)
             client = rule.client_rule()
             client.load_state_dict(state)
             client.begin_fit(federation)
@@ -61,8 +65,10 @@ def run(rounds, sample, lr=0.2, momentum=0.0, steps=lambda i: 3 + i, rule=None, 
             control.append(report.companions["control"])
         companions = {"control": UpdateMatrix(torch.stack(control), layout)}
         cohort = make_cohort(
-            torch.stack(rows), ids=ids, when=t, layout=layout, companions=companions, num_clients=N, params=params
-        )
+            torch.stack(rows), ids=ids, when=t, layout=layout, companions=companions, num_clients=N, params=params,
+            sizes=None if sizes is None else [sizes[i] for i in ids],
+            num_samples=None if sizes is None else sum(sizes),
+        )  # fmt: skip
         params = params - rule.aggregate(cohort)
         client.commit(cohort)
         path.append(params)
@@ -129,6 +135,18 @@ def test_finds_the_optimum_of_the_sum_where_fedavg_drifts():
     assert (without - optimum).norm() > 1e-2
 
 
+@pytest.mark.parametrize("sample", [lambda t: list(range(N)), half], ids=["all", "half"])
+def test_weighted_by_samples_it_finds_the_optimum_of_all_samples(sample):
+    """The same as FedAvg aims at; weights in the step alone would leave the optimum of the uniform mean."""
+    A, b = problems()
+    sizes = [90, 10, 300, 5, 40, 1]
+    p = np.array(sizes) / sum(sizes)
+    optimum = torch.from_numpy(np.linalg.solve((p[:, None, None] * A).sum(0), p @ (A @ b[:, :, None])[:, :, 0]))
+    found = run(400, sample, lr=0.05, steps=lambda i: 3, rule=SCAFFOLD(weighting="samples"), sizes=sizes)[-1]
+    assert (found - optimum).norm() < 1e-6
+    assert (run(400, sample, lr=0.05, steps=lambda i: 3, sizes=sizes)[-1] - optimum).norm() > 0.1
+
+
 def test_resumed_run_continues_bit_for_bit():
     assert torch.equal(run(6, half), run(6, half, reload_at=3))
 
@@ -167,6 +185,8 @@ def test_needs_a_learning_rate_and_control_rows():
         client.commit(make_cohort(rows))
     with pytest.raises(ValueError, match="server_lr of SCAFFOLD"):
         SCAFFOLD(0.0)
+    with pytest.raises(ValueError, match="weighting of SCAFFOLD must be one of"):
+        SCAFFOLD(weighting="Samples")
 
 
 def test_restored_state_of_another_model_is_refused():
@@ -180,3 +200,32 @@ def test_restored_state_of_another_model_is_refused():
 def test_accumulated_steps(steps, momentum):
     weights = [sum(momentum**j for j in range(k)) for k in range(1, steps + 1)]
     assert accumulated_steps(steps, momentum) == pytest.approx(sum(weights))
+
+
+class Centre(L.LightningModule):
+    """One number, pulled towards the client's."""
+
+    def __init__(self):
+        super().__init__()
+        self.at = nn.Parameter(torch.zeros(()))
+
+    def training_step(self, batch, batch_idx):
+        return 0.5 * (self.at - batch[0]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.2)
+
+
+@pytest.mark.fit
+@pytest.mark.parametrize("clients_per_round", [2, 1])
+@pytest.mark.parametrize(("weighting", "optimum"), [("uniform", 0.5), ("samples", 0.1)])
+def test_clients_of_90_and_10_samples(weighting, optimum, clients_per_round):
+    """Optima 0 and 1; three local steps, so that FedAvg drifts. One client per round: ``c`` knows all samples."""
+    targets = torch.cat([torch.zeros(90), torch.ones(10)])
+    parts = [torch.arange(90), torch.arange(90, 100)]
+    data = fl.FederatedDataModule(TensorDataset(targets), parts, batch_size=100)
+    rule = SCAFFOLD(server_lr=clients_per_round / 2, weighting=weighting)
+    module = Centre()
+    strategy = fl.FederatedStrategy(rule, clients_per_round=clients_per_round, local_epochs=3, seed=2)
+    quiet_trainer(strategy, 60).fit(module, data)
+    assert float(module.at.detach()) == pytest.approx(optimum, abs=0.005)

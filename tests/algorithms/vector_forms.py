@@ -139,7 +139,7 @@ class FedMDFG:
         d = sigma * d
         a, tried = (eta if absent else 2**self.s * eta), []
         chosen = None
-        while a >= 2.0**-self.s * eta / sigma:
+        while a >= (1 - 1e-6) * 2.0**-self.s * eta / sigma:  # whatever the rounding of sigma
             new = np.asarray(losses_at(a * d))[live]
             tried.append((a, new.sum()))
             if all(F - new >= self.beta * a * (G @ d)) and (fair is None or angle(new) < angle(F)):

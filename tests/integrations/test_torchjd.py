@@ -41,6 +41,15 @@ def test_reads_inner_products_and_nothing_else():
     assert TorchJD.reads == "gram"
 
 
+@pytest.mark.parametrize("name", ["UPGrad", "Mean", "MGDA"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_rows_that_are_not_finite_name_their_client(name, value):
+    rows = random_rows(4, 1)
+    rows[2, 40] = value
+    with pytest.raises(ValueError, match=r"updates must be finite for TorchJD, found NaN .* rows of clients \[8\]"):
+        TorchJD(WEIGHTINGS[name]()).aggregate(make_cohort(rows, ids=[6, 7, 8, 9]))
+
+
 @pytest.mark.parametrize("name", WEIGHTINGS)
 @pytest.mark.parametrize("layers", ["module", "model"])
 def test_every_layer_as_the_weighting_on_its_own(name, layers):

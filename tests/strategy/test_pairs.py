@@ -33,7 +33,7 @@ GOOD = {
     "FedLF+SCAFFOLD": (FedLF, SCAFFOLD),
     "FedLF+FedProx": (FedLF, lambda: FedProx(0.1)),
     "FedAvg+FedProx": (FedAvg, lambda: FedProx(0.1)),
-    "FedAvg+SCAFFOLD": (FedAvg, SCAFFOLD),
+    "FedAvg+SCAFFOLD": (FedAvg, lambda: SCAFFOLD(weighting="samples")),
     "FedMDFG(update)+SCAFFOLD": (lambda: FedMDFG(gradient_source="update"), SCAFFOLD),
     "FedMDFG+FedAvg": (FedMDFG, FedAvg),
     "FedHEAL+SCAFFOLD": (FedHEAL, SCAFFOLD),
@@ -73,6 +73,8 @@ def trained_weights(algorithm, client=None, rounds=3):
 def test_a_borrowed_client_half_does_its_work():
     assert torch.equal(trained_weights(FedAvg(), FedProx(0.5)), trained_weights(FedProx(0.5)))
     assert torch.equal(trained_weights(FedAvg("uniform"), SCAFFOLD()), trained_weights(SCAFFOLD()))
+    by_samples = SCAFFOLD(weighting="samples")
+    assert torch.equal(trained_weights(FedAvg(), by_samples), trained_weights(SCAFFOLD(weighting="samples")))
     assert torch.equal(trained_weights(FedProx(0.1), FedProx(0.5)), trained_weights(FedProx(0.5)))
     assert torch.equal(trained_weights(FedLF(), FedAvg()), trained_weights(FedLF()))
     for client in (FedProx(0.5), SCAFFOLD()):
@@ -85,6 +87,7 @@ def test_a_borrowed_client_half_does_its_work():
         (SCAFFOLD, FedProx, ["client=FedProx", "cannot replace the client half of SCAFFOLD", "FedAvg or FedLF"]),
         (FedProx, SCAFFOLD, ["client=SCAFFOLD", "cannot replace the client half of FedProx"]),
         (SCAFFOLD, FedAvg, ["client=FedAvg", "cannot replace the client half of SCAFFOLD"]),
+        (FedAvg, SCAFFOLD, ["weighting='uniform', and FedAvg updates with 'samples': give both the same"]),
         (SCAFFOLD, MOON, ["client=MOON", "cannot replace the client half of SCAFFOLD"]),
         (MOON, FedProto, ["client=FedProto", "cannot replace the client half of MOON"]),
         (QFedAvg, FedDyn, ["client=FedDyn", "adds h / alpha to a mean", "the step of QFedAvg is no mean"]),
@@ -172,7 +175,7 @@ def test_modules_that_lack_what_a_method_needs_are_refused(algorithm, module, wo
 def test_refusals_name_the_client_half_that_was_given(client, module, words):
     """Not the class that implements it, and not the algorithm that has nothing to do with it."""
     with pytest.raises(ValueError, match=words):
-        quiet_trainer(fl.FederatedStrategy(FedAvg(), client=client()), 1).fit(module(), federated_blobs())
+        quiet_trainer(fl.FederatedStrategy(FedAvg("uniform"), client=client()), 1).fit(module(), federated_blobs())
 
 
 # ---- arguments

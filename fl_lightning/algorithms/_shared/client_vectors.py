@@ -16,10 +16,10 @@ from fl_lightning.core.updates import UpdateMatrix
 
 
 class ClientVectors(ClientRule, ABC):
-    """Sums up what clients send, for each client and, divided by the number of clients, on the server.
+    """Sums up what clients send, for each client and, weighted by :meth:`shares`, on the server.
 
-    All vectors start at 0. A client whose report did not arrive keeps what it had, so the server's vector is the mean
-    of the clients' at all times.
+    All vectors start at 0. A client whose report did not arrive keeps what it had, so the server's vector is the
+    weighted mean of the clients' at all times.
 
     Args:
         device: where the clients' vectors live; ``None``: on the federation's device.
@@ -61,8 +61,11 @@ class ClientVectors(ClientRule, ABC):
 
     def with_round(self, cohort: Cohort) -> Tensor:
         """The server's vector ``[n]`` after the round, whatever weights the server's step gives the clients."""
-        shares = torch.full_like(cohort.sizes, 1.0 / (cohort.num_clients or len(cohort)))
-        return self.sent(cohort).combine(shares, out=self.of_server(cohort.params).clone())
+        return self.sent(cohort).combine(self.shares(cohort), out=self.of_server(cohort.params).clone())
+
+    def shares(self, cohort: Cohort) -> Tensor:
+        """``[m]`` what each client of the round counts in the server's vector, of 1 for all registered clients."""
+        return torch.full_like(cohort.sizes, 1.0 / (cohort.num_clients or len(cohort)))
 
     def broadcast(self) -> State:
         """The server's vector."""

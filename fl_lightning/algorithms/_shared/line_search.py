@@ -10,6 +10,8 @@ from torch import Tensor
 
 from fl_lightning.algorithms._shared.common_descent import loss_angle
 
+_ROUNDING = 1e-6  # relative error of the shortest length to try, which comes from inner products; lengths are halved
+
 
 def line_search(
     losses_after: Callable[[float], Tensor], before: Tensor, demand: Tensor, fairer: bool, highest: float, lowest: float
@@ -30,7 +32,7 @@ def line_search(
         The length and the number of trials; ``None`` if no trial had finite losses.
     """
     length, trials = highest, list[tuple[float, float]]()  # H
-    while length >= lowest:  # line 4
+    while length >= lowest * (1 - _ROUNDING):  # line 4
         after = losses_after(length)  # lines 5 and 6
         trials.append((length, float(after.sum())))  # line 7
         enough = bool((before - after >= length * demand).all())  # line 8

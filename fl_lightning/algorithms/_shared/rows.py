@@ -20,6 +20,7 @@ from fl_lightning.core.storage.row_history import RowHistory
 
 ZERO_ROW = 1e-8  # a row this much shorter than the median online one counts as zero
 ZERO_DIRECTION = 1e-4  # a direction this much shorter than the rows counts as zero
+SHORT_DIRECTION = 1e-2  # one this much shorter than the mean row is flagged: it leaves out nearly all that rows share
 
 
 def row_norms(gram: Tensor) -> Tensor:
@@ -44,11 +45,18 @@ def length(coeff: Tensor, gram: Tensor) -> Tensor:
     return (coeff @ gram @ coeff).clamp_min(0).sqrt()
 
 
-def as_long_as_mean(coeff: Tensor, gram: Tensor, online: int) -> Tensor:
-    """Coefficients ``[L, k]``, rescaled so that the whole step is as long as the mean of the online rows."""
+class Rescaled(NamedTuple):
+    """Coefficients ``[L, k]`` of a direction at its final length, and what it was before beside the mean row."""
+
+    coeff: Tensor
+    ratio: Tensor
+
+
+def as_long_as_mean(coeff: Tensor, gram: Tensor, online: int) -> Rescaled:
+    """Rescales coefficients ``[L, k]`` so that the whole step is as long as the mean of the online rows."""
     size = (coeff * (gram @ coeff[:, :, None])[:, :, 0]).sum().clamp_min(0).sqrt()
     target = gram[:, :online, :online].mean((1, 2)).sum().clamp_min(0).sqrt()
-    return coeff * torch.where(size > 0, target / size, 0.0)
+    return Rescaled(coeff * torch.where(size > 0, target / size, 0.0), torch.where(target > 0, size / target, 0.0))
 
 
 def rounding_error(cohort: Cohort) -> float:
@@ -80,11 +88,19 @@ def no_step(rule: ServerRule, cohort: Cohort, **scalars: float) -> Tensor:
 
 
 class Decision(NamedTuple):
-    """A step ``[n]``, its coefficients ``[L, k]`` and its products with the online rows ``[L, m]``, both on the CPU."""
+    """A step, and how it came about, on the CPU.
+
+    Attributes:
+        step: ``[n]``.
+        coeff: ``[L, k]`` its coefficients.
+        slopes: ``[L, m]`` its products with the online rows.
+        ratio: length of its direction before it was rescaled, beside that of the mean row.
+    """
 
     step: Tensor
     coeff: Tensor
     slopes: Tensor
+    ratio: float
 
 
 class JointRows:
@@ -123,16 +139,16 @@ class JointRows:
             coeff = coeff.expand(len(self.gram), -1)
         return self._history.combine(self.cohort.updates, coeff, self.absent)
 
-    def decide(self, coeff: Tensor, sure: Tensor, again: Callable[[Tensor], Tensor]) -> Decision | None:
-        """The combination with the given coefficients or, if they do not hold, with others that are found on the CPU.
+    def decide(self, found: Rescaled, sure: Tensor, again: Callable[[Tensor], Rescaled]) -> Decision | None:
+        """The combination with the coefficients found or, if they do not hold, with others that are found on the CPU.
 
         A device is asked once, and it has the step queued by then. So it waits for an answer only where one of the
         degenerate cases occurs that it cannot decide on its own.
 
         Args:
-            coeff: ``[L, m + h]`` beside the Gram matrices.
+            found: coefficients ``[L, m + h]`` beside the Gram matrices.
             sure: whether they hold, given that all rows are finite and not all online ones zero.
-            again: finds coefficients ``[L, m + h]`` from the Gram matrices on the CPU.
+            again: finds coefficients from the Gram matrices on the CPU.
 
         Returns:
             The step; ``None`` if all online rows are zero.
@@ -140,16 +156,17 @@ class JointRows:
         Raises:
             ValueError: a row of the round is not finite.
         """
-        m, norms = len(self.cohort), row_norms(self.gram)
+        (coeff, ratio), m, norms = found, len(self.cohort), row_norms(self.gram)
         sure = sure & norms.isfinite().all() & norms[:, :m].any()
         slopes = (self.gram @ coeff[:, :, None])[:, :m, 0]
         step = None if self.gram.is_cpu else self.combine(coeff)
-        seen = torch.cat([sure.to(coeff)[None], coeff.flatten(), slopes.flatten()]).cpu()  # the only look
+        parts = [sure.to(coeff)[None], ratio[None], coeff.flatten(), slopes.flatten()]
+        seen = torch.split(torch.cat(parts).cpu(), [len(part) for part in parts])  # the only look
         if bool(seen[0]):
-            coeff, slopes = seen[1 : 1 + coeff.numel()].view(coeff.shape), seen[1 + coeff.numel() :].view(slopes.shape)
-            return Decision(self.combine(coeff) if step is None else step, coeff, slopes)
+            coeff, slopes = seen[2].view(coeff.shape), seen[3].view(slopes.shape)
+            return Decision(self.combine(coeff) if step is None else step, coeff, slopes, float(seen[1]))
         gram = self.on_cpu()
         if not bool(row_norms(gram)[:, :m].any()):
             return None
-        coeff = again(gram)
-        return Decision(self.combine(coeff), coeff, (gram @ coeff[:, :, None])[:, :m, 0])
+        coeff, ratio = again(gram)
+        return Decision(self.combine(coeff), coeff, (gram @ coeff[:, :, None])[:, :m, 0], float(ratio))
