@@ -84,7 +84,7 @@ sanitize:
 
 .PHONY: clean
 clean:
-	rm -rf fl_lightning/_C.*so build dist demo logs lightning_logs .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf fl_lightning/_C.*so fl_lightning/_built.txt build dist demo logs lightning_logs .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
 	find fl_lightning tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: distclean

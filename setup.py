@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,8 +42,12 @@ class Cuda(NamedTuple):
     architectures: str
 
 
+NOTES: list[str] = []
+
+
 def note(text: str) -> None:
-    """One line that pip shows when the build is verbose or fails."""
+    """One line that pip shows when the build is verbose or fails, and that ``fl_lightning info`` shows later."""
+    NOTES.append(text)
     print(f"fl-lightning: {text}", file=sys.stderr)
 
 
@@ -209,5 +214,29 @@ def extension() -> dict[str, Any]:
     }
 
 
+def record(notes: list[str]) -> None:
+    """Leaves beside the modules what was built and why no more; a wheel takes it along."""
+    with suppress(OSError):  # sources that nobody may write to
+        (ROOT / "fl_lightning" / "_built.txt").write_text("".join(f"{line}\n" for line in notes), encoding="utf-8")
+
+
+def published_readme() -> str:
+    """The README with links that work outside of the repository: to the files of this release."""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    version = re.search(r'^version = "(.*)"$', project, re.MULTILINE)[1]  # type: ignore[index]
+    home = re.search(r'^Homepage = "https://github.com/(.*)"$', project, re.MULTILINE)[1]  # type: ignore[index]
+
+    def absolute(link: re.Match[str]) -> str:
+        if "://" in link[3] or link[3].startswith("#"):
+            return link[0]
+        pages = "https://raw.githubusercontent.com/{}/v{}" if link[1] else "https://github.com/{}/blob/v{}"
+        return f"{link[1]}{link[2]}({pages.format(home, version)}/{link[3]})"
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return re.sub(r"(!?)(\[[^\]]*\])\(([^)\s]+)\)", absolute, text)
+
+
 if __name__ == "__main__":
-    setup(**extension())
+    arguments = extension()
+    record(NOTES)
+    setup(**arguments, long_description=published_readme(), long_description_content_type="text/markdown")

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 
 from fl_lightning.ops import _library
+from fl_lightning.ops._extension import built
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,9 @@ def _running() -> tuple[Literal["torch", "cpu", "cuda"], str]:
         return "torch", _library.EXTENSION.reason
     instructions = f"on the CPU: {module.instruction_set()}"
     if not module.has_cuda():
-        return "cpu", f"the extension was built without CUDA kernels; {instructions}"
+        cause = built().partition("none for CUDA: ")[2]
+        why = f" ({cause})" if cause else ""
+        return "cpu", f"the extension was built without CUDA kernels{why}; {instructions}"
     if not torch.cuda.is_available():
         return "cpu", f"no CUDA device; {instructions}"
     return "cuda", ""

@@ -8,12 +8,14 @@ import os
 import sys
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 
 import torch
 
 _NAME = "fl_lightning._C"
 _TORCH = (2, 10)  # as in setup.py
+_RECORD = Path(__file__).parents[1] / "_built.txt"  # what setup.py leaves
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,21 @@ def load() -> Extension:
         return Extension(None, f"the compiled extension does not load: {error}")
 
 
+def built() -> str:
+    """What the build of this installation left out and why, in its own words; empty where it left no word."""
+    try:
+        text = _RECORD.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    return " ".join(text.split())
+
+
 def _why_not_built() -> str:
     if sys.platform != "linux":
         return f"compiled kernels are for Linux, this is {sys.platform}"
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _TORCH:
         return f"compiled kernels need torch {_TORCH[0]}.{_TORCH[1]}, this is {torch.__version__}"
-    return "installed without compiled kernels (see Install in the README: --no-build-isolation, a C++ compiler)"
+    kind, _, cause = built().partition("pure torch: ")
+    if kind or not cause:  # of an earlier version, or the kernels were deleted since
+        return "installed without compiled kernels (see Install in the README: --no-build-isolation, a C++ compiler)"
+    return f"installed without compiled kernels: {cause}"

@@ -3,6 +3,7 @@
 
 import shutil
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -145,6 +146,7 @@ def test_what_a_loaded_extension_reports(built, present, implementation, reason,
     module = SimpleNamespace(has_cuda=lambda: built, instruction_set=lambda: "avx2")
     monkeypatch.setattr(_library, "EXTENSION", _extension.Extension(module, ""))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: present)
+    monkeypatch.setattr(_extension, "_RECORD", Path("nowhere"))
     assert ops.backend()["layer_gram"] == ops.Backend("layer_gram", implementation, reason)
 
 
@@ -152,3 +154,38 @@ def test_results_on_a_meta_device_have_the_right_shapes():
     rows = torch.empty(4, 50, device="meta")
     assert ops.layer_gram(rows, OFFSETS).shape == (3, 4, 4)
     assert ops.layer_combine(rows, OFFSETS, torch.empty(3, 4, device="meta")).shape == (50,)
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (
+            "pure torch: there is no C++ compiler (c++)\n",
+            "installed without compiled kernels: there is no C++ compiler (c++)",
+        ),
+        ("pure torch: FL_LIGHTNING_NO_EXT=1\n", "installed without compiled kernels: FL_LIGHTNING_NO_EXT=1"),
+        (
+            "kernels for the processor; none for CUDA: no nvcc was found\n",
+            "installed without compiled kernels (see Install",
+        ),
+        (None, "installed without compiled kernels (see Install"),
+    ],
+)
+def test_the_build_says_why_there_are_no_kernels(record, reason, monkeypatch, tmp_path):
+    if record is not None:
+        (tmp_path / "built").write_text(record)
+    monkeypatch.setattr(_extension, "_RECORD", tmp_path / "built")
+    monkeypatch.setattr(_extension, "_NAME", "fl_lightning._not_there")
+    monkeypatch.setattr(torch, "__version__", "2.15.0")
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.delenv("FL_LIGHTNING_DISABLE_EXT", raising=False)
+    assert _extension.load().reason.startswith(reason)
+
+
+def test_the_build_says_why_there_are_no_cuda_kernels(monkeypatch, tmp_path):
+    (tmp_path / "built").write_text("kernels for the processor; none for CUDA: no nvcc was found (set CUDA_HOME)\n")
+    monkeypatch.setattr(_extension, "_RECORD", tmp_path / "built")
+    module = SimpleNamespace(has_cuda=lambda: False, instruction_set=lambda: "avx2")
+    monkeypatch.setattr(_library, "EXTENSION", _extension.Extension(module, ""))
+    why = "the extension was built without CUDA kernels (no nvcc was found (set CUDA_HOME)); on the CPU: avx2"
+    assert ops.backend()["layer_gram"] == ops.Backend("layer_gram", "cpu", why)
