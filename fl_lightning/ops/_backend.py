@@ -10,7 +10,6 @@ from typing import Literal
 import torch
 
 from fl_lightning.ops import _library
-from fl_lightning.ops._extension import built
 
 
 @dataclass(frozen=True)
@@ -43,10 +42,8 @@ def _running() -> tuple[Literal["torch", "cpu", "cuda"], str]:
     if module is None:
         return "torch", _library.EXTENSION.reason
     instructions = f"on the CPU: {module.instruction_set()}"
-    if not module.has_cuda():
-        cause = built().partition("none for CUDA: ")[2]
-        why = f" ({cause})" if cause else ""
-        return "cpu", f"the extension was built without CUDA kernels{why}; {instructions}"
+    if not _library.EXTENSION.cuda:
+        return "cpu", f"{_library.EXTENSION.no_cuda}; {instructions}"
     if not torch.cuda.is_available():
         return "cpu", f"no CUDA device; {instructions}"
     return "cuda", ""
