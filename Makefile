@@ -91,7 +91,7 @@ sanitize:
 
 .PHONY: clean
 clean:
-	rm -rf fl_lightning/_C.*so build dist demo logs lightning_logs .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf fl_lightning/_C*.so fl_lightning/_built.txt build dist demo logs lightning_logs .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
 	find fl_lightning tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: distclean
@@ -116,7 +116,7 @@ kernels: $(KERNELS)
 # and all goes on in pure torch; a compiler that fails stops everything.
 $(KERNELS): $(READY) build/.settings setup.py $(shell find csrc -type f ! -name '*.md')
 	@echo 'Building the kernels (about a minute the first time)'
-	@rm -f fl_lightning/_C.*so
+	@rm -f fl_lightning/_C*.so
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python setup.py build_ext --inplace --force >build/log 2>&1 || { \
 	  grep -E '^fl-lightning: FORCE_CUDA|error:' build/log | head -n 5 || true; \
 	  echo 'The kernels do not build: see build/log. With FL_LIGHTNING_NO_EXT=1 all goes on in pure torch.'; exit 1; }; \

@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ ROOT = Path(__file__).parent
 # torch's stable interface as of this release: the binary runs with this one and all later ones.
 TORCH = (2, 10)
 ARCHITECTURES = ("8.0", "9.0", "10.0")
+OPTIMISE = ["-O0", "-g"] if os.environ.get("DEBUG") == "1" else ["-O3", "-g0"]
 CUDA_PROGRAM = "#include <cuda_runtime.h>\n#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
 
 
@@ -41,8 +43,12 @@ class Cuda(NamedTuple):
     architectures: str
 
 
+NOTES: list[str] = []
+
+
 def note(text: str) -> None:
-    """One line that pip shows when the build is verbose or fails."""
+    """One line that pip shows when the build is verbose or fails, and that ``fl_lightning info`` shows later."""
+    NOTES.append(text)
     print(f"fl-lightning: {text}", file=sys.stderr)
 
 
@@ -162,7 +168,7 @@ def sources(folder: str, ending: str) -> list[str]:
 
 
 def extension() -> dict[str, Any]:
-    """Arguments of setup() for the extension; none where it cannot be built."""
+    """Arguments of setup() for the extensions; none where they cannot be built."""
     forced = os.environ.get("FORCE_CUDA") == "1"
     try:
         check_kernels()
@@ -174,19 +180,7 @@ def extension() -> dict[str, Any]:
     import torch
     from torch.utils import cpp_extension
 
-    optimise = ["-O0", "-g"] if os.environ.get("DEBUG") == "1" else ["-O3", "-g0"]
-    # Never a fused multiply-add that the source does not ask for: the same sums whatever the compiler's default.
-    flags = {"cxx": [*optimise, "-std=c++20", "-ffp-contract=off", "-fvisibility=hidden", "-Wall"]}
-    flags["cxx"].append(f"-DTORCH_TARGET_VERSION=0x{TORCH[0]:02x}{TORCH[1]:02x}000000000000")
-    module = cpp_extension.CppExtension(
-        "fl_lightning._C",
-        ["csrc/extension.cpp", *sources("cpu", "cpp")],
-        extra_compile_args=flags,
-        # Also hides what the standard library's templates would export.
-        extra_link_args=["-Wl,--version-script=csrc/exports.map"],
-        py_limited_api=True,
-    )
-    module.depends = ["csrc/exports.map", *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("csrc/**/*.[hc]*"))]
+    modules = [module_of_cpu(cpp_extension)]
     try:
         cuda = find_cuda(torch.version.cuda, cpp_extension.CUDA_HOME)
     except CannotBuildError as obstacle:
@@ -195,19 +189,69 @@ def extension() -> dict[str, Any]:
         note(f"kernels for the processor; none for CUDA: {obstacle}")
     else:
         os.environ["TORCH_CUDA_ARCH_LIST"] = cuda.architectures
-        module.sources += sources("cuda", "cu")
-        flags["cxx"].append("-DFL_LIGHTNING_CUDA")
-        flags["nvcc"] = [optimise[0], "-std=c++17", "-lineinfo", "-Xcompiler=-fvisibility=hidden"]
-        flags["nvcc"] += [f"-I{folder}" for folder in cuda.headers]
-        module.libraries.append("torch_cuda")
-        module.extra_link_args.append(cuda.runtime)
+        modules.append(module_of_cuda(cpp_extension, cuda))
         note(f"kernels for the processor and for CUDA {cuda.architectures}")
     return {
-        "ext_modules": [module],
+        "ext_modules": modules,
         "cmdclass": {"build_ext": cpp_extension.BuildExtension},
         "options": {"bdist_wheel": {"py_limited_api": "cp310"}},
     }
 
 
+def module_of_cpu(cpp_extension: Any) -> Any:
+    """The extension that every torch can load."""
+    return module(cpp_extension, "_C", ["csrc/extension.cpp", *sources("cpu", "cpp")])
+
+
+def module_of_cuda(cpp_extension: Any, cuda: Cuda) -> Any:
+    """The extension beside it that only a torch with CUDA can load."""
+    made = module(cpp_extension, "_C_cuda", ["csrc/extension_cuda.cpp", *sources("cuda", "cu")])
+    made.extra_compile_args["nvcc"] = [OPTIMISE[0], "-std=c++17", "-lineinfo", "-Xcompiler=-fvisibility=hidden"]
+    made.extra_compile_args["nvcc"] += [f"-I{folder}" for folder in cuda.headers]
+    made.libraries.append("torch_cuda")
+    made.extra_link_args.append(cuda.runtime)
+    return made
+
+
+def module(cpp_extension: Any, name: str, files: list[str]) -> Any:
+    """An extension with what both have in common."""
+    # Never a fused multiply-add that the source does not ask for: the same sums whatever the compiler's default.
+    flags = [*OPTIMISE, "-std=c++20", "-ffp-contract=off", "-fvisibility=hidden", "-Wall"]
+    made = cpp_extension.CppExtension(
+        f"fl_lightning.{name}",
+        files,
+        extra_compile_args={"cxx": [*flags, f"-DTORCH_TARGET_VERSION=0x{TORCH[0]:02x}{TORCH[1]:02x}000000000000"]},
+        # Also hides what the standard library's templates would export.
+        extra_link_args=["-Wl,--version-script=csrc/exports.map"],
+        py_limited_api=True,
+    )
+    made.depends = ["csrc/exports.map", *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("csrc/**/*.[hc]*"))]
+    return made
+
+
+def record(notes: list[str]) -> None:
+    """Leaves beside the modules what was built and why no more; a wheel takes it along."""
+    with suppress(OSError):  # sources that nobody may write to
+        (ROOT / "fl_lightning" / "_built.txt").write_text("".join(f"{line}\n" for line in notes), encoding="utf-8")
+
+
+def published_readme() -> str:
+    """The README with links that work outside of the repository: to the files of this release."""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    version = re.search(r'^version = "(.*)"$', project, re.MULTILINE)[1]  # type: ignore[index]
+    home = re.search(r'^Homepage = "https://github.com/(.*)"$', project, re.MULTILINE)[1]  # type: ignore[index]
+
+    def absolute(link: re.Match[str]) -> str:
+        if "://" in link[3] or link[3].startswith("#"):
+            return link[0]
+        pages = "https://raw.githubusercontent.com/{}/v{}" if link[1] else "https://github.com/{}/blob/v{}"
+        return f"{link[1]}{link[2]}({pages.format(home, version)}/{link[3]})"
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return re.sub(r"(!?)(\[[^\]]*\])\(([^)\s]+)\)", absolute, text)
+
+
 if __name__ == "__main__":
-    setup(**extension())
+    arguments = extension()
+    record(NOTES)
+    setup(**arguments, long_description=published_readme(), long_description_content_type="text/markdown")

@@ -76,9 +76,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="also write the table here")
     arguments = parser.parse_args()
     tool = find_cuobjdump()
-    library = next((Path(__file__).parents[1] / "fl_lightning").glob("_C.*so"), None)
+    library = next((Path(__file__).parents[1] / "fl_lightning").glob("_C_cuda.*so"), None)
     if tool is None or library is None:
-        sys.exit("no cuobjdump was found" if tool is None else "the extension is not built (make kernels)")
+        sys.exit("no cuobjdump was found" if tool is None else "the CUDA kernels are not built (make kernels)")
     command = [tool, "--dump-resource-usage", str(library)]
     lines = table(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     if not lines:

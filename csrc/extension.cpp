@@ -3,6 +3,9 @@
 // fl_lightning/ops/_library.py defines. The public functions checked dtypes, shapes and devices; values, and sizes that
 // memory safety depends on, are checked here and in tensors.h.
 //
+// Two libraries come of this file: fl_lightning._C has the kernels for the processor, and fl_lightning._C_cuda, which
+// extension_cuda.cpp compiles with FL_LIGHTNING_CUDA, those for CUDA. So the former loads beside a torch without CUDA.
+//
 // Only torch's stable interface is used, so that one binary serves every torch from TORCH_TARGET_VERSION (see setup.py)
 // on, and only Python's limited interface, so that it serves every Python from 3.10 on.
 #include <Python.h>  // must come first
@@ -230,6 +233,7 @@ struct Kernels {
   FL_LIGHTNING_FORWARD(space, puc_track, last)           \
   FL_LIGHTNING_FORWARD(space, puc_combine, last)
 
+#ifndef FL_LIGHTNING_CUDA
 struct OnCpu {
   explicit OnCpu(const Tensor&) {}
   static void parallel(int64_t tasks, cpu::Body body, void* context) {
@@ -240,8 +244,7 @@ struct OnCpu {
   FL_LIGHTNING_FORWARD_ALL(cpu, &OnCpu::parallel)
   FL_LIGHTNING_FORWARD(cpu, layer_chosen_gram, &OnCpu::parallel)
 };
-
-#ifdef FL_LIGHTNING_CUDA
+#else
 class OnCuda {
  public:
   explicit OnCuda(const Tensor& t) : device_(t.device()), guard_(device_.index()) {}
@@ -280,33 +283,31 @@ void register_kernels(Library& library) {
   library.impl("puc_combine", TORCH_BOX(&K::puc_combine));
 }
 
+#ifdef FL_LIGHTNING_CUDA
+STABLE_TORCH_LIBRARY_IMPL(fl_lightning, CUDA, library) { register_kernels<OnCuda>(library); }
+
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C_cuda", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+#else
 STABLE_TORCH_LIBRARY_IMPL(fl_lightning, CPU, library) {
   register_kernels<OnCpu>(library);
   library.impl("layer_chosen_gram", TORCH_BOX(&Kernels<OnCpu>::layer_chosen_gram));
 }
-#ifdef FL_LIGHTNING_CUDA
-STABLE_TORCH_LIBRARY_IMPL(fl_lightning, CUDA, library) { register_kernels<OnCuda>(library); }
-#endif
 
 PyObject* instruction_set(PyObject*, PyObject*) { return PyUnicode_FromString(cpu::instruction_set()); }
 
-PyObject* has_cuda(PyObject*, PyObject*) {
-#ifdef FL_LIGHTNING_CUDA
-  return PyBool_FromLong(1);
-#else
-  return PyBool_FromLong(0);
-#endif
-}
-
 PyMethodDef methods[] = {
     {"instruction_set", instruction_set, METH_NOARGS, "Instruction set that the CPU kernels use."},
-    {"has_cuda", has_cuda, METH_NOARGS, "Whether this build has CUDA kernels."},
     {nullptr, nullptr, 0, nullptr},
 };
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+#endif
 
 }  // namespace
 }  // namespace fl_lightning
 
-// Importing the module loads the library, whose static initialisers register the kernels.
+// Importing a module loads its library, whose static initialisers register the kernels.
+#ifdef FL_LIGHTNING_CUDA
+PyMODINIT_FUNC PyInit__C_cuda() { return PyModule_Create(&fl_lightning::module); }
+#else
 PyMODINIT_FUNC PyInit__C() { return PyModule_Create(&fl_lightning::module); }
+#endif

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 
+from fl_lightning.core.extras import how_to_install
 from fl_lightning.core.lightning import names
 from fl_lightning.core.lightning.names import LightningDataModule, LightningModule
 from fl_lightning.core.versions import show_versions
@@ -52,7 +53,7 @@ def _run_lightning() -> int:
         # Lightning knows which jsonargparse it can work with; its parser refuses to exist without it.
         names.LightningArgumentParser()
     except ModuleNotFoundError as missing:
-        sys.stderr.write(f"this command needs the CLI extra, pip install 'fl-lightning[cli]': {missing}\n")
+        sys.stderr.write(f"this command needs the CLI extra ({missing}): {how_to_install('cli')}\n")
         return 1
     # LightningCLI reads sys.argv itself. It knows strategy="federated", because importing the package registered it.
     names.LightningCLI(

@@ -135,7 +135,8 @@ def test_without_the_cli_extra_info_works_and_fit_says_what_to_install():
     assert result.returncode == 0, result.stderr
     assert "layer_gram" in result.stdout
     (sentence,) = result.stderr.strip().splitlines()
-    assert sentence.startswith("this command needs the CLI extra, pip install 'fl-lightning[cli]'")
+    assert sentence.startswith("this command needs the CLI extra (")
+    assert sentence.endswith("): pip install 'fl-lightning[cli]', or in a checkout pip install '.[cli]'")
 
 
 @pytest.fixture

@@ -156,4 +156,4 @@ def write(experiment: Experiment, out: Path, rounds: int | None = None) -> None:
     try:
         (experiment.draw or draw_curves)(results, out / f"{experiment.name}.png")
     except ModuleNotFoundError:
-        print("No curves: they need matplotlib (pip install fl-lightning[plots]).")
+        print("No curves: they need matplotlib (pip install '.[plots]').")

@@ -29,6 +29,8 @@ _SUMMARY = {
     "max": "max",
 }
 _SHOWN_EACH_END = 10
+_FEW = 10
+"""Samples: a client with fewer is noted, because one of its samples moves its accuracy by more than a tenth."""
 
 
 class ClientTable(Callback):
@@ -111,6 +113,9 @@ def format_client_table(
 ) -> str:
     """Lays out the clients' values and their summary as aligned plain text.
 
+    Numbers that rest on some of the clients, such as the mean over the best 5 %, have the samples of these clients in
+    brackets behind them. Clients with fewer than 10 samples are noted below.
+
     Args:
         record: an evaluation.
         max_clients: with more clients than this only the worst 10 and best 10 are listed, ordered by the first metric
@@ -134,18 +139,23 @@ def format_client_table(
         metric = next((name for name, mode in modes.items() if mode == "max"), next(iter(modes)))
         shown = _both_ends(record.ranking(metric, modes[metric]), max_clients)
         title += f", the worst and the best by {metric}"
+    behind = {name: _samples_behind(record, name, modes[name]) for name in record.values}
+    widths = [max(len(text) for text in behind[name].values()) for name in record.values]
     rows = [["client", "samples", *record.values]]
     for index in shown:
         if index is None:
             rows.append(["..."] * len(rows[0]))
             continue
-        values = [_number(float(values[index])) for values in record.values.values()]
+        values = [_number(float(v[index])) + " " * w for v, w in zip(record.values.values(), widths, strict=True)]
         rows.append([record.client_names[index], str(int(record.sizes[index])), *values])
     summaries = [record.summary(name, modes[name]) for name in record.values]
     for key, label in _SUMMARY.items():
-        rows.append([label, "", *(_number(float(s[key])) if key in s else "-" for s in summaries)])
+        cells = [_number(float(s[key])) if key in s else "-" for s in summaries]
+        marks = [behind[name].get(key, "").ljust(w) for name, w in zip(record.values, widths, strict=True)]
+        rows.append([label, "", *(cell + mark for cell, mark in zip(cells, marks, strict=True))])
     if record.undefined:
-        rows.append(["undefined", "", *(str(len(record.undefined.get(name, ()))) for name in record.values)])
+        counts = [str(len(record.undefined.get(name, ()))) for name in record.values]
+        rows.append(["undefined", "", *(count + " " * w for count, w in zip(counts, widths, strict=True))])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
@@ -153,7 +163,35 @@ def format_client_table(
     ]
     rule = "-" * len(lines[0])
     end = len(shown) + 1
-    return "\n".join([title, lines[0], rule, *lines[1:end], rule, *lines[end:]])
+    lines = [title, lines[0], rule, *lines[1:end], rule, *lines[end:], *_note(record)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _samples_behind(record: EvaluationRecord, name: str, mode: Mode) -> dict[str, str]:
+    """In brackets, the evaluation samples of the clients that a summary number rests on, where these are not all."""
+    ranking, values = record.ranking(name, mode), record.values[name].abs() if mode == "abs" else record.values[name]
+    order = [int(index) for index in ranking.argsort(stable=True) if not ranking[index].isnan()]
+    if not order:
+        return {"min": ""}
+    ends = {percent: max(1, round(percent / 100 * len(order))) for percent in (5, 10)}
+    chosen = {f"worst_{percent}": order[:count] for percent, count in ends.items()}
+    chosen |= {f"best_{percent}": order[-count:] for percent, count in ends.items()}
+    ascending = sorted(order, key=lambda index: float(values[index]))
+    chosen |= {"min": ascending[:1], "max": ascending[-1:]}
+    return {key: f" ({int(record.sizes[indices].sum())})" for key, indices in chosen.items()}
+
+
+def _note(record: EvaluationRecord) -> list[str]:
+    """A line about clients with few samples; none without such clients."""
+    few = [index for index, size in enumerate(record.sizes.tolist()) if size < _FEW]
+    if not few:
+        return []
+    named = [f"{record.client_names[index]} ({int(record.sizes[index])})" for index in few[:_SHOWN_EACH_END]]
+    rest = f" and {len(few) - len(named)} more" if len(few) > len(named) else ""
+    return [
+        f"fewer than {_FEW} samples: {', '.join(named)}{rest}. The best, the worst, min and max may be theirs by "
+        "chance: in brackets are the samples behind a number"
+    ]
 
 
 def _both_ends(values: Tensor, max_clients: int) -> list[int | None]:

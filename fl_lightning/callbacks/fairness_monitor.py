@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.callbacks._federated import evaluation, is_fitting, is_fresh_fit, records
+from fl_lightning.core.extras import how_to_install
 from fl_lightning.core.lightning.names import Callback, LightningModule, Trainer
 from fl_lightning.metrics.functional import Mode, guessed_mode
 
@@ -72,14 +73,17 @@ class FairnessMonitor(Callback):
 
         Raises:
             ValueError: nothing has been recorded, or not for this metric.
-            ImportError: matplotlib is missing (``pip install fl-lightning[plots]``).
+            ImportError: matplotlib, which the extra ``plots`` brings, is missing.
         """
         if not self._curves:
             raise ValueError("plot needs at least one validation with per-client values, found none")
         name = metric if metric is not None else next(filter(self._is_larger_better, self._curves), self.metrics[0])
         curve = self.curves(name)
         # Figure instead of pyplot: no global state, and no display is looked for.
-        from matplotlib.figure import Figure
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise ImportError(f"FairnessMonitor.plot needs matplotlib: {how_to_install('plots')}") from error
 
         figure = Figure(figsize=(6.4, 5.6), layout="constrained")
         upper, lower = figure.subplots(2, 1, sharex=True)

@@ -10,6 +10,8 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
+from fl_lightning.core.extras import how_to_install
+
 
 def plot_partition(
     label_counts: Tensor,
@@ -49,7 +51,7 @@ def plot_partition(
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
     except ImportError as error:
-        raise ImportError("plot_partition needs matplotlib: pip install 'fl-lightning[plots]'") from error
+        raise ImportError(f"plot_partition needs matplotlib: {how_to_install('plots')}") from error
     if target is None or isinstance(target, (str, Path)):
         # A figure of its own, not pyplot's: works without a display and leaves nothing open behind it.
         width = min(max(5.0, 1.8 + 0.16 * num_clients), 16.0)

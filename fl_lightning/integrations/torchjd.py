@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weightings of TorchJD as server rules: ``pip install 'fl-lightning[torchjd]'``.
+"""Weightings of TorchJD as server rules, with the extra ``torchjd``.
 
 Quinton, Rey: Jacobian Descent for Multi-Objective Optimization, 2024, https://arxiv.org/abs/2406.16232 (UPGrad);
 the other weightings name their papers in TorchJD's documentation.
@@ -14,6 +14,7 @@ from fl_lightning.algorithms._shared.rows import require_finite
 from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import StepReport
 from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.extras import how_to_install
 from fl_lightning.core.layout import LayerSpec
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.solvers.dual_cone import dual_cone
@@ -22,7 +23,7 @@ try:
     from torchjd import aggregation
     from torchjd.linalg import DualConeProjector
 except ImportError as error:
-    raise ImportError("fl_lightning.integrations.torchjd needs TorchJD: pip install 'fl-lightning[torchjd]'") from error
+    raise ImportError(f"fl_lightning.integrations.torchjd needs TorchJD: {how_to_install('torchjd')}") from error
 
 
 class TorchJD(ServerRule):

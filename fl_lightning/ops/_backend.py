@@ -42,8 +42,8 @@ def _running() -> tuple[Literal["torch", "cpu", "cuda"], str]:
     if module is None:
         return "torch", _library.EXTENSION.reason
     instructions = f"on the CPU: {module.instruction_set()}"
-    if not module.has_cuda():
-        return "cpu", f"the extension was built without CUDA kernels; {instructions}"
+    if not _library.EXTENSION.cuda:
+        return "cpu", f"{_library.EXTENSION.no_cuda}; {instructions}"
     if not torch.cuda.is_available():
         return "cpu", f"no CUDA device; {instructions}"
     return "cuda", ""

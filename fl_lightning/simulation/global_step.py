@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fl_lightning.core.aligned import aligned
 from fl_lightning.core.finite import all_finite, not_finite
 from fl_lightning.training.bound_parameters import BoundParameters
 
@@ -41,10 +40,15 @@ class GlobalStep:
     def __init__(self, binding: BoundParameters, factory: OptimizerFactory | None) -> None:
         self._binding = binding
         self.optimizer = None if factory is None else _made(factory, binding.parameters)
+        self._spares = _Spares()
 
     @torch.no_grad()
-    def tried(self, step: Tensor) -> Callable[[], None]:
-        """Tries a step ``[n]``; what is returned takes it. Until then the global parameters are the old ones.
+    def tried(self, step: Tensor, norm: float) -> Callable[[], None]:
+        """Tries a step; what is returned takes it. Until then the global parameters are the old ones.
+
+        Args:
+            step: ``[n]``.
+            norm: its Euclidean norm.
 
         Raises:
             RefusedStepError: parameters or optimizer would hold values that are not finite.
@@ -52,16 +56,19 @@ class GlobalStep:
         theta = self._binding.theta
         if self.optimizer is not None:
             moved = self._moved(self.optimizer, step)
-            return partial(_assign, theta, moved)
-        # No element can overflow while the two largest together do not; a NaN fails the comparison.
-        if not _largest(theta) + _largest(step) <= torch.finfo(theta.dtype).max:
+            return partial(self._assign, moved)
+        # No element can overflow while the two largest together do not; a NaN fails the comparisons.
+        room = torch.finfo(theta.dtype).max - _largest(theta)
+        if not norm <= room and not _largest(step) <= room:
             raise RefusedStepError("the global parameters would not be finite")
         return partial(_subtract, theta, step)
 
     def _moved(self, optimizer: Optimizer, step: Tensor) -> Tensor:
         """``[n]`` the parameters that the optimizer makes of the global ones."""
-        binding, undo = self._binding, _undo(optimizer)
-        moved, name = aligned(binding.theta.clone()), type(optimizer).__name__
+        binding, name = self._binding, type(optimizer).__name__
+        before = {parameter: self._copies(state) for parameter, state in optimizer.state.items()}
+        options = [self._copies({k: v for k, v in g.items() if k != "params"}) for g in optimizer.param_groups]
+        moved = self._spares.copy(binding.theta)
         views = binding.layout.views(moved)
         binding.bind(views)
         try:
@@ -75,29 +82,47 @@ class GlobalStep:
             if broken:
                 raise RefusedStepError(f"{', '.join(broken)} of {name} would not be finite")
         except BaseException:
-            undo()
+            optimizer.state.clear()
+            optimizer.state.update(before)
+            for group, options_before in zip(optimizer.param_groups, options, strict=True):
+                group.update(options_before)
             raise
         finally:
             binding.bind_global()
+        for copies in (*before.values(), *options):
+            self._spares.give_back(copies.values())
         return moved
 
+    def _copies(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: self._spares.copy(v) if isinstance(v, Tensor) else v for name, v in values.items()}
 
-def _undo(optimizer: Optimizer) -> Callable[[], None]:
-    """What takes an optimizer back to its present state."""
-    states = {parameter: _copies(state) for parameter, state in optimizer.state.items()}
-    options = [_copies({k: v for k, v in group.items() if k != "params"}) for group in optimizer.param_groups]
-
-    def undo() -> None:
-        optimizer.state.clear()
-        optimizer.state.update(states)
-        for group, before in zip(optimizer.param_groups, options, strict=True):
-            group.update(before)
-
-    return undo
+    @torch.no_grad()
+    def _assign(self, moved: Tensor) -> None:
+        self._binding.theta.copy_(moved)
+        self._spares.give_back([moved])
 
 
-def _copies(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in values.items()}
+class _Spares:
+    """Memory of copies, kept from round to round: to make it anew takes longer than to copy."""
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[object, ...], list[Tensor]] = {}
+
+    @torch.no_grad()
+    def copy(self, value: Tensor) -> Tensor:
+        """A copy that is nobody else's until it is given back."""
+        free = self._free.get(_kind(value))
+        return (free.pop() if free else torch.empty_like(value)).copy_(value)
+
+    def give_back(self, copies: Iterable[Any]) -> None:
+        """Takes back what nobody looks at any more; other values than tensors are passed over."""
+        for value in copies:
+            if isinstance(value, Tensor):
+                self._free.setdefault(_kind(value), []).append(value)
+
+
+def _kind(value: Tensor) -> tuple[object, ...]:
+    return value.shape, value.stride(), value.dtype, value.device
 
 
 def _not_finite(optimizer: Optimizer) -> list[str]:
@@ -115,11 +140,6 @@ def _largest(values: Tensor) -> float:
     """The largest absolute value; NaN if there is one."""
     low, high = values.aminmax()
     return float(torch.maximum(-low, high))
-
-
-@torch.no_grad()
-def _assign(theta: Tensor, moved: Tensor) -> None:
-    theta.copy_(moved)
 
 
 @torch.no_grad()

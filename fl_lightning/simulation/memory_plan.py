@@ -45,7 +45,7 @@ def memory_plan(
         parts[f"buffers ({rows + 1} copies)"] = (rows + 1) * buffers
     if server_optimizer:
         parts["server optimizer (up to)"] = 2 * params
-        parts["copies while it steps (up to)"] = 3 * params
+        parts["copies to take a step back (up to)"] = 3 * params
     if keeps_client_optimizers:
         parts[f"client optimizers (up to, {clients} clients)"] = 2 * clients * params
     return ", ".join(f"{name} {size:,} B" for name, size in parts.items())

@@ -142,7 +142,7 @@ class Server:
         settle = self._algorithm.tentatively()
         try:
             step, step_norm = self._aggregate(cohort)
-            take = self._step.tried(step)
+            take = self._step.tried(step, step_norm)
         except RefusedStepError as refusal:
             settle(False)
             return self._refused(current, reports, str(refusal), seconds)

@@ -117,23 +117,37 @@ def test_a_foreign_file_is_not_touched(tmp_path):
 def test_table_of_few_clients():
     assert format_client_table(evaluation_record(3, stage="test")).splitlines() == [
         "test, round 3: 3 clients",
-        "client         samples  test_acc  test_loss",
-        "-------------------------------------------",
-        "0                   10    0.5000     1.5000",
-        "1                   20    0.7500     1.0000",
-        "2                   30    1.0000     0.2500",
-        "-------------------------------------------",
-        "mean                      0.7500     0.9167",
-        "weighted mean             0.8333     0.7083",
-        "std                       0.2041     0.5137",
-        "angle (rad)               0.2657          -",
-        "worst 5 %                 0.5000     1.5000",
-        "worst 10 %                0.5000     1.5000",
-        "best 5 %                  1.0000     0.2500",
-        "best 10 %                 1.0000     0.2500",
-        "min                       0.5000     0.2500",
-        "max                       1.0000     1.5000",
+        "client         samples     test_acc    test_loss",
+        "------------------------------------------------",
+        "0                   10  0.5000       1.5000",
+        "1                   20  0.7500       1.0000",
+        "2                   30  1.0000       0.2500",
+        "------------------------------------------------",
+        "mean                    0.7500       0.9167",
+        "weighted mean           0.8333       0.7083",
+        "std                     0.2041       0.5137",
+        "angle (rad)             0.2657            -",
+        "worst 5 %               0.5000 (10)  1.5000 (10)",
+        "worst 10 %              0.5000 (10)  1.5000 (10)",
+        "best 5 %                1.0000 (30)  0.2500 (30)",
+        "best 10 %               1.0000 (30)  0.2500 (30)",
+        "min                     0.5000 (10)  0.2500 (30)",
+        "max                     1.0000 (30)  1.5000 (10)",
     ]
+
+
+def test_few_samples_are_noted():
+    sizes, accuracy = [1, 40, 9, *[10] * 21], [1.0, 0.5, 0.2, *[0.6] * 21]
+    text = format_client_table(evaluation_record(1, ids=range(24), sizes=sizes, acc=accuracy)).splitlines()
+    summary = {line.rsplit("  ", 1)[0].strip(): line.rsplit("  ", 1)[1] for line in text[28:-1]}
+    assert summary["best 5 %"] == "1.0000 (1)"
+    assert summary["best 10 %"] == "0.8000 (11)"
+    assert summary["worst 5 %"] == summary["min"] == "0.2000 (9)"
+    assert summary["worst 10 %"] == "0.3500 (49)"
+    assert summary["mean"] == "0.5958"
+    assert text[-1].startswith("fewer than 10 samples: 0 (1), 2 (9). The best, the worst, min and max may be theirs")
+    many = format_client_table(evaluation_record(1, ids=range(24), sizes=[3] * 24, acc=accuracy)).splitlines()[-1]
+    assert "8 (3), 9 (3) and 14 more. The" in many
 
 
 def listed(text):

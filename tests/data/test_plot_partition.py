@@ -4,6 +4,7 @@ import sys
 import pytest
 import torch
 
+from fl_lightning.callbacks import FairnessMonitor
 from fl_lightning.data import plot_partition
 
 COUNTS = torch.tensor([[5, 0, 20], [0, 10, 0]])
@@ -57,5 +58,10 @@ def test_missing_matplotlib_names_the_extra(monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"pip install 'fl-lightning\[plots\]'"):
+    words = r"needs matplotlib: pip install 'fl-lightning\[plots\]', or in a checkout pip install '\.\[plots\]'"
+    with pytest.raises(ImportError, match=f"^plot_partition {words}"):
         plot_partition(COUNTS)
+    monitor = FairnessMonitor()
+    monitor.load_state_dict({"curves": {"acc": {"rounds": [1], "mean": [0.5], "angle": [0.1], "worst_10": [0.2]}}})
+    with pytest.raises(ImportError, match=rf"^FairnessMonitor\.plot {words}"):
+        monitor.plot("curves.png")

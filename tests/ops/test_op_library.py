@@ -133,22 +133,91 @@ def test_a_damaged_extension_warns_once_and_gives_way_to_pure_torch(monkeypatch)
     assert "undefined symbol: aoti" in found.reason
 
 
+MODULE = SimpleNamespace(instruction_set=lambda: "avx2")
+
+
 @pytest.mark.parametrize(
-    ("built", "present", "implementation", "reason"),
+    ("extension", "present", "implementation", "reason"),
     [
-        (False, True, "cpu", "the extension was built without CUDA kernels; on the CPU: avx2"),
-        (True, False, "cpu", "no CUDA device; on the CPU: avx2"),
-        (True, True, "cuda", ""),
+        (_extension.Extension(MODULE, "", no_cuda="no nvcc"), True, "cpu", "no nvcc; on the CPU: avx2"),
+        (_extension.Extension(MODULE, "", cuda=True), False, "cpu", "no CUDA device; on the CPU: avx2"),
+        (_extension.Extension(MODULE, "", cuda=True), True, "cuda", ""),
     ],
 )
-def test_what_a_loaded_extension_reports(built, present, implementation, reason, monkeypatch):
-    module = SimpleNamespace(has_cuda=lambda: built, instruction_set=lambda: "avx2")
-    monkeypatch.setattr(_library, "EXTENSION", _extension.Extension(module, ""))
+def test_what_a_loaded_extension_reports(extension, present, implementation, reason, monkeypatch):
+    monkeypatch.setattr(_library, "EXTENSION", extension)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: present)
     assert ops.backend()["layer_gram"] == ops.Backend("layer_gram", implementation, reason)
 
 
-def test_results_on_a_meta_device_have_the_right_shapes():
-    rows = torch.empty(4, 50, device="meta")
-    assert ops.layer_gram(rows, OFFSETS).shape == (3, 4, 4)
-    assert ops.layer_combine(rows, OFFSETS, torch.empty(3, 4, device="meta")).shape == (50,)
+class Loader:
+    """Stands for both extensions; the one for CUDA may not load."""
+
+    def __init__(self, problem):
+        self.problem, self.asked = problem, []
+
+    def __call__(self, name):
+        self.asked.append(name)
+        if name == "fl_lightning._C_cuda" and self.problem is not None:
+            raise self.problem
+        return MODULE
+
+
+MISSING = "libtorch_cuda.so: cannot open shared object file"
+
+
+@pytest.mark.parametrize(
+    ("release", "problem", "no_cuda", "asked"),
+    [
+        (None, OSError(MISSING), "torch is a build without CUDA", ["_C"]),
+        ("13.0", OSError(MISSING), f"the CUDA kernels do not load: {MISSING}", ["_C", "_C_cuda"]),
+        (
+            "13.0",
+            ModuleNotFoundError(name="fl_lightning._C_cuda"),
+            "the extension was built without CUDA kernels (no nvcc was found (set CUDA_HOME))",
+            ["_C", "_C_cuda"],
+        ),
+        ("13.0", None, "", ["_C", "_C_cuda"]),
+    ],
+)
+def test_kernels_for_the_processor_load_whatever_those_for_cuda_do(
+    release, problem, no_cuda, asked, monkeypatch, tmp_path, recwarn
+):
+    (tmp_path / "built").write_text("kernels for the processor; none for CUDA: no nvcc was found (set CUDA_HOME)\n")
+    monkeypatch.delenv("FL_LIGHTNING_DISABLE_EXT", raising=False)
+    monkeypatch.setattr(_extension, "_RECORD", tmp_path / "built")
+    monkeypatch.setattr(torch.version, "cuda", release)
+    loader = Loader(problem)
+    monkeypatch.setattr(_extension.importlib, "import_module", loader)
+    found = _extension.load()
+    assert found == _extension.Extension(MODULE, "", not no_cuda, no_cuda)
+    assert loader.asked == [f"fl_lightning.{name}" for name in asked]
+    warned = [str(w.message) for w in recwarn.list if w.category is RuntimeWarning]
+    assert len(warned) == ("do not load" in no_cuda)
+    assert all(w.startswith("the CUDA kernels of fl_lightning do not load, so pure torch runs on CUDA") for w in warned)
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (
+            "pure torch: there is no C++ compiler (c++)\n",
+            "installed without compiled kernels: there is no C++ compiler (c++)",
+        ),
+        ("pure torch: FL_LIGHTNING_NO_EXT=1\n", "installed without compiled kernels: FL_LIGHTNING_NO_EXT=1"),
+        (
+            "kernels for the processor; none for CUDA: no nvcc was found\n",
+            "installed without compiled kernels (see Install",
+        ),
+        (None, "installed without compiled kernels (see Install"),
+    ],
+)
+def test_the_build_says_why_there_are_no_kernels(record, reason, monkeypatch, tmp_path):
+    if record is not None:
+        (tmp_path / "built").write_text(record)
+    monkeypatch.setattr(_extension, "_RECORD", tmp_path / "built")
+    monkeypatch.setattr(_extension, "_NAME", "fl_lightning._not_there")
+    monkeypatch.setattr(torch, "__version__", "2.15.0")
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.delenv("FL_LIGHTNING_DISABLE_EXT", raising=False)
+    assert _extension.load().reason.startswith(reason)

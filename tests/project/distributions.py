@@ -12,14 +12,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+FOLDERS = (".ci", ".github", "benchmarks", "csrc", "docs", "examples", "fl_lightning", "tests")
+FILES = (
+    ".clang-format", ".gitignore", ".pre-commit-config.yaml", "CHANGELOG.md", "CITATION.cff", "CODE_OF_CONDUCT.md",
+    "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "README.md", "SECURITY.md", "pyproject.toml", "setup.py",
+)  # fmt: skip
 
 
 def copy_of_the_sources(folder):
     """What a distribution is made of: setuptools writes beside it, and stale files there would hide missing ones."""
     copy = folder / "source"
-    for name in ("fl_lightning", "csrc"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
+    unwanted = shutil.ignore_patterns("__pycache__", "*.so", "_built.txt", "*.egg-info", ".*cache")
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, copy / name, ignore=unwanted)
+    for name in FILES:
         shutil.copy(ROOT / name, copy)
     return copy
 

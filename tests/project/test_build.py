@@ -145,7 +145,8 @@ def test_what_cuda_kernels_lack(script, torch_cuda, nvcc, reason, monkeypatch, t
     monkeypatch.setattr(script, "find_nvcc", lambda home: found)
     monkeypatch.setattr(torch.version, "cuda", torch_cuda)
     (module,) = script.extension()["ext_modules"]
-    assert not [source for source in module.sources if source.endswith(".cu")]
+    assert module.name == "fl_lightning._C"
+    assert not [source for source in module.sources if "cuda" in source]
     (sentence,) = capsys.readouterr().err.splitlines()
     assert sentence.startswith("fl-lightning: kernels for the processor; none for CUDA: ")
     assert sentence.endswith(reason)
@@ -160,17 +161,22 @@ def test_what_cuda_kernels_lack(script, torch_cuda, nvcc, reason, monkeypatch, t
 def test_every_source_is_built(script, monkeypatch):
     monkeypatch.setattr(script, "find_cuda", lambda *_: script.Cuda(["headers"], "libcudart.so.13", "9.0"))
     arguments = script.extension()
-    (module,) = arguments["ext_modules"]
+    cpu, cuda = arguments["ext_modules"]
     found = {p.relative_to(ROOT).as_posix() for end in ("cpp", "cu") for p in (ROOT / "csrc").rglob(f"*.{end}")}
-    assert set(module.sources) == found
+    assert sorted(cpu.sources + cuda.sources) == sorted(found)
+    assert [source for source in cpu.sources if "cuda" in source] == []
+    assert (cpu.name, cuda.name) == ("fl_lightning._C", "fl_lightning._C_cuda")
     assert os.environ["TORCH_CUDA_ARCH_LIST"] == "9.0"
-    assert module.py_limited_api
+    assert cpu.py_limited_api
+    assert cuda.py_limited_api
     assert arguments["options"]["bdist_wheel"]["py_limited_api"] == "cp310"
-    assert "-Iheaders" in module.extra_compile_args["nvcc"]
-    assert "libcudart.so.13" in module.extra_link_args
-    assert not any(
-        "march" in flag or "fast-math" in flag for flags in module.extra_compile_args.values() for flag in flags
-    )
+    assert "-Iheaders" in cuda.extra_compile_args["nvcc"]
+    assert "libcudart.so.13" in cuda.extra_link_args
+    assert "torch_cuda" in cuda.libraries
+    assert not {"libcudart.so.13"} & set(cpu.extra_link_args)
+    assert "torch_cuda" not in cpu.libraries
+    all_flags = [flag for each in (cpu, cuda) for flags in each.extra_compile_args.values() for flag in flags]
+    assert not any("march" in flag or "fast-math" in flag for flag in all_flags)
 
 
 @pytest.mark.parametrize(

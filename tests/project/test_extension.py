@@ -55,7 +55,8 @@ def test_whatever_can_be_built_here_is_built_and_registered():
 @built
 def test_every_op_is_registered():
     assert registered("CPU") == set(_library.NAMES)
-    assert registered("CUDA") == (set(_library.NAMES) - set(_library.COMPOSED) if EXTENSION.has_cuda() else set())
+    own = set(_library.NAMES) - set(_library.COMPOSED)
+    assert registered("CUDA") == (own if _library.EXTENSION.cuda else set())
 
 
 def test_without_the_extension_nothing_is_registered():
@@ -66,31 +67,47 @@ def test_without_the_extension_nothing_is_registered():
         assert {backend.implementation for backend in ops.backend().values()} == {"torch"}
 
 
-def symbols(option):
-    """Names and types of the extension's dynamic symbols, C++ names in plain text."""
+def library(name):
+    """The file of an extension; skips where it is not built."""
+    found = [] if EXTENSION is None else sorted(Path(EXTENSION.__file__).parent.glob(f"{name}.*so"))
+    if not found:
+        pytest.skip(f"no {name} is built")
+    return found[0]
+
+
+def symbols(name, option):
+    """Names and types of an extension's dynamic symbols, C++ names in plain text."""
     if shutil.which("nm") is None:
         pytest.skip("needs nm, of GNU binutils")
-    command = ["nm", "--dynamic", "--demangle", option, EXTENSION.__file__]
+    command = ["nm", "--dynamic", "--demangle", option, str(library(name))]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     return [re.match(r"(?:[0-9a-f]+)?\s*(\w) (.*)", line).groups() for line in lines]
 
 
-@built
-def test_only_the_entry_is_exported():
+@pytest.mark.parametrize("name", ["_C", "_C_cuda"])
+def test_only_the_entry_is_exported(name):
     """A template of the standard library that we export, compiled our way, could replace that of another library."""
-    assert symbols("--defined-only") == [("T", "PyInit__C")]
+    assert symbols(name, "--defined-only") == [("T", f"PyInit_{name}")]
 
 
-@built
-def test_only_stable_interfaces_are_used():
+@pytest.mark.parametrize(
+    ("name", "of_python"), [("_C", {"PyModule_Create2", "PyUnicode_FromString"}), ("_C_cuda", {"PyModule_Create2"})]
+)
+def test_only_stable_interfaces_are_used(name, of_python):
     """One binary for several releases: of torch its stable C functions, of Python the limited interface."""
-    needed = [name for kind, name in symbols("--undefined-only") if kind == "U"]
+    needed = [found for kind, found in symbols(name, "--undefined-only") if kind == "U"]
     assert "torch_call_dispatcher" in needed
     unstable = re.compile(r"^(typeinfo for |vtable for )?(c10|at|torch|fl_lightning|pybind11)::")
-    assert [name for name in needed if unstable.match(name)] == []
-    assert {name for name in needed if re.match("_?Py", name)} == {
-        "PyBool_FromLong",
-        "PyModule_Create2",
-        "PyUnicode_FromString",
-    }
-    assert ".abi3." in Path(EXTENSION.__file__).name
+    assert [found for found in needed if unstable.match(found)] == []
+    assert {found for found in needed if re.match("_?Py", found)} == of_python
+    assert ".abi3." in library(name).name
+
+
+def test_the_kernels_for_the_processor_need_nothing_of_cuda():
+    """They load beside a torch without CUDA, which has no libtorch_cuda.so."""
+    if shutil.which("readelf") is None:
+        pytest.skip("needs readelf, of GNU binutils")
+    command = ["readelf", "--dynamic", "--wide", str(library("_C"))]
+    needed = re.findall(r"\(NEEDED\).*\[(.*)\]", subprocess.run(command, capture_output=True, text=True).stdout)
+    assert "libtorch_cpu.so" in needed
+    assert [name for name in needed if "cuda" in name] == []

@@ -9,6 +9,7 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from distributions import FILES
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
@@ -38,7 +39,8 @@ def metadata(shipped):
 def test_the_wheel_holds_every_module_the_marker_and_nothing_else(shipped):
     package = {path.relative_to(ROOT).as_posix() for path in SOURCES if path.is_relative_to(ROOT / "fl_lightning")}
     modules = {name for name in shipped.namelist() if ".dist-info/" not in name}
-    assert modules == package | {"fl_lightning/py.typed"}
+    assert modules == package | {"fl_lightning/py.typed", "fl_lightning/_built.txt"}
+    assert shipped.read("fl_lightning/_built.txt") == b"pure torch: FL_LIGHTNING_NO_EXT=1\n"
 
 
 def test_the_wheel_carries_the_apache_licence(shipped, metadata):
@@ -59,11 +61,11 @@ def test_malicious_lightning_releases_are_excluded(metadata):
     assert {"2.5.0", "2.6.1", "2.6.4"} == set(lightning.filter(["2.5.0", "2.6.1", "2.6.4"]))
 
 
-def test_the_core_needs_four_packages_and_the_rest_are_extras(metadata):
+def test_the_core_needs_three_packages_and_the_rest_are_extras(metadata):
     required = [Requirement(text) for text in metadata.get_all("Requires-Dist")]
     core = {r.name for r in required if r.marker is None}
-    assert core == {"torch", "lightning", "torchmetrics", "torchvision"}
-    assert {"cli", "plots", "demo", "test", "lint"} <= set(metadata.get_all("Provides-Extra"))
+    assert core == {"torch", "lightning", "torchmetrics"}
+    assert {"benchmarks", "cli", "plots", "demo", "test", "lint"} <= set(metadata.get_all("Provides-Extra"))
 
 
 def test_nothing_under_the_gpl_is_required(metadata):
@@ -83,6 +85,27 @@ def test_a_wheel_can_be_built_from_the_source_distribution(sdist):
         inside = {name.partition("/")[2] for name in archive.getnames()}
     package = {path.relative_to(ROOT).as_posix() for path in SOURCES if path.is_relative_to(ROOT / "fl_lightning")}
     assert package | {"fl_lightning/py.typed", "pyproject.toml", "README.md", "LICENSE"} <= inside
+
+
+def test_the_source_distribution_is_complete(sdist):
+    with tarfile.open(sdist) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
+    pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*") if path.is_file()}
+    scripts = {path.relative_to(ROOT).as_posix() for path in SOURCES}
+    assert sorted((pages | scripts | set(FILES) | {".ci/run"}) - inside) == []
+    assert [name for name in inside if name.endswith((".so", ".pyc", "_built.txt"))] == []
+
+
+def test_the_published_text_has_no_relative_links(metadata):
+    text, version = metadata.get_payload(), metadata["Version"]
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    targets = re.findall(r"\]\(([^)]+)\)", text)
+    assert all(target.startswith(("https://", "#")) for target in targets)
+    home = "fl-lightning/fl-lightning"
+    assert f"FedLF](https://raw.githubusercontent.com/{home}/v{version}/docs/demo.png)" in text
+    assert f"[Data](https://github.com/{home}/blob/v{version}/docs/data.md)" in text
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(targets) == len(re.findall(r"\]\(([^)]+)\)", page)) > 20
 
 
 def test_all_sources_parse_as_python_3_10():

@@ -544,5 +544,5 @@ def test_the_memory_plan_counts_all_that_is_asked_for(caplog_of_lightning):
     assert parts["history"] > 0
     assert parts["buffers (5 copies)"] == 5 * (8 * 4 + 8 * 4 + 8)
     assert parts["server optimizer (up to)"] == 2 * n * 4
-    assert parts["copies while it steps (up to)"] == 3 * n * 4
+    assert parts["copies to take a step back (up to)"] == 3 * n * 4
     assert parts["client optimizers (up to, 6 clients)"] == 2 * 6 * n * 4

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What to install where an optional package is missing."""
+
+from __future__ import annotations
+
+
+def how_to_install(extra: str) -> str:
+    """The commands for a release and for a checkout, as the end of a sentence.
+
+    Args:
+        extra: name of the extra in ``pyproject.toml``.
+    """
+    return f"pip install 'fl-lightning[{extra}]', or in a checkout pip install '.[{extra}]'"
