@@ -3,18 +3,24 @@
 
 from mutations.change import In
 
-PARALLEL = (
-    "tests/executors/test_parallel_workers.py tests/executors/test_parallel_attributes.py "
-    "tests/executors/test_parallel.py -k 'not every_method and not pairs and not options and not resume'"
-)
+CHANNELS, WORKERS = "tests/executors/test_worker_channels.py", "tests/executors/test_parallel_workers.py"
 
-pool = In("fl_lightning/executors/parallel/pool.py", PARALLEL)
-runner = In("fl_lightning/executors/parallel/runner.py", PARALLEL)
-worker = In("fl_lightning/executors/parallel/worker.py", PARALLEL)
-process = In("fl_lightning/executors/parallel/process.py", PARALLEL)
-messages = In("fl_lightning/executors/parallel/messages.py", PARALLEL)
-executor = In("fl_lightning/executors/parallel/executor.py", f"tests/executors/test_aligned_rows.py {PARALLEL}")
-visits = In("fl_lightning/training/visits.py", f"tests/training/test_visits.py {PARALLEL}")
+pool = In(
+    "fl_lightning/executors/parallel/pool.py",
+    f"{CHANNELS} tests/executors/test_parallel.py -k 'places or as_they_come'",
+)
+runner = In(
+    "fl_lightning/executors/parallel/runner.py",
+    f"{WORKERS} tests/executors/test_parallel.py -k 'frozen or dies or dropped or between_clients or that_change'",
+)
+worker = In("fl_lightning/executors/parallel/worker.py", f"{WORKERS} -k 'traces or dies or dropped'")
+process = In("fl_lightning/executors/parallel/process.py", f"{WORKERS} -k 'outlive or interrupted or dies'")
+messages = In("fl_lightning/executors/parallel/messages.py", f"{CHANNELS} tests/executors/test_aligned_rows.py")
+executor = In(
+    "fl_lightning/executors/parallel/executor.py",
+    "tests/executors/test_aligned_rows.py tests/executors/test_parallel.py -k 'boundaries or no_sense'",
+)
+visits = In("fl_lightning/training/visits.py", f"tests/training/test_visits.py {WORKERS}")
 
 MUTATIONS = [
     pool("the longest client always begins", "end(plain) <= 1.05 * end(longest)", "end(plain) < end(longest)"),
