@@ -6,7 +6,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from client_rounds import Net, Rounds, assign, client_data, flat
+from client_rounds import WIDTH, Net, Rounds, assign, client_data, flat
 from method_fits import FailsInRoundOne, assert_paths_agree, assert_resumes, assert_same, fit_method, trained
 from support import CLASSES, FEATURES, Classifier, Manual, federated_blobs, fresh, on_path, quiet_trainer, weights
 from torchmetrics.classification import MulticlassAccuracy
@@ -93,6 +93,35 @@ def test_pull_towards_the_global_model():
                 optimizer.step()
             torch.testing.assert_close(method.client_rule().personal_model(1).params, flat(alone), rtol=0, atol=1e-9)
     assert distances[0] > distances[1] > distances[2]
+
+
+def test_every_step_draws_for_itself_and_alike_whoever_trained_before():
+    drawn = []
+
+    class Drawn(Net):
+        def loss(self, batch):
+            drawn.append(float(torch.rand(())))
+            return super().loss(batch)
+
+    method, seen = Ditto(), []
+    run = Rounds(method, method.client_rule(), client_data(clients=2), module=Drawn())
+    for client in (0, 1):
+        torch.manual_seed(3)
+        run.train(client)
+        seen.append(drawn[::2])  # before each step of the global branch
+        drawn.clear()
+    assert seen[0] == seen[1]
+    assert len(set(seen[0])) == len(seen[0]) == 3
+
+
+@pytest.mark.parametrize("in_files", [False, True])
+def test_memory_plan_counts_the_models_of_a_round(in_files, tmp_path):
+    rule, module = Ditto(directory=str(tmp_path) if in_files else None).client_rule(), Net()
+    rule.check_module(module)
+    layout = fl.ParamLayout.from_module(module)
+    federation = fl.algorithms.Federation(10, layout, torch.device("cpu"), torch.float64, 3)
+    model = 8 * layout.numel + 2 * 8 * WIDTH + 8  # with the mean, variance and count of BatchNorm
+    assert rule.memory(federation, 3) == {"personal_models (CPU)": (3 if in_files else 13) * model}
 
 
 @pytest.mark.parametrize(

@@ -87,10 +87,18 @@ def committed(rule, clients):
     return extras
 
 
+GROUPS = {
+    "given": lambda a: a,
+    "exchanged": lambda a: 1 - a,
+    "unequal": lambda a: a * (torch.arange(len(a)) % 3 == 0),
+}
+
+
 @pytest.mark.filterwarnings("ignore:FA found no weights")
+@pytest.mark.parametrize("groups", GROUPS)
 @pytest.mark.parametrize(("tau", "bound"), [(0.02, 5.0), (10.0, 5.0), (10.0, 1.3), (0.0, 20.0)])
-def test_the_adversary_is_that_of_an_independent_solver(tau, bound):
-    clients = [people(60, 3), people(90, 4)]
+def test_the_adversary_is_that_of_an_independent_solver(tau, bound, groups):
+    clients = [(x, y, GROUPS[groups](a)) for x, y, a in (people(60, 3), people(90, 4))]
     rule = FA(BASES, sigma=1.0, tau=tau, bound=bound)
     committed(rule, clients)
     client = rule.client_rule()
@@ -141,14 +149,15 @@ def test_bases_without_samples_get_nothing_and_impossible_bounds_are_counted():
     rule = FA(far, sigma=1.0)
     committed(rule, [people(30, 5)])
     assert rule.client_rule().a[3] == 0
-    tight = FA(
-        BASES, sigma=1.0, bound=1.0
-    )  # theta would have to be 1 everywhere on average, yet at most 1 at the bases
+    # theta would have to be 1 everywhere on average, yet at most 1 at the bases
+    tight = FA(BASES, sigma=1.0, bound=1.0)
     x, y, a = people(30, 6)
     with pytest.warns(UserWarning, match="FA found no weights in round 0"):
         committed(tight, [(x * 0.01 + 5.0, y, a)])
     assert tight.client_rule().relaxed == 1
     assert tight.client_rule().a is None
+    tight.client_rule().reset()
+    assert tight.client_rule().relaxed == 0
 
 
 def test_it_trains_as_a_plain_local_loop_would():

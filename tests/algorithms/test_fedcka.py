@@ -77,9 +77,9 @@ def partial(t):
     return [[0, 2], [1, 2, 3], [0, 2], [0, 1, 3], [2, 0]][t]
 
 
-def by_rule(rounds, data, **options):
+def by_rule(rounds, data, module=None, **options):
     method = FedCKA(MU, **options)
-    run = Rounds(method, method.client_rule(), data, lr=LR)
+    run = Rounds(method, method.client_rule(), data, module, lr=LR)
     path = []
     for t in range(rounds):
         run.round(partial(t))
@@ -94,6 +94,20 @@ def test_equals_the_loop_with_copies():
     torch.testing.assert_close(by_rule(5, data), expected, rtol=0, atol=1e-9)
     torch.testing.assert_close(by_rule(5, data, layers=["encoder.0", "head"]), expected, rtol=0, atol=1e-9)
     assert not torch.allclose(by_rule(5, data, layers=["encoder.0"]), expected, atol=1e-4)
+
+
+def test_the_first_layers_are_compared():
+    data = client_data(seed=9)
+    assert torch.equal(by_rule(3, data, num_layers=1), by_rule(3, data, layers=["encoder.0"]))
+
+
+def test_activations_that_work_in_place_make_no_difference():
+    def path(inplace):
+        module = Net(norm=False)
+        module.encoder[2] = nn.ReLU(inplace)
+        return by_rule(3, client_data(seed=9), module)
+
+    assert torch.equal(path(True), path(False))
 
 
 def test_passes_for_the_term_end_with_the_last_compared_layer():

@@ -159,3 +159,26 @@ def test_arguments_out_of_range_are_refused(arguments, words):
 def test_first_rounds_are_uniform():
     rows = random_rows(3, 1)
     torch.testing.assert_close(MMPF().aggregate(make_cohort(rows)), rows.mean(0))
+
+
+def test_patience_counts_failures_in_a_row_and_a_reset_counts_anew():
+    rule, points = MMPF(inner_rounds=1, iterations=1000, patience=3), [[0.0, 0.0], [4.0, 0.0]]
+    path, _ = paraboloids(points, rule, 30)
+    assert rule.report.scalars["iteration"] == 9  # better or not: yes yes no yes no yes no no no
+    rule.reset()
+    assert torch.equal(paraboloids(points, rule, 30)[0], path)
+    assert rule.report.scalars["iteration"] == 9
+
+
+def test_a_search_that_ends_with_its_best_model_stays_there():
+    path, weights = paraboloids([[0.0, 0.0], [4.0, 0.0]], MMPF(inner_rounds=1, iterations=2), 6)
+    assert [bool(weight.any()) for weight in weights] == [True, True, False, False, False, False]
+    assert all(torch.equal(theta, path[2]) for theta in path[2:])
+
+
+def test_the_kept_model_is_a_copy():
+    rule, theta = MMPF(inner_rounds=1), torch.ones(2, dtype=torch.float64)
+    for when in range(2):
+        rule.aggregate(make_cohort(torch.ones(2, 2).double(), torch.ones(2), [0, 1], when, LAYOUT, 0.1, params=theta))
+    theta.add_(1)
+    assert rule.evaluation_params(theta).tolist() == [1, 1]

@@ -167,6 +167,27 @@ def test_prototypes_come_from_the_last_pass(name):
 
 
 @each
+def test_a_class_too_many_in_the_first_batch_is_named(name):
+    method, data = {"FedProto": FedProto, "FedProc": FedProc}[name](num_classes=3), client_data(clients=1)
+    for place, (_, y) in enumerate(data[0]):
+        y.clamp_(max=2 if place else 3)
+    data[0][0][1][0] = 3
+    with pytest.raises(ValueError, match="class indices must be below num_classes=3, found 3"):
+        Rounds(method, method.client_rule(), data).round([0])
+
+
+@each
+def test_a_state_from_before_the_first_round_forgets_the_prototypes(name):
+    run = Rounds((method := MAKE[name][0]()), method.client_rule(), client_data())
+    before = run.client.state_dict()
+    run.round([0, 1])
+    assert run.client.known.all()
+    run.client.load_state_dict(before)
+    assert run.client.prototypes is None
+    assert not run.client.known.any()
+
+
+@each
 def test_resumed_run_continues_bit_for_bit(name):
     data = client_data(labels=some_classes)
     make = MAKE[name][0]

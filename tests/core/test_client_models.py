@@ -141,6 +141,44 @@ def test_models_in_files(tmp_path):
     assert not list(tmp_path.rglob("*.part"))
 
 
+def test_a_round_that_runs_again_replaces_the_file(tmp_path):
+    files = ClientFiles(tmp_path)
+    for value in (1, 2):
+        files.set(0, snapshot(value), when=3)
+    assert torch.equal(files.get(0).params, snapshot(2).params)
+
+
+def test_buffers_of_another_fit_are_noticed(tmp_path):
+    files, foreign = ClientFiles(tmp_path), ClientFiles(tmp_path)
+    files.set(0, snapshot(1), when=3)
+    foreign.set(0, Snapshot(snapshot(1).params, snapshot(2).buffers), when=3)
+    with pytest.raises(ValueError, match="not the model of client 0"):
+        files.get(0)
+
+
+def test_the_same_state_saved_again_costs_no_older_one(tmp_path):
+    files = ClientFiles(tmp_path, keep_checkpoints=2)
+    files.set(0, snapshot(1), when=1)
+    first = files.state_dict()
+    files.set(0, snapshot(2), when=2)
+    for _ in range(3):
+        files.state_dict()
+    files.load_state_dict(first)
+    assert torch.equal(files.get(0).params, snapshot(1).params)
+
+
+def test_the_checkpoint_that_was_resumed_from_stays_usable(tmp_path):
+    files = ClientFiles(tmp_path)
+    files.set(0, snapshot(1), when=1)
+    state = files.state_dict()
+    resumed = ClientFiles(tmp_path)
+    resumed.load_state_dict(state)
+    resumed.set(0, snapshot(2), when=2)
+    again = ClientFiles(tmp_path)
+    again.load_state_dict(state)
+    assert torch.equal(again.get(0).params, snapshot(1).params)
+
+
 def test_all_files_stay_if_asked_for(tmp_path):
     files = ClientFiles(tmp_path, keep_checkpoints=None)
     states = []

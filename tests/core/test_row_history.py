@@ -78,7 +78,8 @@ def test_agrees_with_a_dictionary_of_vectors(capacity, dtype):
 
 
 def test_a_round_computes_products_of_new_rows_only(monkeypatch):
-    calls = []
+    calls, sizes, real_gram = [], [], ops.layer_gram
+    monkeypatch.setattr(ops, "layer_gram", lambda *args, **how: sizes.append(len(args[0])) or real_gram(*args, **how))
     monkeypatch.setattr(
         ops, "layer_cross_gram", lambda *args, **how: calls.append((len(args[0]), len(args[3]))) or real(*args, **how)
     )
@@ -91,6 +92,7 @@ def test_a_round_computes_products_of_new_rows_only(monkeypatch):
         history.joint_gram(updates, absent)
         assert calls == ([(5, min(5 * when, 20))] if when else [])
         remember(history, updates, ids, when)
+    assert set(sizes) == {5}
 
 
 def test_no_products_with_rows_that_are_about_to_leave(monkeypatch):
@@ -110,6 +112,7 @@ def test_no_products_with_rows_that_are_about_to_leave(monkeypatch):
         got = [each.joint_gram(updates, absent, leaving=ids) for each in (history, poisoned)]
         assert torch.equal(got[0], got[1])
         torch.testing.assert_close(got[0], want, rtol=0, atol=1e-5)
+        assert torch.equal(history.joint_gram(updates, absent, leaving=[*ids, *absent]), got[0])
         if absent:
             assert calls[-1] == sorted(history._entries[i].slot for i in absent)
         for each in (history, poisoned, plain):
@@ -192,6 +195,10 @@ def test_forgotten_rows_give_their_memory_back():
         remember(history, rows_of(5, when), range(5 * when, 5 * when + 5), when)
         assert len(history) == 5
     assert history.nbytes == history.planned_nbytes(5, LAYOUT, torch.float64)
+    history.forget(before=9)
+    assert history.rounds(history.select()) == [9] * 5
+    history.forget(before=10)
+    assert len(history) == 0
 
 
 @pytest.mark.parametrize("capacity", [3, 12, 30])
@@ -269,6 +276,12 @@ def test_client_tensors_are_bounded():
         held.set(7, torch.zeros(3))
         assert [client for client in range(9) if client in held] == [4, 7]
         assert held.get(4).tolist() == [5.0] * 3
+    tensors = ClientTensors(capacity=2)
+    for client in (4, 1, 4):
+        tensors.set(client, torch.zeros(3))
+    assert len(tensors) == 2
+    tensors.set(7, torch.zeros(3))
+    assert [client for client in range(9) if client in tensors] == [4, 7]
     with pytest.raises(ValueError, match="capacity must be at least 1 client, found 0"):
         ClientTensors(capacity=0)
 

@@ -1,57 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the CUDA sources for the processor and calls them on tensors."""
+"""Calls CUDA sources that simt_build.py built for the processor on tensors."""
 
 from __future__ import annotations
 
 import ctypes
-import os
-import shutil
-import subprocess
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from fl_lightning.ops.slices import slice_columns
 
-HERE = Path(__file__).parent
-HARNESS = ("simt.cpp", "shared.cpp", "mma.cpp", "entry.cpp", "faults.cpp")
-CUDA = HERE.parents[1] / "csrc" / "cuda"
 SCHEDULES = ("forward", "reverse", "random", "low_warp", "high_warp")
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _COUNTS = (torch.uint8, torch.int16, torch.int32)
-# Contraction is off because the processor's kernels and the reference have none; longjmp between stacks upsets FORTIFY.
-_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-w")
-
-
-def compiler():
-    """A C++ compiler, or None."""
-    return next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))), None)
-
-
-def compile_source(source, folder):
-    """Object file of one source, with the stand-ins for CUDA's headers."""
-    target = Path(folder) / f"{source.stem}.o"
-    run([compiler(), *_FLAGS, f"-I{HERE / 'include'}", "-x", "c++", "-c", str(source), "-o", str(target)])
-    return target
-
-
-def compile_all(sources, folder, workers):
-    """Object files by the stems of their sources."""
-    with ThreadPoolExecutor(workers) as pool:
-        targets = pool.map(lambda source: compile_source(source, folder), sources)
-        return {source.stem: target for source, target in zip(sources, targets, strict=True)}
-
-
-def link(objects, target):
-    run([compiler(), "-shared", "-o", str(target), *map(str, objects)])
-    return target
-
-
-def run(command):
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, f"{' '.join(command)}\n{result.stderr[-4000:]}"
 
 
 class KernelError(Exception):

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import simt_library
+import simt_build
 
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 
@@ -26,7 +26,7 @@ def headers():
 
 
 @pytest.mark.skipif(NVCC is None, reason="no nvcc: the CUDA sources are not compiled for a device")
-@pytest.mark.parametrize("source", sorted(simt_library.CUDA.rglob("*.cu")), ids=lambda source: source.stem)
+@pytest.mark.parametrize("source", sorted(simt_build.CUDA.rglob("*.cu")), ids=lambda source: source.stem)
 def test_nvcc_compiles_without_warnings_and_spills(source, tmp_path):
     folder = headers()
     if folder is None:

@@ -90,16 +90,45 @@ def test_dots(simt, m, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_columns_of_a_large_matrix(simt, dtype):
+    """Its chunks are so wide that a thread adds up several blocks of columns."""
+    rows, offsets, total = integers(3, dtype, n=9000), offsets_of([100, 8900]), 1 << 27
+    want = reference.layer_gram(rows, offsets)
+    assert torch.equal(simt.layer_gram(rows, offsets, total), want)
+    assert torch.equal(simt.layer_cross_gram(rows, rows[:2], offsets, total), want[:, :, :2])
+    assert torch.equal(simt.layer_dots(rows, rows[1], offsets, total), want[:, :, 1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dots_and_combinations_of_aligned_rows_with_others(simt, dtype):
+    """Each side is read in vectors as wide as its own addresses allow."""
+    rows = between_nans(integers(3, dtype, layout=0), 1, 5)  # a distance that every vector divides
+    others = between_nans(integers(2, dtype, seed=3, layout=0), 2, 3)
+    coeff = integers(5, torch.float64, n=len(SIZES), layout=0).T.contiguous()
+    want = reference.layer_cross_combine(rows, others, OFFSETS, coeff)
+    assert torch.equal(simt.layer_cross_combine(rows, others, OFFSETS, coeff), want)
+    assert torch.equal(simt.layer_dots(rows, others[0], OFFSETS), reference.layer_dots(rows, others[0], OFFSETS))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("m", "h"), [(1, 0), (2, 9), (8, 17)])
 def test_combine_two_matrices(simt, m, h, dtype):
     rows, others = integers(m, dtype), integers(h, dtype, seed=3, layout=(m + 1) % 4)
     coeff = integers(m + h, torch.float64, n=len(SIZES), layout=0).T.contiguous()
     coeff[:, m:] *= torch.arange(h) // 8 != 1  # a whole group of rows, and others
-    rows[coeff[0, :m] == 0, : SIZES[0]] = torch.nan  # no part in the first layer
-    want = reference.layer_cross_combine(rows, others, OFFSETS, coeff)
-    torch.testing.assert_close(
-        simt.layer_cross_combine(rows, others, OFFSETS, coeff), want, rtol=0, atol=0, equal_nan=True
-    )
+    coeff[4, 0] = 0
+    rows[coeff[4, :m] == 0, int(OFFSETS[4]) : int(OFFSETS[5])] = torch.nan  # no part in that layer
+    got = simt.layer_cross_combine(rows, others, OFFSETS, coeff)
+    assert got.isfinite().all()
+    assert torch.equal(got, reference.layer_cross_combine(rows, others, OFFSETS, coeff))
+
+
+def test_combine_two_matrices_of_which_one_row_has_a_part(simt):
+    rows, others = integers(8), integers(9, seed=3)
+    for chosen, row in enumerate(torch.cat([rows, others])):
+        coeff = torch.zeros(len(SIZES), 17, dtype=torch.float64)
+        coeff[:, chosen] = 2
+        assert torch.equal(simt.layer_cross_combine(rows, others, OFFSETS, coeff), 2 * row)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -2,11 +2,14 @@
 """Faults planted in the kernels' sources: the comparisons and the harness must find every one of them."""
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
+import simt_build
 import simt_library
 import torch
+from mutations.change import Change
 from simt_library import KernelError
 
 from fl_lightning.ops import _reference as reference
@@ -85,82 +88,73 @@ def mean_is_right(kernels):
     return torch.allclose(kernels.puc_combine(*arguments), reference.puc_combine(*arguments))
 
 
-@dataclass
-class Mutation:
-    """One change of the source: the nth occurrence of old in a file becomes new; which object file it changes."""
+@dataclass(frozen=True)
+class Planted(Change):
+    """A change of a file in csrc/cuda: which object file is rebuilt, and what must notice it."""
 
-    file: str
-    old: str
-    new: str
     rebuilt: str
-    check: object
-    occurrence: int = 0
-
-    def apply(self, folder):
-        path = folder / self.file
-        parts = path.read_text().split(self.old)
-        assert len(parts) > self.occurrence + 1, f"{self.old!r} is no longer in {self.file}"
-        at = self.occurrence + 1
-        path.write_text(self.old.join(parts[:at]) + self.new + self.old.join(parts[at:]))
+    check: Callable[[simt_library.Kernels], bool]
 
 
 BARRIER, WARP_BARRIER = "__syncthreads();", "__syncwarp();"
 MUTATIONS = {
     # Missing barriers: before a read of what others wrote, and before a write of what others read.
-    "tiled: read before staged": Mutation(
+    "tiled: read before staged": Planted(
         "kernels/products_tiled.cuh", BARRIER, "", "layer_cross_gram", cross_gram_is_right
     ),
-    "tiled: staged before read": Mutation(
-        "kernels/products_tiled.cuh", BARRIER, "", "layer_cross_gram", cross_gram_is_right, 1
+    "tiled: staged before read": Planted(
+        "kernels/products_tiled.cuh", BARRIER, "", "layer_cross_gram", cross_gram_is_right, occurrence=1
     ),
-    "direct: warp reads before": Mutation("kernels/gram_direct.cuh", WARP_BARRIER, "", "layer_gram", gram_is_right),
-    "dots: warps not waited for": Mutation("layer_dots.cu", BARRIER, "", "layer_dots", dots_are_right),
-    "projection: written while read": Mutation(
-        "project_conflicts.cu", WARP_BARRIER, "", "project_conflicts", projection_is_right, 1
+    "direct: warp reads before": Planted("kernels/gram_direct.cuh", WARP_BARRIER, "", "layer_gram", gram_is_right),
+    "dots: warps not waited for": Planted("layer_dots.cu", BARRIER, "", "layer_dots", dots_are_right),
+    "projection: written while read": Planted(
+        "project_conflicts.cu", WARP_BARRIER, "", "project_conflicts", projection_is_right, occurrence=1
     ),
-    "tensor cores: read before staged": Mutation("kernels/products_mma.cuh", BARRIER, "", "layer_gram", many_are_right),
-    "min_norm: swept while copied": Mutation("kernels/active_set.cuh", BARRIER, "", "min_norm", min_norm_is_right, 2),
-    "tracking: sums overwritten": Mutation("puc_track.cu", BARRIER, "", "puc_track", tracking_is_right, 2),
+    "tensor cores: read before staged": Planted("kernels/products_mma.cuh", BARRIER, "", "layer_gram", many_are_right),
+    "min_norm: swept while copied": Planted(
+        "kernels/active_set.cuh", BARRIER, "", "min_norm", min_norm_is_right, occurrence=2
+    ),
+    "tracking: sums overwritten": Planted("puc_track.cu", BARRIER, "", "puc_track", tracking_is_right, occurrence=2),
     # Wrong indices.
-    "layers: last item of a layer": Mutation(
+    "layers: last item of a layer": Planted(
         "device/layers.cuh", "<= value", "< value", "layer_combine", combination_is_right
     ),
-    "tiled: neighbouring rows": Mutation(
+    "tiled: neighbouring rows": Planted(
         "kernels/products_tiled.cuh",
         "load_shared(left, (y + i * kApart)",
         "load_shared(left, (y * kEach + i)",
         "layer_cross_gram",
         cross_gram_is_right,
     ),
-    "tensor cores: registers of other rows": Mutation(
+    "tensor cores: registers of other rows": Planted(
         "kernels/products_mma.cuh",
         "{others.big[half], others.big[half + 2]}",
         "{others.big[0], others.big[1]}",
         "layer_gram",
         many_are_right,
     ),
-    "tensor cores: small parts dropped": Mutation(
+    "tensor cores: small parts dropped": Planted(
         "kernels/products_mma.cuh", "mma<T>(next, rows.big, small, next);", "", "layer_gram", many_are_right
     ),
-    "mean: bits of the wrong column": Mutation(
+    "mean: bits of the wrong column": Planted(
         "puc_combine.cu", "word + 1 < count", "false", "puc_combine", mean_is_right
     ),
-    "sums: of the last chunks only": Mutation(
+    "sums: of the last chunks only": Planted(
         "kernels/partials.cuh", "for (; group >> level & 1;", "for (; false;", "layer_gram", many_chunks_are_right
     ),
     # Outputs that nobody writes.
-    "combination: last columns": Mutation(
+    "combination: last columns": Planted(
         "device/columns.cuh",
         "column + v < stop) row[",
         "column + v + 1 < stop) row[",
         "layer_combine",
         combination_is_right,
     ),
-    "sums: upper triangle": Mutation(
+    "sums: upper triangle": Planted(
         "kernels/partials.cuh", "if (kSymmetric) matrix[", "if (false) matrix[", "layer_gram", gram_is_right
     ),
     # A warp of which not all lanes vote.
-    "tracking: half a ballot": Mutation(
+    "tracking: half a ballot": Planted(
         "puc_track.cu", "__ballot_sync(kFullWarp", "__ballot_sync(0xffffu", "puc_track", tracking_is_right
     ),
 }
@@ -184,12 +178,9 @@ def is_found(mutation, kernels):
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_planted_fault_is_found_under_every_schedule(objects, tmp_path, name):
     mutation = MUTATIONS[name]
-    shutil.copytree(simt_library.CUDA.parent, tmp_path / "csrc")
+    shutil.copytree(simt_build.CUDA.parent, tmp_path / "csrc")
     mutation.apply(tmp_path / "csrc" / "cuda")
-    changed = simt_library.compile_source(tmp_path / "csrc" / "cuda" / f"{mutation.rebuilt}.cu", tmp_path)
-    others = [target for stem, target in objects.items() if stem != mutation.rebuilt]
-    # First: of a function that several sources have, the linker takes the one it meets first.
-    library = simt_library.link([changed, *others], tmp_path / "mutant.so")
-    kernels = simt_library.Kernels(library)
+    source = tmp_path / "csrc" / "cuda" / f"{mutation.rebuilt}.cu"
+    kernels = simt_library.Kernels(simt_build.relink(source, objects, tmp_path, tmp_path / "mutant.so"))
     for schedule in simt_library.SCHEDULES:
         assert is_found(mutation, kernels.schedule(schedule)), schedule

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small fault in one source file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+class NoLongerAppliesError(Exception):
+    """The text that a change replaces is no longer in its file."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One occurrence of ``old`` in a file, counted from 0, becomes ``new``."""
+
+    file: str
+    old: str
+    new: str
+    occurrence: int = field(default=0, kw_only=True)
+
+    def apply(self, root: Path) -> str:
+        """Changes the file below a folder, and returns its text of before.
+
+        Raises:
+            NoLongerAppliesError: there are fewer occurrences, or no such file.
+        """
+        path = root / self.file
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        parts, at = text.split(self.old), self.occurrence + 1
+        if len(parts) <= at:
+            raise NoLongerAppliesError(f"{self.file} no longer holds {self.old!r} {at} times")
+        path.write_text(self.old.join(parts[:at]) + self.new + self.old.join(parts[at:]), encoding="utf-8")
+        return text
+
+
+@dataclass(frozen=True)
+class Mutation(Change):
+    """A change that some test must notice.
+
+    Attributes:
+        meaning: what goes wrong, in a few words.
+        tests: what pytest runs to notice it.
+        rebuilt: of csrc/cuda, the source that is compiled anew.
+        unseen: why no test can notice it, if so.
+    """
+
+    meaning: str
+    tests: str
+    rebuilt: str = ""
+    unseen: str = ""
+
+    @property
+    def name(self) -> str:
+        """Tells it from all others."""
+        return f"`{self.file}` | {self.meaning}"
+
+
+@dataclass(frozen=True)
+class In:
+    """Makes mutations of one file that the same tests decide."""
+
+    file: str
+    tests: str
+    rebuilt: str = ""
+
+    def __call__(self, meaning: str, old: str, new: str, occurrence: int = 0, unseen: str = "") -> Mutation:
+        """One of them."""
+        return Mutation(self.file, old, new, meaning, self.tests, self.rebuilt, unseen, occurrence=occurrence)

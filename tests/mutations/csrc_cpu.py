@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults in the kernels for the processor. Those in one instruction set show on machines that have it."""
+
+from mutations.change import In
+
+STREAMS, ROWS = "tests/ops/test_stream_kernels.py", "tests/ops/test_kernels.py"
+ROUNDING = f"{STREAMS} {ROWS} -k 'compiled and (test_stream or 16_bit or nan_of)'"
+PRODUCTS = f"{ROWS} -k 'compiled and not million and not 16_bit'"
+PUC = f"{STREAMS} tests/ops/test_puc.py tests/ops/test_puc_kernels.py -k compiled"
+
+half = In("csrc/cpu/simd/half.h", ROUNDING)
+avx512 = In("csrc/cpu/simd/avx512.h", ROUNDING)
+combine = In("csrc/cpu/kernels/layer_combine_kernel.h", f"{STREAMS} {ROWS} -k 'compiled and not million'")
+products = In("csrc/cpu/kernels/products_kernel.h", PRODUCTS)
+panel = In("csrc/cpu/kernels/products_panel_kernel.h", PRODUCTS)
+passing = In("csrc/cpu/kernels/products_passing_kernel.h", PRODUCTS)
+pieces = In("csrc/cpu/pieces.h", f"{ROWS} tests/ops/test_slices.py -k compiled")
+large = In("csrc/cpu/large_outputs.h", f"{STREAMS} -k compiled")
+means = In("csrc/cpu/kernels/puc_combine_kernel.h", PUC)
+track = In("csrc/cpu/kernels/puc_track_kernel.h", PUC)
+
+TO_BFLOAT16 = "write_bits(p, _mm256_cvtepi32_epi16(_mm256_mask_set1_epi32(rounded, nan, 0x7fc0)), stream)"
+TO_HALF = "write_bits(p, _mm256_cvtps_ph(_mm512_cvtpd_ps(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), stream)"
+
+MUTATIONS = [
+    avx512("streamed float64 numbers are not written", "stream ? _mm512_stream_pd(p, x) : ", "if (!stream) "),
+    avx512("streamed float32 numbers are not written", "stream ? _mm256_stream_ps(p, y) : ", "if (!stream) "),
+    avx512("streamed bfloat16 numbers are not written", TO_BFLOAT16, f"if (!stream) {TO_BFLOAT16}"),
+    avx512("streamed float16 numbers are not written", TO_HALF, f"if (!stream) {TO_HALF}"),
+    avx512("NaN becomes a bfloat16 number, by vectors", "_mm256_mask_set1_epi32(rounded, nan, 0x7fc0)", "rounded"),
+    avx512(
+        "ties go up to bfloat16, by vectors",
+        "_mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1))",
+        "_mm256_set1_epi32(1)",
+    ),
+    half("NaN becomes a bfloat16 number", "(bits & 0x7fffffffu) > 0x7f800000u", "false"),
+    half(
+        "NaN of low payload becomes infinity in bfloat16",
+        "> 0x7f800000u;",
+        "> 0x7f80ffffu;",
+        unseen="a conversion from float64 has made the NaN quiet, which sets a bit above",
+    ),
+    half("ties go up to bfloat16", "(bits >> 16 & 1u)) >> 16", "1u) >> 16"),
+    half("ties go up to float16", "(rest >> 13 & 1u)", "1u"),
+    half("float16 overflows a step early", ">= 0x477ff000u", ">= 0x477fe000u"),
+    half("NaN becomes infinity in float16", "if (rest > 0x7f800000u)", "if (rest > 0x7fffffffu)"),
+    combine("streams begin at 32 bytes", "% 64 != 0; ++begin", "% 32 != 0; ++begin"),
+    combine(
+        "the last columns are not written", "for (; begin < end; ++begin) combine_one(terms, begin, out, p.add);", ""
+    ),
+    combine("sums of the first rows are lost", "r == 0, r + rows", "true, r + rows"),
+    combine(
+        "the start is added in the vectors alone", "narrow(add ? total + widened(out[column]) : total", "narrow(total"
+    ),
+    products(
+        "norms of the wrong row of 16-bit matrices",
+        "rows.dtype == DType::f32 ? 4 : 2;",
+        "rows.dtype == DType::f32 ? 4 : 4;",
+    ),
+    products("a zero row ends the check of the range", "if (square == 0) break;", "if (square == 0) return true;"),
+    products("overflow passes", "if (!(size <= 1.7976931348623157e308)) return false;", ""),
+    products("sums are not set to zero", "for (std::int64_t i = 0; i < places; ++i) sums[i] = 0;", ""),
+    panel("a panel is not filled up with zeros", "for (std::int64_t i = width; i < padded; ++i) to[i] = 0;", ""),
+    passing(
+        "strips are not filled up with zeros",
+        "i + lane < width ? static_cast<T>(widened(from[i + lane])) : 0",
+        "static_cast<T>(widened(from[i + lane < width ? i + lane : i]))",
+    ),
+    passing(
+        "results of swapped sides are transposed",
+        "swapped ? moved * others + still : still * others + moved",
+        "still * others + moved",
+    ),
+    pieces("an empty layer keeps what was there", "std::fill(out, out + size_, 0.0);", ""),
+    pieces("a part is added to the wrong one", "std::max(first, right - half)", "first"),
+    large(
+        "nothing is large",
+        ">= kStreamBytes",
+        ">= 1024 * kStreamBytes",
+        unseen="the same numbers are written, more slowly",
+    ),
+    means(
+        "streams begin at 32 bytes",
+        "% 64 == 0",
+        "% 32 == 0",
+        unseen="outputs of this op begin at 64 bytes, and so do its tasks",
+    ),
+    means("sums of the first rows are lost", "if (r0 == 0) {", "if (true) {"),
+    means(
+        "the last columns are not written", "for (std::int64_t c = whole; c < end; ++c) mean_one<T>(p, words, c);", ""
+    ),
+    track(
+        "a threshold of 255 keeps nothing",
+        "p.low > most ? 0u",
+        "p.low >= most ? 0u",
+        unseen="counts in one byte end at 254, as participations do",
+    ),
+    track("a negative bound keeps zeros", "p.high < least ? 0u : ~0u", "~0u"),
+    track("words of a layer's edge are not begun anew", "if (bit == 0) p.keep[column / 32] = 0;", ""),
+]

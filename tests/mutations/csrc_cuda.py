@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults in the kernels for CUDA, which tests/simt runs on the processor.
+
+tests/simt/test_simt_mutations.py has more: those that the harness must find, and whose tests run with the others.
+"""
+
+from mutations.change import In
+
+LAYERS = "tests/simt/test_simt_layers.py"
+SOLVERS = "tests/simt/test_simt_solvers.py"
+SLICES = "tests/simt/test_simt_slices.py"
+
+combine = In("csrc/cuda/layer_combine.cu", f"{LAYERS} -k combin", "layer_combine")
+dots = In("csrc/cuda/layer_dots.cu", f"{LAYERS} -k 'dots or layers or large'", "layer_dots")
+track = In("csrc/cuda/puc_track.cu", f"{SOLVERS} -k puc", "puc_track")
+means = In("csrc/cuda/puc_combine.cu", f"{SOLVERS} -k puc", "puc_combine")
+project = In("csrc/cuda/project_conflicts.cu", f"{SOLVERS} -k project", "project_conflicts")
+solve = In("csrc/cuda/min_norm.cu", f"{SOLVERS} -k min_norm", "min_norm")
+active = In("csrc/cuda/kernels/active_set.cuh", f"{SOLVERS} -k min_norm", "min_norm")
+columns = In("csrc/cuda/device/columns.cuh", f"{LAYERS} -k combin", "layer_combine")
+table = In("csrc/cuda/device/layers.cu", f"{LAYERS} -k layers", "layers")
+layers = In("csrc/cuda/device/layers.cuh", LAYERS, "layer_gram")
+partials = In("csrc/cuda/kernels/partials.cuh", f"{LAYERS} {SLICES}", "layer_gram")
+direct = In("csrc/cuda/kernels/gram_direct.cuh", f"{LAYERS} {SLICES}", "layer_gram")
+tiled = In("csrc/cuda/kernels/products_tiled.cuh", LAYERS, "layer_cross_gram")
+mma = In("csrc/cuda/kernels/products_mma.cuh", LAYERS, "layer_gram")
+
+MUTATIONS = [
+    combine("coefficients of the rows for the others", "h, own + m, column", "h, own, column"),
+    combine("coefficients of a layer are too few", "kCross ? m + h : m)", "m)"),
+    combine(
+        "the last of a group of rows does not count",
+        "r < kTogether && r < m - i; ++r) any",
+        "r < kTogether - 1 && r < m - i; ++r) any",
+    ),
+    combine("skipped rows are multiplied by zero", "if (kSkip && weight == 0.0) continue;", ""),
+    combine("the width of the rows for the others", "item, other_width, sum", "item, width, sum"),
+    combine("the start is not added", "kAdd ? sum[v] + widen<double>(result[v]) : sum[v]", "sum[v]"),
+    dots("sums of earlier blocks are lost", "total[r] += sums[r]", "total[r] = sums[r]"),
+    dots("the last warp's sums are lost", "w < kThreads / kWarp; ++w) sum", "w < kThreads / kWarp - 1; ++w) sum"),
+    dots("the width of the rows for the step", "item.stop, step_width, s)", "item.stop, width, s)"),
+    dots("rows of the first group for all", "rows + first_row * stride", "rows"),
+    track("a word of two layers keeps the last one's bits", "words[word + k] |= bits", "words[word + k] = bits"),
+    track(
+        "the new sign counts as a past one",
+        "past[k] : participations - past[k]) >=",
+        "past[k] + 1 : participations - past[k]) >=",
+    ),
+    track("the threshold is missed by one", ">= threshold;", "> threshold;"),
+    track("the first group of words of a layer alone", "word += kWarps * kTogether", "word += 1 << 20"),
+    means("bits of the last row alone", "any |= bits", "any = bits"),
+    means("the last run of columns is not written", "rows.columns + 2 * kRun<T> - 2", "rows.columns + kRun<T> - 1"),
+    means(
+        "rows of the first group for all",
+        "rows + i * stride, stride, m - i, column, 0",
+        "rows, stride, m - i, column, 0",
+    ),
+    project("conflicts of NaN do not count", "dot >= 0.0 || square <= 0.0", "!(dot < 0.0) || square <= 0.0"),
+    project("zero rows are divided by", "dot >= 0.0 || square <= 0.0", "dot >= 0.0"),
+    project(
+        "an order beyond the rows is skipped",
+        "if (k == j || !known) coeff[k] -= share;",
+        "if (k == j) coeff[k] -= share;",
+    ),
+    solve("the gap is not relative", "excess / mean", "excess"),
+    solve("the first ridge is used again", "attempt == 0 ? kFirstRidge : kNextRidge * ridge", "kFirstRidge"),
+    solve("the last attempt counts", "attempt == 0 || excess < best", "true"),
+    solve(
+        "the matrix stays as asymmetric as it is",
+        "0.5 * ldexp(gram[e], -exponent) + 0.5 * ldexp(gram[j * k + i], -exponent)",
+        "ldexp(gram[e], -exponent)",
+    ),
+    active("the ridge is in the gap", "multiply(lam, false)", "multiply(lam, true)"),
+    active("a search goes on with the ridge of before", "ridge = added;", ""),
+    active("the border is never refined", "move.refine = !moved && !fresh;", "move.refine = 0;"),
+    active("weights do not sum to one", "instead < 0 ? lam[i] / total", "instead < 0 ? lam[i]"),
+    columns(
+        "a part begins one early", "if (v < start || v >= stop) continue;", "if (v + 1 < start || v >= stop) continue;"
+    ),
+    columns(
+        "the last column of a run is outside",
+        "const bool inside = column + v >= start && column + v < stop;",
+        "const bool inside = column + v >= start && column + v + 1 < stop;",
+    ),
+    columns(
+        "vectors of 8 bytes where 4 are aligned",
+        "} else if (width == 4) {\n    load_vectors<4>(row",
+        "} else if (width == 4) {\n    load_vectors<8>(row",
+    ),
+    columns("rows beyond the last are read", "if (r < count) {", "if (r <= count) {"),
+    table("the second part of the offsets over the first", "count, far + first)", "count, far)"),
+    table(
+        "offsets beyond the first threads are not written",
+        "i < count; i += blockDim.x) to",
+        "i < count && i < blockDim.x; i += blockDim.x) to",
+    ),
+    layers("an item begins before its layer", "from > chunk ? from : chunk", "chunk"),
+    partials(
+        "the last chunk of a layer is left out",
+        "chunk >= first && chunk < end ?",
+        "chunk >= first && chunk + 1 < end ?",
+    ),
+    partials("a chunk of the layer before counts", "chunk >= first && chunk < end ?", "chunk < end ?"),
+    partials(
+        "right nodes are added to the left neighbour's place",
+        "if (lane == level) left = sum;",
+        "if (lane == 0) left = sum;",
+    ),
+    direct("sums of earlier columns are lost", "totals[first + lane] += sum", "totals[first + lane] = sum"),
+    direct(
+        "lanes beyond the pairs are not left out", "if (first + lane < kCount) {", "if (first + lane < kCount - 1) {"
+    ),
+    tiled("one group's sums are lost", "for (int g = 1; g < kGroups; ++g)", "for (int g = 2; g < kGroups; ++g)"),
+    tiled("columns beyond the item are fetched", "row < side.matrix.rows && at < item.stop", "row < side.matrix.rows"),
+    tiled("the width of the left side for the right", "vector_width(b, column)}", "vector_width(a, column)}"),
+    mma("flushed sums are added again", "    sums[k / 4][k % 4] = 0.0f;\n", ""),
+    mma(
+        "the second half of the columns of a diagonal block",
+        "column + later, item, right_next);\n    }",
+        "column, item, right_next);\n    }",
+    ),
+    mma("small parts are rounded up", "big[w] = (big[w] + 0x1000u) & kTf32Bits", "big[w] = big[w] & kTf32Bits"),
+]

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults in the methods."""
+
+from mutations.change import In
+
+PROTOTYPES = "tests/algorithms/test_prototypes.py"
+
+ditto = In("fl_lightning/algorithms/ditto.py", "tests/algorithms/test_ditto.py")
+moon = In("fl_lightning/algorithms/moon.py", "tests/algorithms/test_moon.py")
+features = In(
+    "fl_lightning/algorithms/features.py",
+    f"tests/training/test_client_hooks.py tests/algorithms/test_moon.py {PROTOTYPES}",
+)
+previous = In(
+    "fl_lightning/algorithms/_shared/previous_models.py",
+    "tests/algorithms/test_moon.py tests/algorithms/test_fedcka.py",
+)
+fedcka = In("fl_lightning/algorithms/fedcka.py", "tests/algorithms/test_fedcka.py")
+fedproto = In("fl_lightning/algorithms/fedproto.py", PROTOTYPES)
+fedproc = In("fl_lightning/algorithms/fedproc.py", PROTOTYPES)
+prototypes = In("fl_lightning/algorithms/_shared/prototypes.py", PROTOTYPES)
+fa = In("fl_lightning/algorithms/fa.py", "tests/algorithms/test_fa.py")
+mmpf = In("fl_lightning/algorithms/mmpf.py", "tests/algorithms/test_mmpf.py")
+fedlf = In("fl_lightning/algorithms/fedlf.py", "tests/algorithms/test_fedlf.py tests/algorithms/test_live_rows.py")
+blocks = In("fl_lightning/algorithms/_shared/layer_blocks.py", "tests/algorithms/test_fedlf.py")
+descent = In("fl_lightning/algorithms/_shared/common_descent.py", "tests/algorithms/test_common_descent.py")
+fedmdfg = In("fl_lightning/algorithms/fedmdfg.py", "tests/algorithms/test_fedmdfg.py")
+fedfv = In("fl_lightning/algorithms/fedfv.py", "tests/algorithms/test_fedfv.py")
+fcfl = In("fl_lightning/algorithms/fcfl.py", "tests/algorithms/test_fcfl.py")
+
+MUTATIONS = [
+    ditto("the pull is away from the global model", "(v - work.params)", "(work.params - v)"),
+    ditto("lambda is left out", ".mul_(self.lam)", ""),
+    ditto("every step draws the same random numbers", '"personal", self._steps)', '"personal", 0)'),
+    ditto("steps are counted on from client to client", "        self._steps = 0\n", "", 1),
+    ditto("statistics of BatchNorm stay those of the first step", "alpha=lr), buffers)", "alpha=lr), model.buffers)"),
+    ditto(
+        "the first personal model is the global one itself", "Snapshot(work.params.clone(),", "Snapshot(work.params,"
+    ),
+    ditto(
+        "a stored model changes before its client counts",
+        "held.params.to(work.params, copy=True)",
+        "held.params.to(work.params)",
+    ),
+    ditto("the memory plan forgets the models of a round", "(kept + cohort_size) * size", "kept * size"),
+    moon("drawn to the last model", "(far - near)", "(near - far)"),
+    moon("multiplied by the temperature", "/ self.temperature", "* self.temperature"),
+    moon("the received model on both sides", "features_of(self.previous,", "features_of(self.received,"),
+    features("other models run in training mode", "evaluate=True", "evaluate=False"),
+    features("features of another batch are taken", "self._output if batch is self._batch else None", "self._output"),
+    previous(
+        "a new client takes the last one's model",
+        "self.previous = None if model",
+        "self.previous = self.previous if model",
+    ),
+    previous("the received model is remembered", "work.row.to(device)", "self.received.params.to(device)"),
+    previous(
+        "statistics of the received model are remembered",
+        '"buffers": packed_buffers(work.module, device)',
+        '"buffers": self.received.buffers.to(device)',
+    ),
+    previous("the memory plan ignores max_models", "self.max_models or federation", "federation"),
+    fedcka(
+        "drawn to the last model",
+        "linear_cka(x, last) - linear_cka(x, new)",
+        "linear_cka(x, new) - linear_cka(x, last)",
+    ),
+    fedcka("summed over layers", "torch.stack(terms).mean()", "torch.stack(terms).sum()"),
+    fedcka("columns are not centred", "(part - part.mean(0)) @ (part - part.mean(0)).T", "part @ part.T"),
+    fedcka(
+        "outputs are taken after what works in place",
+        "output.clone() if isinstance(output, Tensor) else output",
+        "output",
+    ),
+    fedcka("the last layers in place of the first", "owners[: self.num_layers]", "owners[-self.num_layers :]"),
+    fedcka("layers without a matrix count", "p.dim() > 1 for p", "p.dim() > 0 for p"),
+    fedcka("hooks stay on the module", "stack.callback(handle.remove)", "stack.callback(lambda: None)"),
+    fedcka("the own outputs come from evaluation mode", "model, model is not None)", "model, True)"),
+    fedproto("drawn to zero where there is no prototype", "classes * known", "classes"),
+    fedproto("summed over the features", "offsets.square().mean()", "offsets.square().sum(1).mean()"),
+    fedproc("the weight falls to zero a round late", "when / (self.rounds - 1)", "when / self.rounds"),
+    fedproc("the weight goes on falling below zero", "max(0.0, 1.0 - when", "max(-1.0, 1.0 - when"),
+    fedproc("classes without a prototype compete", '.masked_fill(~known, float("-inf"))', ""),
+    fedproc("the own loss always counts in full", "1.0 - self.contrast_weight(work.round)", "1.0"),
+    fedproc("prototypes are not normalized", "normalize(prototypes, dim=1)", "prototypes"),
+    fedproc("the contrast is not weighed", "-weight * (classes", "-(classes"),
+    prototypes("every pass is counted", "if batch_idx == 0:", "if batch_idx < 0:"),
+    prototypes(
+        "the last batch alone is counted", "self._collected[0] + sums, self._collected[1] + counts", "sums, counts"
+    ),
+    prototypes("the mean is over all clients", "held.sum(0).clamp(min=1)[:, None]", "len(held)"),
+    prototypes("a class nobody holds loses its prototype", "torch.where(fresh[:, None], means, before)", "means"),
+    prototypes("a class nobody holds is no longer known", "self.known.to(fresh.device) | fresh", "fresh"),
+    prototypes(
+        "a client keeps the prototypes of its last round",
+        "self._received = self._collected = None",
+        "self._collected = None",
+    ),
+    prototypes(
+        "too large classes show in the last batch alone", "torch.maximum(self._collected[2], largest)", "largest"
+    ),
+    prototypes(
+        "the first class too many passes", "int(largest) >= self.num_classes", "int(largest) > self.num_classes"
+    ),
+    prototypes("an empty state leaves the prototypes", '        self.reset()\n        if "proto', '        if "proto'),
+    fa("sigma is not squared", "(2 * self.sigma**2)", "(2 * self.sigma)"),
+    fa("negative covariance is not penalized", "covariance.abs() - self.tau", "covariance - self.tau"),
+    fa("the group is not centred in the penalty", "(member - share) * scores", "member * scores"),
+    fa(
+        "the group is centred the wrong way in the program",
+        "member_scores - self._share * scores",
+        "member_scores + self._share * scores",
+    ),
+    fa(
+        "negative covariance is not bounded",
+        "torch.cat([covariances, -covariances, among])",
+        "torch.cat([covariances, covariances, among])",
+    ),
+    fa("the share is that of the other group", "self._share = members / total", "self._share = 1 - members / total"),
+    fa("rounds that leave out constraints are not counted", "self.relaxed += len(rows) == len(among)", "pass"),
+    fa("rounds without any weights are not counted", "        self.relaxed += 1\n", ""),
+    fa("the last batch alone is summed", "self._sums += rows @", "self._sums = rows @"),
+    fa("samples of the last batch alone are counted", "self._counts += torch", "self._counts = torch"),
+    fa("bases without samples take part", "near = mass > NO_KERNEL * mass.max()", "near = mass > -1"),
+    fa("resetting keeps the count", "self._share, self.relaxed = None, None, 0", "self._share = None, None"),
+    mmpf("mu moves a round late", "self._inner == self.inner_rounds", "self._inner > self.inner_rounds"),
+    mmpf("K is set to k_min", "min(self._k, self.k_min)", "self.k_min"),
+    mmpf(
+        "failures are counted on after a success",
+        "self._k, self._failures = min(self._k, self.k_min), 0",
+        "self._k = min(self._k, self.k_min)",
+    ),
+    mmpf("clients at the kept loss are not behind", "(losses >= ", "(losses > "),
+    mmpf("the step of mu does not shrink", "self.alpha / self._k * shares", "self.alpha * shares"),
+    mmpf("participants take the weight of the absent", "(mass * mu).tolist()", "mu.tolist()"),
+    mmpf("patience is one longer", "self._failures >= self.patience", "self._failures > self.patience"),
+    mmpf("the last model stays in the end", "None if better and not self._finished()", "None if better"),
+    mmpf("the kept model changes with the global one", "cohort.params.clone()", "cohort.params"),
+    mmpf(
+        "resetting keeps the counters",
+        "        self._k, self._inner, self._iteration, self._failures = 1, 0, 0, 0\n        self.report",
+        "        self.report",
+    ),
+    mmpf("one mu is tried only once", "self._inner, self._iteration = 0, self._iteration + 1", "self._iteration += 1"),
+    fedlf("the mean length is over all rows", "/ live[:, :m].sum(1, keepdim=True).clamp_min(1)", "/ m"),
+    fedlf(
+        "a fair row of zeros is stretched",
+        "torch.where(size > ZERO_DIRECTION * q.norm() * mu, fair * mu / size, 0.0)",
+        "fair * mu / size",
+    ),
+    blocks("the fair row needs no column", "block.size - m - self.fair", "block.size - m"),
+    blocks("a joined block is as large as its first layer", "size=one.size + two.size", "size=one.size"),
+    blocks("there is no last resort", "solve(block, last=True)", "block"),
+    descent("the mean square is the sum", "squares.sum(1) / live.sum(1).clamp_min(1)", "squares.sum(1)"),
+    descent("equal losses are not scaled by their number", " / math.sqrt(len(losses)) * losses", " * losses"),
+    fedmdfg("slopes are those of rows as they came", "[:m] * rescale / eta", "[:m] / eta"),
+    fedmdfg("negative losses are dropped with those of zero", "losses != 0", "losses > 0"),
+    fedfv(
+        "of equal losses the later come first",
+        "losses.argsort(stable=True)",
+        "len(losses) - 1 - losses.flip(0).argsort(stable=True)",
+    ),
+    fcfl("a disparity at its budget is not tight", "(excess[known] >= 0)", "(excess[known] > 0)"),
+]

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lists of mutations: each can still be planted, is decided by tests that exist, and has its row in the table."""
+
+import shlex
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from mutations import csrc_cpu, csrc_cuda, executors, methods, rounds, storage
+from mutations.change import Change, NoLongerAppliesError
+
+ROOT = Path(__file__).parents[2]
+LISTS = (methods, storage, rounds, executors, csrc_cpu, csrc_cuda)
+MUTATIONS = [mutation for listed in LISTS for mutation in listed.MUTATIONS]
+
+
+def test_every_mutation_applies(tmp_path):
+    for folder in ("fl_lightning", "csrc"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    gone = []
+    for mutation in MUTATIONS:
+        assert mutation.old != mutation.new, mutation.name
+        try:
+            before = mutation.apply(tmp_path)
+        except NoLongerAppliesError as error:
+            gone.append(str(error))
+        else:
+            (tmp_path / mutation.file).write_text(before, encoding="utf-8")
+    assert not gone, "\n".join(["change these in tests/mutations with the code:", *gone])
+
+
+def test_the_tests_that_decide_exist():
+    named = {word for mutation in MUTATIONS for word in shlex.split(mutation.tests) if word.startswith("tests/")}
+    assert not [name for name in named if not (ROOT / name).is_file()]
+
+
+def test_every_mutation_has_one_row_in_the_table():
+    lines = (ROOT / "tests" / "mutations" / "table.md").read_text(encoding="utf-8").splitlines()
+    rows = Counter(line.removeprefix("| ").rsplit(" | ", 1)[0] for line in lines if line.startswith("| `"))
+    assert rows == Counter(mutation.name for mutation in MUTATIONS), "run tests/mutate.py"
+
+
+def test_an_occurrence_is_replaced_and_a_missing_one_named(tmp_path):
+    (tmp_path / "file").write_text("a b a b")
+    assert Change("file", "a", "c", occurrence=1).apply(tmp_path) == "a b a b"
+    assert (tmp_path / "file").read_text() == "a b c b"
+    with pytest.raises(NoLongerAppliesError, match="file no longer holds 'b' 3 times"):
+        Change("file", "b", "c", occurrence=2).apply(tmp_path)
+    with pytest.raises(NoLongerAppliesError, match="other no longer holds"):
+        Change("other", "b", "c").apply(tmp_path)
