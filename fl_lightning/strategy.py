@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 from torch.optim import Optimizer
@@ -38,6 +38,9 @@ from fl_lightning.simulation.fit_lifecycle import FitLifecycle
 from fl_lightning.simulation.options import FitOptions
 from fl_lightning.simulation.state_callback import FederatedState
 from fl_lightning.training.client_optimizers import load_scheduled_states
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class FederatedStrategy(OneDevice):
@@ -102,6 +105,7 @@ class FederatedStrategy(OneDevice):
     """
 
     strategy_name = "federated"
+    _arguments: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __init__(
         self,
@@ -157,6 +161,19 @@ class FederatedStrategy(OneDevice):
         self._evaluator = Evaluator(self._fits, self.algorithm, self.client_rule, options.seed, report)
         self._state = FederatedState(self._fits, self._evaluator)
         self._data = AttachedData(partition, options.seed)
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Remembers the arguments, also those of a subclass."""
+        strategy = super().__new__(cls)
+        strategy._arguments = args, kwargs
+        return strategy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles and copies have the arguments, not the fits.
+
+        Libraries save the arguments of their Trainer as hyperparameters, so that every checkpoint holds the strategy.
+        """
+        return _made, (type(self), *self._arguments)
 
     # ---- what users and monitors read
 
@@ -312,6 +329,10 @@ class FederatedStrategy(OneDevice):
     def last_evaluation(self) -> EvaluationRecord | None:
         """Per-client values of the last validation or test; None if it ran on data that is not divided."""
         return self._evaluator.record
+
+
+def _made(kind: type[FederatedStrategy], args: tuple[Any, ...], kwargs: dict[str, Any]) -> FederatedStrategy:
+    return kind(*args, **kwargs)  # a function with a name: YAML writes calls of these only
 
 
 FederatedStrategy.register_strategies(StrategyRegistry)

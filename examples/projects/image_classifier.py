@@ -22,7 +22,7 @@ def main(folder: str | Path = "runs/image_classifier", epochs: int = 2, resume: 
     """Trains a LeNet, and tests the model of the best round."""
     L.seed_everything(0)
     root = made_data.digits(Path(folder) / "data")
-    data = MNISTDataModule(root, batch_size=32, val_split=0.2, num_workers=1)
+    data = MNISTDataModule(root, batch_size=32, val_split=0.2, num_workers=1, persistent_workers=False)
     data = fl.FederatedDataModule(data, fl.data.Dirichlet(num_clients=4, alpha=0.5))  # +
     network = lenet(in_channels=1, num_classes=10)
     model = ClassificationRoutine(

@@ -18,7 +18,7 @@ import fl_lightning as fl  # +
 def main(folder: str | Path = "runs/language_model", epochs: int = 2, resume: str | Path | None = None) -> L.Trainer:
     """Trains the language model on what stands in data/wikitext-2.txt; it is written first."""
     L.seed_everything(0)
-    made_data.text(Path("data/wikitext-2.txt"))  # Lightning's demo would download it to the same place
+    made_data.text(Path("data/wikitext-2.txt"), words=84)  # Lightning's demo would download it to the same place
     data = WikiText2(download=False)
     model = LightningTransformer(vocab_size=data.vocab_size)
     trainer = L.Trainer(

@@ -15,9 +15,11 @@ class Facts:
         package: its cases are skipped where this cannot be imported.
         tree: the copy of Lightning that it uses.
         schedule: what moves its learning rates; ``None`` if nothing does.
-        evaluated: metrics that its last evaluation has for every client.
+        evaluated: metrics that the last validation of its fit has for every client.
         differs: what one client does not share bit for bit with the project as it was, and why. Keys are regular
             expressions of logged names, or ``"weights"``.
+        rounds: rounds of a federated fit for each of the script's epochs, where the library counts steps.
+        resumes: whether the library's training can go on from a checkpoint.
         sequential: the reason why ``Parallel`` trains its clients sequentially; ``None`` if it does not.
     """
 
@@ -26,28 +28,77 @@ class Facts:
     schedule: str | None = None
     evaluated: tuple[str, ...] = ()
     differs: Mapping[str, str] = field(default_factory=dict)
+    rounds: int = 1
+    resumes: bool = True
     sequential: str | None = None
 
 
 PROJECTS = {
+    "bert": Facts(
+        package="transformers",
+        schedule="linear warm-up and decay per step",
+        evaluated=("val_loss", "val_MulticlassAccuracy"),
+    ),
     "boring": Facts(schedule="StepLR per epoch"),
+    "byol": Facts(package="lightly", tree="pytorch_lightning"),
+    "forecast": Facts(
+        package="neuralforecast",
+        tree="pytorch_lightning",
+        schedule="StepLR per step",
+        rounds=4,
+        resumes=False,
+        sequential="NHITS changes attribute 'scaler.x_scale'",
+    ),
     "graphs": Facts(
         package="torch_geometric",
-        evaluated=("test_accuracy",),
-        sequential="GraphClassifier logs the metric object 'train_accuracy'",
+        evaluated=("val_accuracy",),
+    ),
+    "hydra_template": Facts(
+        package="hydra",
+        schedule="ReduceLROnPlateau per epoch",
+        evaluated=("val/loss", "val/acc"),
     ),
     "image_classifier": Facts(
         package="torch_uncertainty",
         schedule="MultiStepLR per epoch",
-        evaluated=("test/cls/Acc", "test/cal/ECE", "test/cls/NLL"),
+        evaluated=("val/cls/Acc", "val/cal/ECE", "val/cls/NLL"),
     ),
     "land_cover": Facts(
         package="torchgeo",
         schedule="ReduceLROnPlateau per epoch",
         evaluated=("val_loss", "val_MulticlassJaccardIndex"),
     ),
-    "language_model": Facts(package="requests"),
+    "language_model": Facts(
+        package="requests", sequential="LightningTransformer changes attribute 'model.pos_encoder.pe'"
+    ),
+    "medical": Facts(package="monai", tree="pytorch_lightning", evaluated=("val_dice", "val_loss")),
+    "molecules": Facts(
+        package="chemprop",
+        schedule="Noam per step",
+        evaluated=("val/rmse", "val/mae", "val_loss"),
+    ),
+    "segmentation": Facts(
+        package="segmentation_models_pytorch",
+        schedule="CosineAnnealingLR per step",
+        evaluated=("valid_per_image_iou", "valid_dataset_iou"),
+    ),
+    "series": Facts(package="darts", tree="pytorch_lightning", schedule="ExponentialLR per epoch"),
+    "simclr": Facts(package="lightly", tree="pytorch_lightning"),
+    "single_cells": Facts(
+        package="scvi",
+        schedule="ReduceLROnPlateau per epoch",
+        evaluated=("validation_loss",),
+        differs={
+            "kl_weight": "a value per step: of a client's steps, the last one is logged",
+            "validation": "validation draws latent variables",
+        },
+        sequential="TrainingPlan changes metric 'elbo_train'",
+    ),
     "tabular": Facts(package="pytorch_tabular", tree="pytorch_lightning", schedule="ExponentialLR per epoch"),
-    "time_series": Facts(package="pytorch_forecasting", schedule="ReduceLROnPlateau per epoch"),
+    "time_series": Facts(
+        package="pytorch_forecasting",
+        schedule="ReduceLROnPlateau per epoch",
+    ),
+    "timm_classifier": Facts(package="timm", schedule="CosineLRScheduler per epoch", evaluated=("val_loss", "val_acc")),
 }
 """In alphabetical order."""

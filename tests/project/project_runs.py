@@ -7,7 +7,7 @@ import importlib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.data import RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 import fl_lightning as fl
+from fl_lightning.core import generators
 from fl_lightning.core.seeding import derive_seed, seed_all
 
 PROJECTS = Path(__file__).parents[2] / "examples" / "projects"
@@ -61,10 +62,12 @@ class Fit:
         logged: for every epoch and name, what loggers got, in order.
         rates: for every step of an optimizer, the learning rates of its groups.
         final: the learning rates after the fit.
+        evaluation: what its strategy says of the last validation of the fit.
         trainer: its trainer.
     """
 
     trainer: Any = None
+    evaluation: Any = None
     weights: dict[str, Any] = field(default_factory=dict)
     logged: dict[tuple[int, str], list[float]] = field(default_factory=lambda: defaultdict(list))
     rates: list[list[float]] = field(default_factory=list)
@@ -96,6 +99,7 @@ def watched(tree: str, *callbacks: type, **changed: Any) -> Iterator[Fit]:
     class Watching(lightning.Callback):
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
             fit.trainer, fit.final = trainer, [rates_of(optimizer) for optimizer in trainer.optimizers]
+            fit.evaluation = getattr(trainer.strategy, "last_evaluation", None)
             fit.weights = {k: v.clone() for k, v in pl_module.state_dict().items() if isinstance(v, torch.Tensor)}
 
     def __init__(trainer: Any, *args: Any, **options: Any) -> None:  # noqa: N807
@@ -119,7 +123,10 @@ def rates_of(optimizer: Any) -> list[float]:
 
 
 class Few(fl.data.Partition):
-    """At most a hundred clients, with two samples or more each: BatchNorm cannot train on one."""
+    """At most a hundred clients, with two samples or more each: BatchNorm cannot train on one.
+
+    The first of them has all evaluation data.
+    """
 
     def split(self, labels: torch.Tensor, seed: int) -> list[torch.Tensor]:
         return fl.data.iid(len(labels), min(100, len(labels) // 2), seed)
@@ -128,7 +135,7 @@ class Few(fl.data.Partition):
         return fl.data.iid(len(samples), min(100, len(samples) // 2), seed)
 
     def match(self, train: Any, parts: Any, samples: Any, seed: int) -> list[torch.Tensor]:
-        return [torch.arange(client, len(samples), len(parts)) for client in range(len(parts))]
+        return [torch.arange(len(samples)), *[torch.arange(0)] * (len(parts) - 1)]
 
 
 def plain_fit(name: str, tree: str, folder: Path, epochs: int, **trainer: Any) -> Fit:
@@ -139,30 +146,43 @@ def plain_fit(name: str, tree: str, folder: Path, epochs: int, **trainer: Any) -
     """
 
     class AsOneClient(importlib.import_module(tree).Callback):
-        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
             nonlocal running
-            running, self.theta = trainer, [p.detach().clone() for p in pl_module.parameters()]
+            running = trainer
+
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            trained = [p for p in pl_module.parameters() if p.requires_grad]
+            self.before = [(p, p.detach().clone()) for p in trained]
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
             if trainer.is_last_batch:
-                for p, theta in zip(pl_module.parameters(), self.theta, strict=True):
+                for p, theta in self.before:
                     p.data = theta - (theta - p.data)
 
     running: Any = None
+    seeds = ExitStack()
 
-    def shuffled(sampler: RandomSampler) -> Iterator[int]:
-        seed_all(derive_seed(0, "client", running.current_epoch, 0), torch.device("cpu"))
+    def seeded(sampler: RandomSampler | SequentialSampler) -> Iterator[int]:
+        size = len(sampler.data_source)
+        if running is None or not running.training:
+            yield from usual[type(sampler)](sampler)
+            return
+        parts = 0, "client", running.current_epoch, 0
+        seed_all(derive_seed(*parts), torch.device("cpu"))
+        seeds.enter_context(generators.seeded(generators.generators_in(sampler.data_source), *parts))
         order = torch.Generator().manual_seed(derive_seed(0, "shuffle", running.current_epoch, 0, 0))
-        yield from torch.randperm(len(sampler.data_source), generator=order).tolist()
+        yield from (torch.randperm(size, generator=order).tolist() if type(sampler) is RandomSampler else range(size))
 
-    def in_order(sampler: SequentialSampler) -> Iterator[int]:
+    def with_seeds_for_workers(loader: DataLoader) -> Any:
         if running is not None and running.training:
-            seed_all(derive_seed(0, "client", running.current_epoch, 0), torch.device("cpu"))
-        yield from range(len(sampler.data_source))
+            seed = derive_seed(derive_seed(0, "shuffle", running.current_epoch, 0, 0), "workers")
+            loader.generator = torch.Generator().manual_seed(seed)
+        return usual[DataLoader](loader)
 
-    with pytest.MonkeyPatch.context() as patch, watched(tree, AsOneClient, **trainer) as fit:
-        patch.setattr(RandomSampler, "__iter__", shuffled)
-        patch.setattr(SequentialSampler, "__iter__", in_order)
+    usual = {kind: kind.__iter__ for kind in (RandomSampler, SequentialSampler, DataLoader)}
+    with seeds, pytest.MonkeyPatch.context() as patch, watched(tree, AsOneClient, **trainer) as fit:
+        for kind in usual:
+            patch.setattr(kind, "__iter__", with_seeds_for_workers if kind is DataLoader else seeded)
         main_of(plain(source(name)), name)(folder, epochs=epochs)
     return fit
 

@@ -28,7 +28,7 @@ KEPT = ("torch", "torchvision", "lightning", "pytorch-lightning")
 
 
 def pins(name: str) -> list[str]:
-    """What stands in the project's file; the first pin is the project itself."""
+    """What stands in the project's file."""
     lines = (REQUIREMENTS / f"{name}.txt").read_text(encoding="utf-8").splitlines()
     return [line for line in lines if line and not line.startswith("#")]
 
@@ -52,25 +52,27 @@ def installed(name: str) -> Path:
     return python
 
 
-def run(name: str, arguments: list[str]) -> tuple[int, int]:
-    """How many cases passed and failed. Skipped cases of an installed project have failed: its package is not found."""
+def run(name: str, arguments: list[str]) -> tuple[int, int, str]:
+    """How many cases passed and failed, and the learning rates; a skipped case has failed: its package is not found."""
     report = FOLDER / f"{name}.xml"
     report.unlink(missing_ok=True)
     try:
         python = installed(name)
     except subprocess.CalledProcessError as error:
         print(f"{name}: pip ended with {error.returncode}")
-        return 0, 1
+        return 0, 1, ""
     cases = ["tests/project/test_projects.py", "-k", f"[{name}]", f"--junitxml={report}", "-q", "--show-capture=no"]
     # torch must not be imported before this is set: models of this size run slower on several threads.
     settings = {"OMP_NUM_THREADS": "1", "FL_LIGHTNING_TREE": PROJECTS[name].tree}
     done = subprocess.run([python, "-m", "pytest", *cases, *arguments], cwd=ROOT, env={**os.environ, **settings})
     if not report.exists():
-        return 0, 1
-    (suite,) = ElementTree.parse(report).getroot().iter("testsuite")
+        return 0, 1, ""
+    root = ElementTree.parse(report).getroot()
+    (suite,) = root.iter("testsuite")
     total, skipped, failures, errors = (int(suite.get(key, 0)) for key in ("tests", "skipped", "failures", "errors"))
     failed = skipped + failures + errors
-    return total - failed, max(failed, int(done.returncode != 0))
+    rates = "".join(found.get("value", "") for found in root.iter("property") if found.get("name") == "rates")
+    return total - failed, max(failed, int(done.returncode != 0)), rates
 
 
 def main(arguments: list[str]) -> int:
@@ -81,17 +83,24 @@ def main(arguments: list[str]) -> int:
     if unknown := sorted(set(names) - set(known)):
         print(f"PROJECTS must name projects of {REQUIREMENTS.relative_to(ROOT)}, found {', '.join(unknown)}")
         return 2
-    rows = []
+    rows, schedules = [], ""
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name in names or known:
         print(f"\n{name}: {', '.join(pins(name)) or 'nothing to install'}", flush=True)
         start = time.monotonic()
-        passed, failed = run(name, rest)
-        rows.append((name, (pins(name) or [f"lightning=={version('lightning')}"])[0], passed, failed, start))
-        rows[-1] = (*rows[-1][:-1], round(time.monotonic() - start))
-    print(f"\n{'project':20}{'version':42}{'passed':>8}{'failed':>8}{'seconds':>9}")
-    for name, pin, passed, failed, seconds in rows:
-        print(f"{name:20}{pin.replace('==', ' '):42}{passed:8}{failed:8}{seconds:9}")
+        passed, failed, rates = run(name, rest)
+        rows.append((name, ", ".join(pins(name)) or "-", passed, failed, round(time.monotonic() - start)))
+        schedules += f"{name:20}{rates}\n" if rates else ""
+    if schedules:
+        print(
+            "\nlearning rates, the same with many clients as without a federation: first step, last step of the first"
+        )
+        print(f"epoch, last step, end\n{schedules}", end="")
+    print(f"\nwith {', '.join(f'{package}=={version(package)}' for package in KEPT)}")
+    wide = max(len(versions) for _, versions, *_ in rows) + 2
+    print(f"{'project':20}{'versions':{wide}}{'passed':>8}{'failed':>8}{'seconds':>9}")
+    for name, versions, passed, failed, seconds in rows:
+        print(f"{name:20}{versions:{wide}}{passed:8}{failed:8}{seconds:9}")
     return int(any(failed for *_, failed, _ in rows))
 
 

@@ -3,7 +3,6 @@
 
 import importlib
 import sys
-from functools import partial
 from pathlib import Path
 
 import project_runs
@@ -56,9 +55,7 @@ def no_download(monkeypatch):
 
 
 @pytest.mark.usefixtures("no_download")
-def test_language_model(tmp_path, monkeypatch):
-    made = importlib.import_module("made_data")
-    monkeypatch.setattr(made, "text", partial(made.text, words=84))
+def test_language_model(tmp_path):
     whole = federated_fit("language_model", "lightning.pytorch", tmp_path / "whole", 2)
     start = checkpoint(tmp_path / "whole", 0)
     rest = federated_fit("language_model", "lightning.pytorch", tmp_path / "rest", 2, resume=start)

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Libraries save the arguments of the Trainer that they make, the strategy among them, as a model's hyperparameters."""
+
+import copy
+
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from support import Classifier, blobs, quiet_trainer
+from torch.utils.data import DataLoader
+
+import fl_lightning as fl
+
+
+class TrainsItself(Classifier):
+    def __init__(self, **trainer_kwargs):
+        super().__init__()
+        self.save_hyperparameters()
+        self.trainer_kwargs = trainer_kwargs
+
+
+class Named(fl.FederatedStrategy):
+    def __init__(self, name, **options):
+        super().__init__(**options)
+        self.name = name
+
+
+def test_a_checkpoint_holds_the_strategy_by_its_arguments(tmp_path):
+    strategy = Named("mine", partition=fl.data.IID(3), clients_per_round=2)
+    module = TrainsItself(strategy=strategy)
+    trainer = quiet_trainer(
+        strategy, 1, callbacks=[ModelCheckpoint(tmp_path)], enable_checkpointing=True, logger=CSVLogger(tmp_path)
+    )
+    trainer.fit(module, DataLoader(blobs(60), batch_size=10))
+    (file,) = tmp_path.glob("*.ckpt")
+    saved = torch.load(file, weights_only=False)["hyper_parameters"]["strategy"]
+    for other in (saved, copy.deepcopy(strategy)):
+        assert (type(other), other.name) == (Named, "mine")
+        assert (other.last_round, strategy.last_round.round) == (None, 0)
+        quiet_trainer(other, 1).fit(TrainsItself(), DataLoader(blobs(60), batch_size=10))
+        assert other.last_round.client_ids == strategy.last_round.client_ids
+        assert len(other.last_round.client_ids) == 2
