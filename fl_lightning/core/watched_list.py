@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 _READS = (
-    "__len__", "__iter__", "__getitem__", "__setitem__", "__delitem__", "__contains__", "__reversed__", "__add__",
+    "__len__", "__iter__", "__setitem__", "__delitem__", "__contains__", "__reversed__", "__add__",
     "__mul__", "__rmul__", "__imul__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__repr__",
     "__reduce_ex__", "pop", "popleft", "insert", "appendleft", "extendleft", "remove", "sort", "reverse", "rotate",
     "copy", "index", "count",
@@ -44,6 +44,14 @@ class Watched:
 
     def _items(self) -> Iterator[Any]:
         return iter(self._base.__iter__(self))
+
+    def __getitem__(self, place: Any) -> Any:
+        """From the end on it may give back what has been added, which others cannot have changed."""
+        read = self._read or not (isinstance(place, int) and 0 < -place < self._base.__len__(self))
+        try:
+            return self._base.__getitem__(self, place)
+        finally:
+            self._read = read  # a deque has just asked for its length
 
     def __copy__(self) -> list[Any]:
         """For what puts things back; what others may have added still cannot be read."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modules that gather in metrics and lists while they train do so in worker processes, with the same bits."""
 
+import contextlib
 import logging
 from collections import defaultdict, deque
 
@@ -93,7 +94,7 @@ class Segmenting(Classifier):
         hits = (logits.argmax(1) == batch[1]).sum()
         info = {"loss": F.cross_entropy(logits, batch[1]), "hits": hits, "n": len(batch[1])}
         self.training_step_outputs.append(info)
-        return info
+        return self.training_step_outputs[-1]
 
     def on_train_epoch_end(self):
         outputs = self.training_step_outputs
@@ -224,6 +225,16 @@ class ReadsLength(Segmenting):
     def training_step(self, batch, batch_idx):
         info = super().training_step(batch, batch_idx)
         self.log("so_far", float(len(self.training_step_outputs)))
+        return info
+
+
+class ReadsBefore(Segmenting):
+    """Compares with the batch before, which at first is another client's."""
+
+    def training_step(self, batch, batch_idx):
+        info = super().training_step(batch, batch_idx)
+        with contextlib.suppress(IndexError):
+            self.log("change", info["loss"].detach() - self.training_step_outputs[-2]["loss"].detach())
         return info
 
 
@@ -374,6 +385,7 @@ IN_TURN = {
     WithOneByOne: "updates metric 'seen', which looks at what it holds already",
     WithFading: "updates metric 'seen', which looks at what it holds already",
     ReadsLength: "reads list 'training_step_outputs', which it adds to",
+    ReadsBefore: "reads list 'training_step_outputs', which it adds to",
     ReadsInC: "reads list 'losses', which it adds to",
     Empties: "reads list 'losses', which it adds to",
     Computes: "computes metric 'seen' in a step",
