@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.fedavg import FedAvg
@@ -83,7 +83,9 @@ class PersonalModels(ClientRule):
         self.needs = Needs(client_lr=lr is None)
         self.lam, self.lr, self._store = lam, lr, store
         self._model: Snapshot | None = None
-        self._steps = 0
+        self._batches = 0
+        self._gradient: Tensor | None = None  # summed up over the batches of a step that is not taken yet
+        self._gathered, self._from_step, self._step_lr = 0, 0, 0.0
         self._buffer_bytes = 0
 
     def check_module(self, module: nn.Module) -> None:
@@ -106,10 +108,10 @@ class PersonalModels(ClientRule):
             self._model = Snapshot(work.params.clone(), packed_buffers(work.module, device))
         else:
             self._model = Snapshot(held.params.to(work.params, copy=True), held.buffers.to(device))
-        self._steps = 0
+        self._batches, self._gradient, self._from_step = 0, None, work.steps
 
     def begin_batch(self, work: LocalWork, batch: Any, batch_idx: int) -> None:
-        """One step of the personal model.
+        """The personal model's gradient; steps are as many as local ones, so gradients accumulate as theirs do.
 
         Raises:
             ValueError: neither the method nor the optimizer has a learning rate.
@@ -117,20 +119,34 @@ class PersonalModels(ClientRule):
         model, lr = self._model, work.client_lr if self.lr is None else self.lr
         if model is None or work.own_loss is None or lr is None:
             raise ValueError("begin_batch of Ditto needs begin_client before it, work.own_loss and a learning rate")
+        if work.steps != self._from_step:
+            model = self._stepped(work, model)
         # The present seed is the client's own in this round.
-        seed = derive_seed(torch.initial_seed(), "personal", self._steps)
+        seed = derive_seed(torch.initial_seed(), "personal", self._batches)
         stand_in = standing_in(work.module, work.parameters, work.layout, model)
         with isolated(seed, work.params.device), torch.enable_grad(), stand_in:
             loss = work.own_loss(batch, batch_idx)
             gradients = torch.autograd.grad(loss, work.parameters, allow_unused=True)
             buffers = packed_buffers(work.module, work.params.device)
-        v = model.params
-        direction = (v - work.params).mul_(self.lam)
-        for part, gradient in zip(work.layout.views(direction), gradients, strict=True):
+        if self._gradient is None:
+            self._gradient, self._gathered = torch.zeros_like(work.params), 0
+        for part, gradient in zip(work.layout.views(self._gradient), gradients, strict=True):
             if gradient is not None:
                 part += gradient
-        self._model = Snapshot(v.sub_(direction, alpha=lr), buffers)
-        self._steps += 1
+        self._model = Snapshot(model.params, buffers)
+        self._gathered, self._from_step, self._step_lr = self._gathered + 1, work.steps, lr
+        self._batches += 1
+
+    def _stepped(self, work: LocalWork, model: Snapshot) -> Snapshot:
+        """The model after the step along the gradients gathered, if there are any."""
+        self._from_step = work.steps
+        if self._gradient is None:
+            return model
+        v, gradient, self._gradient = model.params, self._gradient, None
+        if self._gathered > 1:
+            gradient /= self._gathered
+        direction = (v - work.params).mul_(self.lam).add_(gradient)
+        return Snapshot(v.sub_(direction, alpha=self._step_lr), model.buffers)
 
     def end_client(self, work: LocalWork) -> ClientReport:
         """Keeps the personal model; nothing of it is sent.
@@ -139,9 +155,9 @@ class PersonalModels(ClientRule):
             ValueError: it is not finite.
         """
         assert self._model is not None
-        if not bool(torch.isfinite(self._model.params).all()):
+        model, self._model = self._stepped(work, self._model), None
+        if not bool(torch.isfinite(model.params).all()):
             raise ValueError(f"the personal model of client {work.client_id} diverged: lower personal_lr or lam")
-        model, self._model = self._model, None
         return ClientReport(kept=vars(model.to("cpu")))
 
     def keep(self, client_id: int, kept: State, when: int) -> None:

@@ -7,6 +7,7 @@ Xutong Mu, Yulong Shen, Ke Cheng, Xueli Geng, Jiaxuan Fu, Tao Zhang, Zhiwei Zhan
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Literal
 
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch.nn.functional import normalize
 from fl_lightning.algorithms._shared.prototypes import ClassPrototypes
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.fedavg import FedAvg
-from fl_lightning.algorithms.records import LocalWork
+from fl_lightning.algorithms.records import Federation, LocalWork, State
 
 
 class FedProc(FedAvg):
@@ -25,7 +26,7 @@ class FedProc(FedAvg):
 
     Args:
         rounds: round ``t`` weighs the contrastive loss by ``1 - t / (rounds - 1)`` and the module's by the rest; from
-            there on the module's counts alone. Usually the trainer's ``max_epochs``.
+            there on the module's counts alone. ``None``: the rounds of the fit. A fit of another length warns.
         temperature: of the contrastive loss.
         num_classes: number of classes.
         weighting: how the server weighs clients' models, see :class:`FedAvg`.
@@ -36,13 +37,13 @@ class FedProc(FedAvg):
 
     def __init__(
         self,
-        rounds: int = 100,
+        rounds: int | None = None,
         temperature: float = 1.0,
         num_classes: int = 10,
         weighting: Literal["samples", "uniform"] = "samples",
     ) -> None:
         super().__init__(weighting)
-        if rounds < 2:
+        if rounds is not None and rounds < 2:
             raise ValueError(f"rounds of FedProc must be at least 2, found {rounds}")
         if not temperature > 0:
             raise ValueError(f"temperature of FedProc must be positive, found {temperature}")
@@ -61,13 +62,45 @@ class PrototypeContrast(ClassPrototypes):
     full: nothing would be left to train on.
     """
 
-    def __init__(self, rounds: int, temperature: float, num_classes: int) -> None:
+    def __init__(self, rounds: int | None, temperature: float, num_classes: int) -> None:
         super().__init__(num_classes)
         self.rounds, self.temperature = rounds, temperature
+        self._planned = rounds
+
+    def begin_fit(self, federation: Federation) -> None:
+        """Learns how many rounds there are; warns if ``rounds`` says otherwise."""
+        if self.rounds is None:
+            self._planned = federation.rounds or self._planned
+        elif federation.rounds not in (None, self.rounds):
+            reached = 1 - self.contrast_share((federation.rounds or 1) - 1)
+            warnings.warn(
+                f"rounds of FedProc is {self.rounds} in a fit of {federation.rounds}: in its last round the module's "
+                f"own loss weighs {reached:.2g}. Leave rounds out to have it weigh 1 there",
+                stacklevel=2,
+            )
+
+    def contrast_share(self, when: int) -> float:
+        """``a`` in round ``when``, if there are prototypes.
+
+        Raises:
+            ValueError: nobody has said how many rounds there are.
+        """
+        if self._planned is None:
+            raise ValueError("rounds of FedProc must be given where the number of rounds is not known, found None")
+        return max(0.0, 1.0 - when / max(self._planned - 1, 1))
 
     def contrast_weight(self, when: int) -> float:
         """``a`` in round ``when``."""
-        return 0.0 if self.prototypes is None else max(0.0, 1.0 - when / (self.rounds - 1))
+        return 0.0 if self.prototypes is None else self.contrast_share(when)
+
+    def broadcast(self) -> State:
+        """The server's prototypes, and the number of rounds."""
+        return {**super().broadcast(), "rounds": self._planned}
+
+    def take_broadcast(self, state: State) -> None:
+        """Takes both."""
+        super().take_broadcast(state)
+        self._planned = state.get("rounds", self._planned)
 
     def loss_weight(self, work: LocalWork) -> float:
         """``1 - a``."""

@@ -23,7 +23,8 @@ class FedProto(FedAvg):
     The module defines ``federated_features(batch)`` with class indices, see :mod:`fl_lightning.algorithms.features`.
 
     Args:
-        lam: weight of the distance to the prototypes, the paper's lambda; 0 is FedAvg.
+        lam: weight of the distance to the prototypes, the paper's lambda; 0 is FedAvg, up to what dropout draws in the
+            pass for the features.
         num_classes: number of classes.
         weighting: how the server weighs clients' models, see :class:`FedAvg`.
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import ceil
 from typing import Any
 
 from torch import Tensor
@@ -91,7 +92,8 @@ class FederatedFit:
             if server.optimizer is not None:
                 server.optimizer.load_state_dict(states["server_optimizer"])
         theta, layout = self._binding.theta, self._binding.layout
-        federation = Federation(self._num_clients, layout, theta.device, theta.dtype, len(self.clients.runner.rows))
+        size, rounds = len(self.clients.runner.rows), self._planned_rounds()
+        federation = Federation(self._num_clients, layout, theta.device, theta.dtype, size, rounds)
         algorithm.begin_fit(federation)
         rule.begin_fit(federation)
         options = self._options
@@ -106,6 +108,15 @@ class FederatedFit:
             f"Federated fit on {theta.device}, {path_taken} path. Memory beside the module: {plan}. A round counts as "
             f"{steps} step{'s' * (steps > 1)} (global_step, max_steps, learning-rate schedules)"
         )
+
+    def _planned_rounds(self) -> int | None:
+        """How many rounds the trainer's limits allow; ``None`` without limits."""
+        trainer, limits = self._trainer, list[int]()
+        if trainer.max_epochs not in (None, -1):
+            limits.append(int(trainer.max_epochs))
+        if trainer.max_steps != -1:
+            limits.append(ceil(trainer.max_steps / self.clients.schedules.steps))
+        return min(limits, default=None)
 
     def reload(self, loaders: ClientLoaders) -> None:
         """Goes on with data loaded anew (``reload_dataloaders_every_n_epochs``).

@@ -150,7 +150,7 @@ class VisitFit:
             if self._before["optimizers"]:
                 self.side.runner.optimizers.load_state_dict({self._client_id: self._before["optimizers"]})
         num_clients = self._num_clients or len(self.side.loaders)
-        rule.begin_fit(Federation(num_clients, binding.layout, theta.device, theta.dtype))
+        rule.begin_fit(Federation(num_clients, binding.layout, theta.device, theta.dtype, rounds=self._message.rounds))
 
     def close(self) -> None:
         """Gives the parameters storage of their own: the global parameters that the client received."""

@@ -12,7 +12,7 @@ from fl_lightning.algorithms import FA, FedAvg, Federation, FedProc, FedProto
 MAKERS = {
     **RULES,
     "FA": lambda: FA(torch.eye(INPUTS).double(), sigma=4.0),
-    "FedProc": lambda: FedProc(num_classes=CLASSES),
+    "FedProc": lambda: FedProc(9, num_classes=CLASSES),
     "FedProto": lambda: FedProto(num_classes=CLASSES),
 }
 NAMES = [name for name, make in MAKERS.items() if make().client_rule().overrides()]

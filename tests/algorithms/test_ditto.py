@@ -8,7 +8,19 @@ import torch
 import torch.nn.functional as F
 from client_rounds import WIDTH, Net, Rounds, assign, client_data, flat
 from method_fits import FailsInRoundOne, assert_paths_agree, assert_resumes, assert_same, fit_method, trained
-from support import CLASSES, FEATURES, Classifier, Manual, federated_blobs, fresh, on_path, quiet_trainer, weights
+from support import (
+    CLASSES,
+    FEATURES,
+    Blobs,
+    Classifier,
+    Manual,
+    federated_blobs,
+    fit,
+    fresh,
+    on_path,
+    quiet_trainer,
+    weights,
+)
 from torchmetrics.classification import MulticlassAccuracy
 
 import fl_lightning as fl
@@ -375,3 +387,15 @@ def test_a_dropped_client_keeps_its_model():
     before = fl.FederatedStrategy(Ditto(), seed=1)
     quiet_trainer(before, 1).fit(fresh(FailsInRoundOne), federated_blobs())
     assert_same(before.client_rule.state_dict(), strategy.client_rule.state_dict())
+
+
+@pytest.mark.fit
+@pytest.mark.parametrize("accumulate", [1, 2, 4])
+def test_personal_models_take_as_many_steps_as_the_global_one(accumulate):
+    """One client without a pull: its own model is the global one, accumulated gradients or not."""
+    data = fl.FederatedDataModule(Blobs(train=40), fl.data.IID(1))
+    module, strategy, _ = fit(
+        rounds=2, data=data, algorithm=Ditto(lam=0.0), clients_per_round=1, accumulate_grad_batches=accumulate
+    )
+    own = strategy.client_rule.personal_model(0)
+    torch.testing.assert_close(own.params.double(), weights(module), rtol=0, atol=1e-6)

@@ -13,7 +13,8 @@ from method_fits import assert_paths_agree, assert_resumes, fit_method, trained
 from support import Classifier, fresh, weights
 
 import fl_lightning as fl
-from fl_lightning.algorithms import FedAvg, FedHEAL, FedMDFG, FedProc, FedProto
+from fl_lightning.algorithms import FedAvg, Federation, FedHEAL, FedMDFG, FedProc, FedProto
+from fl_lightning.core.layout import ParamLayout
 
 LR, LAM, ROUNDS = 0.2, 0.8, 5
 
@@ -236,7 +237,7 @@ def test_states_and_reports_that_do_not_fit(name):
 
 # ---- in a trainer
 
-FITS = {"FedProto": lambda: FedProto(2.0, num_classes=4), "FedProc": lambda: FedProc(6, num_classes=4)}
+FITS = {"FedProto": lambda: FedProto(2.0, num_classes=4), "FedProc": lambda: FedProc(num_classes=4)}
 
 
 class Unlabelled(Classifier):
@@ -279,8 +280,10 @@ def test_first_round_is_fedavg(name):
 
 @each
 @pytest.mark.fit
+@pytest.mark.filterwarnings("ignore:rounds of FedProc is 6")
 def test_fit_resumes_bit_for_bit(name, tmp_path):
-    assert_resumes(FITS[name], tmp_path)
+    """With rounds given: the interrupted fit is a shorter one."""
+    assert_resumes(FITS["FedProto"] if name == "FedProto" else lambda: FedProc(6, num_classes=4), tmp_path)
 
 
 @each
@@ -300,3 +303,22 @@ def test_half_precision(name):
     module, strategy = fit_method(FITS[name](), precision="bf16-mixed")
     assert weights(module).isfinite().all()
     assert strategy.client_rule.prototypes.isfinite().all()
+
+
+@pytest.mark.fit
+def test_fedproc_takes_the_rounds_of_the_fit():
+    default = trained(FedProc(num_classes=4), rounds=3)
+    assert torch.equal(default, trained(FedProc(3, num_classes=4), rounds=3))
+    with pytest.warns(UserWarning, match=r"rounds of FedProc is 100 in a fit of 3: .* weighs 0\.02\. "):
+        other = trained(FedProc(100, num_classes=4), rounds=3)
+    assert not torch.equal(default, other)
+
+
+def test_fedproc_at_a_client_hears_the_rounds_from_the_server():
+    server, client = (FedProc(num_classes=3).client_rule() for _ in range(2))
+    with pytest.raises(ValueError, match="rounds of FedProc must be given where the number of rounds is not known"):
+        client.contrast_share(1)
+    server.begin_fit(Federation(3, ParamLayout.from_sizes([4]), torch.device("cpu"), torch.float32, rounds=11))
+    client.take_broadcast(server.broadcast())
+    client.begin_fit(Federation(3, ParamLayout.from_sizes([4]), torch.device("cpu"), torch.float32))
+    assert client.contrast_share(4) == pytest.approx(0.6)
