@@ -7,6 +7,7 @@ import math
 import os
 import resource
 import stat
+import zipfile
 
 import pytest
 import torch
@@ -188,3 +189,14 @@ def test_what_clients_keep_is_for_its_owner_only(tmp_path, open_umask):
         "kept": 0o700, "kept/client-000007": 0o700, "kept/client-000007/round-000003.pt": 0o600,
         "checkpoints": 0o755, "checkpoints/a.ckpt": 0o644,
     }  # fmt: skip
+
+
+def test_a_part_that_is_marked_as_a_folder_is_noticed(saved):
+    """No checksum covers the mark, and torch would leave the tensor's memory as it found it."""
+    content = bytearray(saved.read_bytes())
+    name = next(i.filename for i in zipfile.ZipFile(saved).infolist() if i.filename.endswith("data/0"))
+    entry = content.rindex(name.encode()) - 46
+    content[entry + 38] |= 0x10
+    saved.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{saved} is damaged, its part {name} is marked as a folder"):
+        AtomicCheckpointIO().load_checkpoint(saved, weights_only=True)

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import torch
 
 _ZIP = b"PK\x03\x04"
+_FOLDER = 0x10  # an attribute that no checksum covers, and for which torch reads nothing into a tensor's memory
 
 
 def client_file(directory: Path, client_id: int, when: int) -> Path:
@@ -123,7 +124,11 @@ def _damage(path: Path) -> str | None:
         return "it is cut short"
     try:
         with zipfile.ZipFile(path) as file:
-            if not any(entry.CRC for entry in file.infolist()):
+            entries = file.infolist()
+            folders = [entry.filename for entry in entries if entry.external_attr & _FOLDER]
+            if folders:
+                return f"its part {folders[0]} is marked as a folder"
+            if not any(entry.CRC for entry in entries):
                 return None  # torch.serialization.set_crc32_options(False)
             broken = file.testzip()
     except Exception as error:  # of many kinds, as many as there are bytes to go wrong
