@@ -43,7 +43,7 @@ BUILD = """
 import sys, setup
 def refuse(*_): raise setup.CannotBuildError("left out")
 setup.find_cuda, sys.argv = refuse, ["setup.py", "build_ext", "--inplace"]
-setup.setup(**setup.extension())
+setup.setup(**setup.extension(), long_description="", long_description_content_type="text/markdown")
 """
 
 
@@ -127,7 +127,7 @@ class Scratch:
 
     def _link_cuda(self, rebuilt: str) -> None:
         """Puts a library of the CUDA kernels together, of which one source is compiled anew."""
-        source = self.folder / "csrc" / "cuda" / f"{rebuilt}.cu"
+        (source,) = (self.folder / "csrc" / "cuda").rglob(f"{rebuilt}.cu")
         simt_build.relink(source, self._objects, self._simt / "mutant", self._simt / "kernels.so")
 
     def _failure(self, tests: str) -> str | None:

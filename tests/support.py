@@ -164,7 +164,7 @@ class Fit(NamedTuple):
     trainer: L.Trainer
 
 
-_STRATEGY = frozenset(inspect.signature(fl.FederatedStrategy).parameters)
+_STRATEGY = frozenset(inspect.signature(fl.FederatedStrategy.__init__).parameters)
 
 
 def fit(module: L.LightningModule | None = None, rounds: int = 3, *, data=None, ckpt_path=None, **options: Any) -> Fit:

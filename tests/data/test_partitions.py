@@ -76,6 +76,23 @@ def test_capped_dirichlet_has_more_even_sizes():
     assert spread(capped=True) < 0.95 * spread(capped=False)
 
 
+def test_dirichlet_deals_the_samples_of_a_class_in_random_order():
+    parts = dirichlet(torch.zeros(200, dtype=torch.int64), 2, alpha=100.0, seed=0)
+    assert all(int(part.max() - part.min()) > 150 for part in parts)
+
+
+def test_clients_that_are_filled_get_what_the_donor_has_most_of():
+    labels = torch.tensor([0] * 90 + [1] * 10)
+    filled = 0
+    for seed in range(20):
+        before, after = (dirichlet(labels, 2, 1e-3, seed, min_size) for min_size in (0, 5))
+        for had, has in zip(before, after, strict=True):
+            if len(had) == 0:
+                assert labels[has].tolist() == [0] * 5
+                filled += 1
+    assert filled > 3
+
+
 def test_dirichlet_of_100_clients_with_tiny_alpha_takes_less_than_a_second():
     labels = labels_10(60_000)
     dirichlet(labels[:100], 10, 0.01, 0)

@@ -262,4 +262,5 @@ def test_clients_are_trained_as_they_come_unless_that_takes_longer():
     assert training_order([5, 5, 5, 5, 5], 2) == [0, 1, 2, 3, 4]
     assert training_order([1, 1, 1, 9], 2) == [3, 0, 1, 2]
     assert training_order([9, 1, 1, 1], 2) == [0, 1, 2, 3]
+    assert training_order([1, 20, 20], 2) == [0, 1, 2]  # no sooner with the longest first
     assert training_order([], 2) == []

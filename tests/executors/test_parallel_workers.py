@@ -208,14 +208,27 @@ def test_rules_that_say_what_they_keep_are_no_obstacle():
     assert fit_in_workers(rounds=1, client=Telling()).strategy.executor_fallback is None
 
 
-def test_frozen_parameters_that_change_in_a_worker_are_named():
+@pytest.mark.parametrize("in_one", [False, True])
+def test_frozen_parameters_that_change_in_a_worker_are_named(in_one):
+    first = {}  # of this process
+
+    def comes_first():
+        try:
+            os.close(os.open("taken", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
     class Moving(Classifier):
         def __init__(self, **options):
             super().__init__(**options)
             self.frozen = nn.Parameter(torch.zeros(3), requires_grad=False)
 
         def training_step(self, batch, batch_idx):
-            self.frozen.data.add_(1)
+            if not in_one or first.setdefault("here", comes_first()):
+                self.frozen.data.add_(1)
+            else:
+                time.sleep(0.05)  # this worker's round ends later
             return super().training_step(batch, batch_idx)
 
     with pytest.raises(ValueError, match=r"do not require gradients must not change .* 'frozen'"):

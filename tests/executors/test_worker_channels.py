@@ -20,6 +20,7 @@ TENSORS = {
     "every second": torch.arange(6.0)[::2],
     "conjugated": COMPLEX.conj(),
     "negated": COMPLEX.conj().imag,
+    "negated as a whole": torch._neg_view(torch.arange(3.0)),
     "empty": torch.empty(3, 0),
     "with gradient": torch.ones(2, requires_grad=True),
 }

@@ -17,7 +17,8 @@ means = In("csrc/cuda/puc_combine.cu", f"{SOLVERS} -k puc", "puc_combine")
 project = In("csrc/cuda/project_conflicts.cu", f"{SOLVERS} -k project", "project_conflicts")
 solve = In("csrc/cuda/min_norm.cu", f"{SOLVERS} -k min_norm", "min_norm")
 active = In("csrc/cuda/kernels/active_set.cuh", f"{SOLVERS} -k min_norm", "min_norm")
-columns = In("csrc/cuda/device/columns.cuh", f"{LAYERS} -k combin", "layer_combine")
+columns = In("csrc/cuda/device/columns.cuh", f"{LAYERS} -k 'combin or beyond'", "layer_combine")
+runs = In("csrc/cuda/device/columns.cuh", f"{LAYERS} -k gram", "layer_gram")
 table = In("csrc/cuda/device/layers.cu", f"{LAYERS} -k layers", "layers")
 layers = In("csrc/cuda/device/layers.cuh", LAYERS, "layer_gram")
 partials = In("csrc/cuda/kernels/partials.cuh", f"{LAYERS} {SLICES}", "layer_gram")
@@ -73,7 +74,12 @@ MUTATIONS = [
     active("the ridge is in the gap", "multiply(lam, false)", "multiply(lam, true)"),
     active("a search goes on with the ridge of before", "ridge = added;", ""),
     active("the border is never refined", "move.refine = !moved && !fresh;", "move.refine = 0;"),
-    active("weights do not sum to one", "instead < 0 ? lam[i] / total", "instead < 0 ? lam[i]"),
+    active(
+        "weights do not sum to one",
+        "instead < 0 ? lam[i] / total",
+        "instead < 0 ? lam[i]",
+        unseen="every move keeps the sum, up to rounding",
+    ),
     columns(
         "a part begins one early", "if (v < start || v >= stop) continue;", "if (v + 1 < start || v >= stop) continue;"
     ),
@@ -100,7 +106,12 @@ MUTATIONS = [
         "chunk >= first && chunk < end ?",
         "chunk >= first && chunk + 1 < end ?",
     ),
-    partials("a chunk of the layer before counts", "chunk >= first && chunk < end ?", "chunk < end ?"),
+    partials(
+        "a chunk of the layer before counts",
+        "chunk >= first && chunk < end ?",
+        "chunk < end ?",
+        unseen="items before the first one of a layer have no columns, and add nothing",
+    ),
     partials(
         "right nodes are added to the left neighbour's place",
         "if (lane == level) left = sum;",
@@ -111,7 +122,12 @@ MUTATIONS = [
         "lanes beyond the pairs are not left out", "if (first + lane < kCount) {", "if (first + lane < kCount - 1) {"
     ),
     tiled("one group's sums are lost", "for (int g = 1; g < kGroups; ++g)", "for (int g = 2; g < kGroups; ++g)"),
-    tiled("columns beyond the item are fetched", "row < side.matrix.rows && at < item.stop", "row < side.matrix.rows"),
+    tiled(
+        "columns beyond the item are fetched",
+        "row < side.matrix.rows && at < item.stop",
+        "row < side.matrix.rows",
+        unseen="each number of a run is compared with the item's end again",
+    ),
     tiled("the width of the left side for the right", "vector_width(b, column)}", "vector_width(a, column)}"),
     mma("flushed sums are added again", "    sums[k / 4][k % 4] = 0.0f;\n", ""),
     mma(

@@ -13,8 +13,14 @@ runner = In(
     "fl_lightning/executors/parallel/runner.py",
     f"{WORKERS} tests/executors/test_parallel.py -k 'frozen or dies or dropped or between_clients or that_change'",
 )
-worker = In("fl_lightning/executors/parallel/worker.py", f"{WORKERS} -k 'traces or dies or dropped'")
-process = In("fl_lightning/executors/parallel/process.py", f"{WORKERS} -k 'outlive or interrupted or dies'")
+worker = In(
+    "fl_lightning/executors/parallel/worker.py",
+    f"tests/executors/test_parallel_processes.py {WORKERS} -k 'processes or traces or dropped'",
+)
+process = In(
+    "fl_lightning/executors/parallel/process.py",
+    f"tests/executors/test_parallel_processes.py {WORKERS} -k 'processes or outlive or interrupted'",
+)
 messages = In("fl_lightning/executors/parallel/messages.py", f"{CHANNELS} tests/executors/test_aligned_rows.py")
 executor = In(
     "fl_lightning/executors/parallel/executor.py",
@@ -34,9 +40,13 @@ MUTATIONS = [
         "self._under_way and self._changes_between and self._is_stale()",
         "False",
     ),
-    runner("a client already trained is blamed for a death", " and place not in self._results:\n", ":\n"),
     runner("clients are taken from the front again", "range(first, len(self._tasks))", "range(len(self._tasks))"),
-    worker("a worker whose module has changed goes on", "self._broken = bool(outcome.changed)", "self._broken = False"),
+    worker(
+        "a worker whose module has changed goes on",
+        "self._broken = bool(outcome.changed)",
+        "self._broken = False",
+        unseen="the parent ends it at that message, whatever it trains meanwhile",
+    ),
     worker(
         "what is left at the end is not sent",
         "            self._send()\n            messages.send(",
@@ -45,7 +55,12 @@ MUTATIONS = [
     process("children of workers outlive them", "os.killpg(worker.pid, signal.SIGKILL)", "pass"),
     process("Ctrl-C reaches workers", "    os.setpgid(0, 0)\n", ""),
     process("workers use all threads", "    torch.set_num_threads(1)", "    pass"),
-    messages("other memory formats arrive transposed", "key=tensor.stride, reverse=True", "key=tensor.stride"),
+    messages(
+        "memory formats are looked for in the wrong order",
+        "key=tensor.stride, reverse=True",
+        "key=tensor.stride",
+        unseen="such tensors then travel torch's own way",
+    ),
     messages("the sign bit of a view is lost", ".resolve_conj().resolve_neg()", ".resolve_conj()"),
     messages("tensors arrive at any address", "dtype=dtype).clone()", "dtype=dtype)"),
     messages("tensors that need gradients lose that", " or tensor.requires_grad:", ":"),

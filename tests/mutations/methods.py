@@ -31,9 +31,12 @@ fcfl = In("fl_lightning/algorithms/fcfl.py", "tests/algorithms/test_fcfl.py")
 MUTATIONS = [
     ditto("the pull is away from the global model", "(v - work.params)", "(work.params - v)"),
     ditto("lambda is left out", ".mul_(self.lam)", ""),
-    ditto("every step draws the same random numbers", '"personal", self._steps)', '"personal", 0)'),
-    ditto("steps are counted on from client to client", "        self._steps = 0\n", "", 1),
-    ditto("statistics of BatchNorm stay those of the first step", "alpha=lr), buffers)", "alpha=lr), model.buffers)"),
+    ditto("every step draws the same random numbers", '"personal", self._', '"personal", 0 * self._'),
+    ditto(
+        "statistics of BatchNorm stay those of the first step",
+        "buffers = packed_buffers(work.module, work.params.device)",
+        "buffers = model.buffers",
+    ),
     ditto(
         "the first personal model is the global one itself", "Snapshot(work.params.clone(),", "Snapshot(work.params,"
     ),
@@ -78,7 +81,7 @@ MUTATIONS = [
     fedcka("the own outputs come from evaluation mode", "model, model is not None)", "model, True)"),
     fedproto("drawn to zero where there is no prototype", "classes * known", "classes"),
     fedproto("summed over the features", "offsets.square().mean()", "offsets.square().sum(1).mean()"),
-    fedproc("the weight falls to zero a round late", "when / (self.rounds - 1)", "when / self.rounds"),
+    fedproc("the weight falls to zero a round late", "1.0 - when / ", "1.0 - (when - 1) / "),
     fedproc("the weight goes on falling below zero", "max(0.0, 1.0 - when", "max(-1.0, 1.0 - when"),
     fedproc("classes without a prototype compete", '.masked_fill(~known, float("-inf"))', ""),
     fedproc("the own loss always counts in full", "1.0 - self.contrast_weight(work.round)", "1.0"),
@@ -103,7 +106,7 @@ MUTATIONS = [
         "the first class too many passes", "int(largest) >= self.num_classes", "int(largest) > self.num_classes"
     ),
     prototypes("an empty state leaves the prototypes", '        self.reset()\n        if "proto', '        if "proto'),
-    fa("sigma is not squared", "(2 * self.sigma**2)", "(2 * self.sigma)"),
+    fa("sigma is not squared", "self._width**2", "self._width"),
     fa("negative covariance is not penalized", "covariance.abs() - self.tau", "covariance - self.tau"),
     fa("the group is not centred in the penalty", "(member - share) * scores", "member * scores"),
     fa(
@@ -122,7 +125,7 @@ MUTATIONS = [
     fa("the last batch alone is summed", "self._sums += rows @", "self._sums = rows @"),
     fa("samples of the last batch alone are counted", "self._counts += torch", "self._counts = torch"),
     fa("bases without samples take part", "near = mass > NO_KERNEL * mass.max()", "near = mass > -1"),
-    fa("resetting keeps the count", "self._share, self.relaxed = None, None, 0", "self._share = None, None"),
+    fa("resetting keeps the count", "None, None, 0, False", "None, None, self.relaxed, False"),
     mmpf("mu moves a round late", "self._inner == self.inner_rounds", "self._inner > self.inner_rounds"),
     mmpf("K is set to k_min", "min(self._k, self.k_min)", "self.k_min"),
     mmpf(

@@ -3,23 +3,34 @@
 
 from mutations.change import In
 
-POLICIES = "tests/simulation/test_policies.py tests/simulation/test_server.py tests/simulation/test_round.py"
-RESUME = "tests/simulation/test_checkpoint.py tests/simulation/test_resume.py tests/simulation/test_client_schedules.py"
+SIMULATION = "tests/simulation"
+POLICIES = f"{SIMULATION}/test_server.py {SIMULATION}/test_policies.py {SIMULATION}/test_min_clients.py"
+RESUME = f"{SIMULATION}/test_resume.py {SIMULATION}/test_client_schedules.py {SIMULATION}/test_min_clients.py"
+FITS = f"tests/strategy/test_repeated_fits.py {SIMULATION}/test_checkpoint.py {SIMULATION}/test_resume.py"
 
-server = In("fl_lightning/simulation/server.py", POLICIES + " tests/simulation/test_min_clients.py")
-uploads = In("fl_lightning/simulation/uploads.py", POLICIES)
-fit = In("fl_lightning/simulation/fit.py", RESUME + " tests/simulation/test_min_clients.py")
+server = In(
+    "fl_lightning/simulation/server.py",
+    f"{POLICIES} {SIMULATION}/test_telemetry.py -k 'not in_any_rule and not changes_nothing'",
+)
+uploads = In(
+    "fl_lightning/simulation/uploads.py",
+    f"{POLICIES} tests/training/test_buffers.py -k 'not in_any_rule and not changes_nothing'",
+)
+fit = In("fl_lightning/simulation/fit.py", f"{RESUME} -k 'bit_for_bit or variations_resume'")
 lifecycle = In(
     "fl_lightning/simulation/fit_lifecycle.py",
-    f"{RESUME} tests/strategy/test_repeated_fits.py tests/simulation/test_other_fits.py "
-    "tests/algorithms/test_fair_training.py tests/algorithms/test_mmpf.py",
+    f"{FITS} -k 'repeated_fits or evaluated or inside_a_client or after_the_fit or interruption'",
 )
-progress = In("fl_lightning/core/lightning/round_progress.py", "tests/core/test_round_progress.py " + RESUME)
-files = In(
-    "fl_lightning/core/lightning/checkpoint_io.py", "tests/simulation/test_checkpoint.py tests/simulation/test_kill.py"
+progress = In(
+    "fl_lightning/core/lightning/round_progress.py",
+    f"{FITS} -k 'repeated_fits or still_ends or variations_resume or interruption'",
 )
-state = In("fl_lightning/simulation/state_callback.py", "tests/simulation/test_state_callback.py " + RESUME)
-checks = In("fl_lightning/simulation/resume_checks.py", "tests/core/test_fit_description.py " + RESUME)
+files = In("fl_lightning/core/lightning/checkpoint_io.py", f"{SIMULATION}/test_checkpoint.py -k newest")
+state = In(
+    "fl_lightning/simulation/state_callback.py",
+    f"{SIMULATION}/test_state_callback.py {SIMULATION}/test_other_fits.py -k 'state_callback or versions'",
+)
+checks = In("fl_lightning/simulation/resume_checks.py", f"{SIMULATION}/test_other_fits.py -k 'remembered or kept'")
 sampler = In("fl_lightning/data/cohort_samplers.py", "tests/data/test_cohort_samplers.py")
 partition = In("fl_lightning/data/partition_functions.py", "tests/data/test_partitions.py")
 trainer = In(
@@ -27,22 +38,32 @@ trainer = In(
 )
 
 MUTATIONS = [
+    sampler("7 of 100 clients are 8", "round(clients_per_round * num_clients, 9)", "clients_per_round * num_clients"),
+    partition("samples of a class stay in order", "owner[rng.permutation(index)]", "owner[index]"),
+    partition("who holds just the equal part gets more", "sizes * num_clients >= n", "sizes * num_clients > n"),
+    partition(
+        "the donor gives of its rarest class",
+        "max(stocks[donor], key=len)",
+        "min(filter(None, stocks[donor]), key=len)",
+    ),
+    trainer(
+        "the mean loss of a device ignores sizes",
+        "(wide * torch.tensor(sizes, dtype=wide.dtype, device=wide.device)).sum() / sum(sizes)",
+        "wide.mean()",
+    ),
     server("exactly min_clients are too few", "< self._min_clients:", "<= self._min_clients:"),
     server("the report of the last round stays", "        self._algorithm.report = StepReport()\n", ""),
     server(
         "losses of some clients count as those of all",
         "if len(losses) == len(uploads) else None",
         "if losses else None",
+        unseen="all clients of a round measure their loss, or none does",
     ),
     server(
         "learning rates of some clients count as those of all",
         "if len(rates) == len(uploads) else None",
         "if rates else None",
-    ),
-    server(
-        "the training loss ignores sizes",
-        "sum(loss * size for loss, size in trained) / sum(size for _, size in trained)",
-        "sum(loss for loss, _ in trained) / len(trained)",
+        unseen="the clients of a round all have a learning rate, or none has: their optimizers are of one kind",
     ),
     uploads("norms of the first clients in place of the kept", "norms[kept]", "norms[: len(kept)]"),
     uploads(
@@ -127,17 +148,4 @@ MUTATIONS = [
     ),
     checks("memory of other data is taken", "refused and memories and strict", "False"),
     checks("zeros are no memory", "state.numel() > 0", "bool(state.any())"),
-    sampler("7 of 100 clients are 8", "round(clients_per_round * num_clients, 9)", "clients_per_round * num_clients"),
-    partition("samples of a class stay in order", "owner[rng.permutation(index)]", "owner[index]"),
-    partition("who holds just the equal part gets more", "sizes * num_clients >= n", "sizes * num_clients > n"),
-    partition(
-        "the donor gives of its rarest class",
-        "max(stocks[donor], key=len)",
-        "min(filter(None, stocks[donor]), key=len)",
-    ),
-    trainer(
-        "the mean loss of a device ignores sizes",
-        "(wide * torch.tensor(sizes, dtype=wide.dtype, device=wide.device)).sum() / sum(sizes)",
-        "wide.mean()",
-    ),
 ]

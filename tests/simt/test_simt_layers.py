@@ -3,6 +3,7 @@
 
 import ctypes
 import itertools
+import mmap
 
 import pytest
 import torch
@@ -30,6 +31,15 @@ def between_nans(values, lead, pad):
     wide = torch.full((values.shape[0], values.shape[1] + lead + pad), float("nan"), dtype=values.dtype)
     wide[:, lead : lead + values.shape[1]] = values
     return wide[:, lead : lead + values.shape[1]]
+
+
+def before_a_wall(values):
+    """The same matrix where memory ends: whatever reads beyond its last number ends the process (SIGSEGV)."""
+    size = -(-values.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = torch.frombuffer(mmap.mmap(-1, size + mmap.PAGESIZE), dtype=torch.uint8)
+    wall = ctypes.c_void_p(memory.data_ptr() + size)
+    assert ctypes.CDLL(None).mprotect(wall, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+    return memory[size - values.nbytes : size].view(values.dtype).view(values.shape).copy_(values)
 
 
 def integers(m, dtype=torch.float32, n=int(OFFSETS[-1]), seed=0, layout=None):
@@ -97,6 +107,17 @@ def test_columns_of_a_large_matrix(simt, dtype):
     assert torch.equal(simt.layer_gram(rows, offsets, total), want)
     assert torch.equal(simt.layer_cross_gram(rows, rows[:2], offsets, total), want[:, :, :2])
     assert torch.equal(simt.layer_dots(rows, rows[1], offsets, total), want[:, :, 1])
+
+
+@pytest.mark.parametrize("m", [1, 3, 9, 18, 34])
+def test_nothing_beyond_the_last_row_is_read(simt, m):
+    rows = integers(m, layout=0)
+    held, coeff = before_a_wall(rows), torch.ones(len(SIZES), m, dtype=torch.float64)
+    want = reference.layer_gram(rows, OFFSETS)
+    assert torch.equal(simt.layer_gram(held, OFFSETS), want)
+    assert torch.equal(simt.layer_cross_gram(held, rows[:2], OFFSETS), want[:, :, :2])
+    assert torch.equal(simt.layer_dots(held, before_a_wall(rows[0]), OFFSETS), want[:, :, 0])
+    assert torch.equal(simt.layer_combine(held, OFFSETS, coeff), rows.sum(0))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from qp_cases import enumerate_supports, families, objective, relative_gap
 
+from fl_lightning import ops
 from fl_lightning.ops import _reference as reference
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -35,6 +36,9 @@ def test_project_conflicts_on_orthogonal_and_zero_rows(simt):
     got, want = simt.project_conflicts(gram, order, keep), reference.project_conflicts(gram, order, keep)
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
     assert (got[:, [0, 1, 3, 4, 5], 2] == 0).all()
+    gram = torch.tensor([[[1.0, -1e-30, -1.0], [-1e-30, 0.0, 0.0], [-1.0, 0.0, 2.0]]], dtype=torch.float64)
+    coeff = simt.project_conflicts(gram, torch.arange(3), keep[:3])
+    torch.testing.assert_close(coeff[0, 0], torch.tensor([1.0, 0.0, 0.5], dtype=torch.float64))
 
 
 def test_project_conflicts_with_nan_and_bad_order(simt):
@@ -110,9 +114,22 @@ def test_min_norm_of_indefinite_matrices(simt):
     assert (gap <= 1e-6).all()
     np.testing.assert_allclose(gap, np.maximum(relative_gap(gram.numpy(), lam.numpy()), 0), atol=1e-14)
     noise = np.random.default_rng(0).standard_normal((6, 8, 8))
-    lam, _ = simt.min_norm(torch.from_numpy(noise + noise.swapaxes(1, 2)))
-    assert (lam >= 0).all()
-    assert ((lam.sum(1) - 1).abs() <= 1e-12).all()
+    for diagonal in (0, 1, 2):
+        gram = torch.from_numpy(noise + noise.swapaxes(1, 2) + diagonal * np.eye(8))
+        lam, gap = simt.min_norm(gram)
+        assert (lam >= 0).all()
+        assert ((lam.sum(1) - 1).abs() <= 1e-12).all()
+        assert gap.max() > 1e-3  # far from every minimum, and so it says
+        np.testing.assert_allclose(gap, np.maximum(relative_gap(gram.numpy(), lam.numpy()), 0), rtol=1e-9, atol=1e-14)
+        # The same attempts with the same ridges as on the processor.
+        torch.testing.assert_close(lam, ops.min_norm(gram)[0], rtol=0, atol=1e-9)
+
+
+def test_min_norm_of_matrices_that_are_not_quite_symmetric(simt):
+    factors = torch.randint(-8, 9, (3, 5, 7), generator=generator(3)).double()
+    gram, apart = factors @ factors.mT, torch.randint(-1, 2, (3, 5, 5), generator=generator(4)).double()
+    for one, two in zip(simt.min_norm(gram + apart - apart.mT), simt.min_norm(gram), strict=True):
+        assert torch.equal(one, two)
 
 
 @pytest.mark.parametrize("k", [9, 74])
@@ -198,3 +215,13 @@ def test_puc_combine(simt, m, dtype, lead):
     assert (got[~mask.any(0)] == 0).all()
     tolerance = {"rtol": 1e-14, "atol": 1e-14} if dtype == torch.float64 else {}
     torch.testing.assert_close(got, want, **tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lead", [0, 1])
+def test_puc_combine_with_as_many_columns_as_a_block_has(simt, dtype, lead):
+    """Where the first run begins before the first column, the last one takes another block."""
+    n = 128 * 16 // dtype.itemsize
+    rows = torch.ones(2, n + lead, dtype=dtype)[:, lead:]
+    keep = torch.full((2, n // 32), -1, dtype=torch.int32)
+    assert (simt.puc_combine(rows, keep, torch.ones(2)) == 1).all()

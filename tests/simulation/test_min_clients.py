@@ -54,6 +54,8 @@ def train(rule=fl.algorithms.FedAvg, rounds=3, sampler=None, module=Classifier, 
     states = States()
     if rule().needs.full_gradients:
         defaults["client_optimizer_state"] = "reset"
+    if rule().needs.exact_step:
+        defaults["server_optimizer"] = None
     strategy = fl.FederatedStrategy(rule(), **{**defaults, **options})
     fitted = quiet_trainer(strategy, rounds, callbacks=[states], **(trainer or {}))
     fitted.fit(fresh(module, momentum=0.9, norm=True), federated_blobs())

@@ -117,6 +117,19 @@ def test_what_a_rule_reports_is_recorded_and_logged():
         assert {name: metrics[0][f"fed/{name}"] for name in scalars} == scalars
 
 
+def test_a_report_counts_for_its_own_round_alone():
+    class FirstRoundOnly(ServerRule):
+        def aggregate(self, cohort):
+            if cohort.round == 0:
+                self.report = StepReport(flagged=True, scalars={"depth": 3.0})
+            return cohort.updates.rows.mean(0)
+
+    watch = Watch()
+    quiet_trainer(fl.FederatedStrategy(FirstRoundOnly()), 2, callbacks=[watch]).fit(fresh(), federated_blobs())
+    assert [record.flagged for record in watch.records] == [True, False]
+    assert watch.records[1].scalars == {}
+
+
 def test_weights_are_logged_by_place():
     seen, records, metrics = watched(FedAvg())
     for (cohort, _, _), record, logged in zip(seen, records, metrics, strict=True):
