@@ -16,6 +16,7 @@ from fl_lightning.algorithms._shared.client_vectors import ClientVectors
 from fl_lightning.algorithms._shared.weighting import uniform_weights, weighted_mean
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs, StepReport
+from fl_lightning.arguments import DEVICE, Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.updates import UpdateMatrix
 
@@ -36,9 +37,8 @@ class SCAFFOLD(ServerRule):
     placement = ("control_device",)
     averages = True
 
+    @checked(server_lr=Bounds(above=0), control_device=DEVICE)
     def __init__(self, server_lr: float = 1.0, control_device: str | None = None) -> None:
-        if not server_lr > 0:
-            raise ValueError(f"server_lr of SCAFFOLD must be positive, found {server_lr}")
         self.server_lr, self.control_device = server_lr, control_device
         self._client = ControlVariates(control_device)
 

@@ -14,6 +14,18 @@ import torch
 
 _NAME = "fl_lightning._C"
 _TORCH = (2, 10)  # as in setup.py
+_INSTRUCTION_SETS = ("avx512", "avx2", "base")  # as in csrc/cpu/simd/dispatch.h
+_SWITCHES = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+    "": False,
+}
 
 
 @dataclass(frozen=True)
@@ -30,9 +42,16 @@ class Extension:
 
 
 def load() -> Extension:
-    """Imports the extension, which registers its kernels; warns if there is one that does not load."""
-    if os.environ.get("FL_LIGHTNING_DISABLE_EXT") == "1":
-        return Extension(None, "switched off by FL_LIGHTNING_DISABLE_EXT=1")
+    """Imports the extension, which registers its kernels; warns if there is one that does not load.
+
+    Raises:
+        ValueError: FL_LIGHTNING_ISA or FL_LIGHTNING_DISABLE_EXT has a value that means nothing.
+    """
+    asked = os.environ.get("FL_LIGHTNING_ISA", "")
+    if asked not in ("", *_INSTRUCTION_SETS):
+        raise ValueError(f"FL_LIGHTNING_ISA must be one of {', '.join(_INSTRUCTION_SETS)}, found {asked!r}")
+    if _switched_on("FL_LIGHTNING_DISABLE_EXT"):
+        return Extension(None, f"switched off by FL_LIGHTNING_DISABLE_EXT={os.environ['FL_LIGHTNING_DISABLE_EXT']}")
     try:
         return Extension(importlib.import_module(_NAME), "")
     except ModuleNotFoundError as error:
@@ -47,6 +66,14 @@ def load() -> Extension:
             stacklevel=2,
         )
         return Extension(None, f"the compiled extension does not load: {error}")
+
+
+def _switched_on(name: str) -> bool:
+    """Whether an environment variable is set to 1, true, yes or on; not at all is off."""
+    value = os.environ.get(name, "")
+    if value.lower() not in _SWITCHES:
+        raise ValueError(f"{name} must be one of {', '.join(filter(None, _SWITCHES))}, found {value!r}")
+    return _SWITCHES[value.lower()]
 
 
 def _why_not_built() -> str:

@@ -254,7 +254,7 @@ def test_numbers_of_workers_that_make_no_sense(workers):
 
 
 def test_executors_are_objects():
-    with pytest.raises(TypeError, match=r"executor must be an Executor such as .*, found 'parallel'"):
+    with pytest.raises(TypeError, match=r"executor of .* must be None or an Executor such as .*, found 'parallel'"):
         fl.FederatedStrategy(executor="parallel")
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fl_lightning.arguments import checked
 from fl_lightning.core.lightning.names import lightning_module, rank_zero_warn
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             partial.unlink(missing_ok=True)
 
 
+@checked()
 def newest_checkpoint(directory: str | Path, weights_only: bool = True) -> Path | None:
     """The newest checkpoint below ``directory`` from which a federated fit can go on, or ``None``.
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.aligned import padded
 from fl_lightning.core.lightning.inspection import is_profiled, step_hook_of
 from fl_lightning.executors.base import CohortRunner, Executor
@@ -17,6 +18,7 @@ from fl_lightning.executors.parallel.runner import ParallelRunner
 from fl_lightning.training.client_runner import ClientRunner
 
 
+@checked(workers=Bounds(1))
 @dataclass(frozen=True)
 class Parallel(Executor):
     """Trains several clients at a time in worker processes, on the CPU of a Linux machine.
@@ -37,12 +39,6 @@ class Parallel(Executor):
     """
 
     workers: int | None = None
-
-    def __post_init__(self) -> None:
-        """Checks the number."""
-        number = self.workers
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-            raise ValueError(f"workers of Parallel must be a positive integer, found {number!r}")
 
     def obstacle(self, clients: ClientRunner) -> str | None:
         """Why nothing can be trained in other processes here."""
