@@ -27,7 +27,7 @@ HOSTILE = {
     "True": True,
 }
 CALLEES = {callee.name.removeprefix("fl_lightning."): callee for callee in callees()}
-ends: Counter[str] = Counter()
+ends = Counter(clear=0, cryptic=0, accepted=0)
 
 LOSSES = r"ClientMessage\((loss|train_loss)|RoundRecord\(train_loss"
 ACCEPTED = {
