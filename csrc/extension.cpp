@@ -118,6 +118,8 @@ struct Kernels {
   }
 
   static void layer_combine_add(Tensor out, const Tensor& rows, const Tensor& offsets, const Tensor& coeff) {
+    require(rows.dim() == 2 && rows.size(0) > 0, "rows must have shape [m, n] with at least one row");
+    dtype_of(out, "out");
     require(out.dim() == 1 && out.size(0) == rows.size(1), "out must have shape [", rows.size(1), "]");
     if (out.scalar_type() != rows.scalar_type()) return combine_add_mixed(out, rows, offsets, coeff);
     const Tensor target = torch::stable::contiguous(out);

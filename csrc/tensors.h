@@ -42,7 +42,7 @@ std::string listed(const T* first, int64_t count) {
   return text.str();
 }
 
-inline DType dtype_of(const Tensor& t) {
+inline DType dtype_of(const Tensor& t, const char* name = "rows") {
   switch (t.scalar_type()) {
     case ScalarType::Double:
       return DType::f64;
@@ -53,7 +53,7 @@ inline DType dtype_of(const Tensor& t) {
     case ScalarType::BFloat16:
       return DType::bf16;
     default:
-      throw std::invalid_argument("rows must be float64, float32, float16 or bfloat16");
+      throw std::invalid_argument(std::string(name) + " must be float64, float32, float16 or bfloat16");
   }
 }
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
 
 import torch
 from torch import Tensor
 
+from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.seeding import derive_seed
 
 
+@checked(num_clients=Bounds(1), share=Bounds(0, 1))
 def dishonest_clients(num_clients: int, share: float, seed: int = 0) -> tuple[int, ...]:
     """Draws the clients that are dishonest throughout a run.
 
@@ -31,8 +32,6 @@ def dishonest_clients(num_clients: int, share: float, seed: int = 0) -> tuple[in
     Raises:
         ValueError: an argument is out of range.
     """
-    if num_clients < 1 or not 0 <= share <= 1:
-        raise ValueError(f"num_clients must be positive and share in [0, 1], found {num_clients} and {share}")
     generator = torch.Generator().manual_seed(derive_seed(seed, "dishonest"))
     chosen = torch.randperm(num_clients, generator=generator)[: round(share * num_clients)]
     return tuple(sorted(chosen.tolist()))
@@ -69,6 +68,7 @@ def _noise(like: Tensor, seed: int) -> Tensor:
     return torch.randn(like.shape, generator=torch.Generator().manual_seed(seed))
 
 
+@checked(clients=Bounds(0), std=Bounds(above=0))
 @dataclass(frozen=True)
 class RandomUpdates(Attack):
     """A1: independent normal numbers with mean zero.
@@ -89,10 +89,6 @@ class RandomUpdates(Attack):
     std: float = 1.0
     match_norm: bool = False
 
-    def __post_init__(self) -> None:
-        if not (self.std > 0 and isfinite(self.std)):
-            raise ValueError(f"std must be positive and finite, found {self.std}")
-
     def replace(self, update: Tensor, params: Tensor, seed: int) -> None:
         """Puts the noise in its place."""
         noise = _noise(update, seed)
@@ -100,6 +96,7 @@ class RandomUpdates(Attack):
         update.copy_(noise.mul_(scale))
 
 
+@checked(clients=Bounds(0), std=Bounds(0))
 @dataclass(frozen=True)
 class RandomModels(Attack):
     """A1 where models are sent: all parameters are independent normal numbers with mean zero.
@@ -118,16 +115,13 @@ class RandomModels(Attack):
     clients: Sequence[int]
     std: float = 1.0
 
-    def __post_init__(self) -> None:
-        if not (self.std >= 0 and isfinite(self.std)):
-            raise ValueError(f"std must be finite and not negative, found {self.std}")
-
     def replace(self, update: Tensor, params: Tensor, seed: int) -> None:
         """Puts the way from the model to the global one in its place."""
         model = _noise(update, seed).mul_(self.std)
         update.copy_(params - model.to(params))
 
 
+@checked(clients=Bounds(0))
 @dataclass(frozen=True)
 class ScaledUpdates(Attack):
     """A2: the honest update, enlarged.
@@ -143,15 +137,12 @@ class ScaledUpdates(Attack):
     clients: Sequence[int]
     factor: float = 100.0
 
-    def __post_init__(self) -> None:
-        if not isfinite(self.factor):
-            raise ValueError(f"factor must be finite, found {self.factor}")
-
     def replace(self, update: Tensor, params: Tensor, seed: int) -> None:
         """Multiplies the update."""
         update.mul_(self.factor)
 
 
+@checked(clients=Bounds(0))
 @dataclass(frozen=True)
 class ZeroUpdates(Attack):
     """A3: nothing: the client sends the global model back.

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
+from fl_lightning.arguments import Bounds, check
 from fl_lightning.core.lightning.names import LightningModule
 
 
@@ -51,12 +52,18 @@ class ClientModule(LightningModule):
         log_train_loss: bool = False,
     ) -> None:
         super().__init__()
+        # Not by @checked: save_hyperparameters looks for the arguments of a subclass one frame further up.
+        net = check("net of ClientModule", net, nn.Module)
+        loss = check("loss of ClientModule", loss, nn.Module | Callable[..., Any])
+        optimizer = check("optimizer of ClientModule", optimizer, Callable[..., Any])
+        lr_scheduler = check("lr_scheduler of ClientModule", lr_scheduler, Callable[..., Any] | None)
+        num_classes = check("num_classes of ClientModule", num_classes, int | None, Bounds(2))
+        metrics = check("metrics of ClientModule", metrics, Mapping[str, Metric] | None)
+        log_train_loss = check("log_train_loss of ClientModule", log_train_loss, bool)
         # Networks and callables would be pickled into the checkpoint, which then no longer loads with weights_only.
         self.save_hyperparameters(ignore=["net", "loss", "optimizer", "lr_scheduler", "metrics"])
         measured = dict(metrics or {})
         if num_classes is not None:
-            if num_classes < 2:
-                raise ValueError(f"num_classes must be at least 2, found {num_classes}")
             if "acc" in measured:
                 raise ValueError("metrics must not use the name 'acc' when num_classes is given, found both")
             measured["acc"] = MulticlassAccuracy(num_classes, average="micro")

@@ -10,7 +10,6 @@ needs none of them: it is ``functools.partial(torch.optim.SGD, lr=1.0, momentum=
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -18,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from fl_lightning.arguments import Bounds, checked
 
 
 class _Adaptive(Optimizer):
@@ -36,6 +37,7 @@ class _Adaptive(Optimizer):
         ValueError: an argument is out of range.
     """
 
+    @checked(lr=Bounds(above=0), betas=Bounds(0, below=1), tau=Bounds(above=0))
     def __init__(
         self,
         params: Iterable[Tensor] | Iterable[dict[str, Any]],
@@ -43,14 +45,10 @@ class _Adaptive(Optimizer):
         betas: tuple[float, float] = (0.9, 0.99),
         tau: float = 1e-3,
     ) -> None:
-        name = type(self).__name__
-        if not 0 < lr < math.inf:
-            raise ValueError(f"lr of {name} must be positive and finite, found {lr}")
-        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"betas of {name} must be two numbers from 0 to below 1, found {betas}")
-        if not 0 < tau < math.inf:
-            raise ValueError(f"tau of {name} must be positive and finite, found {tau}")
-        super().__init__(params, {"lr": lr, "betas": betas, "tau": tau})
+        given: list[Any] = list(params)
+        if not given:
+            raise ValueError(f"params of {type(self).__name__} must hold one parameter or more, found {given}")
+        super().__init__(given, {"lr": lr, "betas": betas, "tau": tau})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -130,6 +128,7 @@ class FedAdagrad(_Adaptive):
         ValueError: an argument is out of range.
     """
 
+    @checked(lr=Bounds(above=0), beta=Bounds(0, below=1), tau=Bounds(above=0))
     def __init__(
         self,
         params: Iterable[Tensor] | Iterable[dict[str, Any]],

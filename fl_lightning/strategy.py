@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.algorithms import FedAvg
 from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.arguments import ANY, Bounds, Example, checked
 from fl_lightning.attacks import Attack
 from fl_lightning.core.fit_description import FitDescription
 from fl_lightning.core.lightning.checkpoint_io import STATE_KEY, remedy, weights_not_finite
@@ -107,6 +108,20 @@ class FederatedStrategy(OneDevice):
     strategy_name = "federated"
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
 
+    @checked(
+        algorithm=Example("fl.algorithms.FedLF()"),
+        clients_per_round=Bounds(above=0),
+        local_epochs=Bounds(1),
+        local_steps=Bounds(1),
+        server_optimizer=Example("functools.partial(torch.optim.SGD, lr=1.0, momentum=0.9)"),
+        sampler=Example("fl.data.UniformSampler()"),
+        attack=Example("fl.attacks.ZeroUpdates(clients=(3, 7))"),
+        executor=Example("fl.executors.Sequential()"),
+        loss_batch_size=Bounds(1),
+        max_failed_rounds=Bounds(1),
+        min_clients=Bounds(1),
+        partition=ANY,
+    )
     def __init__(
         self,
         algorithm: ServerRule | None = None,

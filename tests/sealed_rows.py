@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.updates import UpdateMatrix
 
 LEVELS = ("sums", "gram", "rows")
 MEMBERS = {
@@ -58,6 +59,8 @@ class SealedRows:
 
 
 class SealedMatrix:
+    __class__ = UpdateMatrix  # cohorts take nothing else
+
     """Stands in for an ``UpdateMatrix``."""
 
     def __init__(self, matrix: Any, reads: str, own: bool = False) -> None:

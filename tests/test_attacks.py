@@ -90,15 +90,15 @@ def test_fixed_ids():
 
 
 def test_bad_arguments():
-    with pytest.raises(ValueError, match=r"share in \[0, 1\], found 10 and 2"):
+    with pytest.raises(ValueError, match=r"share of dishonest_clients must be a number from 0 to 1, found 2"):
         fl.attacks.dishonest_clients(10, 2)
-    with pytest.raises(ValueError, match="std must be positive and finite, found 0"):
+    with pytest.raises(ValueError, match="std of RandomUpdates must be a positive, finite number, found 0"):
         fl.attacks.RandomUpdates((1,), std=0)
-    with pytest.raises(ValueError, match="std must be finite and not negative, found -1"):
+    with pytest.raises(ValueError, match="std of RandomModels must be a finite number from 0 on, found -1"):
         fl.attacks.RandomModels((1,), std=-1)
-    with pytest.raises(ValueError, match="factor must be finite, found inf"):
+    with pytest.raises(ValueError, match="factor of ScaledUpdates must be a finite number, found inf"):
         fl.attacks.ScaledUpdates((1,), factor=float("inf"))
-    with pytest.raises(TypeError, match="attack must be an Attack"):
+    with pytest.raises(TypeError, match="attack of FederatedStrategy must be None or an Attack such as"):
         fl.FederatedStrategy(attack=(1, 2))
     with pytest.raises(ValueError, match=r"clients of ZeroUpdates must be ids below 6, found \[6\]"):
         first_round(fl.attacks.ZeroUpdates((0, 6)))

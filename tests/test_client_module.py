@@ -153,7 +153,7 @@ def test_other_batches_are_refused_with_what_was_found(net, batch, found):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_classes": 1}, "num_classes must be at least 2, found 1"),
+        ({"num_classes": 1}, "num_classes of ClientModule must be None or an integer from 2 on, found 1"),
         ({"num_classes": 3, "metrics": {"acc": MulticlassAccuracy(3)}}, "metrics must not use the name 'acc'"),
         ({"metrics": {"loss": MeanAbsoluteError()}}, "metrics must not use the name 'loss'"),
     ],

@@ -122,15 +122,12 @@ def test_closures_groups_and_missing_gradients(kind):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"lr": 0.0}, "lr of FedAdam must be positive and finite, found 0.0"),
-        ({"lr": float("inf")}, "lr of FedAdam"),
-        (
-            {"lr": 1.0, "betas": (1.0, 0.9)},
-            r"betas of FedAdam must be two numbers from 0 to below 1, found \(1.0, 0.9\)",
-        ),
-        ({"lr": 1.0, "betas": (0.9, -0.1)}, "betas of FedAdam"),
-        ({"lr": 1.0, "betas": (0.9,)}, "betas of FedAdam"),
-        ({"lr": 1.0, "tau": 0.0}, "tau of FedAdam must be positive and finite, found 0.0"),
+        ({"lr": 0.0}, "lr of FedAdam must be a positive, finite number, found 0.0"),
+        ({"lr": float("inf")}, "lr of FedAdam must be a positive, finite number, found inf"),
+        ({"lr": 1.0, "betas": (1.0, 0.9)}, r"betas\[0\] of FedAdam must be a number from 0 to below 1, found 1.0"),
+        ({"lr": 1.0, "betas": (0.9, -0.1)}, r"betas\[1\] of FedAdam must be a number from 0 to below 1, found -0.1"),
+        ({"lr": 1.0, "betas": (0.9,)}, r"betas of FedAdam must be 2 entries, .*, found \(0.9,\)"),
+        ({"lr": 1.0, "tau": 0.0}, "tau of FedAdam must be a positive, finite number, found 0.0"),
     ],
 )
 def test_arguments_out_of_range(arguments, words):

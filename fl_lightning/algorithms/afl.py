@@ -6,7 +6,6 @@ Mehryar Mohri, Gary Sivek, Ananda Theertha Suresh. ICML 2019. https://arxiv.org/
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 from fl_lightning.algorithms._shared.weighting import stands_still, uniform_weights, weighted_mean
 from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import Federation, Needs, State, StepReport
+from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.solvers.simplex import project_simplex
 
@@ -48,9 +48,8 @@ class AFL(ServerRule):
     reads = "sums"
     averages = True
 
+    @checked(lambda_lr=Bounds(0))
     def __init__(self, lambda_lr: float = 0.01, full_participation: bool = False) -> None:
-        if not 0 <= lambda_lr < math.inf:
-            raise ValueError(f"lambda_lr of AFL must be a finite number from 0 (uniform weights) on, found {lambda_lr}")
         self.lambda_lr = lambda_lr
         self.full_participation = full_participation
         self._lambda: dict[int, float] = {}

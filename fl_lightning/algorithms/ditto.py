@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs, State
+from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.model_snapshot import Snapshot, packed_buffers, standing_in
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.core.storage.model_files import ClientFiles
@@ -40,6 +41,7 @@ class Ditto(FedAvg):
 
     placement = ("directory", "keep_checkpoints")
 
+    @checked(lam=Bounds(0), personal_lr=Bounds(above=0), keep_checkpoints=Bounds(1))
     def __init__(
         self,
         lam: float = 1.0,
@@ -49,10 +51,6 @@ class Ditto(FedAvg):
         keep_checkpoints: int | None = 2,
     ) -> None:
         super().__init__(weighting)
-        if not lam >= 0:
-            raise ValueError(f"lam of Ditto must not be negative, found {lam}")
-        if personal_lr is not None and not personal_lr > 0:
-            raise ValueError(f"personal_lr of Ditto must be positive, found {personal_lr}")
         self.lam, self.personal_lr = lam, personal_lr
         self.directory, self.keep_checkpoints = directory, keep_checkpoints
         store = ClientModels("cpu") if directory is None else ClientFiles(directory, keep_checkpoints)

@@ -6,7 +6,6 @@ Wei Du, Depeng Xu, Xintao Wu, Hanghang Tong. SDM 2021. https://arxiv.org/abs/201
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.groups import group_scores
 from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs, State
+from fl_lightning.arguments import FILLED, Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.model_snapshot import standing_in
 from fl_lightning.solvers import linear_program
@@ -68,6 +68,7 @@ class FA(FedAvg):
 
     reads = "sums"
 
+    @checked(bases=FILLED, sigma=Bounds(above=0), bound=Bounds(1), tau=Bounds(0), penalty=Bounds(0))
     def __init__(
         self,
         bases: Tensor | Sequence[Sequence[float]],
@@ -117,11 +118,6 @@ class AgnosticWeights(ClientRule):
     ) -> None:
         if bases.dim() != 2 or bases.numel() == 0 or not bool(bases.isfinite().all()):
             raise ValueError(f"bases of FA must be finite and have shape [J, d], found {list(bases.shape)}")
-        for name, value, least in (("bound", bound, 1), ("tau", tau, 0), ("penalty", penalty, 0)):
-            if not least <= value < math.inf:
-                raise ValueError(f"{name} of FA must be finite and at least {least}, found {value}")
-        if sigma is not None and not 0 < sigma < math.inf:
-            raise ValueError(f"sigma of FA must be positive and finite, found {sigma}")
         self.bases, self.sigma, self.bound, self.tau, self.penalty = bases.double(), sigma, bound, tau, penalty
         self._width = _usual_distance(self.bases) if sigma is None else sigma
         self.inputs = inputs

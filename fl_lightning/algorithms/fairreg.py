@@ -7,8 +7,6 @@ Inconsistency in Federated Learning. NeurIPS 2021, section 5.1. https://github.c
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -17,6 +15,7 @@ from fl_lightning.algorithms._shared.rows import require_finite
 from fl_lightning.algorithms._shared.weighting import weighted_mean
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.records import Needs, StepReport
+from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
 
 
@@ -41,9 +40,8 @@ class FairReg(ServerRule):
     needs = Needs(full_gradients=True)
     reads = "sums"
 
+    @checked(weight=Bounds(0), sharpness=Bounds(above=0))
     def __init__(self, weight: float = 1.0, notion: Notion = "dp", sharpness: float = 10.0) -> None:
-        if not 0 <= weight < math.inf:
-            raise ValueError(f"weight of FairReg must be finite and not negative, found {weight}")
         self.weight, self.notion, self.sharpness = weight, notion, sharpness
         self._client = Disparities("FairReg", notion, sharpness)
 

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from fl_lightning.algorithms._shared.budget_report import BudgetReport
-from fl_lightning.algorithms._shared.choices import READINGS, Reading, check_choice
+from fl_lightning.algorithms._shared.choices import Reading
 from fl_lightning.algorithms._shared.disparity import Disparities, Notion, disparity_gram, reported_disparities
 from fl_lightning.algorithms._shared.min_max import budgets_hold, min_max, pareto
 from fl_lightning.algorithms._shared.rows import no_step
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.records import Federation, Needs, State, StepReport
+from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
 
 
@@ -75,6 +76,14 @@ class FCFL(ServerRule):
     _joint_threshold = 1e-3  # eps_d of equation 14
     _standstill = 1e-6  # a direction this much shorter than the gradients it is made of may be their rounding
 
+    @checked(
+        budget=Bounds(0, filled=True),
+        stage1_rounds=Bounds(0),
+        tol=Bounds(0),
+        delta=Bounds(above=0),
+        beta=Bounds(above=0, most=1),
+        sharpness=Bounds(above=0),
+    )
     def __init__(
         self,
         budget: float | Sequence[float] | None = 0.1,
@@ -87,15 +96,6 @@ class FCFL(ServerRule):
         reading: Reading = "library",
     ) -> None:
         self.budget = tuple(budget) if isinstance(budget, Sequence) else budget
-        budgets = self.budget if isinstance(self.budget, tuple) else (self.budget or 0.0,)
-        if not (budgets and all(0 <= eps < math.inf for eps in budgets)):
-            raise ValueError(f"budget of FCFL must be finite and not negative, found {budget}")
-        if not (delta > 0 and 0 < beta <= 1):
-            raise ValueError(f"delta of FCFL must be positive and beta in (0, 1], found delta={delta}, beta={beta}")
-        for name, value in (("stage1_rounds", stage1_rounds), ("tol", tol)):
-            if not value >= 0:
-                raise ValueError(f"{name} of FCFL must not be negative, found {value}")
-        check_choice("FCFL", "reading", reading, READINGS)
         self.stage1_rounds, self.tol = stage1_rounds, tol
         self.notion, self.sharpness, self.reading = notion, sharpness, reading
         self.delta, self.beta = float(delta), float(beta)  # go into checkpoints, which hold no numbers of numpy

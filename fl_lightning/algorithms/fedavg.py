@@ -14,6 +14,7 @@ from torch import Tensor
 from fl_lightning.algorithms._shared.weighting import data_weights, uniform_weights, weighted_mean
 from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import StepReport
+from fl_lightning.arguments import checked
 from fl_lightning.core.cohort import Cohort
 
 
@@ -27,6 +28,7 @@ class FedAvg(ServerRule):
     reads = "sums"
     averages = True
 
+    @checked()
     def __init__(self, weighting: Literal["samples", "uniform"] = "samples") -> None:
         self.weighting = weighting
 

@@ -19,6 +19,7 @@ from fl_lightning.algorithms._shared.previous_models import PreviousModels
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.records import LocalWork
+from fl_lightning.arguments import DEVICE, FILLED, Bounds, checked
 from fl_lightning.core.model_snapshot import Snapshot, standing_in
 from fl_lightning.core.modules import submodules
 
@@ -42,6 +43,7 @@ class FedCKA(FedAvg):
 
     placement = ("model_device",)
 
+    @checked(mu=Bounds(0), layers=FILLED, num_layers=Bounds(1), model_device=DEVICE, max_models=Bounds(1))
     def __init__(
         self,
         mu: float = 3.0,
@@ -52,12 +54,6 @@ class FedCKA(FedAvg):
         max_models: int | None = None,
     ) -> None:
         super().__init__(weighting)
-        if not mu >= 0:
-            raise ValueError(f"mu of FedCKA must not be negative, found {mu}")
-        if layers is not None and (isinstance(layers, str) or len(layers) == 0):
-            raise ValueError(f"layers of FedCKA must be a list of one submodule name or more, found {layers!r}")
-        if num_layers < 1:
-            raise ValueError(f"num_layers of FedCKA must be at least 1, found {num_layers}")
         self.mu, self.num_layers = mu, num_layers
         self.model_device, self.max_models = model_device, max_models
         self._client = ActivationSimilarity(mu, layers, num_layers, model_device, max_models)

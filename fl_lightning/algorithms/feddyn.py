@@ -16,6 +16,7 @@ from fl_lightning.algorithms._shared.client_vectors import ClientVectors
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.records import Federation, LocalWork, State
+from fl_lightning.arguments import DEVICE, Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.updates import UpdateMatrix
 
@@ -34,10 +35,9 @@ class FedDyn(FedAvg):
 
     placement = ("dual_device",)
 
+    @checked(alpha=Bounds(above=0), dual_device=DEVICE)
     def __init__(self, alpha: float = 0.01, dual_device: str | None = None) -> None:
         super().__init__("uniform")
-        if not alpha > 0:
-            raise ValueError(f"alpha of FedDyn must be positive, found {alpha}")
         self.alpha, self.dual_device = alpha, dual_device
         self._client = DynamicRegularizer(alpha, dual_device)
 

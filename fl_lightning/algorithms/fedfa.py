@@ -15,6 +15,7 @@ from torch import Tensor
 from fl_lightning.algorithms._shared.weighting import information, known_accuracies, shares, stands_still, weighted_mean
 from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import Federation, Needs, State, StepReport
+from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
 
 
@@ -40,11 +41,8 @@ class FedFa(ServerRule):
     needs = Needs(accuracies=True)
     reads = "sums"
 
+    @checked(beta=Bounds(0, 1), gamma=Bounds(0, below=1))
     def __init__(self, beta: float = 0.5, gamma: float = 0.9) -> None:
-        if not 0 <= beta <= 1:
-            raise ValueError(f"beta of FedFa must be between 0 (accuracy alone) and 1 (participation), found {beta}")
-        if not 0 <= gamma < 1:
-            raise ValueError(f"gamma of FedFa must be from 0 (no momentum) to below 1, found {gamma}")
         self.beta, self.gamma = beta, gamma
         self._counts: dict[int, int] = {}  # f_i
         self._momentum: Tensor | None = None

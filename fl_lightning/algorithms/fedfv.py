@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning import ops
-from fl_lightning.algorithms._shared.choices import READINGS, Reading, check_choice
+from fl_lightning.algorithms._shared.choices import Reading
 from fl_lightning.algorithms._shared.row_memory import RemembersRows
 from fl_lightning.algorithms._shared.rows import (
     ZERO_DIRECTION,
@@ -25,6 +25,7 @@ from fl_lightning.algorithms._shared.rows import (
     row_norms,
 )
 from fl_lightning.algorithms.records import Needs, StepReport
+from fl_lightning.arguments import DEVICE, Bounds, checked
 from fl_lightning.core.cohort import Cohort
 
 
@@ -64,6 +65,7 @@ class FedFV(RemembersRows):
 
     _eps = 0.0  # added to the squared norms and to the norm that are divided by, as some published code does
 
+    @checked(alpha=Bounds(0, 1), tau=Bounds(0), max_history=Bounds(1), history_device=DEVICE)
     def __init__(
         self,
         alpha: float = 0.1,
@@ -72,11 +74,6 @@ class FedFV(RemembersRows):
         max_history: int | None = None,
         history_device: str | None = None,
     ) -> None:
-        if not 0 <= alpha <= 1:
-            raise ValueError(f"alpha of FedFV must lie between 0 and 1, found {alpha}")
-        if tau < 0:
-            raise ValueError(f"tau of FedFV must not be negative, found {tau}")
-        check_choice("FedFV", "reading", reading, READINGS)
         super().__init__(tau, max_history, history_device)
         self.alpha, self.tau, self.reading = alpha, tau, reading
         self._rounds_share, self._counts_own_round = reading == "paper", reading == "code"

@@ -13,6 +13,7 @@ from torch import Tensor
 from fl_lightning.algorithms._shared.weighting import weighted_mean
 from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import Needs, StepReport
+from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
 
 
@@ -34,9 +35,8 @@ class FedGini(ServerRule):
     reads = "sums"
     averages = True
 
+    @checked(epsilon=Bounds(0, 1))
     def __init__(self, epsilon: float = 0.5) -> None:
-        if not 0 <= epsilon <= 1:
-            raise ValueError(f"epsilon of FedGini must be between 0 (widest spread) and 1 (all alike), found {epsilon}")
         self.epsilon = epsilon
 
     def aggregate(self, cohort: Cohort) -> Tensor:

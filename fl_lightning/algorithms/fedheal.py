@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from fl_lightning import ops
-from fl_lightning.algorithms._shared.choices import check_choice
 from fl_lightning.algorithms._shared.rows import require_finite
 from fl_lightning.algorithms._shared.weighting import data_weights, uniform_weights
 from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import Federation, State, StepReport
+from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.updates import UpdateMatrix
 
@@ -56,6 +56,7 @@ class FedHEAL(ServerRule):
     reads = "rows"
     averages = True
 
+    @checked(tau=Bounds(above=0, below=1), beta=Bounds(0, 1))
     def __init__(
         self,
         tau: float = 0.3,
@@ -64,11 +65,6 @@ class FedHEAL(ServerRule):
         adapt_weights: bool = True,
         reading: Literal["code", "paper"] = "code",
     ) -> None:
-        if not 0 < tau < 1:
-            raise ValueError(f"tau of FedHEAL must lie strictly between 0 and 1, found {tau}")
-        if not 0 <= beta <= 1:
-            raise ValueError(f"beta of FedHEAL must be between 0 and 1, found {beta}")
-        check_choice("FedHEAL", "reading", reading, ("code", "paper"))
         self.tau, self.beta = Fraction(str(tau)), float(beta)  # weights go into checkpoints, as Python's numbers
         self.filter_updates, self.adapt_weights, self.reading = filter_updates, adapt_weights, reading
         self._counts_round_in = self._weighs_by_samples = self._renormalises = self._squares_norms = reading == "paper"

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._shared.choices import READINGS, Reading, check_choice
+from fl_lightning.algorithms._shared.choices import Reading
 from fl_lightning.algorithms._shared.common_descent import common_descent, fair_weights
 from fl_lightning.algorithms._shared.layer_blocks import Block, BlockSolver, joined_blocks
 from fl_lightning.algorithms._shared.row_memory import RemembersRows
@@ -28,6 +28,7 @@ from fl_lightning.algorithms._shared.rows import (
     row_norms,
 )
 from fl_lightning.algorithms.records import Needs, State, StepReport
+from fl_lightning.arguments import DEVICE, FILLED, Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.layout import LayerSpec
 
@@ -77,6 +78,7 @@ class FedLF(RemembersRows):
 
     _fair_row: Literal["cos", "h", "none"] = "cos"  # equation 5; "h" as in FedMDFG (ablation M5); none (M4)
 
+    @checked(layers=FILLED, history_window=Bounds(0), max_history=Bounds(1), history_device=DEVICE)
     def __init__(
         self,
         layers: LayerSpec = "module",
@@ -86,9 +88,6 @@ class FedLF(RemembersRows):
         max_history: int | None = None,
         history_device: str | None = None,
     ) -> None:
-        if isinstance(history_window, int) and history_window < 0:
-            raise ValueError(f"history_window of FedLF must not be negative, found {history_window}")
-        check_choice("FedLF", "reading", reading, READINGS)
         rounds = {"none": 0, "last": 1}.get(history_window) if isinstance(history_window, str) else history_window
         super().__init__(rounds, max_history, history_device)
         self.layers, self.history_window = layers, history_window

@@ -14,12 +14,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._shared.choices import READINGS, Reading, check_choice
+from fl_lightning.algorithms._shared.choices import Reading
 from fl_lightning.algorithms._shared.common_descent import common_descent, fair_weights, loss_angle
 from fl_lightning.algorithms._shared.line_search import line_search
 from fl_lightning.algorithms._shared.row_memory import RemembersRows
 from fl_lightning.algorithms._shared.rows import SHORT_DIRECTION, live_rows, no_step, rounding_error, row_norms
 from fl_lightning.algorithms.records import Federation, Needs, State, StepReport
+from fl_lightning.arguments import DEVICE, Bounds, checked
 from fl_lightning.core.cohort import Cohort
 
 
@@ -52,6 +53,7 @@ class FedMDFG(RemembersRows):
         ValueError: an argument is out of range.
     """
 
+    @checked(theta=Bounds(above=0, most=math.pi / 2), s=Bounds(0), beta=Bounds(above=0, below=1), history_device=DEVICE)
     def __init__(
         self,
         theta: float = math.pi / 16,
@@ -61,13 +63,6 @@ class FedMDFG(RemembersRows):
         gradient_source: Literal["full", "update"] = "full",
         history_device: str | None = None,
     ) -> None:
-        if not 0 < theta <= math.pi / 2:
-            raise ValueError(f"theta of FedMDFG must lie in (0, pi / 2], found {theta}")
-        if s < 0:
-            raise ValueError(f"s of FedMDFG must not be negative, found {s}")
-        if not 0 < beta < 1:
-            raise ValueError(f"beta of FedMDFG must lie between 0 and 1, found {beta}")
-        check_choice("FedMDFG", "reading", reading, READINGS)
         super().__init__(1, None, history_device)
         full = gradient_source == "full"
         self.needs = Needs(losses=True, requery=True, client_lr=True, full_gradients=full)

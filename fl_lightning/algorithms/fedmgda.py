@@ -13,6 +13,7 @@ from torch import Tensor
 from fl_lightning.algorithms._shared.rows import ZERO_DIRECTION, JointRows, length, live_rows, no_step, row_norms
 from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import Needs, StepReport
+from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.solvers import box_min_norm
 
@@ -39,11 +40,8 @@ class FedMGDAPlus(ServerRule):
 
     reads = "gram"
 
+    @checked(epsilon=Bounds(0, 1), server_lr=Bounds(above=0))
     def __init__(self, epsilon: float = 0.1, server_lr: float | None = None) -> None:
-        if not 0 <= epsilon <= 1:
-            raise ValueError(f"epsilon of FedMGDAPlus must lie between 0 and 1, found {epsilon}")
-        if server_lr is not None and not 0 < server_lr < float("inf"):
-            raise ValueError(f"server_lr of FedMGDAPlus must be positive and finite, found {server_lr}")
         self.needs = Needs(client_lr=server_lr is None)
         self.epsilon = epsilon
         self.server_lr = server_lr

@@ -17,6 +17,7 @@ from fl_lightning.algorithms._shared.prototypes import ClassPrototypes
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.records import Federation, LocalWork, State
+from fl_lightning.arguments import Bounds, checked
 
 
 class FedProc(FedAvg):
@@ -35,6 +36,7 @@ class FedProc(FedAvg):
         ValueError: ``rounds`` is below 2, or ``temperature`` or ``num_classes`` is not positive.
     """
 
+    @checked(rounds=Bounds(2), temperature=Bounds(above=0), num_classes=Bounds(1))
     def __init__(
         self,
         rounds: int | None = None,
@@ -43,10 +45,6 @@ class FedProc(FedAvg):
         weighting: Literal["samples", "uniform"] = "samples",
     ) -> None:
         super().__init__(weighting)
-        if rounds is not None and rounds < 2:
-            raise ValueError(f"rounds of FedProc must be at least 2, found {rounds}")
-        if not temperature > 0:
-            raise ValueError(f"temperature of FedProc must be positive, found {temperature}")
         self.rounds, self.temperature, self.num_classes = rounds, temperature, num_classes
         self._client = PrototypeContrast(rounds, temperature, num_classes)
 

@@ -15,6 +15,7 @@ from fl_lightning.algorithms._shared.prototypes import ClassPrototypes
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.records import LocalWork
+from fl_lightning.arguments import Bounds, checked
 
 
 class FedProto(FedAvg):
@@ -32,12 +33,11 @@ class FedProto(FedAvg):
         ValueError: ``lam`` is negative, or ``num_classes`` is not positive.
     """
 
+    @checked(lam=Bounds(0), num_classes=Bounds(1))
     def __init__(
         self, lam: float = 1.0, num_classes: int = 10, weighting: Literal["samples", "uniform"] = "samples"
     ) -> None:
         super().__init__(weighting)
-        if not lam >= 0:
-            raise ValueError(f"lam of FedProto must not be negative, found {lam}")
         self.lam, self.num_classes = lam, num_classes
         self._client = PrototypeDistance(lam, num_classes)
 

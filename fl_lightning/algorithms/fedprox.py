@@ -15,6 +15,7 @@ from torch import Tensor
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.records import LocalWork
+from fl_lightning.arguments import Bounds, checked
 
 
 class FedProx(FedAvg):
@@ -28,10 +29,9 @@ class FedProx(FedAvg):
         ValueError: ``mu`` is negative.
     """
 
+    @checked(mu=Bounds(0))
     def __init__(self, mu: float = 0.01, weighting: Literal["samples", "uniform"] = "samples") -> None:
         super().__init__(weighting)
-        if not mu >= 0:
-            raise ValueError(f"mu of FedProx must not be negative, found {mu}")
         self.mu = mu
 
     def client_rule(self) -> ClientRule:

@@ -15,6 +15,7 @@ from torch import Tensor
 from fl_lightning.algorithms._shared.weighting import shares, stands_still, weighted_mean
 from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import Federation, Needs, State, StepReport
+from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
 
 
@@ -51,19 +52,16 @@ class MMPF(ServerRule):
     needs = Needs(losses=True, requery=True, exact_step=True)
     reads = "sums"
 
+    @checked(
+        inner_rounds=Bounds(1),
+        iterations=Bounds(1),
+        patience=Bounds(1),
+        alpha=Bounds(above=0, below=1),
+        k_min=Bounds(1),
+    )
     def __init__(
         self, inner_rounds: int = 20, iterations: int = 15, patience: int = 15, alpha: float = 0.5, k_min: int = 20
     ) -> None:
-        for name, value in (
-            ("inner_rounds", inner_rounds),
-            ("iterations", iterations),
-            ("patience", patience),
-            ("k_min", k_min),
-        ):
-            if value < 1:
-                raise ValueError(f"{name} of MMPF must be at least 1, found {value}")
-        if not 0 < alpha < 1:
-            raise ValueError(f"alpha of MMPF must lie between 0 and 1, found {alpha}")
         self.inner_rounds, self.iterations, self.patience = inner_rounds, iterations, patience
         self.alpha, self.k_min = alpha, k_min
         self._mu: dict[int, float] = {}  # up to a factor; 1 for clients not yet seen

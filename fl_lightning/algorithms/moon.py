@@ -16,6 +16,7 @@ from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.features import features_of, own_features
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.records import LocalWork, Needs
+from fl_lightning.arguments import DEVICE, Bounds, checked
 
 
 class MOON(FedAvg):
@@ -36,6 +37,7 @@ class MOON(FedAvg):
 
     placement = ("model_device",)
 
+    @checked(mu=Bounds(0), temperature=Bounds(above=0), model_device=DEVICE, max_models=Bounds(1))
     def __init__(
         self,
         mu: float = 1.0,
@@ -45,10 +47,6 @@ class MOON(FedAvg):
         max_models: int | None = None,
     ) -> None:
         super().__init__(weighting)
-        if not mu >= 0:
-            raise ValueError(f"mu of MOON must not be negative, found {mu}")
-        if not temperature > 0:
-            raise ValueError(f"temperature of MOON must be positive, found {temperature}")
         self.mu, self.temperature = mu, temperature
         self.model_device, self.max_models = model_device, max_models
         self._client = ModelContrast(mu, temperature, model_device, max_models)

@@ -6,14 +6,13 @@ Tian Li, Maziar Sanjabi, Ahmad Beirami, Virginia Smith. ICLR 2020. https://arxiv
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from fl_lightning.algorithms._shared.weighting import nonnegative_losses, weighted_mean
 from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import Needs, StepReport
+from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
 
 OFFSET = 1e-10  # keeps F^(q - 1) finite for q < 1 where a loss is 0 (authors' code)
@@ -38,9 +37,8 @@ class QFedAvg(ServerRule):
     needs = Needs(losses=True, client_lr=True)
     reads = "sums"
 
+    @checked(q=Bounds(0))
     def __init__(self, q: float = 0.1) -> None:
-        if not 0 <= q < math.inf:
-            raise ValueError(f"q of QFedAvg must be a finite number from 0 (uniform mean) on, found {q}")
         self.q = q
 
     def aggregate(self, cohort: Cohort) -> Tensor:

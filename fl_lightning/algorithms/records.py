@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.layout import ParamLayout
 
 State = dict[str, Any]
@@ -29,6 +30,7 @@ Reads = Literal["sums", "gram", "rows"]
 """
 
 
+@checked()
 @dataclass(frozen=True)
 class Needs:
     """What a rule asks of the strategy beyond updates and sizes.
@@ -67,6 +69,7 @@ class Needs:
         )
 
 
+@checked(num_clients=Bounds(1), cohort_size=Bounds(1))
 @dataclass(frozen=True)
 class Federation:
     """What stays fixed during a fit; handed to rules before the first round.
@@ -88,6 +91,7 @@ class Federation:
     rounds: int | None = None
 
 
+@checked(scalars=Bounds(finite=False))
 @dataclass(frozen=True)
 class StepReport:
     """How a server rule arrived at its step, for logs and monitors.
@@ -103,6 +107,14 @@ class StepReport:
     scalars: Mapping[str, float] = field(default_factory=dict)
 
 
+@checked(
+    client_id=Bounds(0),
+    round=Bounds(0),
+    num_samples=Bounds(0),
+    client_lr=Bounds(0),
+    momentum=Bounds(0),
+    steps=Bounds(0),
+)
 @dataclass
 class LocalWork:
     """One client's local training while it runs; client rules read and extend it.
@@ -168,11 +180,19 @@ class LocalWork:
         return self.layout.flatten(self.parameters)
 
 
+@checked()
 def mean_rate(rates: Sequence[float]) -> float:
-    """The mean of learning rates; exactly the rate itself where all are the same."""
+    """The mean of learning rates; exactly the rate itself where all are the same.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if not rates:
+        raise ValueError(f"rates of mean_rate must hold one number or more, found {rates}")
     return rates[0] if len(set(rates)) == 1 else fsum(rates) / len(rates)
 
 
+@checked()
 @dataclass(frozen=True)
 class ClientReport:
     """What a client's visit leaves behind besides its update.

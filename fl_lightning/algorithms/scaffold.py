@@ -13,12 +13,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._shared.choices import check_choice
 from fl_lightning.algorithms._shared.client_vectors import ClientVectors
 from fl_lightning.algorithms._shared.weighting import data_weights, uniform_weights, weighted_mean
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs, StepReport
+from fl_lightning.arguments import DEVICE, Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.updates import UpdateMatrix
 
@@ -44,12 +44,10 @@ class SCAFFOLD(ServerRule):
     placement = ("control_device",)
     averages = True
 
+    @checked(server_lr=Bounds(above=0), control_device=DEVICE)
     def __init__(
         self, server_lr: float = 1.0, control_device: str | None = None, weighting: Weighting = "uniform"
     ) -> None:
-        if not server_lr > 0:
-            raise ValueError(f"server_lr of SCAFFOLD must be positive, found {server_lr}")
-        check_choice("SCAFFOLD", "weighting", weighting, ("samples", "uniform"))
         self.server_lr, self.control_device, self.weighting = server_lr, control_device, weighting
         self._client = ControlVariates(control_device, weighting)
 

@@ -11,10 +11,11 @@ import math
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._shared.choices import READINGS, Reading, check_choice
+from fl_lightning.algorithms._shared.choices import Reading
 from fl_lightning.algorithms._shared.weighting import stands_still, weighted_mean
 from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import Needs, State, StepReport
+from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
 
 
@@ -39,12 +40,8 @@ class TERM(ServerRule):
     needs = Needs(losses=True)
     reads = "sums"
 
+    @checked(t=Bounds(above=0), ema_rate=Bounds(above=0, most=1))
     def __init__(self, t: float = 1.0, reading: Reading = "library", ema_rate: float = 0.5) -> None:
-        if not 0 < t < math.inf:
-            raise ValueError(f"t of TERM must be positive and finite, found {t}; FedAvg('uniform') is its limit at 0")
-        if not 0 < ema_rate <= 1:
-            raise ValueError(f"ema_rate of TERM must be above 0 and at most 1, found {ema_rate}")
-        check_choice("TERM", "reading", reading, READINGS)
         self.t, self.reading, self.ema_rate = t, reading, ema_rate
         self.averages = reading == "library"
         self._log_r: float | None = None  # log of R

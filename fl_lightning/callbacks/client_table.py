@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from fl_lightning.arguments import Bounds, checked
 from fl_lightning.callbacks._federated import evaluation, is_fitting, is_fresh_fit, records
 from fl_lightning.core.lightning.names import Callback, LightningModule, Trainer
 from fl_lightning.core.records import EvaluationRecord
@@ -50,13 +51,13 @@ class ClientTable(Callback):
         ValueError: ``max_clients`` is below 2; later, if ``clients.csv`` is a file of some other kind.
     """
 
+    @checked(max_clients=Bounds(2))
     def __init__(
         self,
         dirpath: str | Path | None = None,
         max_clients: int = 40,
         larger_is_better: Mapping[str, bool] | None = None,
     ) -> None:
-        _check_max_clients(max_clients)
         self.dirpath = None if dirpath is None else Path(dirpath)
         self.max_clients = max_clients
         self.larger_is_better = dict(larger_is_better or {})
@@ -108,6 +109,7 @@ class ClientTable(Callback):
             self._tail = (path, record.round)
 
 
+@checked(max_clients=Bounds(2))
 def format_client_table(
     record: EvaluationRecord, max_clients: int = 40, larger_is_better: Mapping[str, bool] | None = None
 ) -> str:
@@ -128,7 +130,6 @@ def format_client_table(
     Raises:
         ValueError: ``max_clients`` is below 2.
     """
-    _check_max_clients(max_clients)
     modes: dict[str, Mode] = {name: record.mode(name) for name in record.values}
     modes |= {name: "max" if larger else "min" for name, larger in (larger_is_better or {}).items() if name in modes}
     title = f"{record.stage}, round {record.round}: {len(record.client_ids)} clients"
@@ -204,11 +205,6 @@ def _both_ends(values: Tensor, max_clients: int) -> list[int | None]:
 
 def _number(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.4g}"
-
-
-def _check_max_clients(max_clients: int) -> None:
-    if max_clients < 2:
-        raise ValueError(f"max_clients must be at least 2, found {max_clients}")
 
 
 def _rows(record: EvaluationRecord) -> Iterator[tuple[object, ...]]:

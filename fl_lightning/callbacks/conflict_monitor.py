@@ -8,10 +8,14 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
+from fl_lightning.arguments import Bounds, checked
 from fl_lightning.callbacks._federated import is_fitting, is_fresh_fit, records
 from fl_lightning.core.lightning.names import Callback, LightningModule, Trainer
 
 
+@checked(
+    round=Bounds(0), clients=Bounds(0), model=Bounds(0), layers=Bounds(0), blocks=Bounds(0), merged_layers=Bounds(0)
+)
 @dataclass(frozen=True)
 class RoundConflicts:
     """Conflicts of one round; a client conflicts if its update has a negative inner product with the step.
@@ -35,6 +39,16 @@ class RoundConflicts:
     flagged: bool
 
 
+@checked(
+    rounds=Bounds(1),
+    clients=Bounds(0),
+    model=Bounds(0),
+    layers=Bounds(0),
+    blocks=Bounds(0),
+    merged=Bounds(0, 1),
+    flagged=Bounds(0, 1),
+    merged_or_flagged=Bounds(0, 1),
+)
 @dataclass(frozen=True)
 class ConflictSummary:
     """Means over rounds; the counts of FedLF (AAAI 2024), Table 2.

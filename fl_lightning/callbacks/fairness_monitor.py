@@ -8,12 +8,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fl_lightning.arguments import Bounds, checked
 from fl_lightning.callbacks._federated import evaluation, is_fitting, is_fresh_fit, records
 from fl_lightning.core.extras import how_to_install
 from fl_lightning.core.lightning.names import Callback, LightningModule, Trainer
 from fl_lightning.metrics.functional import Mode, guessed_mode
 
 
+@checked(mean=Bounds(finite=False), angle=Bounds(finite=False), worst_10=Bounds(finite=False))
 @dataclass(frozen=True)
 class FairnessCurve:
     """One metric over the rounds; the lists have equal lengths.
@@ -41,6 +43,7 @@ class FairnessMonitor(Callback):
         larger_is_better: orientation of metrics where ``fairness_mode`` of the strategy does not say it.
     """
 
+    @checked()
     def __init__(self, larger_is_better: Mapping[str, bool] | None = None) -> None:
         self.larger_is_better = dict(larger_is_better or {})
         self._curves: dict[str, FairnessCurve] = {}

@@ -5,16 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
-from operator import index
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fl_lightning.arguments import ANY, Bounds, check, checked
 from fl_lightning.core.updates import UpdateMatrix
 from fl_lightning.ops.dtypes import accumulation_device
 
 
+@checked(
+    losses=ANY, sizes=ANY, client_ids=Bounds(0), round=Bounds(0), client_lr=Bounds(0), num_clients=Bounds(1), extras=ANY
+)
 @dataclass(frozen=True)
 class Cohort:
     """The reports of the clients that took part in a round, in sampling order.
@@ -62,11 +65,8 @@ class Cohort:
         if self.params.shape != (n,) or self.params.device != rows.device:
             found = f"{tuple(self.params.shape)} on {self.params.device}"
             raise ValueError(f"params must have shape [{n}] on {rows.device}, found {found}")
-        object.__setattr__(self, "client_ids", _distinct(self.client_ids, m))
-        if self.round < 0:
-            raise ValueError(f"round must not be negative, found {self.round}")
-        if self.client_lr is not None and not (isfinite(self.client_lr) and self.client_lr >= 0):
-            raise ValueError(f"client_lr must be finite and not negative, found {self.client_lr}")
+        if len(self.client_ids) != m or len(set(self.client_ids)) != m:
+            raise ValueError(f"client_ids must be {m} distinct integers, found {self.client_ids}")
         if self.num_clients is not None and self.num_clients < m:
             raise ValueError(f"num_clients must be at least the {m} clients of the round, found {self.num_clients}")
         object.__setattr__(self, "sizes", _vector("sizes", self.sizes, m, rows, positive=True))
@@ -75,7 +75,8 @@ class Cohort:
             raise ValueError(f"num_samples must be at least {found}")
         if self.losses is not None:
             object.__setattr__(self, "losses", _vector("losses", self.losses, m, rows))
-        extras = {name: _wide(value, rows) for name, value in self.extras.items()}
+        check("extras of Cohort", self.extras, Mapping[str, Any])
+        extras = {name: _wide(f"extras[{name!r}]", value, rows) for name, value in self.extras.items()}
         for name, value in extras.items():
             if value.dim() == 0 or value.shape[0] != m:
                 raise ValueError(f"extras[{name!r}] must have first dimension {m}, found {tuple(value.shape)}")
@@ -99,29 +100,21 @@ class Cohort:
         return self.losses
 
 
-def _distinct(client_ids: Sequence[int], m: int) -> tuple[int, ...]:
-    try:
-        ids = tuple(index(i) for i in client_ids)
-    except TypeError:
-        ids = ()
-    if len(ids) != m or len(set(ids)) != m:
-        raise ValueError(f"client_ids must be {m} distinct integers, found {client_ids}")
-    return ids
+def _given(name: str, value: Tensor | Sequence[float]) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach()
+    return torch.as_tensor(check(name, value, Sequence[Any]), dtype=torch.float64)
 
 
-def _given(value: Tensor | Sequence[float]) -> Tensor:
-    return value.detach() if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
-
-
-def _wide(value: Tensor | Sequence[float], rows: Tensor) -> Tensor:
-    given, device = _given(value), accumulation_device(rows)
+def _wide(name: str, value: Tensor | Sequence[float], rows: Tensor) -> Tensor:
+    given, device = _given(name, value), accumulation_device(rows)
     if given.is_cpu:
         return given.to(torch.float64).to(device, non_blocking=True)  # nothing waits for the device
     return given.to(device).to(torch.float64)
 
 
 def _vector(name: str, value: Tensor | Sequence[float], m: int, rows: Tensor, positive: bool = False) -> Tensor:
-    given = _given(value)
+    given = _given(name, value)
     if given.shape != (m,):
         raise ValueError(f"{name} must have shape [{m}], found {tuple(given.shape)}")
     # Where they are given, mostly on the CPU: a look at numbers on a device waits for it.
@@ -129,4 +122,4 @@ def _vector(name: str, value: Tensor | Sequence[float], m: int, rows: Tensor, po
         raise ValueError(f"{name} must be finite, found {given.double().tolist()}")
     if positive and bool((given <= 0).any()):
         raise ValueError(f"{name} must be positive, found {given.double().tolist()}")
-    return _wide(given, rows)
+    return _wide(name, given, rows)

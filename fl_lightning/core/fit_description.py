@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
+from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.digest import DIGEST, digest
 from fl_lightning.core.layout import ParamLayout, layout_difference, layout_fingerprint
 from fl_lightning.core.versions import package_versions
@@ -23,6 +24,7 @@ class _Rule(Protocol):
     def hyperparameters(self) -> dict[str, Any]: ...
 
 
+@checked(clients=Bounds(1), steps_per_round=Bounds(1))
 @dataclass(frozen=True)
 class FitDescription:
     """A fit in plain values: strings, numbers, and lists and dicts of them.
@@ -52,6 +54,7 @@ class FitDescription:
     steps_per_round: int | None = None
 
     @classmethod
+    @checked()
     def of(cls, server: _Rule, client: _Rule, layout: ParamLayout, **entries: Any) -> FitDescription:
         """The description of a method on a model.
 
@@ -89,6 +92,7 @@ class FitDescription:
         return {**entries, **self.settings}
 
     @classmethod
+    @checked()
     def from_state_dict(cls, state: Mapping[str, Any]) -> FitDescription:
         """What :meth:`state_dict` returned, also that of an earlier version, which lacks entries."""
         own = {entry.name for entry in fields(cls)} - {"settings"}

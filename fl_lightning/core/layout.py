@@ -12,9 +12,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from fl_lightning.arguments import FILLED, Bounds, checked
+
 LayerSpec = Literal["module", "tensor", "model"] | Sequence[Sequence[str]]
 
 
+@checked(shapes=Bounds(0), layer_starts=Bounds(0))
 @dataclass(frozen=True)
 class ParamLayout:
     """Names, shapes and layers of the trainable parameters inside a flat vector of ``n`` numbers.
@@ -33,9 +36,12 @@ class ParamLayout:
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.shapes):
-            raise ValueError(f"names and shapes must have equal lengths, found {len(self.names)}, {len(self.shapes)}")
+            raise ValueError(f"names and shapes must have equal lengths, found {self.names} and {self.shapes}")
         if len(self.layer_starts) != len(self.layer_names) + 1 or self.layer_starts[0] != 0:
-            raise ValueError(f"layer_starts must be one longer than layer_names and begin at 0: {self.layer_starts}")
+            raise ValueError(
+                "layer_starts must begin at 0 and be one longer than layer_names, found "
+                f"{self.layer_starts} for layer_names {self.layer_names}"
+            )
         if len(set(self.layer_names)) != len(self.layer_names):
             raise ValueError(f"layer_names must be distinct, found {self.layer_names}")
         if any(a > b for a, b in zip(self.layer_starts, self.layer_starts[1:], strict=False)):
@@ -44,6 +50,7 @@ class ParamLayout:
             raise ValueError(f"layer_starts must end at {self.numel}, found {self.layer_starts[-1]}")
 
     @classmethod
+    @checked(layers=FILLED)
     def from_module(cls, module: nn.Module, layers: LayerSpec = "module") -> ParamLayout:
         """Lays out the parameters of ``module`` that require gradients.
 
@@ -72,6 +79,7 @@ class ParamLayout:
         return cls(tuple(names), shapes, tuple(name for name, _ in groups), tuple(starts))
 
     @classmethod
+    @checked(sizes=Bounds(0, filled=True))
     def from_sizes(cls, sizes: Sequence[int]) -> ParamLayout:
         """A layout of one flat tensor per layer, for rows that do not come from a module."""
         starts = [0]
@@ -148,25 +156,19 @@ def _group(names: list[str], layers: LayerSpec) -> list[tuple[str, list[str]]]:
             return [(name, [name]) for name in names]
         if layers == "model":
             return [("model", names)]
-        if layers == "module":
-            owners: dict[str, list[str]] = {}
-            for name in names:
-                owners.setdefault(name.rpartition(".")[0], []).append(name)
-            # The root has no name of its own, and "model" may be the name of a submodule.
-            root = "root" if "model" in owners else "model"
-            return [(owner or root, members) for owner, members in owners.items()]
-        raise ValueError(f"layers must be 'module', 'tensor', 'model' or lists of names, found {layers!r}")
-    if not isinstance(layers, Sequence) or any(isinstance(g, str) or not isinstance(g, Sequence) for g in layers):
-        raise ValueError(f"layers must be 'module', 'tensor', 'model' or lists of names, found {layers!r}")
-    if not all(layers):
-        raise ValueError(f"layers must hold at least one parameter name each, found {layers!r}")
+        owners: dict[str, list[str]] = {}
+        for name in names:
+            owners.setdefault(name.rpartition(".")[0], []).append(name)
+        # The root has no name of its own, and "model" may be the name of a submodule.
+        root = "root" if "model" in owners else "model"
+        return [(owner or root, members) for owner, members in owners.items()]
     explicit = [(f"block{index}" if len(group) != 1 else group[0], list(group)) for index, group in enumerate(layers)]
     listed = [name for _, group in explicit for name in group]
     if sorted(listed) != sorted(names):
         missing, extra = sorted(set(names) - set(listed)), sorted(set(listed) - set(names))
         twice = sorted({name for name in listed if listed.count(name) > 1})
         raise ValueError(
-            "layers must name every trainable parameter exactly once: "
+            f"layers must name every trainable parameter exactly once, found {explicit}: "
             f"missing {missing}, unknown {extra}, twice {twice}"
         )
     return explicit

@@ -9,9 +9,21 @@ from typing import Any
 
 from torch import Tensor
 
+from fl_lightning.arguments import Bounds, checked
 from fl_lightning.metrics.functional import Mode, fairness_summary, guessed_mode
 
 
+@checked(
+    round=Bounds(0),
+    train_loss=Bounds(finite=False),
+    step_norm=Bounds(0, finite=False),
+    conflicts=Bounds(0),
+    layer_conflicts=Bounds(0),
+    scalars=Bounds(finite=False),
+    seconds=Bounds(0),
+    skipped_rounds=Bounds(0),
+    local_steps=Bounds(0),
+)
 @dataclass(frozen=True)
 class RoundRecord:
     """One finished communication round.
@@ -56,6 +68,7 @@ class RoundRecord:
     local_steps: int = 0
 
 
+@checked(round=Bounds(0))
 @dataclass(frozen=True)
 class EvaluationRecord:
     """Per-client values of one validation or test run.
@@ -84,10 +97,12 @@ class EvaluationRecord:
         if not self.client_names:
             object.__setattr__(self, "client_names", tuple(map(str, self.client_ids)))
 
+    @checked()
     def mode(self, metric: str) -> Mode:
         """Which values of a metric are good; by its name where nothing else is known."""
         return self.modes.get(metric) or guessed_mode(metric)
 
+    @checked()
     def summary(self, metric: str, mode: Mode | None = None) -> Mapping[str, Tensor]:
         """How a metric is spread over the clients: :func:`fl_lightning.metrics.functional.fairness_summary`.
 
@@ -101,6 +116,7 @@ class EvaluationRecord:
         values = self.values[metric].abs() if mode == "abs" else self.values[metric]
         return fairness_summary(values, self.sizes, larger_is_better=mode == "max")
 
+    @checked()
     def ranking(self, metric: str, mode: Mode | None = None) -> Tensor:
         """``[N]`` numbers that are the larger the better a client fares; NaN where it has no value."""
         values, mode = self.values[metric], self.mode(metric) if mode is None else mode

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning import ops
+from fl_lightning.arguments import checked
 from fl_lightning.core.columns import Columns
 from fl_lightning.core.layout import ParamLayout
 
@@ -37,6 +38,7 @@ class UpdateMatrix:
         ValueError: wrong shape or dtype.
     """
 
+    @checked()
     def __init__(
         self, rows: Tensor, layout: ParamLayout, columns: Columns | None = None, norms: Tensor | None = None
     ) -> None:

@@ -13,6 +13,7 @@ from typing import TextIO
 import torch
 
 from fl_lightning import ops
+from fl_lightning.arguments import ANY, checked
 from fl_lightning.core.lightning.names import TREE, pl
 
 
@@ -101,6 +102,7 @@ def package_versions() -> dict[str, str]:
     return {"fl_lightning": __version__, "torch": str(torch.__version__), "lightning": str(vars(pl)["__version__"])}
 
 
+@checked(file=ANY)
 def show_versions(file: TextIO | None = None) -> None:
     """Prints versions, devices and the implementation of each op; paste it into bug reports.
 
@@ -108,6 +110,8 @@ def show_versions(file: TextIO | None = None) -> None:
         file: where to write; standard output by default.
     """
     stream = sys.stdout if file is None else file
+    if not hasattr(stream, "write"):
+        raise TypeError(f"file of show_versions must be None or an open text file, found {file!r}")
     stream.write(f"{versions()}\n")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fl_lightning.arguments import ANY, Bounds, check, checked
 from fl_lightning.core.digest import digest
 from fl_lightning.core.seeding import derive_seed
 
@@ -33,6 +34,7 @@ class ClientIndices:
             there is not one name per client.
     """
 
+    @checked(parts=ANY, num_samples=Bounds(0), num_trained=Bounds(0))
     def __init__(
         self,
         parts: Sequence[Tensor] | Sequence[Sequence[int]],
@@ -40,10 +42,11 @@ class ClientIndices:
         names: tuple[str, ...] | None = None,
         num_trained: int | None = None,
     ) -> None:
+        check("parts of ClientIndices", parts, Sequence[Any])
         if len(parts) == 0:
-            raise ValueError("parts must hold at least one client, found none")
+            raise ValueError(f"parts of ClientIndices must hold at least one client, found {parts}")
         if names is not None and len(names) != len(parts):
-            raise ValueError(f"names must name each of the {len(parts)} clients, found {len(names)}")
+            raise ValueError(f"names must name each of the {len(parts)} clients, found {len(names)} names")
         self.names = names
         self.num_trained = len(parts) if num_trained is None else num_trained
         self.sizes = torch.tensor([len(part) for part in parts], dtype=torch.int64)
@@ -61,14 +64,19 @@ class ClientIndices:
         if self._flat.numel():
             low, high = int(self._flat.min()), int(self._flat.max())
             if low < 0 or high >= num_samples:
-                raise ValueError(f"parts must hold indices from 0 to {num_samples - 1}, found {low} to {high}")
+                raise ValueError(
+                    f"parts must hold indices of the dataset's {num_samples} samples, found {low} to {high}"
+                )
         seen = torch.bincount(self._flat, minlength=num_samples)
         if num_samples and int(seen.max()) > 1:
             raise ValueError(f"parts must hold each sample at most once, found sample {int(seen.argmax())} twice")
 
     @classmethod
+    @checked(num_samples=Bounds(0), num_clients=Bounds(1))
     def shared(cls, num_samples: int, num_clients: int, names: tuple[str, ...] | None = None) -> ClientIndices:
         """Every client has the whole dataset; the indices are stored once."""
+        if names is not None and len(names) != num_clients:
+            raise ValueError(f"names must name each of the {num_clients} clients, found {len(names)} names")
         whole = cls([torch.arange(num_samples)], num_samples)
         whole.names, whole.num_trained = names, num_clients
         whole.sizes = whole.sizes.repeat(num_clients)

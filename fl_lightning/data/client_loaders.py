@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate, default_convert
 
+from fl_lightning.arguments import ANY, checked
 from fl_lightning.core.client_names import numbered
 from fl_lightning.core.digest import digest
 from fl_lightning.core.seeding import derive_seed
@@ -57,6 +58,7 @@ class ClientLoaders:
         ValueError: ``parts`` do not fit the dataset.
     """
 
+    @checked(dataset=ANY, parts=ANY)
     def __init__(
         self,
         dataset: Dataset[Any],
@@ -84,6 +86,7 @@ class ClientLoaders:
         self._source = _tensor_source(dataset) if collates else None
 
     @classmethod
+    @checked(parts=ANY)
     def from_dataloader(
         cls,
         loader: object,

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fl_lightning.arguments import Bounds, check, checked
 from fl_lightning.core.seeding import derive_seed
 
 
+@checked(client_ids=Bounds(0), drop_outs=Bounds(0))
 @dataclass(frozen=True)
 class Selection:
     """The clients of one round.
@@ -101,6 +103,7 @@ class AllClients(CohortSampler):
         return Selection(tuple(range(len(sizes))))
 
 
+@checked(availability=Bounds(0, 1, filled=True), drop_out=Bounds(0, 1, filled=True))
 @dataclass(frozen=True)
 class AvailabilitySampler(CohortSampler):
     """Draws uniformly among the clients that happen to be available, and lets some vanish in mid-round.
@@ -122,10 +125,8 @@ class AvailabilitySampler(CohortSampler):
     def __post_init__(self) -> None:
         for name in ("availability", "drop_out"):
             value = getattr(self, name)
-            values = tuple(float(p) for p in value) if isinstance(value, Sequence) else (float(value),)
-            if not values or not all(0.0 <= p <= 1.0 for p in values):
-                raise ValueError(f"{name} must hold probabilities between 0 and 1, found {value}")
-            object.__setattr__(self, name, values if isinstance(value, Sequence) else values[0])
+            if isinstance(value, Sequence):
+                object.__setattr__(self, name, tuple(value))
 
     def select(self, round: int, cohort_size: int, sizes: Tensor, seed: int) -> Selection:  # noqa: A002
         """Draws the round's clients among those available, and the ones that will not report."""
@@ -162,12 +163,8 @@ def _selection(clients: np.ndarray[Any, Any]) -> Selection:
 
 
 def check_clients_per_round(clients_per_round: int | float) -> None:
-    """Raises ValueError unless the number is a positive count or a fraction in (0, 1]."""
-    is_number = isinstance(clients_per_round, (int, float)) and not isinstance(clients_per_round, bool)
-    if not is_number or not clients_per_round > 0:
-        raise ValueError(
-            f"clients_per_round must be a positive int (a count) or float (a fraction), found {clients_per_round!r}"
-        )
+    """Raises an error unless the number is a positive count or a fraction in (0, 1]."""
+    check("clients_per_round", clients_per_round, int | float, Bounds(above=0))
     if isinstance(clients_per_round, float) and clients_per_round > 1:
         raise ValueError(f"clients_per_round as a fraction must be at most 1, found {clients_per_round}")
 

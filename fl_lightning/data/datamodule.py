@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fl_lightning.arguments import ANY, FILLED, Bounds, check, checked
 from fl_lightning.core.client_names import numbered
 from fl_lightning.core.lightning.inspection import TRANSFER_HOOKS
 from fl_lightning.core.lightning.names import LightningDataModule, LightningModule, Trainer
@@ -53,6 +54,17 @@ class FederatedDataModule(LightningDataModule):
         ValueError: arguments contradict one another; the message names them.
     """
 
+    @checked(
+        data=ANY,
+        partition=ANY,
+        val=ANY,
+        test=ANY,
+        predict=ANY,
+        labels=FILLED,
+        batch_size=Bounds(1),
+        eval_batch_size=Bounds(1),
+        holdout=Bounds(0, below=1),
+    )
     def __init__(
         self,
         data: LightningDataModule | LightningModule | AnyDataset,
@@ -70,9 +82,6 @@ class FederatedDataModule(LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        for name, value in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be positive, found {value}")
         given = {name: s for name, s in (("val", val), ("test", test), ("predict", predict)) if s is not None}
         if isinstance(data, (LightningDataModule, LightningModule)):
             if given:
@@ -85,16 +94,9 @@ class FederatedDataModule(LightningDataModule):
                 check_dataset(name, dataset)
             size = batch_size or 32
             self.data = DatasetModule({"train": data, **given}, size, eval_batch_size or size)
-        if not isinstance(partition, (Partition, Sequence)):
-            raise TypeError(f"partition must be a Partition or index vectors, found {type(partition).__name__}")
-        if evaluation not in ("matched", "independent", "shared"):
-            raise ValueError(f"evaluation must be 'matched', 'independent' or 'shared', found {evaluation!r}")
+        check("partition of FederatedDataModule", partition, Partition | Sequence[Any], FILLED)
         if evaluation == "independent" and not isinstance(partition, Partition):
             raise ValueError("evaluation must be 'matched' or 'shared' for ready index vectors, found 'independent'")
-        if not 0.0 <= holdout < 1.0:
-            raise ValueError(f"holdout must be at least 0 and below 1, found {holdout}")
-        if holdout_stage not in ("val", "test"):
-            raise ValueError(f"holdout_stage must be 'val' or 'test', found {holdout_stage!r}")
         if holdout and defines(self.data, f"{holdout_stage}_dataloader"):
             raise ValueError(f"holdout must be 0 where data has {holdout_stage} data of its own, found {holdout}")
         if not defines(self.data, "train_dataloader"):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
+from fl_lightning.arguments import ANY, FILLED, checked
 from fl_lightning.core.lightning.names import rank_zero_info
 from fl_lightning.core.seeding import isolated
 
@@ -32,11 +33,12 @@ def num_samples(dataset: object) -> int:
     Raises:
         TypeError: the dataset has no length.
     """
-    if not isinstance(dataset, Sized):
+    if not isinstance(dataset, Sized) or isinstance(dataset, str):
         raise TypeError(f"dataset must have a length and integer indices, found {type(dataset).__name__}")
     return len(dataset)
 
 
+@checked(dataset=ANY, labels=FILLED)
 def labels_of(dataset: Dataset[Any], labels: Labels | None = None) -> Tensor:
     """One integer label per sample.
 
@@ -105,7 +107,9 @@ class Samples:
         labels: see :func:`labels_of`.
     """
 
+    @checked(dataset=ANY, labels=FILLED)
     def __init__(self, dataset: Dataset[Any], stage: str, labels: Labels | None = None) -> None:
+        num_samples(dataset)
         self.dataset = dataset
         self.stage = stage
         self._given = labels

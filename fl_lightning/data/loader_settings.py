@@ -17,9 +17,11 @@ from torch.utils.data import (
     default_collate,
 )
 
+from fl_lightning.arguments import Bounds, checked
 from fl_lightning.data.labels import num_samples
 
 
+@checked(batch_size=Bounds(1), num_workers=Bounds(0), timeout=Bounds(0), prefetch_factor=Bounds(1))
 @dataclass(frozen=True)
 class LoaderSettings:
     """How a dataset is batched; the fields mean what they mean for ``torch.utils.data.DataLoader``.
@@ -45,11 +47,8 @@ class LoaderSettings:
     prefetch_factor: int | None = None
     fetch_batches: bool = False
 
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be positive, found {self.batch_size}")
-
     @classmethod
+    @checked()
     def from_dataloader(cls, loader: object, name: str = "loader") -> LoaderSettings:
         """Reads the settings of a DataLoader whose samples can be divided among clients.
 

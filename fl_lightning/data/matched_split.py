@@ -10,11 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fl_lightning.arguments import checked
 from fl_lightning.core.seeding import derive_seed
 
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
+@checked()
 def matched_split(train_labels: Tensor, train_parts: Sequence[Tensor], eval_labels: Tensor, seed: int) -> list[Tensor]:
     """Divides evaluation samples in proportion to the clients' training labels.
 
@@ -37,7 +39,7 @@ def matched_split(train_labels: Tensor, train_parts: Sequence[Tensor], eval_labe
         ValueError: there are no clients, or labels are not integer vectors.
     """
     if not train_parts:
-        raise ValueError("train_parts must hold at least one client, found none")
+        raise ValueError(f"train_parts must hold at least one client, found {train_parts}")
     for name, labels in (("train_labels", train_labels), ("eval_labels", eval_labels)):
         if labels.dim() != 1 or labels.is_floating_point():
             raise ValueError(f"{name} must be a vector of integers, found {labels.dtype} of {list(labels.shape)}")
@@ -63,6 +65,7 @@ def matched_split(train_labels: Tensor, train_parts: Sequence[Tensor], eval_labe
     return list(torch.split(flat, share.sum(axis=1).tolist()))
 
 
+@checked()
 def label_counts(labels: Tensor, parts: Sequence[Tensor], classes: Tensor | None = None) -> Tensor:
     """How many samples of each class each client holds.
 

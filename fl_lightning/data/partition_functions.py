@@ -14,11 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fl_lightning.arguments import FILLED, Bounds, checked
 from fl_lightning.core.seeding import derive_seed
 
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
+@checked(num_samples=Bounds(0), num_clients=Bounds(1))
 def iid(num_samples: int, num_clients: int, seed: int) -> list[Tensor]:
     """Deals all samples at random; client sizes differ by one at most.
 
@@ -35,6 +37,7 @@ def deal(num_samples: int, num_clients: int, seed: int) -> list[Tensor]:
     return _parts(rng.permutation(rng.permutation(num_clients)[np.arange(num_samples) % num_clients]), num_clients)
 
 
+@checked(labels=FILLED, num_clients=Bounds(1), alpha=Bounds(above=0), min_size=Bounds(0))
 def dirichlet(
     labels: Tensor | Sequence[int], num_clients: int, alpha: float, seed: int, min_size: int = 1, capped: bool = False
 ) -> list[Tensor]:
@@ -60,9 +63,7 @@ def dirichlet(
     members, _ = _by_class(labels)
     n = sum(map(len, members))
     _check_clients(num_clients, n if min_size > 0 else num_clients)
-    if not 0 < alpha < float("inf"):
-        raise ValueError(f"alpha must be positive and finite, found {alpha}")
-    if min_size < 0 or num_clients * min_size > n:
+    if num_clients * min_size > n:
         raise ValueError(
             f"min_size must lie between 0 and {n // num_clients} for {n} samples and {num_clients} clients, "
             f"found {min_size}"
@@ -83,6 +84,7 @@ def dirichlet(
     return _parts(owner, num_clients)
 
 
+@checked(labels=FILLED, num_clients=Bounds(1), classes_per_client=Bounds(1))
 def pathological(labels: Tensor | Sequence[int], num_clients: int, classes_per_client: int, seed: int) -> list[Tensor]:
     """Gives every client exactly ``classes_per_client`` distinct classes, drawn at random.
 
@@ -96,7 +98,7 @@ def pathological(labels: Tensor | Sequence[int], num_clients: int, classes_per_c
     counts = np.array([len(index) for index in members], dtype=np.int64)
     _check_clients(num_clients, int(counts.sum()))
     slots = num_clients * classes_per_client
-    if not 1 <= classes_per_client <= len(classes):
+    if classes_per_client > len(classes):
         raise ValueError(f"classes_per_client must lie between 1 and {len(classes)}, found {classes_per_client}")
     if slots < len(classes):
         raise ValueError(
@@ -116,6 +118,7 @@ def pathological(labels: Tensor | Sequence[int], num_clients: int, classes_per_c
     return _parts(owner, num_clients)
 
 
+@checked(labels=FILLED, num_clients=Bounds(1), shards_per_client=Bounds(1))
 def shards(labels: Tensor | Sequence[int], num_clients: int, shards_per_client: int, seed: int) -> list[Tensor]:
     """Sorts by label, cuts into equal shards and deals ``shards_per_client`` random ones to each client.
 
@@ -128,7 +131,7 @@ def shards(labels: Tensor | Sequence[int], num_clients: int, shards_per_client: 
     members, _ = _by_class(labels)
     n, count = sum(map(len, members)), num_clients * shards_per_client
     _check_clients(num_clients, n)
-    if shards_per_client < 1 or count > n:
+    if count > n:
         raise ValueError(
             f"shards_per_client must lie between 1 and {n // num_clients} for {n} samples and {num_clients} clients, "
             f"found {shards_per_client}"
@@ -141,6 +144,7 @@ def shards(labels: Tensor | Sequence[int], num_clients: int, shards_per_client: 
     return _parts(owner, num_clients)
 
 
+@checked(labels=FILLED, num_clients=Bounds(1))
 def mutex(labels: Tensor | Sequence[int], num_clients: int, seed: int) -> list[Tensor]:
     """One class per client; with more clients than classes, several clients share a class in equal parts.
 
@@ -150,6 +154,7 @@ def mutex(labels: Tensor | Sequence[int], num_clients: int, seed: int) -> list[T
     return pathological(labels, num_clients, 1, seed)
 
 
+@checked(labels=FILLED, groups=FILLED)
 def unbalanced(labels: Tensor | Sequence[int], groups: Sequence[Sequence[int]], seed: int) -> list[Tensor]:
     """One client per group of classes; a class named by several groups is divided into equal random parts.
 
@@ -177,6 +182,7 @@ def unbalanced(labels: Tensor | Sequence[int], groups: Sequence[Sequence[int]], 
     return _parts(owner, len(groups))
 
 
+@checked(keys=FILLED)
 def by_key(keys: Tensor | Sequence[Hashable]) -> list[Tensor]:
     """One client per distinct key: natural owners, sites or domains.
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fl_lightning.arguments import ANY, FILLED, Bounds, check, checked
 from fl_lightning.data import partition_functions as partitions
 from fl_lightning.data.labels import Samples, attribute_of
 from fl_lightning.data.matched_split import matched_split
@@ -45,14 +46,12 @@ class Partition(ABC):
         return None
 
 
+@checked(num_clients=Bounds(1))
 @dataclass(frozen=True)
 class IID(Partition):
     """Equal random shares, see :func:`iid`. Needs no labels: evaluation data is dealt at random as well."""
 
     num_clients: int
-
-    def __post_init__(self) -> None:
-        _positive("num_clients", self.num_clients)
 
     def split(self, labels: Tensor, seed: int) -> list[Tensor]:
         """Uses only the number of labels."""
@@ -67,6 +66,7 @@ class IID(Partition):
         return partitions.deal(len(samples), self.num_clients, seed)
 
 
+@checked(num_clients=Bounds(1), alpha=Bounds(above=0), min_size=Bounds(0))
 @dataclass(frozen=True)
 class Dirichlet(Partition):
     """Class shares from a Dirichlet distribution, see :func:`dirichlet`."""
@@ -76,18 +76,12 @@ class Dirichlet(Partition):
     min_size: int = 1
     capped: bool = False
 
-    def __post_init__(self) -> None:
-        _positive("num_clients", self.num_clients)
-        if not 0 < self.alpha < float("inf"):
-            raise ValueError(f"alpha must be positive and finite, found {self.alpha}")
-        if self.min_size < 0:
-            raise ValueError(f"min_size must not be negative, found {self.min_size}")
-
     def split(self, labels: Tensor, seed: int) -> list[Tensor]:
         """Draws class shares."""
         return partitions.dirichlet(labels, self.num_clients, self.alpha, seed, self.min_size, self.capped)
 
 
+@checked(num_clients=Bounds(1), classes_per_client=Bounds(1))
 @dataclass(frozen=True)
 class Pathological(Partition):
     """Exactly ``classes_per_client`` classes for every client, see :func:`pathological`."""
@@ -95,15 +89,12 @@ class Pathological(Partition):
     num_clients: int
     classes_per_client: int = 2
 
-    def __post_init__(self) -> None:
-        _positive("num_clients", self.num_clients)
-        _positive("classes_per_client", self.classes_per_client)
-
     def split(self, labels: Tensor, seed: int) -> list[Tensor]:
         """Draws classes for the clients."""
         return partitions.pathological(labels, self.num_clients, self.classes_per_client, seed)
 
 
+@checked(num_clients=Bounds(1), shards_per_client=Bounds(1))
 @dataclass(frozen=True)
 class Shards(Partition):
     """Shards of data sorted by label, see :func:`shards`."""
@@ -111,39 +102,29 @@ class Shards(Partition):
     num_clients: int
     shards_per_client: int = 2
 
-    def __post_init__(self) -> None:
-        _positive("num_clients", self.num_clients)
-        _positive("shards_per_client", self.shards_per_client)
-
     def split(self, labels: Tensor, seed: int) -> list[Tensor]:
         """Deals shards."""
         return partitions.shards(labels, self.num_clients, self.shards_per_client, seed)
 
 
+@checked(num_clients=Bounds(1))
 @dataclass(frozen=True)
 class Mutex(Partition):
     """One class per client, see :func:`mutex`."""
 
     num_clients: int
 
-    def __post_init__(self) -> None:
-        _positive("num_clients", self.num_clients)
-
     def split(self, labels: Tensor, seed: int) -> list[Tensor]:
         """Deals classes."""
         return partitions.mutex(labels, self.num_clients, seed)
 
 
+@checked(groups=FILLED)
 @dataclass(frozen=True)
 class Unbalanced(Partition):
     """One client per group of classes, see :func:`unbalanced`. The default are FedMDFG's groups for ten classes."""
 
     groups: tuple[tuple[int, ...], ...] = ((0,), (1, 2), (3, 4, 5, 6), (7,), (8, 9))
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "groups", tuple(tuple(int(value) for value in group) for group in self.groups))
-        if not self.groups or not all(self.groups):
-            raise ValueError(f"groups must be non-empty tuples of classes, found {self.groups}")
 
     @property
     def num_clients(self) -> int:
@@ -155,6 +136,7 @@ class Unbalanced(Partition):
         return partitions.unbalanced(labels, self.groups, seed)
 
 
+@checked(keys=ANY)
 @dataclass(frozen=True)
 class ByKey(Partition):
     """One client per distinct key: owners, sites, domains.
@@ -172,10 +154,9 @@ class ByKey(Partition):
     keys: str | Callable[[Any], Sequence[int | str]] | Sequence[int | str] | Mapping[str, Sequence[int | str]]
 
     def __post_init__(self) -> None:
-        if callable(self.keys):
+        check("keys of ByKey", self.keys, str | Callable[..., Any] | Mapping[Any, Any] | Sequence[Any], FILLED)
+        if callable(self.keys) or isinstance(self.keys, str):
             return
-        if len(self.keys) == 0:
-            raise ValueError("keys must not be empty, found nothing")
         if isinstance(self.keys, Mapping) and ("train" not in self.keys or set(self.keys) - {"train", "val", "test"}):
             raise ValueError(f"keys must have the entry 'train' and may have 'val', 'test', found {list(self.keys)}")
 
@@ -277,8 +258,3 @@ def _of_length(keys: list[Hashable], n: int) -> list[Hashable]:
     if len(keys) != n:
         raise ValueError(f"keys must hold one entry for each of the {n} samples, found {len(keys)}")
     return keys
-
-
-def _positive(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be a positive integer, found {value!r}")

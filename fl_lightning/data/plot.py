@@ -10,9 +10,11 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
+from fl_lightning.arguments import ANY, check, checked
 from fl_lightning.core.extras import how_to_install
 
 
+@checked(target=ANY)
 def plot_partition(
     label_counts: Tensor,
     target: str | Path | Any | None = None,
@@ -45,13 +47,13 @@ def plot_partition(
     names = [str(number) for number in range(num_classes)] if class_names is None else list(class_names)
     if len(names) != num_classes:
         raise ValueError(f"class_names must hold {num_classes} names, found {len(names)}")
-    if kind not in ("bubbles", "bars"):
-        raise ValueError(f"kind must be 'bubbles' or 'bars', found {kind!r}")
     try:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise ImportError(f"plot_partition needs matplotlib: {how_to_install('plots')}") from error
+    if isinstance(target, str):
+        check("target of plot_partition", target, str)
     if target is None or isinstance(target, (str, Path)):
         # A figure of its own, not pyplot's: works without a display and leaves nothing open behind it.
         width = min(max(5.0, 1.8 + 0.16 * num_clients), 16.0)
@@ -60,6 +62,8 @@ def plot_partition(
         axes: Any = figure.subplots()
     else:
         axes = target
+    if not hasattr(axes, "figure"):
+        raise TypeError(f"target of plot_partition must be None, a path or matplotlib Axes, found {target!r}")
     draw = _bubbles if kind == "bubbles" else _bars
     draw(axes, counts, names)
     sizes = counts.sum(axis=1)

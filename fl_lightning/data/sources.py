@@ -166,6 +166,8 @@ def check_dataset(name: str, dataset: object) -> None:
                 "match"
             )
     items = dataset.values() if isinstance(dataset, Mapping) else dataset if isinstance(dataset, (list, tuple)) else ()
+    if isinstance(dataset, (str, bytes)):
+        raise TypeError(f"{name} must be a dataset or a module with loaders, found {dataset!r}")
     if any(isinstance(item, DataLoader) for item in items):
         raise TypeError(
             f"{name} must be one DataLoader, found {len(items)} of them: clients can be formed from a single "
@@ -177,7 +179,8 @@ def check_dataset(name: str, dataset: object) -> None:
             f"{name} must be a LightningDataModule, a LightningModule that has loaders, a DataLoader, or a dataset "
             f"with a length and integer indices, found {type(dataset).__name__}"
         )
-    num_samples(dataset)
+    if num_samples(dataset) == 0:
+        raise ValueError(f"{name} must hold at least one sample, found {dataset!r}")
 
 
 def loader_name(module: LightningDataModule, stage: str) -> str:

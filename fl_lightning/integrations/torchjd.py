@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fl_lightning.algorithms._shared.rows import require_finite
 from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import StepReport
+from fl_lightning.arguments import ANY, FILLED, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.extras import how_to_install
 from fl_lightning.core.layout import LayerSpec
@@ -51,6 +52,7 @@ class TorchJD(ServerRule):
 
     reads = "gram"
 
+    @checked(weighting=ANY, layers=FILLED)
     def __init__(self, weighting: nn.Module, layers: LayerSpec = "module", seed: int = 0) -> None:
         if not isinstance(weighting, aggregation.Weighting):
             raise TypeError(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from fl_lightning.arguments import Bounds, checked
 from fl_lightning.metrics import functional as F
 
 
@@ -24,10 +25,9 @@ class _PerClient(Metric, ABC):
     sums: Tensor
     counts: Tensor
 
+    @checked(num_clients=Bounds(1))
     def __init__(self, num_clients: int) -> None:
         super().__init__()
-        if num_clients < 1:
-            raise ValueError(f"num_clients must be at least 1, found {num_clients}")
         self.num_clients = num_clients
         self.add_state("sums", torch.zeros(num_clients), dist_reduce_fx="sum")
         self.add_state("counts", torch.zeros(num_clients, dtype=torch.int64), dist_reduce_fx="sum")
@@ -139,9 +139,9 @@ class WorstFraction(_PerClient):
         tensor(0.2000, dtype=torch.float64)
     """
 
+    @checked(num_clients=Bounds(1), fraction=Bounds(above=0, most=1))
     def __init__(self, num_clients: int, fraction: float, larger_is_better: bool = True) -> None:
         super().__init__(num_clients)
-        F.check_fraction(fraction)
         self.fraction = fraction
         self.larger_is_better = larger_is_better
 
@@ -170,9 +170,9 @@ class BestFraction(_PerClient):
         tensor(0.9000, dtype=torch.float64)
     """
 
+    @checked(num_clients=Bounds(1), fraction=Bounds(above=0, most=1))
     def __init__(self, num_clients: int, fraction: float, larger_is_better: bool = True) -> None:
         super().__init__(num_clients)
-        F.check_fraction(fraction)
         self.fraction = fraction
         self.larger_is_better = larger_is_better
 

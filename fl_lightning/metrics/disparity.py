@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from fl_lightning.arguments import Bounds, checked
 from fl_lightning.metrics._gaps import gaps, group_counts
 
 
@@ -22,10 +23,9 @@ class _Gap(Metric):
     positive: Tensor
     totals: Tensor
 
+    @checked(num_clients=Bounds(1))
     def __init__(self, num_clients: int = 1, signed: bool = False) -> None:
         super().__init__()
-        if num_clients < 1:
-            raise ValueError(f"num_clients must be at least 1, found {num_clients}")
         self.num_clients, self.signed = num_clients, signed
         for name in ("positive", "totals"):
             self.add_state(name, torch.zeros(num_clients, 2, dtype=torch.int64), dist_reduce_fx="sum")

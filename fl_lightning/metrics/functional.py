@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from fl_lightning.arguments import Bounds, checked
 from fl_lightning.metrics._gaps import demographic_parity_gap as demographic_parity_gap
 from fl_lightning.metrics._gaps import equal_opportunity_gap as equal_opportunity_gap
 
@@ -30,13 +32,16 @@ Mode = Literal["max", "min", "abs"]
 """Which values of a metric are good: large ones, small ones, or those near 0."""
 
 
-class ConflictCounts(NamedTuple):
+@checked()
+@dataclass(frozen=True)
+class ConflictCounts:
     """Clients that a step works against: on the whole model (scalar) and per layer (``[L]``), int64."""
 
     model: Tensor
     layers: Tensor
 
 
+@checked()
 def fairness_angle(values: Tensor) -> Tensor:
     r"""Angle between the clients' values and equal values, in radians.
 
@@ -73,6 +78,7 @@ def fairness_angle(values: Tensor) -> Tensor:
     return torch.atan2((scaled - average).square().mean().sqrt(), average.abs())
 
 
+@checked()
 def mean(values: Tensor) -> Tensor:
     """Mean over the clients, each counted once.
 
@@ -85,6 +91,7 @@ def mean(values: Tensor) -> Tensor:
     return _counted(values).mean()
 
 
+@checked()
 def weighted_mean(values: Tensor, sizes: Tensor) -> Tensor:
     """Mean over the clients' samples.
 
@@ -105,6 +112,7 @@ def weighted_mean(values: Tensor, sizes: Tensor) -> Tensor:
     return (vector[kept] * weights[kept]).sum() / weights[kept].sum()
 
 
+@checked()
 def std(values: Tensor) -> Tensor:
     """Population standard deviation over the clients (divides by ``N``).
 
@@ -118,6 +126,7 @@ def std(values: Tensor) -> Tensor:
     return (kept - kept.mean()).square().mean().sqrt()
 
 
+@checked(fraction=Bounds(above=0, most=1))
 def worst_fraction(values: Tensor, fraction: float, larger_is_better: bool = True) -> Tensor:
     r"""Mean over the worst clients.
 
@@ -138,11 +147,11 @@ def worst_fraction(values: Tensor, fraction: float, larger_is_better: bool = Tru
         >>> worst_fraction(torch.tensor([0.9, 0.1, 0.3, 0.7]), 0.5)
         tensor(0.2000, dtype=torch.float64)
     """
-    check_fraction(fraction)
     ordered = _counted(values).sort(descending=not larger_is_better).values
     return ordered[: max(1, round(fraction * ordered.numel()))].mean()
 
 
+@checked(fraction=Bounds(above=0, most=1))
 def best_fraction(values: Tensor, fraction: float, larger_is_better: bool = True) -> Tensor:
     """Mean over the best clients: :func:`worst_fraction` from the other end.
 
@@ -157,6 +166,7 @@ def best_fraction(values: Tensor, fraction: float, larger_is_better: bool = True
     return worst_fraction(values, fraction, not larger_is_better)
 
 
+@checked()
 def fairness_summary(values: Tensor, sizes: Tensor, larger_is_better: bool = True) -> Mapping[str, Tensor]:
     """All numbers that describe how a metric is spread over the clients.
 
@@ -185,6 +195,7 @@ def fairness_summary(values: Tensor, sizes: Tensor, larger_is_better: bool = Tru
     return summary
 
 
+@checked()
 def conflict_counts(dots: Tensor) -> ConflictCounts:
     """Counts the clients that conflict with a step: negative inner product of update and step.
 
@@ -212,6 +223,7 @@ def conflict_counts(dots: Tensor) -> ConflictCounts:
     return ConflictCounts((dots.sum(dim=0) < 0).sum(), (dots < 0).sum(dim=1))
 
 
+@checked()
 def is_larger_better(metric_name: str) -> bool:
     """Guesses a metric's orientation from its name.
 
@@ -229,6 +241,7 @@ def is_larger_better(metric_name: str) -> bool:
     return guessed_mode(metric_name) == "max"
 
 
+@checked()
 def guessed_mode(metric_name: str) -> Mode:
     """Which values of a metric are good, as :func:`is_larger_better` guesses.
 
@@ -245,12 +258,6 @@ def guessed_mode(metric_name: str) -> Mode:
         return "abs"
     smaller = words & _SMALLER_WORDS or any(part in metric_name.lower() for part in _SMALLER_PARTS)
     return "min" if smaller else "max"
-
-
-def check_fraction(fraction: float) -> None:
-    """Raises ``ValueError`` unless ``fraction`` is a share of the clients, in (0, 1]."""
-    if not 0.0 < fraction <= 1.0:
-        raise ValueError(f"fraction must be in (0, 1], found {fraction}")
 
 
 def _vector(values: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fl_lightning.arguments import Bounds, checked
 from fl_lightning.models._shape import check_images
 
 _RELU_GAIN = 1.71396  # sqrt(2 / (1 - 1 / pi)): keeps unit variance through a ReLU of a standard normal
@@ -72,6 +73,7 @@ class NFResNet18(nn.Module):
         ``[B, in_channels, H, W]`` to ``[B, num_classes]``; 32x32 in the paper.
     """
 
+    @checked(num_classes=Bounds(1), in_channels=Bounds(1))
     def __init__(self, num_classes: int = 100, in_channels: int = 3) -> None:
         super().__init__()
         self.in_channels = in_channels

@@ -6,6 +6,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fl_lightning.arguments import Bounds, checked
 from fl_lightning.models._shape import check_images
 
 
@@ -41,6 +42,7 @@ class ResNet10(nn.Module):
         paper.
     """
 
+    @checked(num_classes=Bounds(1), width=Bounds(1), in_channels=Bounds(1))
     def __init__(self, num_classes: int = 10, width: int = 64, in_channels: int = 3) -> None:
         super().__init__()
         self.in_channels = in_channels

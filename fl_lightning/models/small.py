@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from fl_lightning.arguments import Bounds, checked
 from fl_lightning.models._shape import check_images
 
 
@@ -22,6 +23,7 @@ class MLP(nn.Module):
         ``[B, ...]`` with ``in_features`` numbers per sample, to ``[B, num_classes]``.
     """
 
+    @checked(in_features=Bounds(1), hidden=Bounds(1), num_classes=Bounds(1))
     def __init__(self, in_features: int = 784, hidden: int = 200, num_classes: int = 10) -> None:
         super().__init__()
         self.in_features = in_features
@@ -61,6 +63,7 @@ class CifarCNN(nn.Module):
         ``[B, 3, 32, 32]`` to ``[B, num_classes]``.
     """
 
+    @checked(num_classes=Bounds(1), dropout=Bounds(0, 1))
     def __init__(self, num_classes: int = 10, dropout: tuple[float, float] = (0.2, 0.5)) -> None:
         super().__init__()
         self.features = nn.Sequential(
@@ -105,6 +108,7 @@ class MnistCNN(nn.Module):
         ``[B, 1, 28, 28]`` to ``[B, num_classes]``.
     """
 
+    @checked(num_classes=Bounds(1))
     def __init__(self, num_classes: int = 10) -> None:
         super().__init__()
         self.features = nn.Sequential(
@@ -141,6 +145,7 @@ class LeNet(nn.Module):
         ``[B, 3, 32, 32]`` to ``[B, num_classes]``.
     """
 
+    @checked(num_classes=Bounds(1))
     def __init__(self, num_classes: int = 10) -> None:
         super().__init__()
         self.features = nn.Sequential(

@@ -9,9 +9,11 @@ from typing import Literal
 
 import torch
 
+from fl_lightning.arguments import TEXT, checked
 from fl_lightning.ops import _library
 
 
+@checked(reason=TEXT)
 @dataclass(frozen=True)
 class Backend:
     """The implementation of one op.

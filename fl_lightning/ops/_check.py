@@ -12,6 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from fl_lightning.arguments import Bounds, check
 from fl_lightning.ops.slices import slice_columns
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -77,6 +78,7 @@ def node_of_tree(columns: int, total_columns: int | None) -> None:
 
     Where the columns begin is not known here: a node is one of some size, or whatever the last of that size has.
     """
+    integer("total_columns", total_columns, optional=True)
     if total_columns is None or columns == 0:
         return
     width = slice_columns(total_columns)
@@ -87,6 +89,12 @@ def node_of_tree(columns: int, total_columns: int | None) -> None:
             f"total_columns must be that of a matrix of which {columns} columns are a node of the tree of sums "
             f"(fl_lightning.ops.slices), found {total_columns}"
         )
+
+
+def integer(name: str, value: int | None, optional: bool = False) -> None:
+    """Requires an integer from 0 on, or None if it is optional."""
+    if not torch.compiler.is_compiling():
+        check(name, value, int | None if optional else int, Bounds(0))
 
 
 def positions(name: str, chosen: Tensor, count: int) -> None:

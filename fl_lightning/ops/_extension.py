@@ -16,6 +16,18 @@ import torch
 _NAME, _CUDA = "fl_lightning._C", "fl_lightning._C_cuda"
 _TORCH = (2, 10)  # as in setup.py
 _RECORD = Path(__file__).parents[1] / "_built.txt"  # what setup.py leaves
+_INSTRUCTION_SETS = ("avx512", "avx2", "base")  # as in csrc/cpu/simd/dispatch.h
+_SWITCHES = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+    "": False,
+}
 
 
 @dataclass(frozen=True)
@@ -36,9 +48,16 @@ class Extension:
 
 
 def load() -> Extension:
-    """Imports the extensions, which registers their kernels; warns if there is one that does not load."""
-    if os.environ.get("FL_LIGHTNING_DISABLE_EXT") == "1":
-        return Extension(None, "switched off by FL_LIGHTNING_DISABLE_EXT=1")
+    """Imports the extensions, which registers their kernels; warns if there is one that does not load.
+
+    Raises:
+        ValueError: FL_LIGHTNING_ISA or FL_LIGHTNING_DISABLE_EXT has a value that means nothing.
+    """
+    asked = os.environ.get("FL_LIGHTNING_ISA", "")
+    if asked not in ("", *_INSTRUCTION_SETS):
+        raise ValueError(f"FL_LIGHTNING_ISA must be one of {', '.join(_INSTRUCTION_SETS)}, found {asked!r}")
+    if _switched_on("FL_LIGHTNING_DISABLE_EXT"):
+        return Extension(None, f"switched off by FL_LIGHTNING_DISABLE_EXT={os.environ['FL_LIGHTNING_DISABLE_EXT']}")
     try:
         module = importlib.import_module(_NAME)
     except ModuleNotFoundError as error:
@@ -85,6 +104,14 @@ def built() -> str:
     except OSError:
         return ""
     return " ".join(text.split())
+
+
+def _switched_on(name: str) -> bool:
+    """Whether an environment variable is set to 1, true, yes or on; not at all is off."""
+    value = os.environ.get(name, "")
+    if value.lower() not in _SWITCHES:
+        raise ValueError(f"{name} must be one of {', '.join(filter(None, _SWITCHES))}, found {value!r}")
+    return _SWITCHES[value.lower()]
 
 
 def _why_not_built() -> str:

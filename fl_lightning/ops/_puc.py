@@ -51,10 +51,10 @@ def puc_track(
     _check.check_dtype("counts", counts, torch.uint8, torch.int16, torch.int32)
     if counts.device != row.device:
         raise ValueError(f"counts must be on the row's device {row.device}, found {counts.device}")
-    if threshold < 0:
-        raise ValueError(f"threshold must be at least 0, found {threshold}")
+    _check.integer("threshold", threshold)
+    _check.integer("participations", participations)
     limit = torch.iinfo(counts.dtype).max
-    if not 0 <= participations < limit:
+    if participations >= limit:
         raise ValueError(f"participations must be in 0..{limit - 1} for {counts.dtype} counts, found {participations}")
     _check.layer_offsets(offsets, row.shape[0])
     _check.node_of_tree(row.shape[0], total_columns)

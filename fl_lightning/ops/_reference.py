@@ -97,6 +97,8 @@ def layer_cross_combine(rows: Tensor, others: Tensor, offsets: Tensor, coeff: Te
 
 def layer_combine_add(out: Tensor, rows: Tensor, offsets: Tensor, coeff: Tensor) -> None:
     """See :func:`fl_lightning.ops.layer_combine`, with ``out``."""
+    if rows.shape[0] == 0:
+        raise ValueError(f"rows must have shape [m, n] with at least one row, found {list(rows.shape)}")
     for start, stop, block in _combined(rows, offsets, coeff):
         part = out[start:stop]
         part.copy_(block.add_(part.to(block.device)))

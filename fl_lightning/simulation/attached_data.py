@@ -32,6 +32,7 @@ class AttachedData:
 
     Raises:
         TypeError: ``partition`` is of another kind.
+        ValueError: it has no client.
     """
 
     def __init__(self, partition: PartitionLike | None, seed: int) -> None:
@@ -41,6 +42,8 @@ class AttachedData:
                 "or a function of the data such as functools.partial(fl.FederatedDataModule, partition=..., "
                 f"holdout=0.2), found {partition!r}"
             )
+        if isinstance(partition, Sequence) and len(partition) == 0:
+            raise ValueError(f"partition must hold the index vector of one client or more, found {partition!r}")
         self._make: Callable[[Any], FederatedDataModule] | None = None
         if isinstance(partition, (Partition, Sequence)):
             self._make = partial(FederatedDataModule, partition=partition, seed=seed)

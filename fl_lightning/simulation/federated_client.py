@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fl_lightning.algorithms import FedAvg
 from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.arguments import ANY, Bounds, Example, checked
 from fl_lightning.core.fit_description import FitDescription
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.lightning.names import LightningDataModule, LightningModule, Trainer
@@ -70,6 +71,15 @@ class FederatedClient:
         ValueError: an argument is out of range, or the client rule does not say where its state lives.
     """
 
+    @checked(
+        algorithm=Example("fl.algorithms.FedLF()"),
+        data=ANY,
+        client_id=Bounds(0),
+        num_clients=Bounds(1),
+        local_epochs=Bounds(1),
+        local_steps=Bounds(1),
+        loss_batch_size=Bounds(1),
+    )
     def __init__(
         self,
         module: LightningModule,

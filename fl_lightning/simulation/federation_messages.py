@@ -10,8 +10,10 @@ from torch import Tensor
 
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.records import State
+from fl_lightning.arguments import Bounds, checked
 
 
+@checked(round=Bounds(0), counted=Bounds(0), steps_per_round=Bounds(1), rounds=Bounds(1))
 @dataclass(frozen=True)
 class ServerMessage:
     """What a client needs to train in a round.
@@ -51,16 +53,13 @@ class ServerMessage:
     rounds: int | None = None
 
     def __post_init__(self) -> None:
-        if self.round < 0:
-            raise ValueError(f"round must not be negative, found {self.round}")
         if self.rounds is not None and self.rounds <= self.round:
             raise ValueError(f"rounds must be None or more than round {self.round}, found {self.rounds}")
-        if self.steps_per_round is not None and self.steps_per_round < 1:
-            raise ValueError(f"steps_per_round must be None or positive, found {self.steps_per_round}")
-        if self.counted is not None and not 0 <= self.counted < self.round:
+        if self.counted is not None and self.counted >= self.round:
             raise ValueError(f"counted must be None or a round before round {self.round}, found {self.counted}")
 
     @classmethod
+    @checked(client_id=Bounds(0))
     def to_client(
         cls,
         client_id: int,
@@ -92,6 +91,14 @@ class ServerMessage:
         )  # fmt: skip
 
 
+@checked(
+    client_id=Bounds(0),
+    round=Bounds(0),
+    size=Bounds(0),
+    loss=Bounds(finite=False),
+    train_loss=Bounds(finite=False),
+    client_lr=Bounds(0, finite=False),
+)
 @dataclass(frozen=True)
 class ClientMessage:
     """What a client sends after its local training; it is written and read as a :class:`ServerMessage` is.

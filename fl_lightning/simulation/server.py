@@ -216,7 +216,7 @@ class Server:
         seconds: Callable[[], float],
     ) -> RoundRecord:
         report, layout = self._algorithm.report, self._binding.layout
-        model, per_layer = conflict_counts(dots)
+        counts = conflict_counts(dots)
         sizes = cohort.sizes.tolist()
         trained = [(loss, size) for loss, size in zip(reports.train_losses, sizes, strict=True) if loss is not None]
         train_loss = nan
@@ -230,8 +230,8 @@ class Server:
             losses=cohort.losses,
             step_norm=step_norm,
             update_norms=reports.norms,
-            conflicts=int(model),
-            layer_conflicts=dict(zip(layout.layer_names, per_layer.tolist(), strict=True)),
+            conflicts=int(counts.model),
+            layer_conflicts=dict(zip(layout.layer_names, counts.layers.tolist(), strict=True)),
             flagged=report.flagged,
             weights=report.weights,
             scalars=dict(report.scalars),

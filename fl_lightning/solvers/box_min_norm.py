@@ -8,6 +8,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fl_lightning.arguments import checked
+
 _Floats = npt.NDArray[np.float64]
 _Bools = npt.NDArray[np.bool_]
 
@@ -16,6 +18,7 @@ _RIDGE = 1e-13  # added to the diagonal of a step's equations, so that they have
 _SLACK = 1e-12  # by how much the sums of the bounds may miss 1
 
 
+@checked()
 def box_min_norm(gram: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     """Weights of the point of least norm, each within bounds of its own.
 

@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from fl_lightning import ops
+from fl_lightning.arguments import checked
 
 _REACH, _GROWTH, _ATTEMPTS = 4.0, 8.0, 5
 _ENTRIES = 1 << 22  # of the QPs solved at a time: 32 MiB
 
 
+@checked()
 def dual_cone(gram: Tensor, vectors: Tensor) -> Tensor:
     r"""Projects ``p = sum_i u_i g_i`` onto ``{d : d . g_i >= 0 for all i}``, in coefficients of the ``g_i``.
 

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from fl_lightning.arguments import Bounds, checked
 
 Floats = npt.NDArray[np.float64]
 
@@ -19,7 +22,9 @@ _EQUILIBRATIONS = 3
 _VANISHING = 1e-150  # smaller coefficients, beside the largest, count as 0: scaling them would overflow
 
 
-class LinearProgram(NamedTuple):
+@checked(value=Bounds())
+@dataclass(frozen=True)
+class LinearProgram:
     """What :func:`linear_program` found.
 
     Attributes:
@@ -33,6 +38,7 @@ class LinearProgram(NamedTuple):
     status: Literal["optimal", "infeasible", "stalled"]
 
 
+@checked(max_pivots=Bounds(0))
 def linear_program(
     objective: Tensor,
     matrix: Tensor,

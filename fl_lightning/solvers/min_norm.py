@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from fl_lightning import ops
+from fl_lightning.arguments import checked
 
 
+@checked()
 def min_norm(gram: Tensor) -> Tensor:
     """Weights of the point of least norm in the convex hull of ``k`` vectors, from their Gram matrix.
 

@@ -6,7 +6,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fl_lightning.arguments import checked
 
+
+@checked()
 def project_simplex(v: Tensor) -> Tensor:
     """The nearest point of the unit simplex, along the last dimension.
 

@@ -181,7 +181,7 @@ def test_fairreg_adds_up_losses_and_disparities():
     rule = FairReg(0.7)
     torch.testing.assert_close(rule.aggregate(cohort), u.sum(0) + 0.7 * v.sum(0))
     assert rule.report.scalars == {"without_group": 1.0, "disparity": pytest.approx(0.3)}
-    with pytest.raises(ValueError, match="weight of FairReg must be finite and not negative, found -1"):
+    with pytest.raises(ValueError, match=r"weight of FairReg must be .*found -1"):
         FairReg(-1)
     with pytest.raises(ValueError, match="notion of FairReg"):
         FairReg(notion="x")

@@ -139,10 +139,10 @@ def test_memory_plan_counts_the_models_of_a_round(in_files, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"lam": -1.0}, "lam of Ditto must not be negative, found -1.0"),
+        ({"lam": -1.0}, r"lam of Ditto must be .*found -1.0"),
         ({"lam": float("nan")}, "lam of Ditto"),
-        ({"personal_lr": 0.0}, "personal_lr of Ditto must be positive, found 0.0"),
-        ({"directory": "own", "keep_checkpoints": 0}, "keep_checkpoints must be at least 1, found 0"),
+        ({"personal_lr": 0.0}, r"personal_lr of Ditto must be .*found 0.0"),
+        ({"directory": "own", "keep_checkpoints": 0}, r"keep_checkpoints of Ditto must be .*found 0"),
     ],
 )
 def test_arguments_out_of_range(options, words):

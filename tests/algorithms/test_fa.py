@@ -214,16 +214,16 @@ def test_it_fits_and_resumes(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"bases": [1.0]}, r"bases of FA must be finite and have shape \[J, d\], found \[1\]"),
-        ({"bases": [[float("nan")]]}, "bases of FA"),
-        ({"sigma": 0.0}, "sigma of FA must be positive"),
-        ({"bound": 0.5}, "bound of FA must be finite and at least 1, found 0.5"),
-        ({"tau": -0.1}, "tau of FA must be finite and at least 0"),
+        ({"bases": [1.0]}, r"bases\[0\] of FA must be .*found 1.0"),
+        ({"bases": [[float("nan")]]}, r"bases\[0\]\[0\] of FA must be .*found nan"),
+        ({"sigma": 0.0}, "sigma of FA must be a positive"),
+        ({"bound": 0.5}, r"bound of FA must be .*found 0.5"),
+        ({"tau": -0.1}, "tau of FA must be a finite number from 0 on"),
         ({"penalty": -1.0}, "penalty of FA"),
     ],
 )
 def test_arguments_out_of_range_are_refused(arguments, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((TypeError, ValueError), match=words):
         FA(**{"bases": BASES, **arguments})
 
 

@@ -203,17 +203,17 @@ def test_state_goes_through_a_checkpoint():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"budget": -0.1}, "budget of FCFL must be finite and not negative, found -0.1"),
-        ({"budget": (0.1, math.nan)}, "budget of FCFL"),
-        ({"budget": []}, "budget of FCFL"),
-        ({"notion": "ap"}, "notion of FCFL must be one of .* found 'ap'"),
+        ({"budget": -0.1}, r"budget of FCFL must be .*found -0.1"),
+        ({"budget": (0.1, math.nan)}, r"budget\[1\] of FCFL must be .*found nan"),
+        ({"budget": []}, r"budget of FCFL must be .*found"),
+        ({"notion": "ap"}, r"notion of FCFL must be .*found 'ap'"),
         ({"notion": "ap", "budget": None}, "notion of FCFL"),
-        ({"stage1_rounds": -1}, "stage1_rounds of FCFL must not be negative, found -1"),
+        ({"stage1_rounds": -1}, r"stage1_rounds of FCFL must be .*found -1"),
         ({"tol": -1.0}, "tol of FCFL"),
-        ({"delta": 0.0}, "delta=0.0"),
-        ({"beta": 1.5}, "beta=1.5"),
-        ({"sharpness": 0.0}, "sharpness of FCFL must be positive"),
-        ({"reading": "both"}, "reading of FCFL must be one of .* found 'both'"),
+        ({"delta": 0.0}, r"delta of FCFL must be .*found 0.0"),
+        ({"beta": 1.5}, r"beta of FCFL must be .*found 1.5"),
+        ({"sharpness": 0.0}, "sharpness of FCFL must be a positive"),
+        ({"reading": "both"}, r"reading of FCFL must be .*found 'both'"),
     ],
 )
 def test_arguments_out_of_range_are_refused(arguments, words):

@@ -142,16 +142,16 @@ def test_term_is_mu_log_2_where_both_models_are_equal():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"mu": -1.0}, "mu of FedCKA must not be negative, found -1.0"),
+        ({"mu": -1.0}, r"mu of FedCKA must be .*found -1.0"),
         ({"mu": float("nan")}, "mu of FedCKA"),
-        ({"layers": []}, "layers of FedCKA must be a list of one submodule name or more, found \\[\\]"),
-        ({"layers": "net.0"}, "layers of FedCKA must be a list of one submodule name or more, found 'net.0'"),
-        ({"num_layers": 0}, "num_layers of FedCKA must be at least 1, found 0"),
-        ({"max_models": 0}, "capacity must be at least 1 client, found 0"),
+        ({"layers": []}, r"layers of FedCKA must be .*found \[\]"),
+        ({"layers": "net.0"}, r"layers of FedCKA must be .*found 'net.0'"),
+        ({"num_layers": 0}, r"num_layers of FedCKA must be .*found 0"),
+        ({"max_models": 0}, r"max_models of FedCKA must be .*found 0"),
     ],
 )
 def test_arguments_out_of_range(options, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((TypeError, ValueError), match=words):
         FedCKA(**options)
 
 

@@ -121,7 +121,7 @@ def test_server_part_is_not_masked_by_fedheal():
 
 @pytest.mark.parametrize("alpha", [0, -1.0, float("nan")])
 def test_alpha_out_of_range(alpha):
-    with pytest.raises(ValueError, match="alpha of FedDyn must be positive"):
+    with pytest.raises(ValueError, match="alpha of FedDyn must be a positive, finite number"):
         FedDyn(alpha)
 
 

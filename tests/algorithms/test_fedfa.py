@@ -107,9 +107,9 @@ def test_accuracies_that_are_none(accuracy):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"beta": -0.1}, r"beta of FedFa must be between 0 \(accuracy alone\) and 1 \(participation\), found -0.1"),
+        ({"beta": -0.1}, r"beta of FedFa must be .*found -0.1"),
         ({"beta": 1.1}, "beta of FedFa"),
-        ({"gamma": 1.0}, r"gamma of FedFa must be from 0 \(no momentum\) to below 1, found 1.0"),
+        ({"gamma": 1.0}, r"gamma of FedFa must be .*found 1.0"),
         ({"gamma": -0.5}, "gamma of FedFa"),
     ],
 )

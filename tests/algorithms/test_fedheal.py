@@ -154,11 +154,11 @@ def test_counts_widen_before_they_overflow():
 
 
 def test_bad_arguments_and_rows():
-    with pytest.raises(ValueError, match=r"tau of FedHEAL must lie strictly between 0 and 1, found 1"):
+    with pytest.raises(ValueError, match=r"tau of FedHEAL must be .*found 1"):
         FedHEAL(tau=1)
-    with pytest.raises(ValueError, match=r"reading of FedHEAL must be one of .* found 'library'"):
+    with pytest.raises(ValueError, match=r"reading of FedHEAL must be .*found 'library'"):
         FedHEAL(reading="library")
-    with pytest.raises(ValueError, match=r"beta of FedHEAL must be between 0 and 1, found 1.5"):
+    with pytest.raises(ValueError, match=r"beta of FedHEAL must be .*found 1.5"):
         FedHEAL(beta=1.5)
     rule, rows = FedHEAL(), torch.ones(2, N)
     rows[1, 3] = float("nan")

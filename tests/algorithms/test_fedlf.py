@@ -315,7 +315,7 @@ def test_max_history_keeps_the_newest():
 
 @pytest.mark.parametrize("arguments", [{"reading": "both"}, {"max_history": 0}, {"history_window": -1}])
 def test_bad_arguments(arguments):
-    with pytest.raises(ValueError, match=r"reading of FedLF must be one of .* found 'both'|capacity|history_window of"):
+    with pytest.raises(ValueError, match=r"(reading|max_history|history_window) of FedLF must be"):
         FedLF(**arguments)
 
 

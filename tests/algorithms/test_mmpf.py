@@ -144,11 +144,11 @@ def test_federated_search_beats_the_mean_on_the_worst_client():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"inner_rounds": 0}, "inner_rounds of MMPF must be at least 1, found 0"),
+        ({"inner_rounds": 0}, r"inner_rounds of MMPF must be .*found 0"),
         ({"iterations": 0}, "iterations of MMPF"),
         ({"patience": 0}, "patience of MMPF"),
         ({"k_min": 0}, "k_min of MMPF"),
-        ({"alpha": 1.0}, "alpha of MMPF must lie between 0 and 1, found 1.0"),
+        ({"alpha": 1.0}, r"alpha of MMPF must be .*found 1.0"),
     ],
 )
 def test_arguments_out_of_range_are_refused(arguments, words):

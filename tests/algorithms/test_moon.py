@@ -128,10 +128,10 @@ def test_resumed_run_continues_bit_for_bit():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"mu": -0.1}, "mu of MOON must not be negative, found -0.1"),
+        ({"mu": -0.1}, r"mu of MOON must be .*found -0.1"),
         ({"mu": float("nan")}, "mu of MOON"),
-        ({"temperature": 0.0}, "temperature of MOON must be positive, found 0.0"),
-        ({"max_models": 0}, "capacity must be at least 1 client, found 0"),
+        ({"temperature": 0.0}, r"temperature of MOON must be .*found 0.0"),
+        ({"max_models": 0}, r"max_models of MOON must be .*found 0"),
     ],
 )
 def test_arguments_out_of_range(options, words):

@@ -205,12 +205,12 @@ def test_contrast_gives_way_to_the_own_loss():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: FedProto(-1.0), "lam of FedProto must not be negative, found -1.0"),
+        (lambda: FedProto(-1.0), r"lam of FedProto must be .*found -1.0"),
         (lambda: FedProto(float("nan")), "lam of FedProto"),
-        (lambda: FedProto(num_classes=0), "num_classes must be at least 1, found 0"),
-        (lambda: FedProc(rounds=1), "rounds of FedProc must be at least 2, found 1"),
-        (lambda: FedProc(temperature=0), "temperature of FedProc must be positive, found 0"),
-        (lambda: FedProc(num_classes=-3), "num_classes must be at least 1, found -3"),
+        (lambda: FedProto(num_classes=0), r"num_classes of FedProto must be .*found 0"),
+        (lambda: FedProc(rounds=1), r"rounds of FedProc must be .*found 1"),
+        (lambda: FedProc(temperature=0), r"temperature of FedProc must be .*found 0"),
+        (lambda: FedProc(num_classes=-3), r"num_classes of FedProc must be .*found -3"),
     ],
 )
 def test_arguments_out_of_range(make, words):

@@ -89,12 +89,12 @@ def test_only_the_moving_average_is_state():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"t": 0.0}, r"t of TERM must be positive and finite, found 0.0; FedAvg\('uniform'\) is its limit at 0"),
+        ({"t": 0.0}, r"t of TERM must be .*found 0.0"),
         ({"t": -1.0}, "t of TERM"),
         ({"t": float("nan")}, "t of TERM"),
-        ({"ema_rate": 0.0}, "ema_rate of TERM must be above 0 and at most 1, found 0.0"),
+        ({"ema_rate": 0.0}, r"ema_rate of TERM must be .*found 0.0"),
         ({"ema_rate": 1.1}, "ema_rate of TERM"),
-        ({"reading": "sum"}, "reading of TERM must be one of .* found 'sum'"),
+        ({"reading": "sum"}, r"reading of TERM must be .*found 'sum'"),
     ],
 )
 def test_arguments_out_of_range(arguments, words):

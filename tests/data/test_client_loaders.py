@@ -233,15 +233,15 @@ def test_bad_calls():
             made.indices(client_id)
     with pytest.raises(ValueError, match="batch_size must be positive, found 0"):
         made.batches(0, seed=0, batch_size=0)
-    with pytest.raises(ValueError, match="batch_size must be positive, found -1"):
+    with pytest.raises(ValueError, match="batch_size of LoaderSettings must be a positive integer, found -1"):
         LoaderSettings(batch_size=-1)
 
 
 @pytest.mark.parametrize(
     ("parts", "match"),
     [
-        ([], "parts must hold at least one client"),
-        ([[0, 20]], "indices from 0 to 19, found 0 to 20"),
+        ([], "parts of ClientIndices must hold at least one client, found"),
+        ([[0, 20]], "parts must hold indices of the dataset's 20 samples, found 0 to 20"),
         ([[-1, 2]], "found -1 to 2"),
         ([[0, 1], [1]], "each sample at most once, found sample 1 twice"),
         ([[0.5]], r"parts\[0\] must be a vector of integers, found torch.float32"),

@@ -94,8 +94,14 @@ def test_availability_takes_whoever_is_there():
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: AvailabilitySampler(1.5), "availability must hold probabilities between 0 and 1, found 1.5"),
-        (lambda: AvailabilitySampler(0.5, -0.1), "drop_out must hold"),
+        (
+            lambda: AvailabilitySampler(1.5),
+            "availability of AvailabilitySampler must be .*, found 1.5",
+        ),
+        (
+            lambda: AvailabilitySampler(0.5, -0.1),
+            "drop_out of AvailabilitySampler must be a number from 0 to 1 or a sequence that is not empty, found -0.1",
+        ),
         (lambda: AvailabilitySampler(float("nan")), "availability"),
         (lambda: AvailabilitySampler([]), "availability"),
         (lambda: AvailabilitySampler([0.5, 0.5]).select(0, 1, SIZES, 0), r"one per client \(6\), found 2"),

@@ -143,7 +143,7 @@ def test_dirichlet_class_shares_have_the_right_mean_and_variance():
 
 @pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
 def test_dirichlet_refuses_bad_alpha(alpha):
-    with pytest.raises(ValueError, match="alpha must be positive"):
+    with pytest.raises(ValueError, match="alpha of dirichlet must be a positive, finite number, found"):
         dirichlet([0, 1], 2, alpha, 0)
 
 
@@ -233,7 +233,7 @@ def test_unbalanced_groups():
         unbalanced(labels, ((0,), (1, 2)), 0)
     with pytest.raises(ValueError, match=r"missing \[\], unknown \[9\]"):
         unbalanced(labels, ((0, 1), (2, 3, 9)), 0)
-    with pytest.raises(ValueError, match="non-empty"):
+    with pytest.raises(ValueError, match=r"groups\[1\] of unbalanced must be a sequence that is not empty, found \(\)"):
         unbalanced(labels, ((0, 1, 2, 3), ()), 0)
 
 
@@ -242,7 +242,7 @@ def test_by_key_golden():
     assert [p.tolist() for p in by_key(torch.tensor([30, 4, 30]))] == [[1], [0, 2]]
     assert [p.tolist() for p in by_key([("x", 2), ("x", 1)])] == [[1], [0]]
     assert distinct_keys(["a", 1, "a", (2,)]) == ["a", 1, (2,)]
-    with pytest.raises(ValueError, match="num_clients must lie between 1 and the 0 samples"):
+    with pytest.raises(ValueError, match="keys of by_key must be a tensor or a sequence that is not empty, found"):
         by_key([])
 
 
@@ -286,7 +286,7 @@ def test_num_clients_must_fit(clients):
         lambda: pathological([0, 1], clients, 1, 0),
         lambda: shards([0, 1], clients, 1, 0),
     ):
-        with pytest.raises(ValueError, match="num_clients must lie between 1 and the 2 samples"):
+        with pytest.raises(ValueError, match="num_clients"):
             divide()
 
 

@@ -46,7 +46,7 @@ def test_bars_stack_to_the_sizes(figure):
         (torch.zeros(3), {}, "label_counts"),
         (-COUNTS, {}, "label_counts"),
         (COUNTS, {"class_names": ["a"]}, "class_names must hold 3 names, found 1"),
-        (COUNTS, {"kind": "pie"}, "kind must be 'bubbles' or 'bars', found 'pie'"),
+        (COUNTS, {"kind": "pie"}, "kind of plot_partition must be 'bubbles' or 'bars', found 'pie'"),
     ],
 )
 def test_refusals(counts, options, match):

@@ -96,10 +96,10 @@ def test_bad_updates_change_nothing(values, ids, message):
 
 
 def test_bad_arguments():
-    with pytest.raises(ValueError, match="num_clients must be at least 1, found 0"):
+    with pytest.raises(ValueError, match="num_clients of FairnessAngle must be a positive integer, found 0"):
         FairnessAngle(0)
     for kind in (WorstFraction, BestFraction):
-        with pytest.raises(ValueError, match=r"fraction must be in \(0, 1\], found 5"):
+        with pytest.raises(ValueError, match=r"fraction of .* must be a number above 0 and at most 1, found 5"):
             kind(3, 5)
 
 

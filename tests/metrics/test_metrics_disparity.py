@@ -99,7 +99,7 @@ def test_bad_input_is_refused(arguments, words):
 
 
 def test_number_of_clients_must_be_positive():
-    with pytest.raises(ValueError, match="num_clients must be at least 1, found 0"):
+    with pytest.raises(ValueError, match="num_clients of DemographicParityGap must be a positive integer, found 0"):
         DemographicParityGap(0)
 
 

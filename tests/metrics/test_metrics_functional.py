@@ -96,7 +96,7 @@ def test_fractions_count_at_least_one_client_and_respect_the_orientation():
 
 @pytest.mark.parametrize("fraction", [0.0, -0.1, 1.01, NAN])
 def test_fraction_out_of_range(fraction):
-    with pytest.raises(ValueError, match="fraction must be in"):
+    with pytest.raises(ValueError, match="fraction of worst_fraction must be a number above 0 and at most 1, found"):
         F.worst_fraction(torch.ones(3), fraction)
 
 
@@ -144,9 +144,9 @@ def test_half_and_integer_values_are_computed_in_float64():
 
 def test_conflicts_are_strictly_negative_products():
     dots = torch.tensor([[1.0, -1.0, 0.0, -0.0], [-2.0, 0.5, 0.0, 3.0]], dtype=torch.float64)
-    model, layers = F.conflict_counts(dots)
-    assert int(model) == 2
-    assert layers.tolist() == [1, 1]
+    counts = F.conflict_counts(dots)
+    assert int(counts.model) == 2
+    assert counts.layers.tolist() == [1, 1]
     rows, step = torch.randn(7, 12, dtype=torch.float64), torch.randn(12, dtype=torch.float64)
     products = (rows * step).view(7, 3, 4).sum(-1).T
     assert int(F.conflict_counts(products).model) == int((rows @ step < 0).sum())

@@ -116,6 +116,26 @@ def test_why_there_is_no_extension(situation, reason, monkeypatch, recwarn):
     assert {(b.implementation, b.reason) for b in ops.backend().values()} == {("torch", reason)}
 
 
+@pytest.mark.parametrize(("value", "off"), [("1", True), ("TRUE", True), ("yes", True), ("0", False), ("No", False)])
+def test_the_switch_is_read_as_people_write_it(value, off, monkeypatch):
+    monkeypatch.setenv("FL_LIGHTNING_DISABLE_EXT", value)
+    assert (_extension.load().reason == f"switched off by FL_LIGHTNING_DISABLE_EXT={value}") == off
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("FL_LIGHTNING_ISA", "sse9", "avx512, avx2, base"),
+        ("FL_LIGHTNING_ISA", "AVX2", "avx512, avx2, base"),
+        ("FL_LIGHTNING_DISABLE_EXT", "maybe", "1, true, yes, on, 0, false, no, off"),
+    ],
+)
+def test_variables_that_mean_nothing_are_refused(name, value, allowed, monkeypatch):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=f"{name} must be one of {allowed}, found '{value}'"):
+        _extension.load()
+
+
 def test_a_damaged_extension_warns_once_and_gives_way_to_pure_torch(monkeypatch):
     class Damaged:
         @staticmethod

@@ -20,6 +20,7 @@ FLOORS = (
     ("algorithms", "data", "callbacks", "attacks", "client_module", "__main__"),
     ("core", "solvers"),
     ("ops", "metrics", "models", "optim"),
+    ("arguments",),
 )
 """From the roof down. A file may import its own room and rooms of lower floors, for types alone as well."""
 PRIVATE = sorted({name for names in CONTRACT.values() for name in names if name.startswith("_")})

@@ -279,7 +279,7 @@ REFUSED = {
         None,
         "num_clients must be left out where data has all",
     ),
-    "seed": ({"seed": "x"}, None, "seed must be an integer"),
+    "seed": ({"seed": "x"}, None, "seed of FederatedClient must be an integer"),
     "params": (
         {},
         fl.ServerMessage(0, torch.zeros(3)),
@@ -309,7 +309,11 @@ def test_what_makes_no_sense_is_refused_in_words(name):
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"), [({"when": -1}, "round must not be"), ({"counted": 0}, "counted must be")]
+    ("fields", "words"),
+    [
+        ({"when": -1}, "round of ServerMessage must be"),
+        ({"counted": 0}, "counted must be"),
+    ],
 )
 def test_messages_of_no_round_are_refused(fields, words):
     with pytest.raises(ValueError, match=words):

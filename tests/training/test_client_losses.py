@@ -57,7 +57,7 @@ def test_loss_batch_size():
     one, all_ = (losses(fresh(OfBatch), loss_batch_size=size) for size in (1, 1000))
     assert one == pytest.approx(mean)
     assert all(b > 5 * a for a, b in zip(one, all_, strict=True))
-    with pytest.raises(ValueError, match="loss_batch_size must be positive, found 0"):
+    with pytest.raises(ValueError, match=r"loss_batch_size of .* must be None or a positive integer, found 0"):
         fl.FederatedStrategy(loss_batch_size=0)
 
 

@@ -10,10 +10,3 @@ Reading = Literal["library", "paper", "code"]
 
 ``"library"`` decides step by step, as the method's page in docs/methods lists; the others take one source throughout.
 """
-READINGS: tuple[Reading, ...] = ("library", "paper", "code")
-
-
-def check_choice(method: str, name: str, choice: str, allowed: tuple[str, ...]) -> None:
-    """Raises ValueError unless ``choice`` is one of those allowed."""
-    if choice not in allowed:
-        raise ValueError(f"{name} of {method} must be one of {allowed}, found {choice!r}")

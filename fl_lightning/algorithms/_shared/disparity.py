@@ -8,7 +8,6 @@ of a score ``z`` by ``sigmoid(c z)``, and the disparity is ``g = |D|``.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,7 +16,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._shared.choices import check_choice
 from fl_lightning.algorithms._shared.rows import require_finite
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.groups import GroupScores, group_scores
@@ -44,18 +42,12 @@ class Disparities(ClientRule):
         method: whose half this is, for errors.
         notion: ``"dp"`` for demographic parity, ``"eo"`` for equal opportunity.
         sharpness: ``c``.
-
-    Raises:
-        ValueError: ``notion`` is neither, or ``sharpness`` is not positive.
     """
 
     needs = Needs(groups=True, client_lr=True)
     undefined_extras = (NAME,)
 
     def __init__(self, method: str, notion: Notion, sharpness: float) -> None:
-        check_choice(method, "notion", notion, ("dp", "eo"))
-        if not 0 < sharpness < math.inf:
-            raise ValueError(f"sharpness of {method} must be positive and finite, found {sharpness}")
         self.method, self.notion, self.sharpness = method, notion, sharpness
         self._report = ClientReport()
 

@@ -27,17 +27,12 @@ class ClassPrototypes(ClientRule):
     Attributes:
         prototypes: ``[C, d]`` the server's prototypes in double precision; ``None`` before the first round has ended.
         known: ``[C]`` which classes have one.
-
-    Raises:
-        ValueError: ``num_classes`` is not positive.
     """
 
     needs = Needs(features=True)
     reads = "sums"
 
     def __init__(self, num_classes: int) -> None:
-        if num_classes < 1:
-            raise ValueError(f"num_classes must be at least 1, found {num_classes}")
         self.num_classes = num_classes
         self.prototypes: Tensor | None = None
         self.known = torch.zeros(num_classes, dtype=torch.bool)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.algorithms._shared.rows import require_finite
+from fl_lightning.arguments import checked
 from fl_lightning.core.cohort import Cohort
 
 
@@ -59,11 +60,13 @@ def stands_still(cohort: Cohort) -> bool:
     return not bool(cohort.updates.norms().any())
 
 
+@checked()
 def data_weights(cohort: Cohort) -> Tensor:
     """``[m]`` weights proportional to the clients' sample counts, summing to 1 (float64)."""
     return cohort.sizes / cohort.sizes.sum()
 
 
+@checked()
 def uniform_weights(cohort: Cohort) -> Tensor:
     """``[m]`` equal weights summing to 1 (float64)."""
     return torch.full_like(cohort.sizes, 1.0 / len(cohort))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fl_lightning.arguments import checked
 from fl_lightning.core.finite import not_finite
 from fl_lightning.core.lightning.names import lightning_module, rank_zero_warn
 from fl_lightning.core.storage.files import read_whole, write_whole
@@ -70,6 +71,7 @@ def weights_not_finite(checkpoint: Mapping[str, Any]) -> list[str]:
     return not_finite({name: held[name] for name in names if isinstance(held.get(name), Tensor)})
 
 
+@checked()
 def newest_checkpoint(directory: str | Path, weights_only: bool = True) -> Path | None:
     """The newest checkpoint below ``directory`` from which a federated fit can go on, or ``None``.
 

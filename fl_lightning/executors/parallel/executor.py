@@ -6,10 +6,10 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from math import inf
 
 from torch import Tensor
 
+from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.aligned import padded
 from fl_lightning.core.lightning.inspection import profiler_of, step_hook_of
 from fl_lightning.executors.base import CohortRunner, Executor
@@ -18,6 +18,7 @@ from fl_lightning.executors.parallel.runner import ParallelRunner
 from fl_lightning.training.client_runner import ClientRunner
 
 
+@checked(workers=Bounds(1), timeout=Bounds(above=0))
 @dataclass(frozen=True)
 class Parallel(Executor):
     """Trains several clients at a time in worker processes, on the CPU of a Linux machine.
@@ -43,17 +44,6 @@ class Parallel(Executor):
 
     workers: int | None = None
     timeout: float | None = None
-
-    def __post_init__(self) -> None:
-        """Checks the numbers."""
-        number = self.workers
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-            raise ValueError(f"workers of Parallel must be a positive integer, found {number!r}")
-        limit = self.timeout
-        if limit is not None:
-            number_of_seconds = isinstance(limit, (int, float)) and not isinstance(limit, bool)
-            if not number_of_seconds or not 0 < limit < inf:
-                raise ValueError(f"timeout of Parallel must be a positive number of seconds, found {limit!r}")
 
     def obstacle(self, clients: ClientRunner) -> str | None:
         """Why nothing can be trained in other processes here."""

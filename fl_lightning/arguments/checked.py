@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks values against kinds, and says what is wrong with them."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import reprlib
+from collections.abc import Callable, Mapping
+from functools import cache, wraps
+from typing import Any, TypeVar, cast, get_type_hints
+
+from torch import Tensor
+
+from fl_lightning.arguments.kinds import Kind, Mismatch, kind_of
+from fl_lightning.arguments.rules import ANY, Rule
+
+C = TypeVar("C", bound=Callable[..., Any])
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 100
+
+
+def checked(**rules: Rule) -> Callable[[C], C]:
+    """Checks every argument of a function, or of a class's constructor, by its annotation.
+
+    Args:
+        **rules: by the argument's name, what holds besides.
+    """
+
+    def decorate(target: C) -> C:
+        if inspect.isclass(target):
+            setattr(target, "__init__", _wrapped(vars(target)["__init__"], "__init__", rules))  # noqa: B010
+            return cast("C", target)
+        return cast("C", _wrapped(target, target.__qualname__.split("<locals>.")[-1], rules))
+
+    return decorate
+
+
+def check(name: str, value: Any, annotation: Any, rule: Rule | None = None) -> Any:
+    """One value, as the library keeps it.
+
+    Args:
+        name: what an error calls it.
+        value: the value.
+        annotation: its kind, as in a signature.
+        rule: what holds besides.
+
+    Raises:
+        TypeError: the value is of another kind.
+        ValueError: the value is of the kind and breaks the rule.
+    """
+    return _taken(name, value, _known_kind(annotation, rule))
+
+
+_known_kind = cache(kind_of)
+
+
+def _wrapped(function: Callable[..., Any], owner: str, rules: Mapping[str, Rule]) -> Callable[..., Any]:
+    makes = owner.endswith("__init__")
+    order: list[str] = []
+    kinds: dict[str, Kind] = {}
+
+    def prepare() -> None:
+        hints, names = get_type_hints(function), list(inspect.signature(function).parameters)
+        unknown = rules.keys() - set(names)
+        assert not unknown, f"{owner} must have the arguments {sorted(unknown)} that rules are for"
+        kinds.update({n: kind_of(hints[n], rules.get(n)) for n in names if n in hints and rules.get(n) is not ANY})
+        order.extend(names)
+
+    @wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if not order:
+            prepare()
+        given, subject = list(args), args[0] if makes else owner
+        for place, name in enumerate(order[: len(given)]):
+            if name in kinds:
+                given[place] = _taken(name, given[place], kinds[name], subject)
+        for name, value in kwargs.items():
+            if name in kinds:
+                kwargs[name] = _taken(name, value, kinds[name], subject)
+        return function(*given, **kwargs)
+
+    return wrapper
+
+
+def _taken(name: str, value: Any, kind: Kind, owner: object = "") -> Any:
+    try:
+        return kind.take(kind, value)
+    except Mismatch as found:
+        of = owner if isinstance(owner, str) else type(owner).__name__
+        hint = _nearest(found.value, found.kind.choices)
+        text = f"{name}{found.where}{of and f' of {of}'} must be {found.kind.wanted}, found {_shown(found.value)}{hint}"
+        error = found.error
+    raise error(text)
+
+
+def _nearest(value: Any, choices: tuple[Any, ...]) -> str:
+    if not isinstance(value, str):
+        return ""
+    by_text = {str(choice).casefold(): choice for choice in choices}
+    near = difflib.get_close_matches(value.casefold(), by_text, n=1, cutoff=0.5)
+    return f": did you mean {by_text[near[0]]!r}?" if near else ""
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Tensor) and value.dim():
+        return f"a tensor of {value.dtype} and shape {list(value.shape)}"
+    return _short.repr(value)

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Annotations as functions that take a value or refuse it."""
+
+from __future__ import annotations
+
+import os
+import types
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from torch import Tensor
+
+from fl_lightning.arguments.rules import Bounds, Example, Rule, Text
+
+_ANYTHING = "anything"
+_WORDS = {Tensor: "a tensor", os.PathLike: "a path", dict: "a dict", list: "a list"}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What an annotation stands for.
+
+    Attributes:
+        wanted: in words.
+        take: returns the value as the library keeps it, or raises :class:`Mismatch`; it gets the kind, too.
+        choices: the values to choose from, where they are listed.
+    """
+
+    wanted: str
+    take: Callable[[Kind, Any], Any]
+    choices: tuple[Any, ...] = ()
+
+
+class Mismatch(Exception):  # noqa: N818 - becomes a TypeError or a ValueError
+    """A value that is not of a kind.
+
+    Args:
+        kind: what was wanted.
+        value: what was found.
+        error: TypeError for a value of another kind, ValueError for one that breaks a rule.
+        where: the place of the value inside the argument, such as ``"[3]"``.
+    """
+
+    def __init__(self, kind: Kind, value: Any, error: type[Exception] = TypeError, where: str = "") -> None:
+        super().__init__()
+        self.kind, self.value, self.error, self.where = kind, value, error, where
+
+
+def kind_of(annotation: Any, rule: Rule | None = None) -> Kind:
+    """The kind that an annotation stands for; a rule holds for the numbers, strings or objects in it."""
+    origin, entries = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return Kind(listed([repr(entry) for entry in entries]), _choice, entries)
+    if origin in (Union, types.UnionType):
+        return _union([kind_of(entry, rule) for entry in entries])
+    if origin is not None and issubclass(origin, Callable):  # type: ignore[arg-type]
+        return Kind(_with_example("a function", rule), _instance(Callable))
+    if origin is not None and issubclass(origin, Mapping):
+        keys, values = (kind_of(entry, rule) for entry in entries)
+        return Kind("a mapping", _mapping(replace(keys, wanted=f"under a key that is {keys.wanted}"), values))
+    if origin is tuple and entries[-1] is not Ellipsis:
+        return _fixed([kind_of(entry, rule) for entry in entries])
+    if origin is not None and issubclass(origin, Collection):
+        filled = isinstance(rule, Bounds) and rule.filled
+        words = "a sequence that is not empty" if filled else "a sequence"
+        return Kind(words, _sequence(kind_of(entries[0], rule), origin is tuple, filled))
+    if origin is not None and issubclass(origin, Iterable):
+        return Kind("an iterable", _instance(origin))
+    return _plain_kind(origin or annotation, rule)
+
+
+def _plain_kind(cls: Any, rule: Rule | None) -> Kind:
+    if cls in (None, types.NoneType):
+        return Kind("None", _instance(types.NoneType))
+    if cls in (Any, object):
+        return Kind(_ANYTHING, _instance(object))
+    if cls is bool:
+        return Kind("True or False", _flag)
+    if cls in (int, float):
+        bounds = rule if isinstance(rule, Bounds) else Bounds()
+        return Kind(bounds.words(cls is int), _number(cls is int, bounds))
+    if cls is str:
+        text = rule if isinstance(rule, Text) else Text("a string that is not empty", bool)
+        return Kind(text.wanted, _string(text))
+    if getattr(cls, "_is_protocol", False):
+        needed = [name for name in vars(cls) if not name.startswith("_")]
+        return Kind(f"an object with {listed(needed, 'and')}", _offering(needed))
+    cls = os.PathLike if cls is Path else cls
+    article = "an" if cls.__name__[0] in "AEIOU" else "a"
+    words = _WORDS.get(cls, f"{article} {cls.__name__}")
+    return Kind(_with_example(words, rule), _instance(cls))
+
+
+def _with_example(words: str, rule: Rule | None) -> str:
+    return f"{words} such as {rule.text}" if isinstance(rule, Example) else words
+
+
+def _flag(kind: Kind, value: Any) -> bool:
+    flag = _python(value)
+    if not isinstance(flag, bool):
+        raise Mismatch(kind, value)
+    return flag
+
+
+def _number(integer: bool, bounds: Bounds) -> Callable[[Kind, Any], Any]:
+    def take(kind: Kind, value: Any) -> Any:
+        number: Any = value if type(value) in (int, float) else _python(value)
+        if isinstance(number, bool) or not isinstance(number, Integral if integer else Real):
+            raise Mismatch(kind, value)
+        number = int(number) if isinstance(number, Integral) else float(number)
+        if not bounds.admits(number):
+            raise Mismatch(kind, value, ValueError)
+        return number
+
+    return take
+
+
+def _string(text: Text) -> Callable[[Kind, Any], str]:
+    def take(kind: Kind, value: Any) -> str:
+        if not isinstance(value, str):
+            raise Mismatch(kind, value)
+        if not text.admits(value):
+            raise Mismatch(kind, value, ValueError)
+        return value
+
+    return take
+
+
+def _choice(kind: Kind, value: Any) -> Any:
+    if not any(type(value) is type(choice) and value == choice for choice in kind.choices):
+        raise Mismatch(kind, value, ValueError if isinstance(value, str) else TypeError)
+    return value
+
+
+def _union(kinds: list[Kind]) -> Kind:
+    def take(kind: Kind, value: Any) -> Any:
+        found = []
+        for entry in kinds:
+            try:
+                return entry.take(entry, value)
+            except Mismatch as mismatch:  # noqa: PERF203 - few entries, and the first mostly fits
+                found.append(mismatch)
+        deepest = max(found, key=lambda mismatch: len(mismatch.where))
+        if deepest.where:
+            raise deepest
+        raise Mismatch(kind, value, ValueError if any(m.error is ValueError for m in found) else TypeError)
+
+    choices = tuple(choice for kind in kinds for choice in kind.choices)
+    words = [word for kind in kinds for word in (map(repr, kind.choices) if kind.choices else [kind.wanted])]
+    return Kind(listed(list(dict.fromkeys(sorted(words, key=lambda word: word != "None")))), take, choices)
+
+
+def _mapping(keys: Kind, values: Kind) -> Callable[[Kind, Any], Any]:
+    def take(kind: Kind, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            raise Mismatch(kind, value)
+        taken = {_entry(keys, key, key): _entry(values, entry, key) for key, entry in value.items()}
+        return value if _same(taken, value) and _same(taken.values(), value.values()) else taken
+
+    return take
+
+
+def _sequence(items: Kind, as_tuple: bool, filled: bool) -> Callable[[Kind, Any], Any]:
+    def take(kind: Kind, value: Any) -> Any:
+        entries = value
+        if hasattr(value, "tolist") and getattr(value, "ndim", 0) > 0:  # an array or a tensor
+            entries = value.tolist()
+        elif isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+            raise Mismatch(kind, value)
+        if filled and len(entries) == 0:
+            raise Mismatch(kind, value, ValueError)
+        taken = entries
+        if items.wanted != _ANYTHING:
+            taken = [_entry(items, entry, place) for place, entry in enumerate(entries)]
+        if as_tuple or isinstance(value, tuple):
+            return value if type(value) is tuple and _same(taken, value) else tuple(taken)
+        return value if _same(taken, entries) else taken
+
+    return take
+
+
+def _fixed(items: list[Kind]) -> Kind:
+    def take(kind: Kind, value: Any) -> Any:
+        if not isinstance(value, (tuple, list)):
+            raise Mismatch(kind, value)
+        if len(value) != len(items):
+            raise Mismatch(kind, value, ValueError)
+        return tuple(_entry(item, value[place], place) for place, item in enumerate(items))
+
+    return Kind(f"{len(items)} entries, {listed([item.wanted for item in items], 'and')}", take)
+
+
+def _entry(kind: Kind, value: Any, place: Any) -> Any:
+    try:
+        return kind.take(kind, value)
+    except Mismatch as found:
+        raise Mismatch(found.kind, found.value, found.error, f"[{place!r}]{found.where}") from None
+
+
+def _instance(cls: Any) -> Callable[[Kind, Any], Any]:
+    def take(kind: Kind, value: Any) -> Any:
+        if not isinstance(value, cls) or (cls is Iterable and isinstance(value, str)):
+            raise Mismatch(kind, value)
+        return value
+
+    return take
+
+
+def _offering(names: list[str]) -> Callable[[Kind, Any], Any]:
+    def take(kind: Kind, value: Any) -> Any:
+        if not all(hasattr(value, name) for name in names):
+            raise Mismatch(kind, value)
+        return value
+
+    return take
+
+
+def _python(value: Any) -> Any:
+    """A number of numpy, or a tensor or array without dimensions, as Python's."""
+    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+
+
+def _same(some: Iterable[Any], others: Iterable[Any]) -> bool:
+    return all(a is b for a, b in zip(some, others, strict=True))
+
+
+def listed(words: list[str], last: str = "or") -> str:
+    """Words as a list in a sentence."""
+    return f" {last} ".join(filter(None, (", ".join(words[:-1]), words[-1])))

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every argument of every public constructor and function with values that it may not be able to mean.
+
+Each call ends in an object, and then :func:`reason` says why the value means something; or in an error that names
+argument, rule and value. ``-s`` prints how many calls ended how.
+"""
+
+import math
+import re
+from collections import Counter
+from functools import cache
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+import torch
+from surface import callees, public_api, shared_arguments
+
+HOSTILE = {
+    "None": None,
+    "NaN": math.nan,
+    "inf": math.inf,
+    "-1": -1,
+    "1.5": 1.5,
+    "''": "",
+    "[]": [],
+    "object()": object(),
+    "True": True,
+}
+CALLEES = {callee.name.removeprefix("fl_lightning."): callee for callee in callees()}
+ends = Counter(clear=0, cryptic=0, accepted=0)
+
+LOSSES = r"ClientMessage\((loss|train_loss)|RoundRecord\(train_loss"
+ACCEPTED = {
+    "-1": (
+        (r"\(seed$", "any integer is a seed"),
+        (r"ScaledUpdates\(factor$", "turns the update around"),
+        (rf"({LOSSES}|LinearProgram\(value)$", "losses and objectives have any sign"),
+    ),
+    "NaN inf": (
+        (
+            rf"({LOSSES}|ClientMessage\(client_lr|RoundRecord\(step_norm)$",
+            "the server sees that a client diverged",
+        ),
+    ),
+    "''": ((r"Backend\(reason$", "nothing faster exists"),),
+    "[]": (
+        (r"attacks\.\w+\(clients$", "nobody is dishonest: what dishonest_clients(share=0) returns"),
+        (r"Record\(client_(ids|names)$", "no client took part, or names are the ids"),
+        (r"Selection\((client_ids|drop_outs)$", "no client was available, or none dropped out"),
+        (r"FairnessCurve\(", "before the first round"),
+        (r"LocalWork\((parameters|rates)$", "before the first step"),
+        (r"(labels_of|Samples)\(dataset$", "no samples, no labels"),
+        (r"label_counts\(parts$", "no clients, no rows"),
+    ),
+}
+"""By value: the arguments that take it, and what it means there. What annotations allow is in :func:`reason`."""
+
+
+def reason(call: str, label: str, annotation: Any) -> str | None:
+    """Why an argument takes a value; ``None`` if it should not."""
+    kinds = {annotation, *get_args(annotation)}
+    if label == "None" and type(None) in kinds:
+        return "None is in the annotation"
+    if label == "True" and bool in kinds:
+        return "a flag"
+    if label == "1.5" and float in kinds:
+        return "in the number's range"
+    rules = [rule for labels, rules in ACCEPTED.items() if label in labels.split() for rule in rules]
+    return next((why for pattern, why in rules if re.search(pattern, call)), None)
+
+
+def is_clear(error: Exception, argument: str, value: Any) -> bool:
+    """Whether an error names argument, rule and value."""
+    rule, _, found = str(error).partition(", found ")
+    shown = [repr(value), type(value).__name__, *(("none", "0", "()") if value == [] else ())]
+    named = re.search(rf"\b{argument}\b", rule) is not None
+    return isinstance(error, (TypeError, ValueError)) and named and "must" in rule and any(s in found for s in shown)
+
+
+@cache
+def valid(name: str) -> dict[str, Any]:
+    return CALLEES[name].valid()
+
+
+@pytest.mark.parametrize("name", CALLEES)
+def test_hostile_values(name):
+    callee, wrong = CALLEES[name], []
+    callee.call(**valid(name))
+    for argument in callee.arguments:
+        for label, value in HOSTILE.items():
+            call = f"{name}({argument}"
+            try:
+                callee.call(**{**valid(name), argument: value})
+            except Exception as error:
+                end = "clear" if is_clear(error, argument, value) else "cryptic"
+                wrong += [f"{call}={label}): {type(error).__name__}: {error}"] if end == "cryptic" else []
+            else:
+                end = "accepted"
+                known = reason(call, label, callee.annotation(argument))
+                wrong += [] if known else [f"{call}={label}) is accepted"]
+            ends[end] += 1
+    print(f"\n{name}: so far {dict(ends)}")
+    assert wrong == []
+
+
+def choices(annotation: Any) -> tuple[Any, ...]:
+    """The strings that an annotation lists, at any depth."""
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    entries = [entry for entry in get_args(annotation) if not isinstance(entry, (list, str))]
+    return tuple(choice for entry in entries for choice in choices(entry))
+
+
+CHOOSING = [
+    (name, argument, choice)
+    for name, callee in CALLEES.items()
+    for argument in callee.arguments
+    for choice in dict.fromkeys(choices(callee.annotation(argument)))
+]
+
+
+@pytest.mark.parametrize(("name", "argument", "choice"), CHOOSING)
+def test_misspelt_choices(name, argument, choice):
+    callee = CALLEES[name]
+    for misspelt in (choice.capitalize(), choice.upper(), f"{choice}_"):
+        mapped = "Mapping" in str(callee.hints[argument])
+        for value in ({"accuracy": misspelt},) if mapped else (misspelt,):
+            with pytest.raises(ValueError, match=rf"{argument}.* must be .*'{choice}'.*, found '{misspelt}'") as caught:
+                callee.call(**{**valid(name), argument: value})
+            assert f"did you mean '{choice}'?" in str(caught.value)
+
+
+def test_choices_were_found():
+    """Else the annotations were not understood."""
+    listed = [text for text in public_api.lines() if re.search(r"^[\w.]+\(.*Literal\[", text)]
+    names = {text.partition("(")[0].removeprefix("fl_lightning.") for text in listed}
+    assert len(CHOOSING) > 80
+    assert {name for name, _, _ in CHOOSING} >= {name for name in names if name in CALLEES}
+
+
+@pytest.mark.parametrize("method", ["summary", "ranking"])
+def test_misspelt_choices_of_methods(method):
+    record = shared_arguments()["record"]
+    with pytest.raises(ValueError, match=r"mode of EvaluationRecord.* found 'Max': did you mean 'max'"):
+        getattr(record, method)("acc", mode="Max")
+
+
+@pytest.mark.parametrize("number", [torch.tensor(3), torch.tensor(3).numpy(), torch.tensor(3).numpy()[()]], ids=repr)
+def test_numbers_of_other_libraries_become_pythons(number):
+    """So that checkpoints, which hold plain numbers only, can hold them."""
+    sizes = CALLEES["data.IID"].call(number), CALLEES["FederatedStrategy"].call(local_epochs=number, seed=number)
+    assert type(sizes[0].num_clients) is int
+    options = sizes[1]._options
+    assert (type(options.local_epochs), type(options.seed)) == (int, int)
+    mu = CALLEES["algorithms.FedProx"].call(mu=torch.tensor(0.5).numpy()[()]).mu
+    assert (type(mu), mu) == (float, 0.5)
