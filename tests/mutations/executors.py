@@ -65,7 +65,6 @@ MUTATIONS = [
     messages("tensors arrive at any address", "dtype=dtype).clone()", "dtype=dtype)"),
     messages("tensors that need gradients lose that", " or tensor.requires_grad:", ":"),
     executor("rows are not padded", "padded(n, like.dtype))", "n)"),
-    executor("True is a number of workers", "isinstance(number, bool) or ", ""),
     visits(
         "warnings of workers are lost",
         "        for text, category, filename, line in outcome.warned:",

@@ -10,8 +10,9 @@ FITS = f"tests/strategy/test_repeated_fits.py {SIMULATION}/test_checkpoint.py {S
 
 server = In(
     "fl_lightning/simulation/server.py",
-    f"{POLICIES} {SIMULATION}/test_telemetry.py -k 'not in_any_rule and not changes_nothing'",
+    f"{POLICIES} -k 'not in_any_rule and not changes_nothing'",
 )
+reports = In("fl_lightning/simulation/server.py", f"{SIMULATION}/test_telemetry.py -k own_round")
 uploads = In(
     "fl_lightning/simulation/uploads.py",
     f"{POLICIES} tests/training/test_buffers.py -k 'not in_any_rule and not changes_nothing'",
@@ -31,7 +32,9 @@ state = In(
     f"{SIMULATION}/test_state_callback.py {SIMULATION}/test_other_fits.py -k 'state_callback or versions'",
 )
 checks = In("fl_lightning/simulation/resume_checks.py", f"{SIMULATION}/test_other_fits.py -k 'remembered or kept'")
-sampler = In("fl_lightning/data/cohort_samplers.py", "tests/data/test_cohort_samplers.py")
+sampler = In(
+    "fl_lightning/data/cohort_samplers.py", "tests/data/test_cohort_samplers.py tests/algorithms/test_thresholds.py"
+)
 partition = In("fl_lightning/data/partition_functions.py", "tests/data/test_partitions.py")
 trainer = In(
     "fl_lightning/training/local_trainer.py", "tests/training/test_client_losses.py tests/training/test_uploads.py"
@@ -52,7 +55,7 @@ MUTATIONS = [
         "wide.mean()",
     ),
     server("exactly min_clients are too few", "< self._min_clients:", "<= self._min_clients:"),
-    server("the report of the last round stays", "        self._algorithm.report = StepReport()\n", ""),
+    reports("the report of the last round stays", "        self._algorithm.report = StepReport()\n", ""),
     server(
         "losses of some clients count as those of all",
         "if len(losses) == len(uploads) else None",
