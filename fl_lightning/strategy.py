@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from functools import wraps
+from typing import Any, Literal, TypeVar, cast
 
 from torch import nn
 from torch.optim import Optimizer
@@ -40,8 +41,18 @@ from fl_lightning.simulation.options import FitOptions
 from fl_lightning.simulation.state_callback import FederatedState
 from fl_lightning.training.client_optimizers import load_scheduled_states
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+_Init = TypeVar("_Init", bound=Callable[..., None])
+
+
+def _remembered(init: _Init) -> _Init:
+    """A constructor that keeps its arguments; those of a subclass count, if it has a constructor of its own."""
+
+    @wraps(init)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
+        vars(self).setdefault("_arguments", (args, kwargs))
+        init(self, *args, **kwargs)
+
+    return cast("_Init", wrapper)
 
 
 class FederatedStrategy(OneDevice):
@@ -108,6 +119,7 @@ class FederatedStrategy(OneDevice):
     strategy_name = "federated"
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
 
+    @_remembered
     @checked(
         algorithm=Example("fl.algorithms.FedLF()"),
         clients_per_round=Bounds(above=0),
@@ -177,11 +189,10 @@ class FederatedStrategy(OneDevice):
         self._state = FederatedState(self._fits, self._evaluator)
         self._data = AttachedData(partition, options.seed)
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Remembers the arguments, also those of a subclass."""
-        strategy = super().__new__(cls)
-        strategy._arguments = args, kwargs
-        return strategy
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            setattr(cls, "__init__", _remembered(vars(cls)["__init__"]))  # noqa: B010
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles and copies have the arguments, not the fits.
