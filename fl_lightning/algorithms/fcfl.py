@@ -144,6 +144,7 @@ class FCFL(ServerRule):
         c_disparity = torch.softmax(excess[known] / self._delta_disparity, 0) @ unit[m:][known]  # that of SM(g')
         feasible = budgets_hold(excess[known], self._delta_disparity if self._smooth_feasibility else None)
         stage, delta_loss, delta_disparity, flagged = self.stage, self._delta_loss, self._delta_disparity, False
+        a = 0.0
         if stage == 1:
             a = min_max(gram, c_loss, c_disparity, feasible) if bool(known.any()) else 0.0
             c = (1 - a) * c_loss + a * c_disparity
@@ -154,7 +155,7 @@ class FCFL(ServerRule):
             smooth = c_disparity[None] if bound else c_disparity[None][:0]
             c, flagged = pareto(gram, unit[:m], smooth, unit[m:][known] if self._hull_of_clients else smooth)
         norms = [math.sqrt(max(float(v @ gram @ v), 0.0)) / eta for v in (c_loss, c_disparity, c)]
-        self._advance(norms[0], norms[1] if bool(known.any()) else math.inf, norms[2])
+        self._advance(norms[0], norms[1] if bool(known.any()) else math.inf, norms[2], a)
 
         scalars = {"stage": float(stage), "direction_norm": norms[2], "delta_loss": delta_loss}
         if companions is not None:
@@ -186,8 +187,15 @@ class FCFL(ServerRule):
         """How the budgets were kept; warns of clients above theirs."""
         return self._kept.conclude(self._budget_of)
 
-    def _advance(self, loss_norm: float, disparity_norm: float, norm: float) -> None:
-        """Sharpens the soft maxima after a round of stage 1 (equation 14), and begins stage 2 when it is time."""
+    def _advance(self, loss_norm: float, disparity_norm: float, norm: float, a: float) -> None:
+        """Sharpens the soft maxima after a round of stage 1 (equation 14), and begins stage 2 when it is time.
+
+        Args:
+            loss_norm: ``||grad SM(l)||``.
+            disparity_norm: ``||grad SM(g')||``, infinite without any.
+            norm: of the direction ``(1 - a) grad SM(l) + a grad SM(g')``.
+            a: share of the disparity.
+        """
         self._rounds += 1
         if self.stage == 2:
             return
@@ -199,7 +207,8 @@ class FCFL(ServerRule):
             self._delta_loss *= self.beta
         if flat_disparity and self._delta_disparity > self._delta_floor:
             self._delta_disparity *= self.beta
-        longest = max(loss_norm, disparity_norm if math.isfinite(disparity_norm) else 0.0)
+        # A short gradient that is the direction alone is no rounding: only what is combined cancels.
+        longest = max((1 - a) * loss_norm, a * disparity_norm if a > 0 else 0.0)
         if self._rounds >= self.stage1_rounds or norm <= max(self.tol, self._standstill * longest):
             self.stage = 2
 

@@ -283,3 +283,14 @@ def test_opposite_gradients_end_stage_1_whatever_the_rounding(dtype):
             rule = FCFL(0.1, tol=0.0)
             rule.aggregate(cohort_of(u, -factor * u, torch.ones(1), torch.tensor([0.5]), lr=0.1))
             assert rule.stage == 2
+
+
+@pytest.mark.parametrize("gap", [0.05, math.nan])
+def test_a_short_gradient_of_the_loss_alone_does_not_end_stage_1(gap):
+    """Budgets hold, so the disparity's gradient is no part of the direction, however long it is."""
+    u, v = random_rows(1, 0, torch.float64), random_rows(1, 1, torch.float64)
+    for scale in (1e-12, 1e-7, 1.0):
+        rule = FCFL(0.1, tol=0.0)
+        step = rule.aggregate(cohort_of(scale * u, v, torch.ones(1), torch.tensor([gap])))
+        assert torch.equal(step, scale * u[0])
+        assert rule.stage == 1

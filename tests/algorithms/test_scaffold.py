@@ -185,7 +185,7 @@ def test_needs_a_learning_rate_and_control_rows():
         client.commit(make_cohort(rows))
     with pytest.raises(ValueError, match="server_lr of SCAFFOLD"):
         SCAFFOLD(0.0)
-    with pytest.raises(ValueError, match="weighting of SCAFFOLD must be one of"):
+    with pytest.raises(ValueError, match="weighting of SCAFFOLD must be 'samples' or 'uniform', found 'Samples'"):
         SCAFFOLD(weighting="Samples")
 
 

@@ -204,8 +204,9 @@ def test_rules_that_say_what_they_keep_are_no_obstacle():
         def broadcast(self):
             return super().broadcast()
 
-    assert "where its state lives" in fit_in_workers(rounds=1, client=Keeping()).strategy.executor_fallback
-    assert fit_in_workers(rounds=1, client=Telling()).strategy.executor_fallback is None
+    keeping, telling = Keeping(weighting="samples"), Telling(weighting="samples")
+    assert "where its state lives" in fit_in_workers(rounds=1, client=keeping).strategy.executor_fallback
+    assert fit_in_workers(rounds=1, client=telling).strategy.executor_fallback is None
 
 
 @pytest.mark.parametrize("in_one", [False, True])

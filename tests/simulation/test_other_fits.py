@@ -35,7 +35,10 @@ def resume(file, algorithm="FedAvg", module=None, clients=6, **options):
     [
         ({"algorithm": "FedLF"}, "by another fit, method: FedAvg with ClientRule became FedLF with ClientRule: use"),
         ({"algorithm": "FedProx"}, "method: FedAvg with ClientRule became FedProx with ProximalTerm"),
-        ({"client": fl.algorithms.SCAFFOLD()}, "method: FedAvg with ClientRule became FedAvg with ControlVariates"),
+        (
+            {"client": fl.algorithms.SCAFFOLD(weighting="samples")},
+            "method: FedAvg with ClientRule became FedAvg with ControlVariates",
+        ),
         ({"clients": 7}, "written by another fit, clients: 6 became 7"),
         ({"server_optimizer": partial(torch.optim.SGD, lr=1.0)}, "server_optimizer: none became SGD"),
     ],

@@ -67,7 +67,8 @@ class Watch(fl.callbacks.ConflictMonitor):
 
 def watched(rule, rounds=5, module=None, **options):
     watch, witness = Watch(), Witness(rule)
-    strategy = fl.FederatedStrategy(witness, **{"clients_per_round": 4, "local_epochs": 2, "seed": 3, **options})
+    local = {} if rule.needs.full_gradients else {"local_epochs": 2}
+    strategy = fl.FederatedStrategy(witness, **{"clients_per_round": 4, "seed": 3, **local, **options})
     quiet_trainer(strategy, rounds, callbacks=[watch]).fit(module or fresh(lr=0.3), federated_blobs(alpha=0.1))
     return witness.seen, watch.records, watch.metrics
 
@@ -160,10 +161,10 @@ class Telling(Classifier):
 @pytest.mark.parametrize("lean", [True, False])
 def test_train_loss_is_the_mean_over_samples_of_what_the_module_returned(lean, algorithm):
     module = fresh(Telling, as_dict=not lean)
-    strategy = fl.FederatedStrategy(algorithm(), clients_per_round=4, local_epochs=2)
+    passes = 1 if algorithm is FedMDFG else 2
+    strategy = fl.FederatedStrategy(algorithm(), clients_per_round=4, local_epochs=passes)
     trainer = quiet_trainer(strategy, 1, **on_path(lean))
     trainer.fit(module, federated_blobs())
-    passes = 1 if algorithm is FedMDFG else 2
     samples = sum(size for _, size in module.told)
     assert samples % passes == 0
     # All clients make the same number of passes, so batches by samples weigh the same as clients by samples.
@@ -197,7 +198,7 @@ def test_the_names_are_those_of_round_metrics():
         "fed/conflicts/net.0", "fed/conflicts/net.2", "fed/flagged", "fed/clients", "fed/dropped",
         "fed/local_steps", "fed/skipped_rounds", "fed/seconds",
         "fed/weight/min", "fed/weight/max", "fed/history_rows", "fed/blocks", "fed/merged_layers",
-        "fed/block_conflicts",
+        "fed/block_conflicts", "fed/direction_ratio",
         *(f"fed/{kind}/{place}" for kind in ("client", "weight") for place in range(4)),
     }  # fmt: skip
 

@@ -16,13 +16,16 @@ CLIENTS = {name: rule for name, rule in ALGORITHMS.items() if type(rule().client
 PAIRS = list(product(ALGORITHMS, [None, *CLIENTS]))
 
 
-class SaveAfterTwoRounds(L.Callback):
+class StopAfterTwoRounds(L.Callback):
+    """Saves a checkpoint and stops a fit that was to be longer: methods may plan with its number of rounds."""
+
     def __init__(self, path):
         self.path = path
 
     def on_train_epoch_end(self, trainer, pl_module):
         if trainer.current_epoch == 1:
             trainer.save_checkpoint(self.path)
+            trainer.should_stop = True
 
 
 class Drops(L.Callback):
@@ -64,7 +67,7 @@ def test_runs_repeats_and_resumes_or_is_refused(tmp_path, server, client):
     assert [p.shape for p in whole.parameters()] == [p.shape for p in fresh(Classifier, norm=True).parameters()]
     assert not torch.equal(weights(whole), weights(fresh(Classifier, norm=True)))
     # A second fit up to the checkpoint, and a third one from it: equal only if every round repeats.
-    fit_pair(server, client, 2, callbacks=[SaveAfterTwoRounds(tmp_path / "two.ckpt")])
+    fit_pair(server, client, 3, callbacks=[StopAfterTwoRounds(tmp_path / "two.ckpt")])
     resumed = fit_pair(server, client, 3, seed=7, ckpt_path=tmp_path / "two.ckpt")
     assert torch.equal(weights(resumed), weights(whole))
 
