@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.arguments import Bounds, checked
+from fl_lightning.arguments import FILLED, Bounds, checked
 from fl_lightning.core.layout import ParamLayout
 
 State = dict[str, Any]
@@ -69,7 +69,7 @@ class Needs:
         )
 
 
-@checked(num_clients=Bounds(1), cohort_size=Bounds(1))
+@checked(num_clients=Bounds(1), cohort_size=Bounds(1), rounds=Bounds(1))
 @dataclass(frozen=True)
 class Federation:
     """What stays fixed during a fit; handed to rules before the first round.
@@ -180,15 +180,13 @@ class LocalWork:
         return self.layout.flatten(self.parameters)
 
 
-@checked()
+@checked(rates=FILLED)
 def mean_rate(rates: Sequence[float]) -> float:
     """The mean of learning rates; exactly the rate itself where all are the same.
 
     Raises:
         ValueError: there are none.
     """
-    if not rates:
-        raise ValueError(f"rates of mean_rate must hold one number or more, found {rates}")
     return rates[0] if len(set(rates)) == 1 else fsum(rates) / len(rates)
 
 

@@ -26,7 +26,8 @@ class TERM(ServerRule):
     flagged, and the moving average stays as it is.
 
     Args:
-        t: tilt, positive; towards 0 the uniform mean, towards infinity the client with the largest loss alone.
+        t: tilt, positive. Towards infinity the client with the largest loss counts alone; the limit at ``t = 0`` is
+            ``FedAvg(weighting="uniform")``.
         reading: how weights are normalised. ``"library"`` divides by their sum over the cohort (the gradient of the
             tilted loss). ``"paper"`` divides by ``m R``: ``R`` is a moving average of the mean of ``exp(t F)`` that
             starts at the first round's. ``"code"``, for comparisons, starts ``R`` at 0, mixes exponentials relative to

@@ -223,7 +223,7 @@ def refuse_undivided_data(loader: object) -> NoReturn:
 
 def check_selection(client_ids: Sequence[int], places: int, clients: int, sampler: str) -> None:
     """Raises ValueError for more clients than a round has places, or for clients that do not exist."""
-    if len(client_ids) > places or not all(0 <= client < clients for client in client_ids):
+    if len(client_ids) > places or max(client_ids, default=0) >= clients:
         raise ValueError(
             f"{sampler}.select must give at most {places} ids from 0 to {clients - 1}, found {tuple(client_ids)}"
         )

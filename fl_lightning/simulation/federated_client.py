@@ -118,7 +118,7 @@ class FederatedClient:
         if isinstance(data, FederatedDataModule):
             if num_clients is not None:
                 raise ValueError(f"num_clients must be left out where data has all clients, found {num_clients}")
-        elif num_clients is None or not 0 <= client_id < num_clients:
+        elif num_clients is None or client_id >= num_clients:
             raise ValueError(
                 "client_id and num_clients must be given with one client's own data, the first from 0 and below the "
                 f"second, found {client_id} and {num_clients}"

@@ -24,7 +24,7 @@ process = In(
 messages = In("fl_lightning/executors/parallel/messages.py", f"{CHANNELS} tests/executors/test_aligned_rows.py")
 executor = In(
     "fl_lightning/executors/parallel/executor.py",
-    "tests/executors/test_aligned_rows.py tests/executors/test_parallel.py -k 'boundaries or no_sense'",
+    "tests/executors/test_aligned_rows.py tests/executors/test_parallel.py -k boundaries",
 )
 visits = In("fl_lightning/training/visits.py", f"tests/training/test_visits.py {WORKERS}")
 

@@ -3,6 +3,7 @@
 
 import shutil
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -77,6 +78,7 @@ def test_backend_reports_every_public_op():
 
 def not_built(patch):
     patch.setitem(sys.modules, "fl_lightning._C", None)
+    patch.setattr(_extension, "_RECORD", Path("nowhere"))  # a build here has left its own
 
 
 def switched_off(patch):

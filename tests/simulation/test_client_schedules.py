@@ -76,7 +76,12 @@ def test_a_client_with_all_data_knows_it():
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"), [({"rounds": 0}, "rounds must be None or more"), ({"steps_per_round": 0}, "None or positive")]
+    ("fields", "words"),
+    [
+        ({"rounds": 0}, "rounds of ServerMessage must be None or a positive integer, found 0"),
+        ({"steps_per_round": 0}, "steps_per_round of ServerMessage must be None or a positive integer, found 0"),
+        ({"when": 2, "rounds": 2}, "rounds must be None or more than round 2, found 2"),
+    ],
 )
 def test_clocks_that_make_no_sense_are_refused(fields, words):
     with pytest.raises(ValueError, match=words):

@@ -26,15 +26,10 @@ class ClientFiles:
 
     Args:
         directory: where the files live; made when the first is written.
-        keep_checkpoints: how many of the newest checkpoints can be resumed from; ``None``: all.
-
-    Raises:
-        ValueError: ``keep_checkpoints`` is not positive.
+        keep_checkpoints: how many of the newest checkpoints can be resumed from, at least 1; ``None``: all.
     """
 
     def __init__(self, directory: str | Path, keep_checkpoints: int | None = 2) -> None:
-        if keep_checkpoints is not None and keep_checkpoints < 1:
-            raise ValueError(f"keep_checkpoints must be at least 1, found {keep_checkpoints}")
         self.directory, self.keep_checkpoints = Path(directory), keep_checkpoints
         self.clear()
 
