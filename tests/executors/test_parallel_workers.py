@@ -235,6 +235,45 @@ def test_frozen_parameters_that_change_in_a_worker_are_named(in_one):
         fit_in_workers(fresh(Moving))
 
 
+class Scaled(Classifier):
+    """Its outputs are multiplied by a parameter without gradients."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.scale = nn.Parameter(torch.ones(()), requires_grad=False)
+
+    def forward(self, x):
+        return super().forward(x) * self.scale
+
+
+def _scale_in_place(module):
+    with torch.no_grad():
+        module.scale.add_(1)
+
+
+def _scale_anew(module):
+    module.scale = nn.Parameter(module.scale + 1, requires_grad=False)
+
+
+def _another_activation(module):
+    module.net[1] = {nn.ReLU: nn.Sigmoid, nn.Sigmoid: nn.Tanh, nn.Tanh: nn.Sigmoid}[type(module.net[1])]()
+
+
+@pytest.mark.parametrize("change", [_scale_in_place, _scale_anew, _another_activation])
+def test_frozen_parameters_and_submodules_that_change_between_rounds_reach_workers(change):
+    class Changing(L.Callback):
+        def on_train_epoch_end(self, trainer, module):
+            change(module)
+
+    found = []
+    for executor in (None, TWO):
+        module = fresh(Scaled)
+        strategy = fit_in_workers(module, 3, callbacks=[Changing()], executor=executor).strategy
+        found.append(weights(module))
+    assert strategy.executor_fallback is None
+    assert torch.equal(*found)
+
+
 # ---- failures
 
 

@@ -24,7 +24,7 @@ mmpf = In("fl_lightning/algorithms/mmpf.py", "tests/algorithms/test_mmpf.py")
 fedlf = In("fl_lightning/algorithms/fedlf.py", "tests/algorithms/test_fedlf.py tests/algorithms/test_thresholds.py")
 blocks = In(
     "fl_lightning/algorithms/_shared/layer_blocks.py",
-    "tests/algorithms/test_fedlf.py tests/algorithms/test_thresholds.py",
+    "tests/algorithms/test_layer_blocks.py",
 )
 descent = In(
     "fl_lightning/algorithms/_shared/common_descent.py",

@@ -53,6 +53,7 @@ MUTATIONS = [
         "the mean loss of a device ignores sizes",
         "(wide * torch.tensor(sizes, dtype=wide.dtype, device=wide.device)).sum() / sum(sizes)",
         "wide.mean()",
+        unseen="losses are on a device only where there is one, and what decides runs on the processor",
     ),
     server("exactly min_clients are too few", "< self._min_clients:", "<= self._min_clients:"),
     reports("the report of the last round stays", "        self._algorithm.report = StepReport()\n", ""),
