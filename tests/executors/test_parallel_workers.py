@@ -14,7 +14,7 @@ import pytest
 import torch
 import torchmetrics
 from resuming import Project, differences
-from support import Classifier, fit, fresh, weights
+from support import Classifier, blobs, fit, fresh, weights
 from torch import nn
 from worker_processes import FORKS, TWO, worker_ids
 
@@ -334,6 +334,19 @@ def test_clients_whose_worker_dies_are_dropped_and_the_others_are_trained(how):
     assert trainer.current_epoch == 3
     assert len(strategy.last_round.client_ids) == 5
     assert strategy.executor_fallback is None
+
+
+def test_clients_without_data_are_dropped_as_in_sequence():
+    found = []
+    for executor in (None, TWO):
+        indices = [[], list(range(60)), list(range(60, 100)), [], list(range(100, 240))]
+        data = fl.FederatedDataModule(blobs(240), indices, batch_size=10)
+        with pytest.warns(UserWarning, match="it has no training data"):
+            module, strategy, _ = fit_in_workers(fresh(), data=data, on_client_error="drop", executor=executor)
+        assert {*strategy.last_round.dropped} == {0, 3}
+        assert strategy.executor_fallback is None
+        found.append(weights(module))
+    assert torch.equal(*found)
 
 
 def test_a_worker_that_dies_between_rounds_is_replaced():
