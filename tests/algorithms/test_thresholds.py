@@ -58,6 +58,18 @@ def test_layers_are_as_long_as_the_mean_of_the_rows_that_count():
     torch.testing.assert_close(step, expected)
 
 
+@pytest.mark.parametrize(("size", "counts"), [(0.0, False), (1e-5, False), (1e-3, True)])
+def test_a_fair_row_counts_from_a_share_of_the_other_rows_on(size, counts):
+    """FedLF: rows that the fair weights (-1, -1, 1) all but cancel leave no row to stretch to the others' length."""
+    rows = torch.tensor([[1.0, -1, 0, 0], [0, 1, -1, 0], [1, 0, -1, size]], dtype=torch.float64)
+    rule = FedLF()
+    step = rule.aggregate(make_cohort(rows, [1.0, 1.0, 2.0], layout=ParamLayout.from_sizes((4,))))
+    assert not rule.report.flagged
+    assert (float(step[3]) > 0.1) == counts
+    if not counts:
+        torch.testing.assert_close(step, torch.tensor([2 / 3, 0, -2 / 3, 0], dtype=torch.float64), atol=1e-5, rtol=0)
+
+
 def test_fedfv_projects_ties_in_the_order_of_arrival():
     """Equal losses: of three conflicting rows the first is projected on first."""
     rows = torch.tensor([[1.0, 0.0, 0.0], [-0.6, 0.8, 0.0], [-0.5, -0.7, 0.5]], dtype=torch.float64)

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torchmetrics
 from resuming import Project, differences
-from support import Classifier, fit, fresh, weights
+from support import Classifier, blobs, fit, fresh, weights
 from torch import nn
 from worker_processes import FORKS, TWO, worker_ids
 
@@ -236,6 +236,45 @@ def test_frozen_parameters_that_change_in_a_worker_are_named(in_one):
         fit_in_workers(fresh(Moving))
 
 
+class Scaled(Classifier):
+    """Its outputs are multiplied by a parameter without gradients."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.scale = nn.Parameter(torch.ones(()), requires_grad=False)
+
+    def forward(self, x):
+        return super().forward(x) * self.scale
+
+
+def _scale_in_place(module):
+    with torch.no_grad():
+        module.scale.add_(1)
+
+
+def _scale_anew(module):
+    module.scale = nn.Parameter(module.scale + 1, requires_grad=False)
+
+
+def _another_activation(module):
+    module.net[1] = {nn.ReLU: nn.Sigmoid, nn.Sigmoid: nn.Tanh, nn.Tanh: nn.Sigmoid}[type(module.net[1])]()
+
+
+@pytest.mark.parametrize("change", [_scale_in_place, _scale_anew, _another_activation])
+def test_frozen_parameters_and_submodules_that_change_between_rounds_reach_workers(change):
+    class Changing(L.Callback):
+        def on_train_epoch_end(self, trainer, module):
+            change(module)
+
+    found = []
+    for executor in (None, TWO):
+        module = fresh(Scaled)
+        strategy = fit_in_workers(module, 3, callbacks=[Changing()], executor=executor).strategy
+        found.append(weights(module))
+    assert strategy.executor_fallback is None
+    assert torch.equal(*found)
+
+
 # ---- failures
 
 
@@ -296,6 +335,19 @@ def test_clients_whose_worker_dies_are_dropped_and_the_others_are_trained(how):
     assert trainer.current_epoch == 3
     assert len(strategy.last_round.client_ids) == 5
     assert strategy.executor_fallback is None
+
+
+def test_clients_without_data_are_dropped_as_in_sequence():
+    found = []
+    for executor in (None, TWO):
+        indices = [[], list(range(60)), list(range(60, 100)), [], list(range(100, 240))]
+        data = fl.FederatedDataModule(blobs(240), indices, batch_size=10)
+        with pytest.warns(UserWarning, match="it has no training data"):
+            module, strategy, _ = fit_in_workers(fresh(), data=data, on_client_error="drop", executor=executor)
+        assert {*strategy.last_round.dropped} == {0, 3}
+        assert strategy.executor_fallback is None
+        found.append(weights(module))
+    assert torch.equal(*found)
 
 
 def test_a_worker_that_dies_between_rounds_is_replaced():

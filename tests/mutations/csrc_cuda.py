@@ -18,6 +18,7 @@ project = In("csrc/cuda/project_conflicts.cu", f"{SOLVERS} -k project", "project
 solve = In("csrc/cuda/min_norm.cu", f"{SOLVERS} -k min_norm", "min_norm")
 active = In("csrc/cuda/kernels/active_set.cuh", f"{SOLVERS} -k min_norm", "min_norm")
 columns = In("csrc/cuda/device/columns.cuh", f"{LAYERS} -k 'combin or beyond'", "layer_combine")
+sums = In("csrc/cuda/device/columns.cuh", f"{LAYERS} -k dots", "layer_dots")
 runs = In("csrc/cuda/device/columns.cuh", f"{LAYERS} -k gram", "layer_gram")
 table = In("csrc/cuda/device/layers.cu", f"{LAYERS} -k layers", "layers")
 layers = In("csrc/cuda/device/layers.cuh", LAYERS, "layer_gram")
@@ -80,7 +81,7 @@ MUTATIONS = [
         "instead < 0 ? lam[i]",
         unseen="every move keeps the sum, up to rounding",
     ),
-    columns(
+    sums(
         "a part begins one early", "if (v < start || v >= stop) continue;", "if (v + 1 < start || v >= stop) continue;"
     ),
     columns(

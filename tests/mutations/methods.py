@@ -22,10 +22,7 @@ prototypes = In("fl_lightning/algorithms/_shared/prototypes.py", PROTOTYPES)
 fa = In("fl_lightning/algorithms/fa.py", "tests/algorithms/test_fa.py")
 mmpf = In("fl_lightning/algorithms/mmpf.py", "tests/algorithms/test_mmpf.py")
 fedlf = In("fl_lightning/algorithms/fedlf.py", "tests/algorithms/test_fedlf.py tests/algorithms/test_thresholds.py")
-blocks = In(
-    "fl_lightning/algorithms/_shared/layer_blocks.py",
-    "tests/algorithms/test_fedlf.py tests/algorithms/test_thresholds.py",
-)
+blocks = In("fl_lightning/algorithms/_shared/layer_blocks.py", "tests/algorithms/test_layer_blocks.py")
 descent = In(
     "fl_lightning/algorithms/_shared/common_descent.py",
     "tests/algorithms/test_common_descent.py tests/algorithms/test_thresholds.py",
@@ -34,7 +31,7 @@ fedmdfg = In(
     "fl_lightning/algorithms/fedmdfg.py", "tests/algorithms/test_fedmdfg.py tests/algorithms/test_thresholds.py"
 )
 fedfv = In("fl_lightning/algorithms/fedfv.py", "tests/algorithms/test_fedfv.py tests/algorithms/test_thresholds.py")
-fcfl = In("fl_lightning/algorithms/fcfl.py", "tests/algorithms/test_fcfl.py tests/algorithms/test_thresholds.py")
+fcfl = In("fl_lightning/algorithms/fcfl.py", "tests/algorithms/test_thresholds.py -k budget")
 
 MUTATIONS = [
     ditto("the pull is away from the global model", "(v - work.params)", "(work.params - v)"),

@@ -15,16 +15,18 @@ server = In(
 reports = In("fl_lightning/simulation/server.py", f"{SIMULATION}/test_telemetry.py -k own_round")
 uploads = In(
     "fl_lightning/simulation/uploads.py",
-    f"{POLICIES} tests/training/test_buffers.py -k 'not in_any_rule and not changes_nothing'",
+    f"{POLICIES} -k 'not in_any_rule and not changes_nothing'",
 )
-fit = In("fl_lightning/simulation/fit.py", f"{RESUME} -k 'bit_for_bit or variations_resume'")
+buffers = In("fl_lightning/simulation/uploads.py", "tests/training/test_buffers.py -k finite")
+fit = In("fl_lightning/simulation/fit.py", f"{RESUME} -k 'bit_for_bit or (variations_resume and not anywhere)'")
+round_of = In("fl_lightning/simulation/fit.py", "tests/executors/test_parallel_workers.py -k without_data")
 lifecycle = In(
     "fl_lightning/simulation/fit_lifecycle.py",
     f"{FITS} -k 'repeated_fits or evaluated or inside_a_client or after_the_fit or interruption'",
 )
 progress = In(
     "fl_lightning/core/lightning/round_progress.py",
-    f"{FITS} -k 'repeated_fits or still_ends or variations_resume or interruption'",
+    f"{FITS} -k 'repeated_fits or still_ends or (variations_resume and not anywhere) or interruption'",
 )
 files = In("fl_lightning/core/lightning/checkpoint_io.py", f"{SIMULATION}/test_checkpoint.py -k newest")
 state = In(
@@ -53,6 +55,7 @@ MUTATIONS = [
         "the mean loss of a device ignores sizes",
         "(wide * torch.tensor(sizes, dtype=wide.dtype, device=wide.device)).sum() / sum(sizes)",
         "wide.mean()",
+        unseen="losses are on a device only where there is one, and what decides runs on the processor",
     ),
     server("exactly min_clients are too few", "< self._min_clients:", "<= self._min_clients:"),
     reports("the report of the last round stays", "        self._algorithm.report = StepReport()\n", ""),
@@ -77,7 +80,7 @@ MUTATIONS = [
         "elif upload.loss is not None and not isfinite(upload.loss):",
         "elif False:",
     ),
-    uploads("buffers are not checked", "elif not buffers[place]:", "elif False:"),
+    buffers("buffers are not checked", "elif not buffers[place]:", "elif False:"),
     uploads(
         "companions are not checked",
         "elif not all(bool(rows.norm(row).isfinite()) for row in companions.values()):",
@@ -100,7 +103,7 @@ MUTATIONS = [
         "pass",
     ),
     fit("schedules begin anew after a resume", 'self.clients.schedules.load_state_dict(states["schedules"])', "pass"),
-    fit("clients without data are planned for", "t.num_samples > 0 and t.client_id not in", "t.client_id not in"),
+    round_of("clients without data are planned for", "t.num_samples > 0 and t.client_id not in", "t.client_id not in"),
     fit("optimizer states of clients never count", "        runner.optimizers.commit(record.client_ids)\n", ""),
     lifecycle(
         "a new fit goes on from the last one's state",

@@ -13,6 +13,7 @@ from support import Blobs, blobs, federated_blobs, fresh, quiet_trainer, weights
 from torch.utils.data import DataLoader, random_split
 
 import fl_lightning as fl
+from fl_lightning.simulation.resume_checks import remembers
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +176,15 @@ def test_other_data_are_refused_where_client_optimizers_are_kept(tmp_path):
     data, other, _ = OTHER_DATA["alpha"]
     with pytest.raises(ValueError, match="the memory of client optimizers belongs to that one"):
         go_on(tmp_path, fl.algorithms.FedAvg, data, other_data=other, client_optimizer_state="keep")
+
+
+@pytest.mark.parametrize(
+    ("value", "counts"),
+    [(torch.zeros(2), True), (torch.zeros(0), False), ([{"row": torch.zeros(1)}], True), ([{}, ()], False), (0, False)],
+)
+def test_zeros_are_remembered_and_what_is_empty_is_not(value, counts):
+    states = {"algorithm": {"rows": value}, "client_rule": {}, "client_optimizers": {}}
+    assert remembers(states) == (["the method"] if counts else [])
 
 
 def test_strict_resume_false_goes_on_with_a_warning(tmp_path):

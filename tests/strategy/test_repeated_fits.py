@@ -56,6 +56,24 @@ def test_the_same_trainer_goes_on_with_more_rounds(algorithm):
     assert trainer.global_step == uninterrupted.global_step
 
 
+def test_the_same_trainer_goes_on_from_other_weights():
+    """Weights that the module is given after a fit are those that the next rounds begin with."""
+    module, other = fresh(), fresh(seed=1)
+    trainer = quiet_trainer(strategy(algorithm=fl.algorithms.AFL(0.1)), 2)
+    trainer.fit(module, federated_blobs())
+    module.load_state_dict(other.state_dict())
+    begun = []
+
+    class Begins(Callback):
+        def on_train_start(self, trainer, module):
+            begun.append(weights(module).clone())
+
+    trainer.callbacks.append(Begins())
+    trainer.fit_loop.max_epochs = 3
+    trainer.fit(module, federated_blobs())
+    assert torch.equal(*begun, weights(other))
+
+
 class TrainedClients(Callback):
     """Which round trained how many clients; breaks off one validation if asked to."""
 
