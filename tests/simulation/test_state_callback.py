@@ -80,5 +80,6 @@ def test_a_checkpoint_is_for_the_trainer_function_that_loads_it():
     assert calls == [("evaluator", "begin", validating, "val", saved)]
     state.attach(Calls("progress", calls))
     assert state.loaded is None
-    with pytest.raises(ValueError, match=f"has version {VERSION + 1}, and this fl_lightning reads version {VERSION}"):
-        state.load_state_dict({**saved, "version": VERSION + 1})
+    for other in (VERSION - 1, VERSION + 1):
+        with pytest.raises(ValueError, match=f"has version {other}, and this fl_lightning reads version {VERSION}"):
+            state.load_state_dict({**saved, "version": other})
