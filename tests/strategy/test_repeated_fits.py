@@ -33,7 +33,9 @@ def test_a_second_trainer_starts_afresh(algorithm):
     assert "log" not in vars(module)
 
 
-@pytest.mark.parametrize("algorithm", [fl.algorithms.FedAvg, fl.algorithms.SCAFFOLD, fl.algorithms.FedLF])
+@pytest.mark.parametrize(
+    "algorithm", [fl.algorithms.FedAvg, fl.algorithms.SCAFFOLD, fl.algorithms.FedLF, fl.algorithms.AFL]
+)
 def test_the_same_trainer_goes_on_with_more_rounds(algorithm):
     federated = strategy(algorithm=algorithm(), server_optimizer=lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.5))
     module = fresh(lr=0.05)
@@ -72,6 +74,24 @@ def test_the_same_trainer_goes_on_from_other_weights():
     trainer.fit_loop.max_epochs = 3
     trainer.fit(module, federated_blobs())
     assert torch.equal(*begun, weights(other))
+
+
+def test_an_interrupted_fit_leaves_the_parameters_that_it_trains():
+    """Those to evaluate, AFL's mean over rounds, are what a fit ends with."""
+    seen = []
+
+    class Interrupts(Callback):
+        def on_train_batch_start(self, trainer, module, batch, batch_idx):
+            seen.append(weights(module).clone())
+            if trainer.current_epoch == 2:
+                raise RuntimeError("out of time")
+
+    module = fresh()
+    with pytest.raises(RuntimeError, match="out of time"):
+        quiet_trainer(strategy(algorithm=fl.algorithms.AFL(0.1)), 4, callbacks=[Interrupts()]).fit(
+            module, federated_blobs()
+        )
+    assert torch.equal(weights(module), seen[-1])
 
 
 class TrainedClients(Callback):
