@@ -9,6 +9,7 @@ from math import nan
 from typing import Any
 
 import torch
+from torchmetrics import Metric
 
 from fl_lightning.core.errors import RankError
 from fl_lightning.core.lightning.evaluation_batches import ClientBatch, num_loaders
@@ -22,7 +23,7 @@ from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.core.state_copy import StateCopy
 from fl_lightning.core.undefined import Noticed
 from fl_lightning.metrics.functional import Mode
-from fl_lightning.simulation.evaluation.alone import Alone
+from fl_lightning.simulation.evaluation.alone import Alone, top_metrics
 from fl_lightning.simulation.evaluation.carried import Carried
 from fl_lightning.simulation.evaluation.divided import DividedEvaluation, LoggerWatch, batch_callback, fair_shares
 from fl_lightning.simulation.evaluation.epoch_end import EpochEnd
@@ -63,6 +64,7 @@ class ClientEvaluation:
         self._seed, self._ranks = seed, ranks
         self._divided: DividedEvaluation | None = None
         self._watch: LoggerWatch | None = None
+        self._older: list[tuple[Metric, int]] = []
         self._trainer, self._loader, self._stage, self._round = trainer, loader, stage, round
         self._notices, self._memory, self._noticed = notices, notices.memory, Noticed()
         self._values = ClientValues(active_results(trainer), self._noticed)
@@ -110,6 +112,7 @@ class ClientEvaluation:
         known = self._notices.uncopied
         self._carried = Carried(self._alone.module, known)
         self._memory.begin(self._alone.module, self._carried.start)
+        self._older = [(m, int(m._update_count)) for m in top_metrics(self._alone.module) if m._update_count]
         if self._ranks is not None and self._loader.share is not None:
             self._divided = DividedEvaluation(self._ranks, self._alone.module, self._values)
         elif self._ranks is not None:
@@ -219,7 +222,7 @@ class ClientEvaluation:
             return "is not the only one that runs"
         if carried.found or carried.has_grown():
             return f"carries on {', '.join([*carried.names, *carried.lost]) or 'a list'} from one client to the next"
-        if not self._memory.is_empty or self._memory.names:
+        if self._memory.names or any(metric._update_count != updates for metric, updates in self._older):
             return "depends on what earlier evaluations have left"
         if self._watch is not None and self._watch.touched:
             return "writes to loggers itself"

@@ -49,13 +49,13 @@ class DividedEvaluation:
 
     Args:
         ranks: the processes.
-        module: the module.
+        module: the module, before its first evaluation batch; metrics that hold anything then are not its evaluation's.
         values: what ``self.log`` collects.
     """
 
     def __init__(self, ranks: Ranks, module: LightningModule, values: ClientValues) -> None:
         self._ranks, self._values = ranks, values
-        self._metrics: list[Metric] = [metric for metric in top_metrics(module) if is_mergeable(metric)]
+        self._metrics: list[Metric] = [m for m in top_metrics(module) if is_mergeable(m) and not m._update_count]
         self._shares: dict[int, ClientShare] = {}
 
     def keep(self, client: int, size: int, row: LoggedRow) -> None:
