@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
 from functools import wraps
 from typing import Any, Literal, TypeVar, cast
 
@@ -110,6 +111,8 @@ class FederatedStrategy(OneDevice):
             which does the dividing with this strategy's ``seed``. With more to say, pass a function of the data, such
             as ``functools.partial(fl.FederatedDataModule, partition=fl.data.IID(10), holdout=0.2)``. Leave it out for
             data that is wrapped.
+        timeout: with several processes (``Trainer(devices=..., num_nodes=...)``), how long one waits for the others. It
+            waits while they train their last clients of a round.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -158,8 +161,9 @@ class FederatedStrategy(OneDevice):
         strict_resume: bool = True,
         log_client_names: bool = False,
         partition: PartitionLike | None = None,
+        timeout: timedelta = timedelta(minutes=30),
     ) -> None:
-        super().__init__()
+        super().__init__(timeout)
         self._options = options = FitOptions(
             algorithm=FedAvg() if algorithm is None else algorithm,
             client=client,
@@ -253,7 +257,7 @@ class FederatedStrategy(OneDevice):
         """Moves the module to its device, makes the optimizers, and binds the parameters."""
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
-            self._fits.bind()
+            self._fits.bind(self.ranks)
 
     def process_dataloader(self, dataloader: object) -> object:
         """Turns the clients' data into what Lightning's loops iterate over."""

@@ -10,3 +10,7 @@ class ClientError(RuntimeError):
 
 class ModuleError(ValueError):
     """A method of the module returns what no client's data can explain; leaving clients out would not help."""
+
+
+class RankError(RuntimeError):
+    """The processes of a fit cannot go on together; no client is to blame."""

@@ -81,6 +81,15 @@ def watch_list(module: nn.Module, name: ListName) -> Watched | None:
     return watched
 
 
+def put_list(module: nn.Module, name: ListName, items: Any) -> None:
+    """Puts a list in the place of the one of that name; ``None`` takes it out of its dictionary."""
+    owner, key = _owner(module, name)
+    if items is not None:
+        owner[key] = items
+    elif owner is not None:
+        owner.pop(key, None)
+
+
 def grown_lists(module: nn.Module, lengths: Mapping[ListName, int]) -> list[ListName]:
     """Cuts lists to the lengths that they had, and takes new ones out of dictionaries.
 

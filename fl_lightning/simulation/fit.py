@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.algorithms.records import Federation
+from fl_lightning.core.errors import RankError
 from fl_lightning.core.fit_description import FitDescription
 from fl_lightning.core.lightning.epoch_loop import ClientTask
 from fl_lightning.core.lightning.names import Trainer, rank_zero_info
@@ -204,6 +205,8 @@ class FederatedFit:
         current.trained += 1
         try:
             upload = self.clients.train(task)
+        except RankError:
+            raise
         except Exception as error:
             self._server.drop(current, client, f"{type(error).__name__}: {error}", error)
             return None

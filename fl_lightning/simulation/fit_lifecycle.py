@@ -17,13 +17,17 @@ from fl_lightning.core.fit_description import FitDescription
 from fl_lightning.core.lightning.epoch_loop import ClientTask, FederatedEpochLoop, install
 from fl_lightning.core.lightning.last_checkpoint import complete_last_checkpoints
 from fl_lightning.core.lightning.names import Trainer, rank_zero_info
+from fl_lightning.core.lightning.ranks import Ranks
 from fl_lightning.core.records import RoundRecord, round_metrics
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.cohort_samplers import cohort_size
+from fl_lightning.executors.ranks import Ranked
+from fl_lightning.executors.sequential import Sequential
 from fl_lightning.simulation.checks import refuse_undivided_data
 from fl_lightning.simulation.client_side import ClientSide
 from fl_lightning.simulation.fit import FederatedFit
 from fl_lightning.simulation.options import FitOptions
+from fl_lightning.simulation.rank_checks import check_same_fit, compared, say_processes
 from fl_lightning.simulation.round_loader import RoundLoader
 from fl_lightning.simulation.visit_plans import visit_plan
 from fl_lightning.training.bound_parameters import BoundParameters
@@ -46,6 +50,7 @@ class FitLifecycle:
         self.last_round: RoundRecord | None = None
         self._binding: BoundParameters | None = None
         self._fit: FederatedFit | None = None
+        self._ranks: Ranks | None = None
         self._fallback: str | None = None
         self._quiet = ExitStack()
         self._carried: dict[str, Any] | None = None
@@ -58,8 +63,21 @@ class FitLifecycle:
         self.loop = install(trainer, self)
         return self.loop
 
-    def bind(self) -> None:
-        """A fit is set up: binds the parameters of the trainer's module."""
+    def bind(self, ranks: Ranks | None) -> None:
+        """A fit is set up: binds the parameters of the trainer's module.
+
+        Args:
+            ranks: the processes that run the fit; ``None`` for one.
+
+        Raises:
+            ValueError: the executor makes processes of its own.
+        """
+        self._ranks = ranks
+        if ranks is not None and not isinstance(self._options.executor, Sequential):
+            raise ValueError(
+                f"executor={self._options.executor!r} cannot be used with {ranks.size} processes, each of which trains "
+                "its share of the clients: leave executor out"
+            )
         self._binding = BoundParameters(self._trainer.lightning_module, self._algorithm.layers)
         self.loop.forget_data()
 
@@ -125,10 +143,13 @@ class FitLifecycle:
         elif self._trainer.current_epoch == 0:
             carried = None
         capacity = cohort_size(options.clients_per_round, len(loaders))
-        clients = ClientSide(
-            self._trainer, self.loop, options, limit, self._binding, loaders, capacity, options.executor
-        )  # fmt: skip
+        executor = options.executor if self._ranks is None else Ranked(self._ranks)
+        clients = ClientSide(self._trainer, self.loop, options, limit, self._binding, loaders, capacity, executor)
         self._fit = FederatedFit(self._trainer, options, self._binding, clients)
+        if self._ranks is not None:
+            check_same_fit(self._ranks, self._fit.description)
+            theta = self._binding.theta
+            say_processes(self._ranks, loaders.sizes.tolist(), capacity, theta.numel() * theta.element_size())
         self._fit.begin(carried)
         self._trained, self._finished = None, False
         trained, theta = (carried or {}).get("trained"), self._binding.theta
@@ -163,6 +184,9 @@ class FitLifecycle:
     def close_round(self) -> None:
         """Aggregates and applies the server step."""
         self.last_round = self.running.close_round()
+        if self._ranks is not None:
+            assert self._binding is not None
+            self.last_round = compared(self._ranks, self.last_round, self._binding.theta)
 
     def advance_schedules(self) -> None:
         """Moves schedulers and clock to the end of the round."""
@@ -172,6 +196,11 @@ class FitLifecycle:
         """Logs the round that was closed."""
         assert self.last_round is not None
         self.loop.publish(round_metrics(self.last_round), {"conflicts": str(self.last_round.conflicts)})
+
+    def end_epoch(self) -> None:
+        """Ranks stop together."""
+        if self._ranks is not None:
+            self._ranks.stop_together(self._trainer)
 
     @property
     def running(self) -> FederatedFit:

@@ -192,6 +192,9 @@ class VisitFit:
         """Moves schedulers and clock to the end of the round."""
         self.side.schedules.close_round()
 
+    def end_epoch(self) -> None:
+        """Nobody else is to stop."""
+
     def publish_round(self) -> None:
         """The learning-rate schedulers have stepped: packs what the client sends and keeps."""
         self._trainer.should_stop = True  # max_epochs is that of the federation

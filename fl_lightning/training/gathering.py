@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What clients add to metrics and lists of the module in a copy of the fit, and how it gets into the fit itself."""
+"""What clients add to the module's metrics and lists where they train, and how it gets into the fit in their turn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch import nn
 from torchmetrics import MetricCollection
 
 from fl_lightning.core.lightning.metric_recorder import MetricRecorder, MetricUpdate
-from fl_lightning.core.list_names import ListName, grown_lists, lists_in, made_list, watch_list
+from fl_lightning.core.lightning.metric_state import MetricState
+from fl_lightning.core.list_names import ListName, find_list, grown_lists, lists_in, made_list, put_list, watch_list
 from fl_lightning.core.modules import named_metrics, submodules
 from fl_lightning.core.watched_list import Watched
 
@@ -48,13 +49,16 @@ class Gathered:
             gathering.extend(items)
 
 
-class GatheringCopy:
-    """Notes what clients add to metrics and lists of a copy of the module, which is changed for good.
+_GROUPS = ("_enable_compute_groups", "_groups_checked", "_groups")
+
+
+class Gathering:
+    """Notes what clients add to metrics and lists of a module, whose metrics and lists are empty until :meth:`undo`.
 
     Lists are not watched before it is known that clients add to them: others, such as settings, may be read.
 
     Args:
-        module: the copy of the module.
+        module: the module of the fit, or a copy of it.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -62,13 +66,17 @@ class GatheringCopy:
         # In the module: what runs there without a trace takes back its entries, as it does with all lists.
         self._journal: list[MetricUpdate] = []
         vars(module)["_federated_journal"] = self._journal
+        self._collections: list[tuple[MetricCollection, dict[str, Any]]] = []
         for _, part in submodules(module):
             if isinstance(part, MetricCollection):  # each metric has its own entries
+                self._collections.append((part, {name: getattr(part, name) for name in _GROUPS}))
                 part._enable_compute_groups, part._groups_checked = False, False
                 part._groups = {place: [str(name)] for place, name in enumerate(part.keys(keep_base=True))}
         metrics = [(name, metric) for name, metric in named_metrics(module) if MetricRecorder.can_record(metric)]
+        self._states = [MetricState(metric) for _, metric in metrics]  # of all, before the first is emptied
         self._metrics = {name: MetricRecorder(name, metric, self._journal) for name, metric in metrics}
         self._watched: dict[ListName, Watched] = {}
+        self._originals: dict[ListName, Any] = {}
         self._lengths = {name: len(items) for name, items in lists_in(module).items()}
 
     @property
@@ -78,7 +86,9 @@ class GatheringCopy:
 
     def watch(self, names: Iterable[ListName]) -> bool:
         """Watches these lists too; returns whether any of them was not watched before."""
-        found = {name: watch_list(self._module, name) for name in names if name not in self._watched}
+        names = [name for name in names if name not in self._watched]
+        self._originals |= {name: find_list(self._module, name) for name in names}
+        found = {name: watch_list(self._module, name) for name in names}
         new = {name: watched for name, watched in found.items() if watched is not None}
         self._watched |= new
         return bool(new)
@@ -103,3 +113,15 @@ class GatheringCopy:
     def cut(self) -> tuple[ListName, ...]:
         """Takes back what was added to lists that are not watched; returns which these are."""
         return tuple(grown_lists(self._module, self._lengths))
+
+    def undo(self) -> None:
+        """The module's metrics and lists are what they were, and hold what they held."""
+        for name, items in self._originals.items():
+            put_list(self._module, name, items)
+        for metric in self._metrics.values():
+            metric.undo()
+        for state in self._states:
+            state.put_back()
+        for collection, groups in self._collections:
+            vars(collection).update(groups)
+        del vars(self._module)["_federated_journal"]

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,9 +96,14 @@ class ProcessCopies:
         """Whether every round changes state that a copy made before it does not have."""
         return self._rule.overrides("commit", "keep") or self._keep
 
-    def record_log(self, log: TrainingLog) -> None:
+    @contextmanager
+    def recording_log(self, log: TrainingLog) -> Iterator[None]:
         """Lets ``self.log`` in local training go elsewhere."""
-        self._local.log = log
+        own, self._local.log = self._local.log, log
+        try:
+            yield
+        finally:
+            self._local.log = own
 
     def round_state(self) -> RoundState:
         """What another copy needs to know of the round before its first client."""

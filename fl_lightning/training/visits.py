@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client's visit to a copy of the fit in another process: written down there, and repeated in the fit itself."""
+"""A client's visit that is written down where the client trains, and repeated in the fit when its turn comes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from torch import Tensor
+from typing import Any, TypeVar
 
 from fl_lightning.core.fingerprint import Fingerprint, is_metric
 from fl_lightning.core.lightning.epoch_loop import ClientTask
-from fl_lightning.core.lightning.process_copy import replace_metrics
+from fl_lightning.core.lightning.process_copy import replaced_metrics
 from fl_lightning.core.list_names import ListName, find_list
 from fl_lightning.training.client_runner import ClientRunner
-from fl_lightning.training.gathering import GatheringCopy
+from fl_lightning.training.gathering import Gathering
 from fl_lightning.training.process_copies import ClientTraces, RoundState
 from fl_lightning.training.recorders import LogRecorder, RefusedLogger, WatchedMetrics
 from fl_lightning.training.upload import Upload
@@ -67,34 +65,41 @@ class Outcome:
 
 
 class Visits:
-    """Trains clients on a copy of the fit and writes down what they leave behind.
-
-    The copy's loggers, metrics and ``self.log`` are replaced for good.
+    """Trains clients and writes down what they leave behind, instead of letting it happen.
 
     Args:
-        clients: the copy of what trains clients.
+        clients: trains the clients: that of the fit itself, or of a copy of it.
     """
 
     def __init__(self, clients: ClientRunner) -> None:
-        self._clients, self._gathering = clients, GatheringCopy(clients.module)
+        self._clients = clients
         self._log = LogRecorder(clients.module)
-        clients.copies.record_log(self._log)
-        self._loggers = [RefusedLogger() for _ in clients.trainer.loggers]
-        clients.trainer.loggers = self._loggers  # type: ignore[assignment]
-        self._metrics: list[WatchedMetrics] = replace_metrics(clients.trainer, WatchedMetrics)
-        self._order: RoundOrder | None = None
-        self._before = self._fingerprint()
+        self._loggers: list[RefusedLogger] = []
+        self._metrics: list[WatchedMetrics] = []
 
-    def begin_round(self, order: RoundOrder, params: Tensor) -> None:
-        """Takes a round and its global parameters ``[n]``."""
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """While it lasts, others stand in for the trainer's loggers, for metrics, and for ``self.log``."""
+        trainer, copies = self._clients.trainer, self._clients.copies
+        loggers, self._gathering = trainer.loggers, Gathering(self._clients.module)
+        self._loggers = [RefusedLogger() for _ in loggers]
+        with replaced_metrics(trainer, WatchedMetrics) as self._metrics, copies.recording_log(self._log):
+            trainer.loggers = self._loggers  # type: ignore[assignment]
+            self._before = self._fingerprint()
+            try:
+                yield
+            finally:
+                trainer.loggers = loggers
+                self._gathering.undo()
+
+    def begin_round(self, order: RoundOrder) -> None:
+        """Takes a round, which ``clients`` know already: see :meth:`ProcessCopies.load_round_state`."""
         self._order = order
-        self._clients.copies.load_round_state(order.state, params)
         if self._gathering.watch(order.gathering) or order.state.schedulers:
             self._before = self._fingerprint()
 
     def visit(self, place: int) -> Outcome:
         """Trains the client at a place; the copy is as it was then, unless the outcome says ``changed``."""
-        assert self._order is not None
         order, clients, log = self._order, self._clients, self._log
         task = order.tasks[place]
         assert task.client_id is not None
@@ -105,7 +110,7 @@ class Visits:
             try:
                 upload = clients.train(task)
             except BaseException as raised:
-                error, trace = _portable(raised), traceback.format_exc()
+                error, trace = portable(raised), traceback.format_exc()
             gathered, read = self._gathering.end()
             traces = clients.copies.traces_of(task.client_id, log.calls, gathered, failed=error is not None)
             clients.restore(failed=error is not None)
@@ -180,6 +185,9 @@ class Replays:
         return outcome.upload
 
 
+_E = TypeVar("_E", bound=BaseException)
+
+
 class _ElsewhereError(Exception):
     """Where in another process an error came from."""
 
@@ -202,7 +210,7 @@ def _noted_warnings() -> Iterator[list[tuple[str, type[Warning], str, int]]]:
         warnings.showwarning = shown
 
 
-def _portable(error: BaseException) -> BaseException:
+def portable(error: _E) -> _E | RuntimeError:
     """The error itself if it survives being sent, else one of the same name and message."""
     with contextlib.suppress(Exception):
         pickle.loads(pickle.dumps(error))

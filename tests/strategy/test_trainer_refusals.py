@@ -28,8 +28,6 @@ from fl_lightning.core.lightning.names import pl
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"devices": 2}, r"FederatedStrategy runs on one device: pass Trainer\(devices=1\), found 2"),
-        ({"num_nodes": 2}, r"FederatedStrategy runs on one node: pass Trainer\(num_nodes=1\), found 2"),
         ({"overfit_batches": 2}, "overfit_batches is not supported: use limit_train_batches, which counts per client"),
         ({"val_check_interval": 0.5}, "val_check_interval must be 1.0: .*check_val_every_n_epoch.*found 0.5"),
         ({"val_check_interval": 1}, "val_check_interval must be 1.0: .*check_val_every_n_epoch.*found 1$"),

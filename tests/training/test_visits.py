@@ -56,9 +56,12 @@ class ElsewhereRunner(CohortRunner):
         order, params = pickle.dumps(order), self._clients.global_params.clone()
         child = os.fork()
         if child == 0:
-            visits = Visits(self._clients)
-            visits.begin_round(pickle.loads(order), params)
-            self._path.write_bytes(pickle.dumps([visits.visit(place) for place in reversed(range(len(self._tasks)))]))
+            visits, order = Visits(self._clients), pickle.loads(order)
+            with visits.recording():
+                self._clients.copies.load_round_state(order.state, params)
+                visits.begin_round(order)
+                outcomes = [visits.visit(place) for place in reversed(range(len(self._tasks)))]
+            self._path.write_bytes(pickle.dumps(outcomes))
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
         return pickle.loads(self._path.read_bytes())

@@ -27,6 +27,8 @@ CONTRACT: dict[str, tuple[str, ...]] = {
     "validate_loop": ("_evaluation_step", "_max_batches", "_results", "_data_source"),
     "test_loop": ("_evaluation_step", "_max_batches", "_results", "_data_source"),
     "predict_loop": ("_data_source",),
+    "_signal_connector": ("received_sigterm",),
+    "strategy": ("_configure_launcher",),
     "_data_connector": ("attach_datamodule", "_datahook_selector"),
     "_logger_connector": (
         "on_batch_start", "on_batch_end", "update_train_step_metrics", "log_metrics", "_callback_metrics",

@@ -80,6 +80,9 @@ class RoundConductor(Protocol):
     def publish_round(self) -> None:
         """Logs the round that was closed."""
 
+    def end_epoch(self) -> None:
+        """All hooks of the epoch's end have run."""
+
 
 class FederatedEpochLoop(_TrainingEpochLoop):
     """Runs the clients of a round, then the server step, then validation.
@@ -171,6 +174,12 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         # Not trainer.num_training_batches, which are a client's.
         done = self.batch_progress.current.ready == self.trainer.fit_loop.max_batches
         return bool(done or self.batch_progress.is_last_batch)
+
+    def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
+        """Steps schedulers; Lightning does so last of all in an epoch, before it looks whether to stop."""
+        super().update_lr_schedulers(interval, update_plateau_schedulers)
+        if interval == "epoch" and update_plateau_schedulers:
+            self.conductor.end_epoch()
 
     def _should_accumulate(self) -> bool:
         return self._accumulating

@@ -29,6 +29,7 @@ class ClientBatch:
         num_samples: samples in it.
         batch: what the user's loader gave.
         source: the loader that tagged it.
+        index: its place among all clients' batches, if other processes have some of them; ``None``: as counted here.
     """
 
     client_id: int
@@ -37,6 +38,7 @@ class ClientBatch:
     num_samples: int
     batch: Any
     source: object
+    index: int | None = None
 
 
 @contextmanager
@@ -50,14 +52,15 @@ def untagged_batches(trainer: Trainer, around: Callable[[ClientBatch], AbstractC
     loop = _evaluation_loop(trainer)
     evaluation_step = loop._evaluation_step
 
-    def step(batch: Any, *args: Any, **kwargs: Any) -> None:
+    def step(batch: Any, batch_idx: int, *args: Any, **kwargs: Any) -> None:
         tags = list(_tags(batch))
         if tags:
             batch = apply_to_collection(batch, ClientBatch, attrgetter("batch"))
+            batch_idx = batch_idx if tags[0].index is None else tags[0].index
         with ExitStack() as stack:
             for tag in tags:
                 stack.enter_context(around(tag))
-            evaluation_step(batch, *args, **kwargs)
+            evaluation_step(batch, batch_idx, *args, **kwargs)
 
     loop._evaluation_step = step
     try:

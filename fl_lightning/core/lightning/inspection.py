@@ -30,6 +30,19 @@ _MODULE_HOOKS = (
 )  # fmt: skip
 
 
+def users_callback(callbacks: Sequence[Callback], *hooks: str) -> Callback | None:
+    """The first callback, other than Lightning's and ours, that defines one of the hooks."""
+    for callback in callbacks:
+        for name in hooks:
+            hook = getattr(callback, name)
+            function = getattr(hook, "__func__", hook)
+            package = (getattr(function, "__module__", None) or "").partition(".")[0]
+            theirs = package not in ("lightning", "pytorch_lightning", "fl_lightning")
+            if theirs and function is not getattr(Callback, name):
+                return callback
+    return None
+
+
 def full_path_reason(trainer: Trainer, module: LightningModule) -> str | None:
     """Why local steps must run through Lightning's own optimization, or ``None`` if they need not."""
     if not module.automatic_optimization:

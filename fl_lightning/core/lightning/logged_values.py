@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,11 +21,16 @@ from fl_lightning.core.logged_row import LoggedRow
 from fl_lightning.core.undefined import Noticed
 
 if TYPE_CHECKING:
-    from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
+    from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric, _Sync
 else:
     _result = lightning_module("trainer.connectors.logger_connector.result")
     _ResultCollection = _result._ResultCollection
     _ResultMetric = _result._ResultMetric
+    _Sync = _result._Sync
+
+
+LoggedShare = dict[str, tuple[dict[str, Any], Tensor, Tensor | None, int]]
+"""What a client adds under each key of Lightning's results: its options, the value, its weight and its updates."""
 
 
 class ClientValues:
@@ -78,6 +84,43 @@ class ClientValues:
             state.merge_back()
         self._tensors, self._metrics = {}, []
 
+    @property
+    def logs_steps(self) -> bool:
+        """Whether steps log values of single batches."""
+        return any(entry.meta.on_step for entry in self._results.values())
+
+    def share(self) -> LoggedShare:
+        """What the client's batches have logged, beside metric objects; called before :meth:`end`."""
+        return {
+            key: (_portable(e.meta), e.value.clone(), getattr(e, "cumulated_batch_size", None), int(e._update_count))
+            for key, e in self._entries()
+            if e.is_tensor and e._update_count
+        }
+
+    def join(self, shares: Iterable[LoggedShare]) -> None:
+        """Lets the results hold what some clients have logged, in their order, and nothing else.
+
+        Args:
+            shares: of the clients, from :meth:`share`.
+        """
+        begun: set[str] = set()
+        for share in shares:
+            for key, (meta, value, size, updates) in share.items():
+                if key not in self._results:  # the clients of this process do not log it
+                    sync = next((e.meta.sync.fn for e in self._results.values()), _Sync.no_op)
+                    self._results.log(value=value, batch_size=1, sync_dist_fn=sync, **meta)
+                entry = self._results[key]
+                before = entry.value, getattr(entry, "cumulated_batch_size", None), entry._update_count
+                entry.value, entry._update_count, entry._computed = value, updates, None
+                entry.has_reset = False
+                if size is not None:
+                    entry.cumulated_batch_size = size
+                if key in begun:
+                    self._merge_tensor(entry, *before)
+                begun.add(key)
+        for entry in self._results.values():
+            entry._computed = None  # Lightning has computed this process's part when its batches were over
+
     def _entries(self) -> Iterable[tuple[str, Any]]:
         return [(k, e) for k, e in self._results.items() if e.meta.on_epoch and not e.has_reset]
 
@@ -108,6 +151,14 @@ class ClientValues:
             )
         entry._update_count += updates
         entry._computed = None
+
+
+def _portable(meta: Any) -> dict[str, Any]:
+    """The arguments of ``self.log`` as another process takes them."""
+    given = {option.name: getattr(meta, option.name) for option in fields(meta)}
+    for own in ("_sync", "dataloader_idx"):
+        del given[own]
+    return {**given, "sync_dist": bool(meta.sync._should)}
 
 
 @contextmanager

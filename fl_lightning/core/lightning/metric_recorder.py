@@ -13,6 +13,8 @@ from torchmetrics.utilities import dim_zero_mean, dim_zero_sum
 from fl_lightning.core.lightning.metric_state import MetricState, State, is_mergeable, read_state, write_state
 from fl_lightning.core.seeding import isolated
 
+_METHODS = ("update", "forward", "reset", "compute")
+
 
 class MetricUpdate(NamedTuple):
     """What happened to a metric in another process.
@@ -42,7 +44,7 @@ class MetricRecorder:
 
     The metric itself is empty when a client begins. Sums of floats depend on the order in which they are added up, so
     each update is noted by itself; sums of integers, extremes and lists are one entry. Nobody may see what the metric
-    has added up: it is not what it is where the entries go. Takes the places of the metric's methods for good.
+    has added up: it is not what it is where the entries go. Takes the places of the metric's methods.
 
     An update that adds up several numbers one after the other rounds otherwise where the metric is empty. Those of
     torchmetrics add once; others are tried out.
@@ -66,8 +68,15 @@ class MetricRecorder:
         self._in_forward = False
         self._since: State = {}
         self.doubt = ""
+        self._own = {name: vars(metric)[name] for name in _METHODS if name in vars(metric)}
         vars(metric).update(update=self.update, forward=self.forward, reset=self.reset, compute=self.compute)
         self._reset()
+
+    def undo(self) -> None:
+        """Gives the metric its methods back; what it holds is up to the caller."""
+        for name in _METHODS:
+            del vars(self._metric)[name]
+        vars(self._metric).update(self._own)
 
     @staticmethod
     def can_record(metric: Metric) -> bool:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from fl_lightning.core.lightning.epoch_loop import FederatedEpochLoop
@@ -26,10 +27,15 @@ def load_progress(loop: FederatedEpochLoop, state: Mapping[str, Any]) -> None:
     loop.batch_progress.load_state_dict(state["batches"])
 
 
-def replace_metrics(trainer: Trainer, wrap: Callable[[dict[str, Any]], _T]) -> list[_T]:
-    """Puts others in the places of the trainer's dictionaries of metrics; returns them."""
-    connector, wrapped = trainer._logger_connector, []
+@contextmanager
+def replaced_metrics(trainer: Trainer, wrap: Callable[[dict[str, Any]], _T]) -> Iterator[list[_T]]:
+    """Puts others in the places of the trainer's dictionaries of metrics, and gives them."""
+    connector, found = trainer._logger_connector, {}
     for name in ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics"):
-        wrapped.append(wrap(getattr(connector, name)))
-        setattr(connector, name, wrapped[-1])
-    return wrapped
+        found[name] = getattr(connector, name)
+        setattr(connector, name, wrap(found[name]))
+    try:
+        yield [getattr(connector, name) for name in found]
+    finally:
+        for name, metrics in found.items():
+            setattr(connector, name, metrics)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a Trainer hands to a strategy: one device, plugins, and the limits on batches."""
+"""What a Trainer hands to a strategy: devices, plugins, and the limits on batches."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,21 +16,42 @@ from fl_lightning.core.lightning.names import (
     Trainer,
     lightning_module,
 )
+from fl_lightning.core.lightning.ranks import Ranks, epoch_logs_quiet, metrics_apart
 
+_T = TypeVar("_T")
 _LIMITS = ("limit_train_batches", "limit_val_batches", "limit_test_batches")
 
 
 class OneDevice(SingleDeviceStrategy):
-    """A single-device strategy that follows whichever trainer uses it, on CPU, CUDA or MPS.
+    """Runs a fit on one device per process, in one process or in several that Lightning starts.
+
+    It follows whichever trainer uses it. To modules and callbacks several processes are one fit on one device.
+
+    Args:
+        timeout: longest wait for another process.
 
     Attributes:
         limits: the trainer's limits on batches while the strategy applies them per client.
+        ranks: the processes; ``None`` for one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: timedelta = timedelta(minutes=30)) -> None:
         self._given: dict[str, Any] = {}
         super().__init__()
         self.limits: dict[str, int | float] = {}
+        self.ranks: Ranks | None = None
+        self._timeout, self._undo = timeout, ExitStack()
+
+    # ---- what a trainer hands over, in this order
+
+    @property
+    def cluster_environment(self) -> Any:
+        """Of the trainer that was made last with this strategy; ``None`` between trainers."""
+        return self._given.get("cluster_environment")
+
+    @cluster_environment.setter
+    def cluster_environment(self, environment: Any) -> None:
+        self._given["cluster_environment"] = environment
 
     @property
     def parallel_devices(self) -> None:
@@ -37,17 +60,76 @@ class OneDevice(SingleDeviceStrategy):
 
     @parallel_devices.setter
     def parallel_devices(self, devices: list[torch.device] | None) -> None:
-        self._root_device = refuse_devices(devices)
+        self._given["devices"] = list(devices or [torch.device("cpu")])
 
     @property
     def num_nodes(self) -> int:
-        """Always 1."""
-        return 1
+        """Machines that take part."""
+        return int(self._given.get("num_nodes", 1))
 
     @num_nodes.setter
     def num_nodes(self, num_nodes: int) -> None:
-        if num_nodes != 1:
-            raise ValueError(f"FederatedStrategy runs on one node: pass Trainer(num_nodes=1), found {num_nodes}")
+        self._given["num_nodes"] = num_nodes
+
+    def set_world_ranks(self) -> None:
+        """Everything was handed over: finds this process's place and device."""
+        devices, environment = self._given["devices"], self.cluster_environment
+        number = len(devices) * self.num_nodes
+        check_devices(devices, number, environment)
+        self.ranks = None
+        self._root_device, self.global_rank, self.local_rank, self.node_rank = devices[0], 0, 0, 0
+        if devices[0].type == "cpu":
+            self._root_device = torch.device("cpu")
+        if number > 1:
+            ranks = self.ranks = Ranks(self.accelerator, devices, environment, self.num_nodes, self._timeout)
+            self._root_device = ranks.device
+            self.global_rank, self.local_rank, self.node_rank = ranks.rank, ranks.local_rank, ranks.node_rank
+
+    def _configure_launcher(self) -> None:
+        self._launcher = None if self.ranks is None else self.ranks.launcher
+
+    # ---- several processes
+
+    def setup_environment(self) -> None:
+        """Connects the processes."""
+        super().setup_environment()
+        if self.ranks is not None:
+            self.ranks.join()
+
+    def setup(self, trainer: Trainer) -> None:
+        """Gives all processes the weights of the first."""
+        super().setup(trainer)
+        if self.ranks is not None:
+            self.ranks.share_module(trainer.lightning_module)
+            self._undo.enter_context(metrics_apart(trainer.lightning_module))
+            self._undo.enter_context(epoch_logs_quiet())
+
+    def teardown(self) -> None:
+        """Leaves the module's metrics as they were, and lets another trainer hand over its plugins."""
+        self._undo.close()
+        self._given.pop("cluster_environment", None)
+        super().teardown()
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this is the first process, which alone writes logs and checkpoints."""
+        return self.global_rank == 0
+
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        """Waits for all processes."""
+        if self.ranks is not None:
+            self.ranks.barrier()
+
+    def broadcast(self, obj: _T, src: int = 0) -> _T:
+        """The object of one process, on all."""
+        return obj if self.ranks is None else self.ranks.broadcast(obj, src)
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:  # noqa: A002
+        """What all processes, or any of them, have decided."""
+        if self.ranks is None:
+            return decision
+        decisions = self.ranks.gather(decision)
+        return decisions.count(True) == len(decisions) if all else any(decisions)
 
     # Lightning takes what lies in a strategy's own fields for the user's choice, against which a second trainer's
     # accelerator, precision or plugins would be refused or ignored. What a trainer hands over is kept elsewhere.
@@ -103,20 +185,26 @@ class OneDevice(SingleDeviceStrategy):
         self.limits = {}
 
 
-def refuse_devices(devices: Sequence[torch.device] | None) -> torch.device:
-    """Returns the one device to run on.
+def check_devices(devices: Sequence[torch.device], number: int, environment: Any) -> None:
+    """Checks what kind of devices and how many processes a trainer asks for.
+
+    Args:
+        devices: one per process of this machine.
+        number: processes of all machines.
+        environment: Lightning's cluster environment.
 
     Raises:
-        ValueError: more than one device, or a kind that is not supported.
+        ValueError: a kind that is not supported, or not in this number.
     """
-    found = list(devices or [torch.device("cpu")])
-    if found[0].type == "cpu":
-        # Lightning counts CPU "devices" as processes; one device object stands for each.
-        if len(found) > 1:
-            raise ValueError(f"FederatedStrategy runs on one device: pass Trainer(devices=1), found {len(found)}")
-        return torch.device("cpu")
-    if len(found) > 1:
-        raise ValueError(f"FederatedStrategy runs on one device: pass Trainer(devices=1), found {found}")
-    if found[0].type not in ("cuda", "mps"):
-        raise ValueError(f"FederatedStrategy runs on CPU, CUDA or MPS, found {found[0]}")
-    return found[0]
+    kind = devices[0].type
+    if kind not in ("cpu", "cuda", "mps"):
+        raise ValueError(f"FederatedStrategy runs on CPU, CUDA or MPS, found {devices[0]}")
+    if kind == "mps" and number > 1:
+        raise ValueError(f"MPS has one device, found Trainer(devices=...) that asks for {number} processes")
+    torchrun = lightning_module("plugins.environments").TorchElasticEnvironment
+    if number == 1 and isinstance(environment, torchrun) and environment.world_size() > 1:
+        raise ValueError(
+            f"torchrun has started {environment.world_size()} processes, and Trainer(devices=1, num_nodes=1) uses one: "
+            "each would run the whole fit and write the same files. Pass Trainer(devices=..., num_nodes=...) as given "
+            "to torchrun"
+        )

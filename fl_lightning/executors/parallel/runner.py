@@ -11,6 +11,7 @@ import torch
 
 from fl_lightning.core.fingerprint import Fingerprint
 from fl_lightning.core.lightning.epoch_loop import ClientTask
+from fl_lightning.core.lightning.inspection import users_callback
 from fl_lightning.core.lightning.names import Callback, rank_zero_info
 from fl_lightning.executors.base import CohortRunner
 from fl_lightning.executors.parallel import messages
@@ -52,7 +53,7 @@ class ParallelRunner(CohortRunner):
         self._replays = Replays(clients)
         self._order: RoundOrder | None = None
         callbacks: list[Callback] = clients.trainer.callbacks  # type: ignore[attr-defined]
-        self._changes_between = any(_acts_between_clients(callback) for callback in callbacks)
+        self._changes_between = users_callback(callbacks, "on_train_batch_start", "on_train_batch_end") is not None
         self.begin_round([])
 
     @property
@@ -219,15 +220,3 @@ class ParallelRunner(CohortRunner):
 def _end(watchdog: Watchdog, pool: WorkerPool) -> None:
     watchdog.close()
     pool.stop()
-
-
-def _acts_between_clients(callback: Callback) -> bool:
-    """Whether somebody's callback, other than Lightning's and ours, runs before or after a client."""
-    for name in ("on_train_batch_start", "on_train_batch_end"):
-        hook = getattr(callback, name)
-        function = getattr(hook, "__func__", hook)
-        if function is not getattr(Callback, name):
-            package = (getattr(function, "__module__", None) or "").partition(".")[0]
-            if package not in ("lightning", "pytorch_lightning", "fl_lightning"):
-                return True
-    return False

@@ -61,18 +61,23 @@ class Worker:
         """Trains clients until the parent is gone."""
         messages.send(self._channel, WorkerReady(can_train()))
         visits = Visits(self._clients)
-        while True:
-            order: RoundOrder = messages.receive(self._channel)
-            visits.begin_round(order, self._params)
-            self._sent = time.perf_counter()
-            while (place := self._next()) != STOP:
-                self._turn_to(place)
-                # Once something has changed here, clients would not be what they are in the parent.
-                if not self._broken:
-                    self._finish(visits.visit(place))
-                self._turn_to(STOP)
-            self._send()
-            messages.send(self._channel, RoundDone(self._frozen()))
+        with visits.recording():
+            while True:
+                self._round(visits)
+
+    def _round(self, visits: Visits) -> None:
+        order: RoundOrder = messages.receive(self._channel)
+        self._clients.copies.load_round_state(order.state, self._params)
+        visits.begin_round(order)
+        self._sent = time.perf_counter()
+        while (place := self._next()) != STOP:
+            self._turn_to(place)
+            # Once something has changed here, clients would not be what they are in the parent.
+            if not self._broken:
+                self._finish(visits.visit(place))
+            self._turn_to(STOP)
+        self._send()
+        messages.send(self._channel, RoundDone(self._frozen()))
 
     def _turn_to(self, place: int) -> None:
         self._since.fill_(time.monotonic())

@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from math import nan
 from typing import Any
 
 import torch
+from torchmetrics import Metric
 
+from fl_lightning.core.errors import RankError
 from fl_lightning.core.lightning.evaluation_batches import ClientBatch, num_loaders
 from fl_lightning.core.lightning.logged_values import ClientValues, active_results
 from fl_lightning.core.lightning.names import Trainer
+from fl_lightning.core.lightning.ranks import Ranks
 from fl_lightning.core.logged_row import LoggedRow
 from fl_lightning.core.module_state import state_kept
 from fl_lightning.core.records import EvaluationRecord
@@ -20,8 +23,9 @@ from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.core.state_copy import StateCopy
 from fl_lightning.core.undefined import Noticed
 from fl_lightning.metrics.functional import Mode
-from fl_lightning.simulation.evaluation.alone import Alone
+from fl_lightning.simulation.evaluation.alone import Alone, top_metrics
 from fl_lightning.simulation.evaluation.carried import Carried
+from fl_lightning.simulation.evaluation.divided import DividedEvaluation, LoggerWatch, batch_callback, fair_shares
 from fl_lightning.simulation.evaluation.epoch_end import EpochEnd
 from fl_lightning.simulation.evaluation.loader import EvaluationLoader
 from fl_lightning.simulation.evaluation.notices import Notices
@@ -42,6 +46,8 @@ class ClientEvaluation:
         round: rounds finished.
         notices: what all evaluations of a strategy have in common.
         personal: makes what evaluates clients' own models as well, where the method has them.
+        seed: of what steps draw, with the client.
+        ranks: the processes among which clients may be divided; ``None``: there is one.
     """
 
     def __init__(
@@ -52,7 +58,13 @@ class ClientEvaluation:
         round: int,  # noqa: A002
         notices: Notices,
         personal: Callable[[Alone], PersonalEvaluation] | None = None,
+        seed: int = 0,
+        ranks: Ranks | None = None,
     ) -> None:
+        self._seed, self._ranks = seed, ranks
+        self._divided: DividedEvaluation | None = None
+        self._watch: LoggerWatch | None = None
+        self._older: list[tuple[Metric, int]] = []
         self._trainer, self._loader, self._stage, self._round = trainer, loader, stage, round
         self._notices, self._memory, self._noticed = notices, notices.memory, Noticed()
         self._values = ClientValues(active_results(trainer), self._noticed)
@@ -80,8 +92,9 @@ class ClientEvaluation:
             self._begin()
         assert self._carried is not None
         if batch.is_first:
-            self._begin_client(self._carried)
-        yield
+            self._begin_client(self._carried, batch.client_id)
+        with nullcontext() if self._watch is None else self._watch.watching():
+            yield
         self._carried.after_batch()
         self._samples += batch.num_samples
         if batch.is_last:
@@ -99,15 +112,21 @@ class ClientEvaluation:
         known = self._notices.uncopied
         self._carried = Carried(self._alone.module, known)
         self._memory.begin(self._alone.module, self._carried.start)
+        self._older = [(m, int(m._update_count)) for m in top_metrics(self._alone.module) if m._update_count]
+        if self._ranks is not None and self._loader.share is not None:
+            self._divided = DividedEvaluation(self._ranks, self._alone.module, self._values)
+        elif self._ranks is not None:
+            self._watch = LoggerWatch(self._trainer)
         if self._alone.has_hook:
             self._ending = EpochEnd(self._alone, self._carried.lengths, self._notices.large)
 
-    def _begin_client(self, carried: Carried) -> None:
+    def _begin_client(self, carried: Carried, client: int) -> None:
         if not self._passes_on():  # once it does, nothing is put aside, and the evaluation is as it would be without us
             self._values.begin()
             if self._ending is not None:
                 self._ending.begin()
         self._steps.enter_context(carried.in_steps({} if self._ending is None else self._ending.aside, self._noticed))
+        self._steps.enter_context(isolated(derive_seed(self._seed, client), self._trainer.strategy.root_device))
         self._samples = 0
         self._noticed.reasons.clear()
 
@@ -128,6 +147,8 @@ class ClientEvaluation:
                 self._failed[client] = late.error
             late.update(row)
             row = late
+        if self._divided is not None:
+            self._divided.keep(client, self._samples, row)
         self._values.end()
         if self._ending is not None:
             self._ending.end()
@@ -140,6 +161,8 @@ class ClientEvaluation:
             )
             if own is not None:
                 self._own[client] = own
+                if self._divided is not None:
+                    self._divided.keep_own(client, own)
 
     def _passes_on(self) -> bool:
         """Whether something passes from client to client, or would be changed by what runs for one of them."""
@@ -149,7 +172,10 @@ class ClientEvaluation:
     def record(self) -> EvaluationRecord:
         """What was collected; a metric that a client did not log is NaN for it."""
         self._find_readers()
-        if self._carried is not None and self._passes_on():
+        if self._divided is not None:
+            self._ask_again(self._warned)
+            self._join(self._divided)
+        elif self._carried is not None and self._passes_on():
             self._separate(self._carried)
         else:
             self._ask_again(self._warned)
@@ -170,6 +196,55 @@ class ClientEvaluation:
             undefined={name: found for name, found in undefined.items() if found}, modes=modes,
             client_names=tuple(self._loader.loaders.names[client] for client in clients),
         )  # fmt: skip
+
+    # ---- several processes
+
+    def _join(self, divided: DividedEvaluation) -> None:
+        """Takes over what other processes have evaluated."""
+        reason = self.obstacle
+        if reason is not None:
+            raise RankError(
+                f"{type(self._alone.module).__name__}.{self._alone.step_name} {reason}, which it did not in the first "
+                "evaluation, and other processes have evaluated other clients: log values in the step, or gather them "
+                "in torchmetrics"
+            )
+        shares = divided.joined()
+        self._rows = {client: share.row for client, share in shares.items()}
+        self._own = {client: share.own for client, share in shares.items() if share.own is not None}
+        self._sizes = {client: share.size for client, share in shares.items()}
+        self._failed = {client: row.error for client, row in self._rows.items() if row.error is not None}
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why one process must evaluate all clients; ``None`` if they can be divided."""
+        carried = self._carried
+        if carried is None or num_loaders(self._trainer) > 1:
+            return "is not the only one that runs"
+        if carried.found or carried.has_grown():
+            return f"carries on {', '.join([*carried.names, *carried.lost]) or 'a list'} from one client to the next"
+        if self._memory.names or any(metric._update_count != updates for metric, updates in self._older):
+            return "depends on what earlier evaluations have left"
+        if self._watch is not None and self._watch.touched:
+            return "writes to loggers itself"
+        if self._values.logs_steps:
+            return "logs values of single batches (on_step=True)"
+        callback = batch_callback(self._trainer, self._stage)
+        return None if callback is None else f"is watched by {callback}"
+
+    def divide_next(self) -> None:
+        """Lets the next evaluation divide the clients among the processes, if this one has shown that it can."""
+        ranks, loader = self._ranks, self._loader
+        if ranks is None or loader.share is not None or loader.num_evaluated < ranks.size:
+            return
+        reason = self.obstacle
+        if any(reasons := ranks.gather(reason)):
+            said = next(filter(None, reasons))
+            self._notices.inform(
+                f"every process evaluates all clients, because {type(self._alone.module).__name__}."
+                f"{self._alone.step_name} {said}"
+            )
+            return
+        loader.share = fair_shares(loader.counts, ranks.size)[ranks.rank]
 
     # ---- clients one at a time
 

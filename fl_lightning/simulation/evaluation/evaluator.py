@@ -85,7 +85,8 @@ class Evaluator:
         # Validation inside a fit follows the round whose epoch is still open.
         rounds = trainer.current_epoch + int(trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking)
         self._guard.close()
-        self._guard.enter_context(isolated(derive_seed(self._seed, stage, rounds), trainer.strategy.root_device))
+        seed = derive_seed(self._seed, stage, rounds)
+        self._guard.enter_context(isolated(seed, trainer.strategy.root_device))
         self._model.show()
         layers = self._algorithm.layers
         models = models_to_evaluate(trainer, self._client_rule, loaded, layers)
@@ -94,7 +95,8 @@ class Evaluator:
             personal = None
             if models is not None and not trainer.sanity_checking:
                 personal = lambda alone: PersonalEvaluation(trainer, alone, models, layers)  # noqa: E731
-            self._running = ClientEvaluation(trainer, loader, stage, rounds, self._notices, personal)
+            ranks = trainer.strategy.ranks  # type: ignore[attr-defined]
+            self._running = ClientEvaluation(trainer, loader, stage, rounds, self._notices, personal, seed, ranks)
             self._guard.enter_context(self._running.listening())
             self._guard.enter_context(untagged_batches(trainer, self._running.batch))
         elif not trainer.sanity_checking:
@@ -111,6 +113,7 @@ class Evaluator:
         """The evaluation's last hook has run."""
         if self._finished is not None:
             self._finished.remember()
+            self._finished.divide_next()
             self._finished = None
 
     def stop(self) -> None:

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, islice
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -23,10 +23,14 @@ class PredictionLoader:
     Args:
         loaders: the clients' data.
         limit: batches per client, a count or a fraction.
+
+    Attributes:
+        share: the clients that this process walks over; ``None``: all.
     """
 
     def __init__(self, loaders: ClientLoaders, limit: int | float) -> None:
         self.loaders = loaders
+        self.share: Sequence[int] | None = None
         self._counts = [limited(limit, loaders.num_batches(client)) for client in range(len(loaders))]
 
     @property
@@ -44,8 +48,16 @@ class PredictionLoader:
 
     @property
     def last_client(self) -> int:
-        """The last client that has a batch; -1 if there is none."""
-        return max((client for client, count in enumerate(self._counts) if count), default=-1)
+        """The last client that has a batch here; -1 if there is none."""
+        return max((client for client in self._walked() if self._counts[client]), default=-1)
+
+    def _walked(self) -> Sequence[int]:
+        return range(len(self._counts)) if self.share is None else self.share
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """Batches of each client."""
+        return self._counts
 
     @property
     def num_evaluated(self) -> int:
@@ -61,7 +73,7 @@ class PredictionLoader:
         return islice(self.loaders.batches(client_id, seed=None), self._counts[client_id])
 
     def __iter__(self) -> Iterator[Any]:
-        for client in range(len(self._counts)):
+        for client in self._walked():
             for batch, _ in self.of_client(client):
                 yield batch
 
@@ -70,6 +82,9 @@ class EvaluationLoader(PredictionLoader):
     """Walks over all clients' batches and says of each one whose it is."""
 
     def __iter__(self) -> Iterator[ClientBatch]:
-        for client, count in enumerate(self._counts):
+        starts = [0, *accumulate(self._counts)]
+        for client in self._walked():
+            count = self._counts[client]
             for index, (batch, size) in enumerate(self.of_client(client)):
-                yield ClientBatch(client, index == 0, index + 1 == count, size, batch, self)
+                place = None if self.share is None else starts[client] + index
+                yield ClientBatch(client, index == 0, index + 1 == count, size, batch, self, place)

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several processes that run one fit together: Lightning starts them, ``torch.distributed`` connects them.
+
+Every process (a *rank*) runs the whole fit. Only what clients compute is divided. To modules and callbacks it stays one
+fit on one device: ``trainer.world_size`` is 1, and there is nothing to average over ranks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import os
+import random
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torchmetrics import Metric
+
+from fl_lightning.core.errors import RankError
+from fl_lightning.core.lightning.names import Trainer, lightning_module
+from fl_lightning.core.modules import submodules
+
+_T = TypeVar("_T")
+
+
+class Ranks:
+    """This process's place among the processes of a fit, and what it exchanges with the others.
+
+    Lightning's ``DDPStrategy`` lends its launcher and the numbering of ranks, so processes are started as for DDP: by
+    the script itself, by torchrun, or by a cluster's scheduler. Nothing else of DDP takes part.
+
+    Args:
+        accelerator: the trainer's.
+        devices: one device per process of this machine.
+        environment: the trainer's cluster environment.
+        num_nodes: machines.
+        timeout: longest wait for another rank. A rank waits while others train their last clients.
+
+    Attributes:
+        rank: of this process.
+        local_rank: of this process, on its machine.
+        node_rank: of this machine.
+        size: processes in all.
+        num_nodes: machines.
+        device: of this process.
+    """
+
+    def __init__(
+        self, accelerator: Any, devices: Sequence[torch.device], environment: Any, num_nodes: int, timeout: timedelta
+    ) -> None:
+        lender = lightning_module("strategies").DDPStrategy(
+            accelerator=accelerator, parallel_devices=list(devices), cluster_environment=environment
+        )
+        lender.num_nodes = num_nodes
+        lender.set_world_ranks()
+        lender._configure_launcher()
+        self._environment, self._timeout = environment, timeout
+        self.launcher = lender.launcher
+        self.rank, self.local_rank, self.node_rank = lender.global_rank, lender.local_rank, lender.node_rank
+        self.size, self.num_nodes = num_nodes * len(devices), num_nodes
+        self.device = devices[self.local_rank]
+        self._store: Any = None
+
+    def join(self) -> None:
+        """Connects this process with the others, and gives all of them the random state of the first.
+
+        Raises:
+            RuntimeError: the script has connected another number of processes.
+        """
+        if not dist.is_initialized():
+            backend = "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl"
+            host, port = self._environment.main_address, self._environment.main_port
+            _connect(backend, host, port, self.rank, self.size, self._timeout)
+        if dist.get_world_size() != self.size:
+            raise RuntimeError(
+                f"Trainer(devices=..., num_nodes=...) asks for {self.size} processes, and this script has connected "
+                f"{dist.get_world_size()}: use the same number in all its trainers"
+            )
+        if self._store is None:
+            self._store = self._shared_store()
+        self._share_random_state()
+
+    def _shared_store(self) -> Any:
+        """Counters that all ranks see; the first rank keeps them."""
+        host, wait = self._environment.main_address, self._timeout
+        if self.rank == 0:
+            store = TCPStore(host, 0, is_master=True, timeout=wait, wait_for_workers=False)
+            self.broadcast(store.port)
+            return store
+        port = self.broadcast(0)
+        return TCPStore(host, port, is_master=False, timeout=wait)
+
+    def _share_random_state(self) -> None:
+        python, numeric, generator = self.broadcast((random.getstate(), np.random.get_state(), torch.get_rng_state()))
+        random.setstate(python)
+        np.random.set_state(numeric)
+        torch.set_rng_state(generator)
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(self.broadcast(torch.cuda.get_rng_state(self.device)), self.device)
+
+    # ---- exchange
+
+    def barrier(self) -> None:
+        """Waits for all ranks."""
+        if self._store is not None:
+            self.gather(None)
+
+    def broadcast(self, value: _T, source: int = 0) -> _T:
+        """The value of one rank, on all."""
+        box = [value]
+        with self._answered():
+            dist.broadcast_object_list(box, source, device=torch.device("cpu"))
+        return box[0]
+
+    def gather(self, value: _T) -> list[_T]:
+        """Every rank's value, in the order of ranks, on all ranks; tensors come to this process's device."""
+        buffer = io.BytesIO()
+        torch.save(value, buffer)
+        found: list[Any] = [None] * self.size
+        with self._answered():
+            dist.all_gather_object(found, buffer.getvalue())
+        return [torch.load(io.BytesIO(part), self.device, weights_only=False) for part in found]
+
+    def send_row(self, row: Tensor, source: int) -> None:
+        """Overwrites a tensor on all ranks with that of one."""
+        with self._answered():
+            dist.broadcast(row, source)
+
+    @contextmanager
+    def _answered(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise RankError(
+                f"rank {self.rank} of {self.size} waits for another process of this fit, which has ended or does not "
+                f"answer (timeout of FederatedStrategy: {self._timeout}): its own output says why"
+            ) from error
+
+    def stop_together(self, trainer: Trainer) -> None:
+        """Lets all ranks stop if one of them was asked to, by a callback or by the signal SIGTERM."""
+        asked = self.gather((bool(trainer.should_stop), trainer.received_sigterm))
+        trainer.should_stop = any(stop for stop, _ in asked)
+        if any(signal for _, signal in asked):
+            trainer._signal_connector.received_sigterm = True
+
+    def share_module(self, module: nn.Module) -> None:
+        """Overwrites all parameters and buffers with those of the first rank."""
+        with torch.no_grad():
+            for tensor in (*module.parameters(), *module.buffers()):
+                whole = tensor.data.contiguous()
+                dist.broadcast(whole, 0)
+                if whole.data_ptr() != tensor.data_ptr():
+                    tensor.data.copy_(whole)
+
+    def claims(self, key: str, places: Sequence[int]) -> Iterator[int]:
+        """Hands out places to whichever rank asks next; each goes to one rank.
+
+        Args:
+            key: a name that no other division of work has.
+            places: in the order in which they are handed out, the same on all ranks.
+        """
+        while True:
+            with self._answered():
+                turn = self._store.add(key, 1) - 1
+            if turn >= len(places):
+                return
+            yield places[turn]
+
+
+def _connect(backend: str, host: str, port: int, rank: int, size: int, timeout: timedelta) -> None:
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, str(port)
+    dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout)
+
+    def disconnect() -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    atexit.register(disconnect)
+
+
+@contextmanager
+def metrics_apart(module: nn.Module) -> Iterator[None]:
+    """Keeps torchmetrics in a module from joining what other ranks hold, which may be at other clients."""
+    changed = [(m, m.distributed_available_fn) for _, m in submodules(module) if isinstance(m, Metric)]
+    for metric, _ in changed:
+        metric.distributed_available_fn = _alone
+    try:
+        yield
+    finally:
+        for metric, available in changed:
+            metric.distributed_available_fn = available
+
+
+@contextmanager
+def epoch_logs_quiet() -> Iterator[None]:
+    """Silences Lightning's advice to average logged values over ranks: they are those of all clients already."""
+    warnings.filterwarnings("ignore", message=r"It is recommended to use `self.log\(.*sync_dist=True")
+    own = warnings.filters[0]
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # somebody has reset the filters
+            warnings.filters.remove(own)  # type: ignore[attr-defined]
+
+
+def _alone() -> bool:
+    return False

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The clients of a round divided among the processes of a fit (``Trainer(devices=8, num_nodes=2)``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fl_lightning.core.errors import RankError
+from fl_lightning.core.lightning.epoch_loop import ClientTask
+from fl_lightning.core.lightning.ranks import Ranks
+from fl_lightning.executors.base import CohortRunner, Executor
+from fl_lightning.training.client_runner import ClientRunner
+from fl_lightning.training.upload import Upload
+from fl_lightning.training.visits import Outcome, Replays, Visits
+
+
+@dataclass(frozen=True)
+class Ranked(Executor):
+    """Every rank trains a share of a round's clients; the strategy uses it if a trainer has several processes.
+
+    Args:
+        ranks: the processes.
+    """
+
+    ranks: Ranks
+
+    def runner(self, clients: ClientRunner) -> CohortRunner:
+        """Of this process."""
+        return RankedRunner(clients, self.ranks)
+
+
+class RankedRunner(CohortRunner):
+    """Trains this rank's clients of a round when the first is asked for, and repeats all of them in cohort order.
+
+    The longest clients are trained first, and whoever is free takes the next. Which rank trains a client has no effect
+    on any result, because a client's randomness depends on (seed, round, client) alone.
+
+    Args:
+        clients: trains single clients.
+        ranks: the processes.
+    """
+
+    def __init__(self, clients: ClientRunner, ranks: Ranks) -> None:
+        self._clients, self._ranks = clients, ranks
+        self._visits, self._replays = Visits(clients), Replays(clients)
+        self._rounds = 0
+        self.begin_round([])
+
+    def begin_round(self, tasks: Sequence[ClientTask]) -> None:
+        """Training begins when the first client is asked for."""
+        self._tasks, self._turn = list(tasks), -1
+        self._outcomes: dict[int, Outcome] = {}
+
+    def train(self, task: ClientTask) -> Upload:
+        """Repeats the next client here; the first call trains this rank's share and waits for the others.
+
+        Raises:
+            RankError: another process has ended, or training leaves something behind that stays in one process.
+        """
+        self._turn += 1
+        if self._turn == 0:
+            self._train_share()
+        return self._replays.replay(self._outcomes.pop(self._turn))
+
+    def _train_share(self) -> None:
+        clients, ranks = self._clients, self._ranks
+        self._rounds += 1
+        order = self._replays.begin_round(self._tasks)
+        costs = [clients.planned_cost(task) for task in self._tasks]
+        longest_first = sorted(range(len(costs)), key=lambda place: (-costs[place], place))
+        own: list[Outcome] = []
+        with self._visits.recording():
+            self._visits.begin_round(order)
+            for place in ranks.claims(f"clients of round {self._rounds}", longest_first):
+                own.append(self._visited(place))
+                error = own[-1].error
+                if error is not None and not isinstance(error, Exception):
+                    raise error
+        for rank, outcomes in enumerate(ranks.gather(own)):
+            for outcome in sorted(outcomes, key=lambda outcome: outcome.place):
+                self._take(outcome, rank)
+
+    def _visited(self, place: int) -> Outcome:
+        outcome = self._visits.visit(place)
+        while outcome.changed and self._replays.learn(outcome):  # a list in which clients gather: it is watched now
+            self._visits.begin_round(self._replays.begin_round(self._tasks))
+            outcome = self._visits.visit(place)
+        return outcome
+
+    def _take(self, outcome: Outcome, rank: int) -> None:
+        """Receives a client's update, or hears that it may not be trained on one rank alone."""
+        task = self._tasks[outcome.place]
+        if outcome.changed:
+            raise RankError(
+                f"training client {task.client_id} {outcome.changed}, which the other ranks would not see: log it with "
+                "self.log, or use one process (Trainer(devices=1))"
+            )
+        if outcome.error is None:
+            self._ranks.send_row(self._clients.rows.values[task.index], rank)
+        self._outcomes[outcome.place] = outcome

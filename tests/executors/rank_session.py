@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program that several processes run together: fits whose weights and logged numbers the tests compare.
+
+``torchrun --nproc_per_node 3 rank_session.py OUT 3 fits FedLF SCAFFOLD`` writes ``OUT/rank-<r>.json``.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+
+import lightning as L
+import torch
+from support import Classifier, federated_blobs
+from torch.nn.functional import cross_entropy
+from torchmetrics import CatMetric, MeanMetric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassPrecision
+
+import fl_lightning as fl
+from fl_lightning.core.lightning.ranks import Ranks
+
+A = fl.algorithms
+DROP = 4
+
+
+class Gathering(Classifier):
+    """Gathers in every way that can be divided, in training and in evaluation."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.acc, self.loss, self.outputs = MulticlassAccuracy(4), MeanMetric(), []
+        both = {"a": MulticlassAccuracy(4), "b": MulticlassPrecision(4)}
+        self.both, self.seen = MetricCollection(both), CatMetric()
+        self.val = MulticlassAccuracy(4)
+
+    def training_step(self, batch, batch_idx):
+        logits = self(batch[0])
+        loss = cross_entropy(logits, batch[1])
+        self.acc(logits, batch[1])
+        self.loss(loss)
+        self.both.update(logits, batch[1])
+        self.log("acc", self.acc, on_step=True, on_epoch=True)
+        self.log("loss", self.loss)
+        self.outputs.append(loss.detach())
+        return loss
+
+    def on_train_epoch_end(self):
+        self.log("spread", torch.stack(self.outputs).std())
+        self.outputs.clear()
+        self.log_dict(self.both.compute())
+        self.both.reset()
+
+    def validation_step(self, batch, batch_idx):
+        logits = self(batch[0])
+        self.val.update(logits, batch[1])
+        self.log("val", self.val)
+        self.seen.update(logits[:, 0])
+        self.log("index", float(batch_idx))
+        self.log("largest", logits.max(), reduce_fx="max")
+        self.log("noisy", cross_entropy(torch.nn.functional.dropout(logits, 0.3), batch[1]), sync_dist=True)
+        if bool((batch[1] == batch[1][0]).all()):
+            self.log("rare", 1.0)
+        print(f"STEP {self.trainer.global_rank} {self.trainer.current_epoch}", flush=True)
+
+    def on_validation_epoch_end(self):
+        self.log("deviation", self.seen.compute().std())
+        self.seen.reset()
+
+
+class Fails(Classifier):
+    def training_step(self, batch, batch_idx):
+        if self.trainer.strategy._fits.hooks.work.client_id == DROP:
+            raise ValueError("no such client")
+        return super().training_step(batch, batch_idx)
+
+
+OPTIONS = {"dropout": 0.3, "norm": True, "momentum": 0.5, "log": True}
+FITS = {
+    "FedAvg": (Classifier, A.FedAvg, {}),
+    "FedLF": (Classifier, A.FedLF, {}),
+    "SCAFFOLD with FedLF": (Classifier, A.FedLF, {"client": A.SCAFFOLD}),
+    "FedDyn": (Classifier, A.FedDyn, {}),
+    "Ditto": (Classifier, A.Ditto, {}),
+    "MOON": (Classifier, A.MOON, {}),
+    "FedProto": (Classifier, A.FedProto, {}),
+    "FedMDFG": (Classifier, A.FedMDFG, {}),
+    "FedFV": (Classifier, A.FedFV, {}),
+    "FedHEAL": (Classifier, A.FedHEAL, {}),
+    "AFL": (Classifier, A.AFL, {}),
+    "FCFL": (Classifier, A.FCFL, {}),
+    "full gradients": (Classifier, A.FedAvg, {"full_gradients": True}),
+    "kept optimizers": (
+        Classifier, A.FedAvg,
+        {"client_optimizer_state": "keep", "server_optimizer": partial(torch.optim.Adam, lr=0.01)},
+    ),
+    "gathering": (Gathering, A.FedLF, {}),
+    "failing client": (Fails, A.FedAvg, {"on_client_error": "drop"}),
+}  # fmt: skip
+
+
+def trained(case, devices, rounds=3, nodes=1, resume=None, callbacks=(), module=None, data=None):
+    """One fit, then a test; returns a digest of the weights and everything that was logged."""
+    kind, method, options = FITS[case]
+    options = {name: value() if name == "client" else value for name, value in options.items()}
+    strategy = fl.FederatedStrategy(method(), clients_per_round=5, **options)
+    torch.manual_seed(1)
+    module = (module or kind)(**OPTIONS)
+    trainer = L.Trainer(
+        max_epochs=rounds, accelerator="cpu", devices=devices, num_nodes=nodes, strategy=strategy, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, callbacks=list(callbacks),
+    )  # fmt: skip
+    data = federated_blobs(7) if data is None else data
+    trainer.fit(module, data, ckpt_path=resume)
+    found = {name: repr(float(value)) for name, value in trainer.callback_metrics.items() if name != "fed/seconds"}
+    record = strategy.last_evaluation
+    found |= {f"client {name}": repr(values.tolist()) for name, values in record.values.items()}
+    if kind is Classifier:
+        found |= {name: repr(value) for name, value in trainer.test(module, data, verbose=False)[0].items()}
+    tensors = [*module.parameters(), *module.buffers()]
+    flat = torch.cat([tensor.detach().double().flatten() for tensor in tensors])
+    return trainer, hashlib.sha256(flat.numpy().tobytes()).hexdigest(), found
+
+
+def written(out, trainer, results):
+    (Path(out) / f"rank-{trainer.global_rank}.json").write_text(json.dumps(results))
+
+
+class Misbehaves(L.Callback):
+    """Does on one rank what a rank must not do alone."""
+
+    def __init__(self, what):
+        self.what = what
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        if trainer.current_epoch != 1:
+            return
+        if self.what == "stop" and trainer.global_rank == 1:
+            trainer.should_stop = True
+        if self.what == "raise" and trainer.global_rank == 0:
+            raise OSError("the disk is full")
+        if self.what == "kill" and trainer.global_rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.what == "weights" and trainer.global_rank == 1:
+            with torch.no_grad():
+                next(pl_module.parameters()).view(-1)[0] += 1e-3
+
+
+class Counts(Classifier):
+    def training_step(self, batch, batch_idx):
+        self.steps = getattr(self, "steps", 0) + 1
+        return super().training_step(batch, batch_idx)
+
+
+def main(out, devices, what, *cases):
+    devices = int(devices)
+    if what == "fits":
+        results = {}
+        for case in cases or FITS:
+            trainer, *results[case] = trained(case, devices)
+        written(out, trainer, results)
+    elif what == "nodes":
+        trainer, *result = trained("FedLF", 1, nodes=devices)
+        written(out, trainer, {"FedLF": result})
+    elif what == "save":
+        trainer, *_ = trained(cases[0], devices, rounds=2)
+        trainer.save_checkpoint(f"{out}/after-2.ckpt")
+    elif what == "resume":
+        trainer, *result = trained(cases[0], devices, rounds=4, resume=f"{out}/after-2.ckpt")
+        written(out, trainer, {cases[0]: result})
+    elif what == "data":
+        rank = int(os.environ.get("LOCAL_RANK", "0"))
+        trained("FedAvg", devices, data=federated_blobs(7, alpha=1.0 + rank))
+    elif what == "rows":
+        Ranks.send_row = lambda self, row, source: None
+        trained("FedAvg", devices)
+    elif what == "counts":
+        trained("FedAvg", devices, module=Counts)
+    else:
+        trainer, *result = trained("FedAvg", devices, rounds=4, callbacks=[Misbehaves(what)])
+        written(out, trainer, {"round": trainer.current_epoch, "result": result})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
