@@ -216,7 +216,7 @@ def test_it_fits_and_resumes(tmp_path):
     [
         ({"bases": [1.0]}, r"bases\[0\] of FA must be .*found 1.0"),
         ({"bases": [[float("nan")]]}, r"bases\[0\]\[0\] of FA must be .*found nan"),
-        ({"sigma": 0.0}, "sigma of FA must be a positive"),
+        ({"sigma": 0.0}, "sigma of FA must be None or a positive"),
         ({"bound": 0.5}, r"bound of FA must be .*found 0.5"),
         ({"tau": -0.1}, "tau of FA must be a finite number from 0 on"),
         ({"penalty": -1.0}, "penalty of FA"),
