@@ -44,7 +44,6 @@ class RankedRunner(CohortRunner):
     def __init__(self, clients: ClientRunner, ranks: Ranks) -> None:
         self._clients, self._ranks = clients, ranks
         self._visits, self._replays = Visits(clients), Replays(clients)
-        self._rounds = 0
         self.begin_round([])
 
     def begin_round(self, tasks: Sequence[ClientTask]) -> None:
@@ -65,14 +64,13 @@ class RankedRunner(CohortRunner):
 
     def _train_share(self) -> None:
         clients, ranks = self._clients, self._ranks
-        self._rounds += 1
         order = self._replays.begin_round(self._tasks)
         costs = [clients.planned_cost(task) for task in self._tasks]
         longest_first = sorted(range(len(costs)), key=lambda place: (-costs[place], place))
         own: list[Outcome] = []
         with self._visits.recording():
             self._visits.begin_round(order)
-            for place in ranks.claims(f"clients of round {self._rounds}", longest_first):
+            for place in ranks.claims(longest_first):
                 own.append(self._visited(place))
                 error = own[-1].error
                 if error is not None and not isinstance(error, Exception):

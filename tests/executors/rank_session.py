@@ -170,6 +170,12 @@ def main(out, devices, what, *cases):
     elif what == "resume":
         trainer, *result = trained(cases[0], devices, rounds=4, resume=f"{out}/after-2.ckpt")
         written(out, trainer, {cases[0]: result})
+    elif what == "again":
+        trainer, *_ = trained("FedLF", devices, rounds=2)
+        trainer.fit_loop.max_epochs = 3
+        trainer.fit(trainer.lightning_module, federated_blobs(7))
+        weights = [parameter.tolist() for parameter in trainer.lightning_module.parameters()]
+        written(out, trainer, {"round": trainer.current_epoch, "weights": weights})
     elif what == "data":
         rank = int(os.environ.get("LOCAL_RANK", "0"))
         trained("FedAvg", devices, data=federated_blobs(7, alpha=1.0 + rank))

@@ -149,6 +149,15 @@ def test_one_rank_stops_all(tmp_path):
     assert [rank["round"] for rank in results(tmp_path)] == [2, 2]
 
 
+def test_the_same_trainer_goes_on_with_more_rounds(tmp_path):
+    session(tmp_path, 2, "again")
+    many = results(tmp_path)
+    session(tmp_path, 1, "again")
+    (one,) = results(tmp_path)
+    assert one["round"] == 3
+    assert many == [one, one]
+
+
 FAILURES = {
     "data": r"ValueError: all ranks must run the same fit, found that rank 1 differs from rank 0 in .*other samples",
     "weights": r"RankError: after round 2, rank 1 must have the global parameters of rank 0, found others",

@@ -68,6 +68,7 @@ class Ranks:
         self.size, self.num_nodes = num_nodes * len(devices), num_nodes
         self.device = devices[self.local_rank]
         self._store: Any = None
+        self._divisions = 0
 
     def join(self) -> None:
         """Connects this process with the others, and gives all of them the random state of the first.
@@ -160,16 +161,16 @@ class Ranks:
                 if whole.data_ptr() != tensor.data_ptr():
                     tensor.data.copy_(whole)
 
-    def claims(self, key: str, places: Sequence[int]) -> Iterator[int]:
+    def claims(self, places: Sequence[int]) -> Iterator[int]:
         """Hands out places to whichever rank asks next; each goes to one rank.
 
         Args:
-            key: a name that no other division of work has.
             places: in the order in which they are handed out, the same on all ranks.
         """
+        self._divisions += 1  # counted here, not per fit: the store outlives a fit
         while True:
             with self._answered():
-                turn = self._store.add(key, 1) - 1
+                turn = self._store.add(f"division {self._divisions}", 1) - 1
             if turn >= len(places):
                 return
             yield places[turn]
