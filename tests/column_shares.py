@@ -50,7 +50,7 @@ def shared(cohort: Cohort, columns: Columns) -> Cohort:
         params=cohort.params[begin:end].clone(),
         updates=part(cohort.updates),
         companions={name: part(matrix) for name, matrix in cohort.companions.items()},
-        losses_at=None if ask is None else (lambda params: ask(torch.cat(columns.gather(params)))),
+        losses_at=None if ask is None else (lambda params: ask(columns.joined(params))),
     )
 
 
@@ -69,7 +69,7 @@ def divided(make: Callable[[], tuple[Any, Any]], cohorts: Sequence[Cohort], shar
     meeting, borders = Meeting(shares), Columns.cut(total, shares)
 
     def work(share: int) -> Work:
-        columns = Columns(borders, share, lambda mine: meeting.gather(share, mine))
+        columns = Columns(borders, share, lambda mine, sizes: meeting.gather(share, mine))
         columns = columns if shares > 1 else Columns.whole(total)
         torch.manual_seed(0)
         server, client = make()

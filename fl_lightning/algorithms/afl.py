@@ -46,6 +46,7 @@ class AFL(ServerRule):
 
     needs = Needs(losses=True)
     reads = "sums"
+    column_state = ("mean",)
     averages = True
 
     @checked(lambda_lr=Bounds(0))
@@ -124,7 +125,7 @@ class AFL(ServerRule):
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """Bytes of the averaged model."""
         width = torch.promote_types(federation.dtype, torch.float32).itemsize
-        return {"averaged model": federation.layout.numel * width}
+        return {"averaged model": federation.numel * width}
 
     def reset(self) -> None:
         """Forgets weights and models."""

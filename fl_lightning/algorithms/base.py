@@ -36,6 +36,9 @@ class ClientRule:
             keeps of its own row is its own and does not count. A class that overrides one of the two without saying
             what they read counts as ``"rows"``.
         placement: as in :class:`ServerRule`.
+        column_state: as in :class:`ServerRule`, for what :meth:`adjust_step` and :meth:`commit` do; names of entries of
+            :meth:`broadcast` and :meth:`state_for` belong here, too. A class that overrides one of these methods or
+            :meth:`state_dict` without saying it counts as ``None``.
         undefined_extras: names of extras in which NaN stands for something undefined. A report with NaN in others, or
             with infinity, counts as one whose update is not finite.
     """
@@ -43,12 +46,16 @@ class ClientRule:
     needs: Needs = Needs()
     reads: Reads = "sums"
     placement: tuple[str, ...] = ()
+    column_state: tuple[str, ...] | None = ()
     undefined_extras: tuple[str, ...] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if {"adjust_step", "commit"} & vars(cls).keys() and "reads" not in vars(cls):
-            cls.reads = "rows"  # what a class does not say is not known
+        own = vars(cls).keys()  # what a class does not say is not known
+        if {"adjust_step", "commit"} & own and "reads" not in own:
+            cls.reads = "rows"
+        if {"adjust_step", "commit", "broadcast", "state_for", "state_dict"} & own and "column_state" not in own:
+            cls.column_state = None
 
     def hyperparameters(self) -> dict[str, Any]:
         """See :meth:`ServerRule.hyperparameters`."""
@@ -188,6 +195,13 @@ class ServerRule(ABC):
         reads: what :meth:`aggregate` reads of the clients' rows. A class that overrides an ``aggregate`` without saying
             what its own reads counts as ``"rows"``.
         placement: names of constructor arguments that say where things are kept and change no result.
+        column_state: the rule works on any run of the columns: it takes sums over columns from the cohort's
+            :class:`UpdateMatrix`, and everything else that it does to parameters, rows and steps treats each column
+            alike. Several processes can then share the columns. The tuple names the entries of :meth:`state_dict` that
+            hold tensors with one number per column in their last dimension (``"momentum"``, ``"history.rows"`` for an
+            entry of an entry), or lists or dicts of such tensors. ``None``: every process needs whole rows. A class
+            that overrides :meth:`aggregate`, :meth:`evaluation_params` or :meth:`state_dict` without saying it counts
+            as ``None``.
         layers: the layers that the rule works on; the strategy lays out the parameters accordingly.
         averages: the step is a mean of the rows, whatever its weights, so that client halves may add to it.
         report: how the last step came about.
@@ -196,6 +210,7 @@ class ServerRule(ABC):
     needs: Needs = Needs()
     reads: Reads = "rows"
     placement: tuple[str, ...] = ()
+    column_state: tuple[str, ...] | None = None
     layers: LayerSpec = "module"
     averages: bool = False
     report: StepReport = StepReport()
@@ -204,8 +219,11 @@ class ServerRule(ABC):
         super().__init_subclass__(**options)
         inherited = getattr(cls.__mro__[1], "aggregate", None)
         first = getattr(inherited, "__isabstractmethod__", False)  # what the base class says is then meant for it
-        if "aggregate" in vars(cls) and "reads" not in vars(cls) and not first:
+        own = vars(cls).keys()
+        if "aggregate" in own and "reads" not in own and not first:
             cls.reads = "rows"
+        if {"aggregate", "evaluation_params", "state_dict"} & own and "column_state" not in own:
+            cls.column_state = None
 
     def hyperparameters(self) -> dict[str, Any]:
         """The constructor's arguments that shape results, by name, as numbers, strings and lists of them.

@@ -75,6 +75,7 @@ class PersonalModels(ClientRule):
     """
 
     reads = "sums"
+    column_state = ()
     placement = ("store",)
 
     def __init__(self, lam: float, lr: float | None, store: ClientModels | ClientFiles) -> None:

@@ -67,6 +67,7 @@ class FA(FedAvg):
     """
 
     reads = "sums"
+    column_state = ()
 
     @checked(bases=FILLED, sigma=Bounds(above=0), bound=Bounds(1), tau=Bounds(0), penalty=Bounds(0))
     def __init__(
@@ -106,6 +107,7 @@ class AgnosticWeights(ClientRule):
 
     needs = Needs(groups=True)
     reads = "sums"
+    column_state = ()
 
     def __init__(
         self,

@@ -71,6 +71,7 @@ class FCFL(ServerRule):
     layers = "model"
     needs = Needs(losses=True, full_gradients=True, client_lr=True)
     reads = "gram"
+    column_state = ()
 
     _delta_factor, _delta_floor = 0.1, 1e-4  # d shrinks where 0.1 ||grad SM|| <= d, and stays once it is below 1e-4
     _joint_threshold = 1e-3  # eps_d of equation 14

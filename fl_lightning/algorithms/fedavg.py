@@ -26,6 +26,7 @@ class FedAvg(ServerRule):
     """
 
     reads = "sums"
+    column_state = ()
     averages = True
 
     @checked()

@@ -54,6 +54,7 @@ class DynamicRegularizer(ClientVectors):
     """
 
     reads = "sums"
+    column_state = ClientVectors.column_state
 
     vectors = "FedDyn's h"
 
@@ -94,4 +95,4 @@ class DynamicRegularizer(ClientVectors):
 
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """Bytes of the duals."""
-        return {"duals": (federation.num_clients + 1) * federation.layout.numel * federation.dtype.itemsize}
+        return {"duals": (federation.num_clients + 1) * federation.numel * federation.dtype.itemsize}

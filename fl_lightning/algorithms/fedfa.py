@@ -40,6 +40,7 @@ class FedFa(ServerRule):
 
     needs = Needs(accuracies=True)
     reads = "sums"
+    column_state = ("momentum",)
 
     @checked(beta=Bounds(0, 1), gamma=Bounds(0, below=1))
     def __init__(self, beta: float = 0.5, gamma: float = 0.9) -> None:
@@ -72,7 +73,7 @@ class FedFa(ServerRule):
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """Bytes of the momentum."""
         width = torch.promote_types(federation.dtype, torch.float32).itemsize
-        return {"server momentum": federation.layout.numel * width}
+        return {"server momentum": federation.numel * width}
 
     def reset(self) -> None:
         """Forgets participations and momentum."""

@@ -33,6 +33,7 @@ class FedGini(ServerRule):
 
     needs = Needs(losses=True)
     reads = "sums"
+    column_state = ()
     averages = True
 
     @checked(epsilon=Bounds(0, 1))

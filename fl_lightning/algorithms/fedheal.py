@@ -54,6 +54,7 @@ class FedHEAL(ServerRule):
     """
 
     reads = "rows"
+    column_state = ("counts",)
     averages = True
 
     @checked(tau=Bounds(above=0, below=1), beta=Bounds(0, 1))
@@ -91,6 +92,7 @@ class FedHEAL(ServerRule):
             norms.append(squares.sum() if self._squares_norms else squares.sqrt().sum())
         p = self._weigh(cohort, torch.stack(norms).cpu())
         bits = torch.stack(keep)
+        updates.columns.note(p)
         step = ops.puc_combine(updates.rows, bits, p)  # equations 8 and 9
         kept_share = updates.columns.count(_ones(bits)) / (len(cohort) * updates.layout.numel)
         self.report = StepReport(weights=p, scalars={"kept_share": kept_share})
@@ -149,7 +151,7 @@ class FedHEAL(ServerRule):
 
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """One byte per coordinate and client; two from a client's 255th round on."""
-        return {"increase counts": federation.num_clients * federation.layout.numel} if self.filter_updates else {}
+        return {"increase counts": federation.num_clients * federation.numel} if self.filter_updates else {}
 
     def reset(self) -> None:
         """Forgets all clients."""

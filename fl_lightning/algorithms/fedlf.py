@@ -76,6 +76,8 @@ class FedLF(RemembersRows):
         ValueError: an argument is out of range.
     """
 
+    column_state = RemembersRows.column_state
+
     _fair_row: Literal["cos", "h", "none"] = "cos"  # equation 5; "h" as in FedMDFG (ablation M5); none (M4)
 
     @checked(layers=FILLED, history_window=Bounds(0), max_history=Bounds(1), history_device=DEVICE)

@@ -53,6 +53,8 @@ class FedMDFG(RemembersRows):
         ValueError: an argument is out of range.
     """
 
+    column_state = RemembersRows.column_state
+
     @checked(theta=Bounds(above=0, most=math.pi / 2), s=Bounds(0), beta=Bounds(above=0, below=1), history_device=DEVICE)
     def __init__(
         self,

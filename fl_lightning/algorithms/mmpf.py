@@ -51,6 +51,7 @@ class MMPF(ServerRule):
 
     needs = Needs(losses=True, requery=True, exact_step=True)
     reads = "sums"
+    column_state = ("params",)
 
     @checked(
         inner_rounds=Bounds(1),
@@ -138,7 +139,7 @@ class MMPF(ServerRule):
 
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """Bytes of the model that was kept."""
-        return {"kept model": federation.layout.numel * federation.dtype.itemsize}
+        return {"kept model": federation.numel * federation.dtype.itemsize}
 
     def reset(self) -> None:
         """Starts from uniform weights."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.arguments import FILLED, Bounds, checked
+from fl_lightning.core.columns import Columns
 from fl_lightning.core.layout import ParamLayout
 
 State = dict[str, Any]
@@ -81,6 +82,7 @@ class Federation:
         dtype: of parameters and rows.
         cohort_size: clients sampled per round; ``None`` if unknown.
         rounds: rounds of the fit, those before a resumption included; ``None`` if unknown.
+        columns: those of the rule's process, where several share them; ``None``: all.
     """
 
     num_clients: int
@@ -89,6 +91,12 @@ class Federation:
     dtype: torch.dtype
     cohort_size: int | None = None
     rounds: int | None = None
+    columns: Columns | None = None
+
+    @property
+    def numel(self) -> int:
+        """Columns of the rule's process: the length of its parameters, rows and steps."""
+        return self.layout.numel if self.columns is None else self.columns.numel
 
 
 @checked(scalars=Bounds(finite=False))

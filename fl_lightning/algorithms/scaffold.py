@@ -41,6 +41,7 @@ class SCAFFOLD(ServerRule):
     """
 
     reads = "sums"
+    column_state = ()
     placement = ("control_device",)
     averages = True
 
@@ -154,7 +155,7 @@ class ControlVariates(ClientVectors):
 
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """Bytes of the control variates, and of the rows in which clients send their change."""
-        row = federation.layout.numel * federation.dtype.itemsize
+        row = federation.numel * federation.dtype.itemsize
         return {"control_variates": (federation.num_clients + 1) * row, "control_rows": cohort_size * row}
 
 

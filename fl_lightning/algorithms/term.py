@@ -40,6 +40,7 @@ class TERM(ServerRule):
 
     needs = Needs(losses=True)
     reads = "sums"
+    column_state = ()
 
     @checked(t=Bounds(above=0), ema_rate=Bounds(above=0, most=1))
     def __init__(self, t: float = 1.0, reading: Reading = "library", ema_rate: float = 0.5) -> None:

@@ -18,8 +18,12 @@ from torch import Tensor
 from fl_lightning.ops.slices import add_tree, slice_columns, subtrees
 
 
-def _alone(mine: Tensor) -> list[Tensor]:
+def _alone(mine: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     return [mine]
+
+
+def _unseen(numbers: Tensor) -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,9 @@ class Columns:
             ``borders[r + 1]`` and may be empty. All but 0 and ``n`` lie between slices, see :meth:`cut`.
         share: the number of this share.
         gather: hands in a tensor of this share and returns those of all shares in their order. All shares call it at
-            the same places; first dimensions may differ.
+            the same places. Their first dimensions are the second argument.
+        note: is told of numbers that must be the same on all shares, such as the coefficients of a step, so that shares
+            that came to others can be found out.
 
     Raises:
         ValueError: a border or the share's number breaks the rules above.
@@ -39,7 +45,8 @@ class Columns:
 
     borders: tuple[int, ...]
     share: int = 0
-    gather: Callable[[Tensor], list[Tensor]] = _alone
+    gather: Callable[[Tensor, Sequence[int]], list[Tensor]] = _alone
+    note: Callable[[Tensor], None] = _unseen
 
     def __post_init__(self) -> None:
         borders, width = self.borders, slice_columns(self.total) if self.borders else 0
@@ -70,12 +77,29 @@ class Columns:
     @property
     def numel(self) -> int:
         """Number of columns of this share."""
-        begin, end = self._span
+        begin, end = self.span
         return end - begin
 
     @property
-    def _span(self) -> tuple[int, int]:
-        return self.borders[self.share], self.borders[self.share + 1]
+    def span(self) -> tuple[int, int]:
+        """The first column of this share, and the one after its last."""
+        return self.spans[self.share]
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """Those of all shares."""
+        return list(pairwise(self.borders))
+
+    def part(self, values: Tensor) -> Tensor:
+        """The columns ``[..., numel]`` of this share of a tensor ``[..., n]``; not a copy."""
+        begin, end = self.span
+        return values[..., begin:end]
+
+    def joined(self, part: Tensor) -> Tensor:
+        """A vector ``[n]`` of whose columns every share hands in its own; all shares get it."""
+        if len(self.borders) == 2:
+            return part
+        return torch.cat(self.gather(part, [end - begin for begin, end in self.spans]))
 
     def offsets(self, starts: Sequence[int]) -> Tensor:
         """Where segments of all columns begin in this share: ``[L + 1]`` int64 on the CPU, as the ops take them.
@@ -83,7 +107,7 @@ class Columns:
         Args:
             starts: ``L + 1`` numbers that rise from 0 to ``n``.
         """
-        return _within(starts, *self._span)
+        return _within(starts, *self.span)
 
     def sum(self, starts: Sequence[int], part: Callable[[slice, Tensor], Tensor]) -> Tensor:
         """A sum per segment over the columns of all shares.
@@ -96,18 +120,19 @@ class Columns:
         Returns:
             ``[L, ...]``, on every share the same.
         """
-        begin, end = self._span
+        begin, end = self.span
         if len(self.borders) == 2:
             return part(slice(begin, end), _within(starts, begin, end))
         spans = subtrees(begin, end, self.total)
         sums = [part(slice(a - begin, b - begin), _within(starts, a, b)) for a, b in spans]
         mine = torch.stack(sums) if sums else part(slice(0, 0), _within(starts, begin, begin))[None][:0]
-        everyones = [span for a, b in pairwise(self.borders) for span in subtrees(a, b, self.total)]
-        return add_tree(everyones, torch.cat(self.gather(mine)), self.total)
+        everyones = [subtrees(*span, self.total) for span in self.spans]
+        parts = torch.cat(self.gather(mine, [len(held) for held in everyones]))
+        return add_tree([span for held in everyones for span in held], parts, self.total)
 
     def count(self, number: Tensor) -> int:
         """The sum over the shares of an integer."""
-        return int(torch.cat(self.gather(number.reshape(1))).sum())
+        return int(torch.cat(self.gather(number.reshape(1), [1] * len(self.spans))).sum())
 
 
 def _within(starts: Sequence[int], begin: int, end: int) -> Tensor:

@@ -147,6 +147,7 @@ class UpdateMatrix:
             coeff: ``[L, m]`` per layer, or ``[m]`` for all layers alike.
             out: if given, the result is added to it in place.
         """
+        self.columns.note(coeff)
         if coeff.dim() == 1:
             coeff = coeff.expand(self.layout.num_layers, -1)
         return ops.layer_combine(self.rows, self.offsets, coeff, out)

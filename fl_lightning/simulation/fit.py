@@ -28,6 +28,7 @@ from fl_lightning.simulation.resume_checks import check_resume, remembers
 from fl_lightning.simulation.server import Server
 from fl_lightning.simulation.uploads import Round
 from fl_lightning.training.bound_parameters import BoundParameters
+from fl_lightning.training.upload import Upload
 
 
 class FederatedFit:
@@ -204,7 +205,7 @@ class FederatedFit:
         self.clients.follow_optimizers()
         current.trained += 1
         try:
-            upload = self.clients.train(task)
+            upload = self._taken(self.clients.train(task))
         except RankError:
             raise
         except Exception as error:
@@ -213,6 +214,13 @@ class FederatedFit:
         self.clients.schedules.arrived(client, upload.pace)
         current.uploads.append(upload)
         return upload.train_loss
+
+    def _taken(self, upload: Upload) -> Upload:
+        """What a client has sent; vectors beside its update are in the round's rows now."""
+        if upload.report.companions:
+            self.clients.runner.rows.take_companions(upload.index, upload.report.companions)
+            upload = replace(upload, report=replace(upload.report, companions={}))
+        return upload
 
     def close_round(self) -> RoundRecord:
         """Aggregates the uploads that arrived and applies the step."""

@@ -12,13 +12,11 @@ from torch.optim import Optimizer
 
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.records import StepReport, mean_rate
-from fl_lightning.core.aligned import stacked_rows
 from fl_lightning.core.client_names import client_label, numbered
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.errors import ClientError, ModuleError
 from fl_lightning.core.lightning.names import rank_zero_warn
 from fl_lightning.core.records import RoundRecord
-from fl_lightning.core.updates import UpdateMatrix
 from fl_lightning.metrics.functional import conflict_counts
 from fl_lightning.simulation.global_step import GlobalStep, OptimizerFactory, RefusedStepError
 from fl_lightning.simulation.uploads import ErrorPolicy, Round, UsableUploads, stacked, usable
@@ -135,14 +133,11 @@ class Server:
             reason = f"{count} usable report{'s' * (count > 1)}, fewer than min_clients={self._min_clients}"
             reason = reason if uploads else "no usable report"
             return self._skip(current, uploads, f"had {reason}", reason, seconds, current.trained > 0 and count == 0)
-        ids = tuple(upload.client_id for upload in uploads)
-        ask = None if losses_at is None else (lambda params: losses_at(params, ids))
-        updates = rows.gathered([upload.index for upload in uploads], reports.norms)
-        cohort = self._cohort(current.index, uploads, updates, ask)
+        cohort = self._cohort(current.index, reports, rows, losses_at)
         settle = self._algorithm.tentatively()
         try:
             step, step_norm = self._aggregate(cohort)
-            take = self._step.tried(step, step_norm)
+            take = self._step.tried(rows.columns.joined(step), step_norm)
         except RefusedStepError as refusal:
             settle(False)
             return self._refused(current, reports, str(refusal), seconds)
@@ -181,18 +176,20 @@ class Server:
     def _cohort(
         self,
         index: int,
-        uploads: Sequence[Upload],
-        updates: UpdateMatrix,
-        losses_at: Callable[[Tensor], Tensor] | None,
+        reports: UsableUploads,
+        rows: UpdateRows,
+        losses_at: Callable[[Tensor, Sequence[int]], Tensor] | None,
     ) -> Cohort:
+        uploads, columns = reports.uploads, rows.columns
         ids, rule = tuple(upload.client_id for upload in uploads), type(self._rule).__name__
         extras = stacked([upload.report.extras for upload in uploads], ids, f"extras of {rule}")
-        sent = [upload.report.companions for upload in uploads]
-        companions = stacked(sent, ids, f"companions of {rule}", stacked_rows)
+        names = rows.same_companions({upload.index: upload.client_id for upload in uploads})
+        updates = rows.gathered([upload.index for upload in uploads], reports.norms)
+        ask = None if losses_at is None else (lambda params: losses_at(columns.joined(params), ids))
         rates = [upload.client_lr for upload in uploads if upload.client_lr is not None]
         losses = [upload.loss for upload in uploads if upload.loss is not None]
         return Cohort(
-            params=self._binding.theta,
+            params=columns.part(self._binding.theta),
             updates=updates,
             losses=torch.tensor(losses, dtype=torch.float64) if len(losses) == len(uploads) else None,
             sizes=torch.tensor([upload.size for upload in uploads]),
@@ -201,8 +198,8 @@ class Server:
             client_lr=mean_rate(rates) if len(rates) == len(uploads) else None,
             num_clients=self._num_clients,
             extras=extras,
-            companions={name: updates.beside(rows) for name, rows in companions.items()},
-            losses_at=losses_at,
+            companions={name: updates.beside(rows.companion(name)[: len(uploads)]) for name in names},
+            losses_at=ask,
             num_samples=self.num_samples,
         )
 

@@ -73,7 +73,7 @@ def usable(
     buffers = bank.finite([upload.buffers for upload in uploads]).tolist()
     kept: list[int] = []
     for place, upload in enumerate(uploads):
-        loss, companions = losses[place], upload.report.companions
+        loss, companions = losses[place], rows.companion_norms(upload.index)
         extras = _not_finite(upload.report.extras, rule)
         if not isfinite(float(norms[place])):
             drop(upload, "its update is not finite")
@@ -83,7 +83,7 @@ def usable(
             drop(upload, f"its loss at the global model is {upload.loss}")
         elif not buffers[place]:
             drop(upload, "its buffers are not finite")
-        elif not all(bool(rows.norm(row).isfinite()) for row in companions.values()):
+        elif not all(map(isfinite, companions.values())):
             drop(upload, f"what it sends besides its update is not finite ({', '.join(companions)})")
         elif extras:
             drop(upload, f"what {type(rule).__name__} sends besides its update is not finite (extras {extras})")
@@ -92,19 +92,13 @@ def usable(
     return UsableUploads([uploads[k] for k in kept], norms[kept], [losses[k] for k in kept])
 
 
-def stacked(
-    parts: Sequence[Mapping[str, Tensor]],
-    client_ids: Sequence[int],
-    what: str,
-    join: Callable[[list[Tensor]], Tensor] = torch.stack,
-) -> dict[str, Tensor]:
+def stacked(parts: Sequence[Mapping[str, Tensor]], client_ids: Sequence[int], what: str) -> dict[str, Tensor]:
     """Joins what all clients sent under the same name: ``[m, ...]``.
 
     Args:
         parts: the clients' tensors by name.
         client_ids: for the error.
         what: for the error.
-        join: makes one tensor of the clients'.
 
     Raises:
         ValueError: names or shapes differ between clients.
@@ -113,7 +107,7 @@ def stacked(
     if any(shape != shapes[0] for shape in shapes):
         found = dict(zip(client_ids, shapes, strict=True))
         raise ValueError(f"{what} must have the same names and shapes from all clients, found {found}")
-    return {name: join([part[name] for part in parts]) for name in shapes[0]}
+    return {name: torch.stack([part[name] for part in parts]) for name in shapes[0]}
 
 
 def _not_finite(extras: Mapping[str, Tensor], rule: ClientRule) -> str:

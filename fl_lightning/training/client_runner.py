@@ -132,7 +132,7 @@ class ClientRunner:
             self.schedules.begin_visit()
             self._watch_rate()
             if needs.full_gradients:
-                loss: Tensor | None = self._upload_gradient(work, self.rows.values[task.index])
+                loss: Tensor | None = self._upload_gradient(work, self.rows.row(task.index))
                 report = self.rule.end_client(work)
                 self.rows.received(task.index)
             else:

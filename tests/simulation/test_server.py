@@ -384,7 +384,10 @@ def upload(index, client_id, size=1, **more):
 def received(values):
     """The rows of a round in which every client's update has arrived."""
     module = nn.Linear(values.shape[1], 1, bias=False, dtype=values.dtype)
-    rows = UpdateRows(BoundParameters(module, "module"), len(values), lambda number, like: values)
+    memory = iter([values])
+    rows = UpdateRows(
+        BoundParameters(module, "module"), len(values), lambda *of: next(memory, torch.empty_like(values))
+    )
     for index in range(len(values)):
         rows.received(index)
     return rows
@@ -399,9 +402,11 @@ def test_usable_uploads_are_gathered_and_the_others_have_reasons():
         upload(0, 10, train_loss=torch.tensor(1.5)),
         upload(1, 11),
         upload(2, 12, loss=math.nan, train_loss=torch.tensor([2.5], dtype=torch.float64)),
-        upload(3, 13, report=ClientReport(companions={"control": torch.tensor([1.0, math.inf, 0.0])})),
+        upload(3, 13),
         upload(4, 14, loss=0.5),
     ]
+    rows.take_companions(3, {"control": torch.tensor([1.0, math.inf, 0.0])})
+    rows.take_companions(4, {"control": torch.ones(3)})
     reasons = {}
     got = usable(uploads, rows, bank, ClientRule(), lambda a, why: reasons.update({a.client_id: why}))
     assert [a.client_id for a in got.uploads] == [10, 14]
@@ -424,7 +429,7 @@ def test_norms_of_large_numbers_do_not_overflow(dtype):
     got = usable([upload(0, 1)], rows, BufferBank(nn.Linear(1, 1), "mean"), ClientRule(), pytest.fail)
     assert got.norms.item() == pytest.approx(3 * float(vector[0]), rel=1e-3)
     vector[0] = math.inf
-    assert rows.norm(vector).tolist() == [math.inf]
+    assert rows.norms([0]).tolist() == [math.inf]
 
 
 def test_reports_must_agree():

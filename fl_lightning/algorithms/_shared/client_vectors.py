@@ -26,6 +26,7 @@ class ClientVectors(ClientRule, ABC):
     """
 
     reads = "sums"
+    column_state = ("server", "client", "clients.tensors")
     placement = ("device",)
 
     vectors: str
@@ -41,7 +42,7 @@ class ClientVectors(ClientRule, ABC):
         Raises:
             ValueError: a restored vector has another length than the model.
         """
-        n = federation.layout.numel
+        n = federation.numel
         if self._server is None:
             self._server = torch.zeros(n, dtype=federation.dtype, device=federation.device)
         if self._server.shape != (n,):

@@ -115,9 +115,10 @@ class Disparities(ClientRule):
         return self._report
 
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
-        """Bytes of the gradients per group of one client, and of the cohort's rows (twice while they are stacked)."""
-        row = federation.layout.numel * federation.dtype.itemsize
-        return {"group_gradients": 2 * row, "disparity_rows": 2 * cohort_size * row}
+        """Bytes of the gradients per group of one client, and of the cohort's rows."""
+        size = federation.dtype.itemsize
+        rows = cohort_size * federation.numel * size
+        return {"group_gradients": 2 * federation.layout.numel * size, "disparity_rows": rows}
 
 
 def reported_disparities(cohort: Cohort, method: str) -> tuple[Tensor, UpdateMatrix]:

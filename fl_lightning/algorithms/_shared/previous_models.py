@@ -29,6 +29,7 @@ class PreviousModels(ClientRule):
     """
 
     reads = "sums"
+    column_state = ()
     placement = ("device",)
 
     received: Snapshot

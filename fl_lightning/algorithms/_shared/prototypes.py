@@ -31,6 +31,7 @@ class ClassPrototypes(ClientRule):
 
     needs = Needs(features=True)
     reads = "sums"
+    column_state = ()
 
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes

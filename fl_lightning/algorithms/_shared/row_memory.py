@@ -36,6 +36,7 @@ class RemembersRows(ServerRule):
     """
 
     placement = ("history_device",)
+    column_state = ("history.rows",)
 
     def __init__(self, window: int | None, max_history: int | None = None, history_device: str | None = None) -> None:
         self.window, self.max_history, self.history_device = window, max_history, history_device
@@ -53,10 +54,10 @@ class RemembersRows(ServerRule):
         Raises:
             ValueError: nobody said how many rows to remember, and they would take more than 8 GiB.
         """
-        rows, layout = self._planned_rows(federation, federation.cohort_size), federation.layout
-        size = self.history.planned_nbytes(rows, layout, federation.dtype)
+        rows, layers = self._planned_rows(federation, federation.cohort_size), federation.layout.num_layers
+        size = self.history.planned_nbytes(rows, federation.numel, layers, federation.dtype)
         if self.max_history is None and rows > (federation.cohort_size or 0) and size > HISTORY_LIMIT:
-            name, fitting = type(self).__name__, _fitting(layout.numel * federation.dtype.itemsize, layout.num_layers)
+            name, fitting = type(self).__name__, _fitting(federation.numel * federation.dtype.itemsize, layers)
             raise ValueError(
                 f"{name}(max_history=None) would remember the rows of {rows:,} clients of {federation.num_clients:,} "
                 f"and their products, up to {size:,} B, more than the 8 GiB that it takes unasked: write "
@@ -114,7 +115,9 @@ class RemembersRows(ServerRule):
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """Bytes of the remembered rows and their products."""
         rows = min(self._planned_rows(federation, cohort_size), self.max_history or federation.num_clients)
-        return {"history": self.history.planned_nbytes(rows, federation.layout, federation.dtype)} if rows else {}
+        layers = federation.layout.num_layers
+        size = self.history.planned_nbytes(rows, federation.numel, layers, federation.dtype)
+        return {"history": size} if rows else {}
 
     def _planned_rows(self, federation: Federation, cohort_size: int | None) -> int:
         """Most rows that the window ever holds."""

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fl_lightning import ops
 from fl_lightning.core.aligned import empty_rows
-from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.storage.gram_cache import GramCache, moved
 from fl_lightning.core.storage.tensors import ClientTensors
 from fl_lightning.core.updates import UpdateMatrix
@@ -76,9 +75,9 @@ class RowHistory:
         return self._rows.numel() * self._rows.element_size() + 8 * self._products.gram.numel()
 
     @staticmethod
-    def planned_nbytes(rows: int, layout: ParamLayout, dtype: torch.dtype) -> int:
-        """Bytes that storage for ``rows`` rows takes, products included."""
-        return rows * layout.numel * dtype.itemsize + layout.num_layers * rows * rows * 8
+    def planned_nbytes(rows: int, columns: int, layers: int, dtype: torch.dtype) -> int:
+        """Bytes that storage for ``rows`` rows of so many columns takes, products per layer included."""
+        return rows * columns * dtype.itemsize + layers * rows * rows * 8
 
     def select(self, exclude: Collection[int] = (), since: float | None = None) -> list[int]:
         """Remembered clients, those of the newest round first, then by id.
@@ -146,6 +145,7 @@ class RowHistory:
         m, rows = len(updates), updates.rows
         if not clients:
             return updates.combine(coeff)
+        updates.columns.note(coeff)
         slots, scales = (moved(each, coeff) for each in self._slots(clients))
         weights = coeff.new_zeros(coeff.shape[0], self._top())
         weights[:, slots] = coeff[:, m:] * scales
