@@ -315,8 +315,7 @@ class FederatedStrategy(OneDevice):
         Raises:
             ValueError: the file is damaged, of another fit, or holds weights that are not finite.
         """
-        options = {} if weights_only is None else {"weights_only": weights_only}  # Lightning 2.5 does not know it
-        checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, **options)
+        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
         if self.trainer.state.fn != TrainerFn.FITTING:
             return checkpoint
         if STATE_KEY not in checkpoint.get("callbacks", {}):

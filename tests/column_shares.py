@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.columns import Columns
+from fl_lightning.core.storage.column_files import ColumnPart, in_columns
 from fl_lightning.core.updates import UpdateMatrix
 
 _SECONDS = 60.0
@@ -73,6 +74,8 @@ def divided(make: Callable[[], tuple[Any, Any]], cohorts: Sequence[Cohort], shar
         columns = columns if shares > 1 else Columns.whole(total)
         torch.manual_seed(0)
         server, client = make()
+        assert server.column_state is not None
+        assert client.column_state is not None
         steps, reports = [], []
         try:
             for cohort in cohorts:
@@ -84,28 +87,27 @@ def divided(make: Callable[[], tuple[Any, Any]], cohorts: Sequence[Cohort], shar
         except BaseException:
             meeting.abort()
             raise
-        return Work(steps, reports, {"server": server.state_dict(), "client": client.state_dict()})
+        rules = {"server": server, "client": client}
+        held = {name: in_columns(rule.state_dict(), rule.column_state, columns) for name, rule in rules.items()}
+        return Work(steps, reports, held)
 
     with ThreadPoolExecutor(shares) as pool:
         found = [future.result() for future in [pool.submit(work, share) for share in range(shares)]]
     assert all(str(other.reports) == str(found[0].reports) for other in found), "shares must report the same"
     steps = [torch.cat(parts) for parts in zip(*(one.steps for one in found), strict=True)]
-    return Work(steps, found[0].reports, joined([one.state for one in found], total))
+    return Work(steps, found[0].reports, joined([one.state for one in found]))
 
 
-def joined(states: Sequence[Any], total: int) -> Any:
-    """States of all shares as one: columns side by side, and the rest, in which they agree."""
+def joined(states: Sequence[Any]) -> Any:
+    """States of all shares as one: what lies in columns side by side, and the rest, in which they agree."""
     first = states[0]
+    if isinstance(first, ColumnPart):
+        return torch.cat([state.values for state in states], -1)
     if isinstance(first, dict):
-        return {key: joined([state[key] for state in states], total) for key in first}
+        return {key: joined([state[key] for state in states]) for key in first}
     if isinstance(first, (list, tuple)):
-        return [joined(list(parts), total) for parts in zip(*states, strict=True)]
-    if isinstance(first, Tensor):
-        if first.dim() and sum(state.shape[-1] for state in states) == total:
-            return torch.cat(list(states), -1)
-        assert all(torch.equal(state, first) or state.isnan().any() for state in states)
-        return first
-    assert all(state == first for state in states)
+        return [joined(list(parts)) for parts in zip(*states, strict=True)]
+    assert all(same(state, first) for state in states), "what does not lie in columns must be the same everywhere"
     return first
 
 

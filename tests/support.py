@@ -62,11 +62,10 @@ class Classifier(L.LightningModule):
 
     def __init__(
         self, lr: float = 0.1, momentum: float = 0.0, log: bool = False, dropout: float = 0.0, norm: bool = False,
-        optimizer: str = "SGD",
+        optimizer: str = "SGD", hidden: int = 8,
     ) -> None:  # fmt: skip
         super().__init__()
         self.save_hyperparameters()
-        hidden = 8
         layers: list[nn.Module] = [nn.Linear(FEATURES, hidden)]
         if norm:
             layers.append(nn.BatchNorm1d(hidden))

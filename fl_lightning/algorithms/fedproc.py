@@ -60,6 +60,8 @@ class PrototypeContrast(ClassPrototypes):
     full: nothing would be left to train on.
     """
 
+    column_state = ()
+
     def __init__(self, rounds: int | None, temperature: float, num_classes: int) -> None:
         super().__init__(num_classes)
         self.rounds, self.temperature = rounds, temperature

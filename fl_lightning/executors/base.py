@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 from fl_lightning.core.aligned import empty_rows
 from fl_lightning.core.lightning.epoch_loop import ClientTask
+from fl_lightning.training.bound_parameters import BoundParameters
 from fl_lightning.training.client_runner import ClientRunner
+from fl_lightning.training.update_rows import UpdateRows
 from fl_lightning.training.upload import Upload
 
 
@@ -34,6 +36,15 @@ class Executor(ABC):
         Args:
             clients: trains single clients of that fit.
         """
+
+    def update_rows(self, binding: BoundParameters, capacity: int) -> UpdateRows:
+        """Makes the matrix of a round's updates.
+
+        Args:
+            binding: the bound module.
+            capacity: the largest number of clients in a round.
+        """
+        return UpdateRows(binding, capacity, self.rows)
 
     def rows(self, number: int, like: Tensor) -> Tensor:
         """Allocates uninitialised memory for the updates ``[number, n]`` of a round, whose rows are contiguous.
@@ -76,6 +87,15 @@ class CohortRunner(ABC):
         Raises:
             Exception: what the client's training raised; the round may go on with the next task.
         """
+
+    def losses(self, clients: Sequence[int], measure: Callable[[int], float]) -> list[float]:
+        """Losses of clients at other parameters, for methods that ask again.
+
+        Args:
+            clients: in the order of the losses.
+            measure: gives the loss of one client; the order of calls has no effect on it.
+        """
+        return [measure(client) for client in clients]
 
     def end_round(self) -> None:
         """All tasks were handed over; called before the updates are combined."""

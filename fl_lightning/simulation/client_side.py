@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.records import Needs
 from fl_lightning.core.lightning.epoch_loop import ClientTask, FederatedEpochLoop
 from fl_lightning.core.lightning.names import Trainer, rank_zero_info
@@ -21,8 +22,9 @@ from fl_lightning.training.buffers import BufferBank
 from fl_lightning.training.client_optimizers import client_learning_rate
 from fl_lightning.training.client_runner import ClientRunner
 from fl_lightning.training.schedules import Schedules
-from fl_lightning.training.update_rows import UpdateRows
 from fl_lightning.training.upload import Upload
+
+_LOSSES = Needs(losses=True)
 
 
 class ClientSide:
@@ -37,6 +39,7 @@ class ClientSide:
         loaders: the clients' training data.
         capacity: the largest number of clients in a round.
         executor: runs the clients of a round.
+        rule: the client rule, if not the options' own object.
 
     Attributes:
         needs: what both halves of the method ask for.
@@ -57,6 +60,7 @@ class ClientSide:
         loaders: ClientLoaders,
         capacity: int,
         executor: Executor,
+        rule: ClientRule | None = None,
     ) -> None:
         self._trainer, self._options, self._binding = trainer, options, binding
         self.needs = options.needs
@@ -64,8 +68,8 @@ class ClientSide:
         self._check_module()
         self.buffers = BufferBank(trainer.lightning_module, options.buffers)
         self.runner = ClientRunner(
-            trainer, loop, options.client_rule, binding, options.local(limit), self.needs, loaders,
-            UpdateRows(binding, capacity, executor.rows), self.buffers,
+            trainer, loop, rule or options.client_rule, binding, options.local(limit), self.needs, loaders,
+            executor.update_rows(binding, capacity), self.buffers,
         )  # fmt: skip
         self._crew = self._cohort_runner(executor)
 
@@ -131,7 +135,7 @@ class ClientSide:
         """Losses of clients at other parameters ``[n]``, as they were measured in this round: float64 on the CPU."""
         self._binding.bind_flat(params.detach().to(self._binding.theta.dtype).contiguous())
         try:
-            losses = [self.runner.measure(client, round, Needs(losses=True))["loss"] for client in clients]
+            losses = self._crew.losses(clients, lambda client: self.runner.measure(client, round, _LOSSES)["loss"])
             return torch.tensor(losses, dtype=torch.float64)
         finally:
             self._binding.bind_global()

@@ -13,12 +13,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.algorithms.records import Federation
+from fl_lightning.core.columns import Columns
 from fl_lightning.core.errors import RankError
 from fl_lightning.core.fit_description import FitDescription
 from fl_lightning.core.lightning.epoch_loop import ClientTask
 from fl_lightning.core.lightning.names import Trainer, rank_zero_info
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.seeding import derive_seed
+from fl_lightning.core.storage.column_files import for_columns, in_columns
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.simulation.checks import check_selection
 from fl_lightning.simulation.client_side import ClientSide
@@ -84,8 +86,8 @@ class FederatedFit:
             source = "the last fit's state" if path is None else f"the checkpoint {path}"
             found = FitDescription.from_state_dict(states["fit"])
             check_resume(found, self.description, source, remembers(states), self._options.strict_resume)
-            algorithm.load_state_dict(states["algorithm"])
-            rule.load_state_dict(states["client_rule"])
+            algorithm.load_state_dict(for_columns(states["algorithm"], algorithm.column_state, self._columns))
+            rule.load_state_dict(for_columns(states["client_rule"], rule.column_state, self._columns))
             self.clients.runner.optimizers.load_state_dict(states["client_optimizers"])
             if "schedules" in states:  # files of earlier versions have none
                 self.clients.schedules.load_state_dict(states["schedules"])
@@ -95,7 +97,8 @@ class FederatedFit:
                 server.optimizer.load_state_dict(states["server_optimizer"])
         theta, layout = self._binding.theta, self._binding.layout
         size, rounds = len(self.clients.runner.rows), self._planned_rounds()
-        federation = Federation(self._num_clients, layout, theta.device, theta.dtype, size, rounds)
+        shared = self._columns if len(self._columns.spans) > 1 else None
+        federation = Federation(self._num_clients, layout, theta.device, theta.dtype, size, rounds, shared)
         algorithm.begin_fit(federation)
         rule.begin_fit(federation)
         options = self._options
@@ -135,13 +138,29 @@ class FederatedFit:
     def _num_clients(self) -> int:
         return len(self.clients.loaders)
 
+    @property
+    def _columns(self) -> Columns:
+        return self.clients.runner.rows.columns
+
+    def evaluation_params(self, params: Tensor) -> Tensor:
+        """The parameters ``[n]`` that the method wants evaluated: ``params`` itself, if it is those."""
+        mine = self._columns.part(params)
+        chosen = self._algorithm.evaluation_params(mine)
+        return params if chosen is mine else self._columns.joined(chosen)
+
+    @property
+    def evaluates_params(self) -> bool:
+        """Whether they are the global parameters."""
+        mine = self._columns.part(self._binding.theta)
+        return self._algorithm.evaluation_params(mine) is mine
+
     def states(self) -> dict[str, Any]:
         """Everything that a bit-exact resume needs besides weights and loop counters."""
         optimizer = self._server.optimizer
         return {
             "fit": self.description.state_dict(),
-            "algorithm": self._algorithm.state_dict(),
-            "client_rule": self._rule.state_dict(),
+            "algorithm": in_columns(self._algorithm.state_dict(), self._algorithm.column_state, self._columns),
+            "client_rule": in_columns(self._rule.state_dict(), self._rule.column_state, self._columns),
             "client_optimizers": self.clients.runner.optimizers.state_dict(),
             "schedules": self.clients.schedules.state_dict(),
             "skipped_rounds": self._server.skipped_rounds,

@@ -21,14 +21,14 @@ from fl_lightning.core.lightning.ranks import Ranks
 from fl_lightning.core.records import RoundRecord, round_metrics
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.cohort_samplers import cohort_size
-from fl_lightning.executors.ranks import Ranked
 from fl_lightning.executors.sequential import Sequential
 from fl_lightning.simulation.checks import refuse_undivided_data
 from fl_lightning.simulation.client_side import ClientSide
 from fl_lightning.simulation.fit import FederatedFit
 from fl_lightning.simulation.options import FitOptions
-from fl_lightning.simulation.rank_checks import check_same_fit, compared, say_processes
+from fl_lightning.simulation.rank_checks import Agreement, check_same_fit, say_processes
 from fl_lightning.simulation.round_loader import RoundLoader
+from fl_lightning.simulation.shared_work import shared_work
 from fl_lightning.simulation.visit_plans import visit_plan
 from fl_lightning.training.bound_parameters import BoundParameters
 from fl_lightning.training.client_hooks import ClientHooks
@@ -51,6 +51,7 @@ class FitLifecycle:
         self._binding: BoundParameters | None = None
         self._fit: FederatedFit | None = None
         self._ranks: Ranks | None = None
+        self._agreement: Agreement | None = None
         self._fallback: str | None = None
         self._quiet = ExitStack()
         self._carried: dict[str, Any] | None = None
@@ -72,7 +73,7 @@ class FitLifecycle:
         Raises:
             ValueError: the executor makes processes of its own.
         """
-        self._ranks = ranks
+        self._ranks, self._agreement = ranks, None
         if ranks is not None and not isinstance(self._options.executor, Sequential):
             raise ValueError(
                 f"executor={self._options.executor!r} cannot be used with {ranks.size} processes, each of which trains "
@@ -143,19 +144,22 @@ class FitLifecycle:
         elif self._trainer.current_epoch == 0:
             carried = None
         capacity = cohort_size(options.clients_per_round, len(loaders))
-        executor = options.executor if self._ranks is None else Ranked(self._ranks)
-        clients = ClientSide(self._trainer, self.loop, options, limit, self._binding, loaders, capacity, executor)
+        executor, rule = options.executor, options.client_rule
+        if self._ranks is not None:
+            self._agreement = Agreement(self._ranks)
+            executor = shared_work(self._ranks, options, self._binding, len(loaders), self._agreement)
+            rule = rule if executor.state is None else executor.state.visiting
+        clients = ClientSide(self._trainer, self.loop, options, limit, self._binding, loaders, capacity, executor, rule)
         self._fit = FederatedFit(self._trainer, options, self._binding, clients)
         if self._ranks is not None:
             check_same_fit(self._ranks, self._fit.description)
-            theta = self._binding.theta
-            say_processes(self._ranks, loaders.sizes.tolist(), capacity, theta.numel() * theta.element_size())
+            say_processes(self._ranks, options, loaders.sizes.tolist(), clients.runner.rows)
         self._fit.begin(carried)
         self._trained, self._finished = None, False
         trained, theta = (carried or {}).get("trained"), self._binding.theta
         # A checkpoint and a fit that is over leave the parameters to evaluate in the module: go on from those that were
         # trained, unless the module was given other weights since. Another device may compute them a little otherwise.
-        if trained is not None and _same(self._algorithm.evaluation_params(trained.to(theta)), theta):
+        if trained is not None and _same(self._fit.evaluation_params(trained.to(theta)), theta):
             theta.copy_(trained)
 
     def _check_weights(self, binding: BoundParameters) -> None:
@@ -184,9 +188,9 @@ class FitLifecycle:
     def close_round(self) -> None:
         """Aggregates and applies the server step."""
         self.last_round = self.running.close_round()
-        if self._ranks is not None:
+        if self._agreement is not None:
             assert self._binding is not None
-            self.last_round = compared(self._ranks, self.last_round, self._binding.theta)
+            self.last_round = self._agreement.compared(self.last_round, self._binding.theta)
 
     def advance_schedules(self) -> None:
         """Moves schedulers and clock to the end of the round."""
@@ -216,7 +220,7 @@ class FitLifecycle:
             return self._carried or {}
         assert self._binding is not None
         theta = self._binding.theta
-        trained = self._trained if self._finished or self._shown() is theta else theta
+        trained = self._trained if self._finished or self._fit.evaluates_params else theta
         return {**self._fit.states(), "trained": trained}
 
     def scheduler_states(self) -> list[dict[str, Any]] | None:
@@ -238,7 +242,7 @@ class FitLifecycle:
     def _shown(self) -> Tensor:
         assert self._binding is not None
         theta = self._binding.theta
-        return theta if self._fit is None or self._finished else self._algorithm.evaluation_params(theta)
+        return theta if self._fit is None or self._finished else self._fit.evaluation_params(theta)
 
     def with_global_buffers(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The module's state dictionary with the buffers that a client in training has changed as they were."""
@@ -248,12 +252,13 @@ class FitLifecycle:
     def finish(self) -> None:
         """All rounds are over: the module keeps the parameters that the method wants evaluated."""
         assert self._binding is not None
+        assert self._fit is not None
         self._finished = True
         words = self._algorithm.end_fit()
         if words is not None:
             rank_zero_info(words)
         theta = self._binding.theta
-        final = self._algorithm.evaluation_params(theta)
+        final = self._fit.evaluation_params(theta)
         if final is not theta:
             self._trained = theta.clone()
             theta.copy_(final)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import ceil
 
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.records import Federation
@@ -28,17 +29,20 @@ def memory_plan(
         keeps_client_optimizers: every client's optimizer state is kept, likewise.
     """
     rows, clients = federation.cohort_size or 0, federation.num_clients
-    columns = federation.layout.numel
-    params = columns * federation.dtype.itemsize
-    row, in_training = (
+    columns, total = federation.numel, federation.layout.numel
+    params = total * federation.dtype.itemsize
+    row, whole, in_training = (
         sum(padded(size, federation.dtype) for size in sizes) * federation.dtype.itemsize
-        for sizes in ([columns], federation.layout.sizes)
+        for sizes in ([columns], [total], federation.layout.sizes)
     )
     parts = {
         "global parameters": params,
         "parameters in training (per process)": in_training,
         f"update matrix ({rows} x {columns})": rows * row,
     }
+    if federation.columns is not None:
+        trained = ceil(rows / len(federation.columns.spans))
+        parts[f"updates of clients that train here ({trained} x {total})"] = trained * whole
     for rule in rules:
         parts |= rule.memory(federation, rows)
     if buffers > 0:

@@ -59,7 +59,9 @@ def test_shares_of_the_columns_give_the_same_bits(name, dtype):
 
 
 class PastTheDoor(fl.FedAvg):
-    """Adds up columns by itself, as no rule may."""
+    """Adds up columns by itself, although it says that it works on a share of them."""
+
+    column_state = ()
 
     def aggregate(self, cohort):
         lengths = cohort.updates.rows.double().square().sum(1)
@@ -70,6 +72,41 @@ def test_a_rule_that_adds_up_by_itself_is_found_out():
     rounds = list(cohorts(torch.float32, 1))
     whole, found = (divided(lambda: (PastTheDoor(), fl.ClientRule()), rounds, shares) for shares in (1, 3))
     assert not same(found.steps, whole.steps)
+
+
+class KeepsQuiet(fl.FedFa):
+    """Does not say that it has state in columns."""
+
+    column_state = ()
+
+
+def test_state_in_columns_that_a_rule_does_not_name_is_found_out():
+    with pytest.raises(AssertionError, match="must be the same everywhere"):
+        divided(lambda: (KeepsQuiet(), fl.ClientRule()), list(cohorts(torch.float32, 1)), 3)
+
+
+def test_what_a_rule_does_not_say_is_not_known():
+    class Changed(fl.FedAvg):
+        def aggregate(self, cohort):
+            return super().aggregate(cohort)
+
+    class Shown(fl.FedLF):
+        def evaluation_params(self, params):
+            return params * 2
+
+    class Renamed(fl.FedAvg):
+        pass
+
+    class Committing(fl.ClientRule):
+        def commit(self, cohort):
+            pass
+
+    class Training(fl.ClientRule):
+        def begin_client(self, work):
+            pass
+
+    assert Changed.column_state is Shown.column_state is Committing.column_state is None
+    assert Renamed.column_state == Training.column_state == ()
 
 
 @pytest.mark.parametrize("name", [name for name in RULES if RULES[name]().client_rule().overrides("commit")])

@@ -20,7 +20,8 @@ from torchmetrics import CatMetric, MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassPrecision
 
 import fl_lightning as fl
-from fl_lightning.core.lightning.ranks import Ranks
+from fl_lightning.core.lightning.ranks import Pending, Ranks
+from fl_lightning.core.updates import UpdateMatrix
 
 A = fl.algorithms
 DROP = 4
@@ -77,7 +78,29 @@ class Fails(Classifier):
         return super().training_step(batch, batch_idx)
 
 
-OPTIONS = {"dropout": 0.3, "norm": True, "momentum": 0.5, "log": True}
+class OwnRule(A.FedAvg):
+    """Looks at whole rows."""
+
+    def aggregate(self, cohort):
+        longest = cohort.updates.rows.abs().sum(1).argmax()
+        return super().aggregate(cohort) + 0.1 * cohort.updates.rows[longest]
+
+
+class Saved(L.Callback):
+    """Saves after each of two rounds under the same name, and elsewhere."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        for name in ("same", f"round-{trainer.current_epoch}"):
+            trainer.save_checkpoint(f"{self.folder}/{name}.ckpt")
+        if trainer.current_epoch == 1:
+            trainer.strategy.remove_checkpoint(f"{self.folder}/round-0.ckpt")
+
+
+# Enough columns for three ranks: they are divided in slices of 8192.
+OPTIONS = {"dropout": 0.3, "norm": True, "momentum": 0.5, "log": True, "hidden": 2000}
 FITS = {
     "FedAvg": (Classifier, A.FedAvg, {}),
     "FedLF": (Classifier, A.FedLF, {}),
@@ -89,7 +112,11 @@ FITS = {
     "FedMDFG": (Classifier, A.FedMDFG, {}),
     "FedFV": (Classifier, A.FedFV, {}),
     "FedHEAL": (Classifier, A.FedHEAL, {}),
+    "FedHEAL with SCAFFOLD": (Classifier, A.FedHEAL, {"client": A.SCAFFOLD}),
     "AFL": (Classifier, A.AFL, {}),
+    "MMPF": (Classifier, A.MMPF, {}),
+    "FedFa": (Classifier, A.FedFa, {}),
+    "own rule": (Classifier, OwnRule, {}),
     "FCFL": (Classifier, A.FCFL, {}),
     "full gradients": (Classifier, A.FedAvg, {"full_gradients": True}),
     "kept optimizers": (
@@ -143,6 +170,9 @@ class Misbehaves(L.Callback):
             raise OSError("the disk is full")
         if self.what == "kill" and trainer.global_rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.what == "coefficients" and trainer.global_rank == 1:
+            combine = UpdateMatrix.combine
+            UpdateMatrix.combine = lambda self, coeff, out=None: combine(self, coeff * (1 + 1e-7), out)
         if self.what == "weights" and trainer.global_rank == 1:
             with torch.no_grad():
                 next(pl_module.parameters()).view(-1)[0] += 1e-3
@@ -165,7 +195,7 @@ def main(out, devices, what, *cases):
         trainer, *result = trained("FedLF", 1, nodes=devices)
         written(out, trainer, {"FedLF": result})
     elif what == "save":
-        trainer, *_ = trained(cases[0], devices, rounds=2)
+        trainer, *_ = trained(cases[0], devices, rounds=2, callbacks=[Saved(out)])
         trainer.save_checkpoint(f"{out}/after-2.ckpt")
     elif what == "resume":
         trainer, *result = trained(cases[0], devices, rounds=4, resume=f"{out}/after-2.ckpt")
@@ -180,7 +210,7 @@ def main(out, devices, what, *cases):
         rank = int(os.environ.get("LOCAL_RANK", "0"))
         trained("FedAvg", devices, data=federated_blobs(7, alpha=1.0 + rank))
     elif what == "rows":
-        Ranks.send_row = lambda self, row, source: None
+        Ranks.transfer = lambda self, sends, receives, number=0: Pending(self, [])
         trained("FedAvg", devices)
     elif what == "counts":
         trained("FedAvg", devices, module=Counts)

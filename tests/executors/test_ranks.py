@@ -15,9 +15,9 @@ import rank_session
 import torch
 from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 
+from fl_lightning.core.fair_shares import fair_shares
 from fl_lightning.core.lightning.ranks import metrics_apart
 from fl_lightning.core.lightning.single_device import check_devices
-from fl_lightning.simulation.evaluation.divided import fair_shares
 
 SESSION = Path(rank_session.__file__)
 SECONDS = 300
@@ -74,6 +74,10 @@ def results(out):
     for path in files:
         path.unlink()
     return found
+
+
+def saved(out):
+    return sorted(path.name for path in (Path(out) / f"RUN{os.getpid()}").iterdir() if ".ckpt" in path.name)
 
 
 def differences(one, other):
@@ -138,6 +142,9 @@ def test_two_machines(tmp_path):
 def test_another_number_of_processes_goes_on_from_a_checkpoint(tmp_path, before, after):
     case = "SCAFFOLD with FedLF"
     session(tmp_path, before, "save", case)
+    names = [name.partition(".columns-")[0] for name in saved(tmp_path)]
+    copies = ["after-2.ckpt", "round-1.ckpt", "same.ckpt"]
+    assert names == (sorted(copies * 2) if before > 1 else copies), "folders of older checkpoints are gone"
     session(tmp_path, after, "resume", case)
     resumed = results(tmp_path)
     _, *whole = rank_session.trained(case, 1, rounds=4)
@@ -161,10 +168,11 @@ def test_the_same_trainer_goes_on_with_more_rounds(tmp_path):
 FAILURES = {
     "data": r"ValueError: all ranks must run the same fit, found that rank 1 differs from rank 0 in .*other samples",
     "weights": r"RankError: after round 2, rank 1 must have the global parameters of rank 0, found others",
+    "coefficients": r"RankError: after round 2, rank 1 must have the coefficients of rank 0, found others",
     "counts": r"RankError: training client \d changes attribute 'steps', which the other ranks would not see",
     "raise": r"OSError: the disk is full",
     "kill": r"RankError: rank 0 of 2 waits for another process of this fit, which has ended|Signal 9 \(SIGKILL\)",
-    "rows": r"RankError: (after round 0, rank 1 must have the global|rank \d of 2 waits)|its update is not finite",
+    "rows": r"RankError: rank \d finds that row \d of the round must be what its client has sent, and that other bits",
 }
 
 

@@ -114,12 +114,12 @@ MUTATIONS = [
     lifecycle("the parameters to evaluate are trained on", "            theta.copy_(trained)\n", "            pass\n"),
     lifecycle(
         "other weights given since are overwritten",
-        "_same(self._algorithm.evaluation_params(trained.to(theta)), theta)",
+        "_same(self._fit.evaluation_params(trained.to(theta)), theta)",
         "True",
     ),
     lifecycle(
         "trained parameters of a finished fit are lost",
-        "self._trained if self._finished or self._shown() is theta else theta",
+        "self._trained if self._finished or self._fit.evaluates_params else theta",
         "theta",
     ),
     lifecycle("an interrupted fit is finished", "if not self._finished and not interrupted:", "if not self._finished:"),

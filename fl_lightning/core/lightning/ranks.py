@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import io
+import json
 import os
 import random
 import warnings
@@ -29,6 +30,7 @@ from fl_lightning.core.lightning.names import Trainer, lightning_module
 from fl_lightning.core.modules import submodules
 
 _T = TypeVar("_T")
+_TENSORS = 4096  # most tensors of one exchange between two ranks
 
 
 class Ranks:
@@ -130,13 +132,62 @@ class Ranks:
             dist.all_gather_object(found, buffer.getvalue())
         return [torch.load(io.BytesIO(part), self.device, weights_only=False) for part in found]
 
-    def send_row(self, row: Tensor, source: int) -> None:
-        """Overwrites a tensor on all ranks with that of one."""
+    def gather_parts(self, part: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        """A tensor of every rank, in the order of ranks, on all ranks.
+
+        Args:
+            part: of this rank; all but the first dimension is the same on all ranks.
+            sizes: the first dimension of each rank's.
+        """
+        longest, rest = max(sizes), part.shape[1:]
+        padded = part.contiguous()
+        if len(part) < longest:
+            padded = torch.cat([part, part.new_zeros(longest - len(part), *rest)])
+        found = [part.new_empty(longest, *rest) for _ in sizes]
         with self._answered():
-            dist.broadcast(row, source)
+            dist.all_gather(found, padded)
+        return [theirs[:size] for theirs, size in zip(found, sizes, strict=True)]
+
+    def transfer(
+        self, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]], number: int = 0
+    ) -> Pending:
+        """Begins to exchange tensors with single ranks; both sides name them in the same order.
+
+        Args:
+            sends: contiguous tensors, and who gets them. They must not change until the exchange is over.
+            receives: contiguous tensors that are overwritten, and who sends them.
+            number: another one for each exchange that is under way at the same time.
+        """
+        tags: dict[tuple[bool, int], int] = {}
+        operations = []
+        for is_send, pairs in ((True, sends), (False, receives)):
+            for tensor, rank in pairs:
+                tags[is_send, rank] = tag = tags.get((is_send, rank), number * _TENSORS - 1) + 1
+                operation = dist.isend if is_send else dist.irecv
+                operations.append(dist.P2POp(operation, tensor, rank, tag=tag))
+        with self._answered():
+            return Pending(self, dist.batch_isend_irecv(operations) if operations else [])
+
+    # ---- notes that all ranks can read
+
+    def post(self, key: str, words: Sequence[Any]) -> None:
+        """Leaves numbers and names under a key that nobody else uses."""
+        with self._answered():
+            self._store.set(key, json.dumps(list(words)))
+
+    def posted(self, keys: Sequence[str]) -> list[Any] | None:
+        """What was left under these keys; ``None`` if something is not there yet."""
+        with self._answered():
+            return [json.loads(found) for found in self._store.multi_get(keys)] if self._store.check(keys) else None
+
+    def forget(self, key: str) -> None:
+        """Nobody will read this key again."""
+        with self._answered():
+            self._store.delete_key(key)
 
     @contextmanager
     def _answered(self) -> Iterator[None]:
+        """Around everything that waits for others."""
         try:
             yield
         except RuntimeError as error:
@@ -174,6 +225,28 @@ class Ranks:
             if turn >= len(places):
                 return
             yield places[turn]
+
+
+class Pending:
+    """An exchange that was begun.
+
+    Args:
+        ranks: the processes.
+        works: what ``torch.distributed`` returned.
+    """
+
+    def __init__(self, ranks: Ranks, works: Sequence[Any]) -> None:
+        self._ranks, self._works = ranks, works
+
+    def wait(self) -> None:
+        """Returns once it is over.
+
+        Raises:
+            RankError: another process has ended or does not answer.
+        """
+        with self._ranks._answered():
+            for work in self._works:
+                work.wait()
 
 
 def _connect(backend: str, host: str, port: int, rank: int, size: int, timeout: timedelta) -> None:

@@ -12,6 +12,7 @@ import torch
 from torchmetrics import Metric
 
 from fl_lightning.core.errors import RankError
+from fl_lightning.core.fair_shares import fair_shares
 from fl_lightning.core.lightning.evaluation_batches import ClientBatch, num_loaders
 from fl_lightning.core.lightning.logged_values import ClientValues, active_results
 from fl_lightning.core.lightning.names import Trainer
@@ -25,7 +26,7 @@ from fl_lightning.core.undefined import Noticed
 from fl_lightning.metrics.functional import Mode
 from fl_lightning.simulation.evaluation.alone import Alone, top_metrics
 from fl_lightning.simulation.evaluation.carried import Carried
-from fl_lightning.simulation.evaluation.divided import DividedEvaluation, LoggerWatch, batch_callback, fair_shares
+from fl_lightning.simulation.evaluation.divided import DividedEvaluation, LoggerWatch, batch_callback
 from fl_lightning.simulation.evaluation.epoch_end import EpochEnd
 from fl_lightning.simulation.evaluation.loader import EvaluationLoader
 from fl_lightning.simulation.evaluation.notices import Notices
