@@ -68,6 +68,11 @@ class ColumnRows(UpdateRows):
             self._whole[index] = self._free.pop() if self._free else empty_rows(1, self._binding.theta)[0]
         return self._whole[index]
 
+    def release(self, index: int) -> None:
+        """The whole row of a client that trained here is where it belongs: its memory may be used again."""
+        if index in self._whole:
+            self._free.append(self._whole.pop(index))
+
     def sent(self, index: int, companions: Mapping[str, Tensor]) -> SentRows:
         """The norms of what a client that trained here sends."""
         update, names = self.update(index), sorted(companions)
@@ -115,13 +120,15 @@ class RowExchange:
         self._ranks, self._rows, self._spans = ranks, rows, spans
         self._round = -1
         self._own: list[tuple[int, Mapping[str, Tensor]]] = []
+        self._begun, self._over, self._pending = 0, 0, list[Pending]()
 
     def begin_round(self) -> None:
         """Nobody has sent anything."""
         for wave in range(len(self._own)):
             self._ranks.forget(self._key(wave, self._ranks.rank))
         self._round += 1
-        self._own, self._begun, self._pending = [], 0, list[Pending]()
+        self._own, self._pending = [], []
+        self._begun, self._over = 0, 0
 
     def send(self, index: int, companions: Mapping[str, Tensor]) -> SentRows:
         """Row ``index`` of this rank is complete; returns what the others must hear of it with :meth:`complete`."""
@@ -129,6 +136,7 @@ class RowExchange:
         self._ranks.post(self._key(len(self._own), self._ranks.rank), [index, *companions])
         self._own.append((index, companions))
         self._advance()
+        self._release()
         return sent
 
     def _key(self, wave: int, rank: int) -> str:
@@ -141,6 +149,14 @@ class RowExchange:
             if posted is None:
                 return
             self._begin({rank: (index, names) for rank, (index, *names) in enumerate(posted)})
+
+    def _release(self) -> None:
+        """Gives up rows that have travelled."""
+        while self._over < min(self._begun, len(self._own)) and self._pending[self._over].is_over():
+            index, _ = self._own[self._over]
+            self._own[self._over] = (index, {})
+            self._rows.release(index)
+            self._over += 1
 
     def complete(self, sent: Sequence[Sequence[SentRows]]) -> None:
         """Waits until the rows of all clients are in their places.
@@ -156,6 +172,7 @@ class RowExchange:
             self._begin({r: (s[wave].index, s[wave].companions) for r, s in enumerate(sent) if wave < len(s)})
         for pending in self._pending:
             pending.wait()
+        self._release()
         everyone = [client for clients in sent for client in clients]
         self._check(everyone)
         for client in everyone:

@@ -238,6 +238,11 @@ class Pending:
     def __init__(self, ranks: Ranks, works: Sequence[Any]) -> None:
         self._ranks, self._works = ranks, works
 
+    def is_over(self) -> bool:
+        """Whether it is over; does not wait."""
+        with self._ranks._answered():
+            return all(work.is_completed() for work in self._works)
+
     def wait(self) -> None:
         """Returns once it is over.
 
