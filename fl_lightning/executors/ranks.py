@@ -64,20 +64,26 @@ class RankedRunner(CohortRunner):
 
     def _train_share(self) -> None:
         clients, ranks = self._clients, self._ranks
-        order = self._replays.begin_round(self._tasks)
         costs = [clients.planned_cost(task) for task in self._tasks]
-        longest_first = sorted(range(len(costs)), key=lambda place: (-costs[place], place))
+        left = sorted(range(len(costs)), key=lambda place: (-costs[place], place))  # the longest first
+        while left:
+            for rank, outcomes in enumerate(ranks.gather(self._trained(left))):
+                for outcome in sorted(outcomes, key=lambda outcome: outcome.place):
+                    self._take(outcome, rank)
+            left = [place for place in left if place not in self._outcomes]  # by whoever was asked to stop
+            ranks.follow_requests(between_clients=bool(left))
+
+    def _trained(self, places: Sequence[int]) -> list[Outcome]:
+        """This rank's share of the clients at some places."""
         own: list[Outcome] = []
         with self._visits.recording():
-            self._visits.begin_round(order)
-            for place in ranks.claims(longest_first):
+            self._visits.begin_round(self._replays.begin_round(self._tasks))
+            for place in self._ranks.claims(places):
                 own.append(self._visited(place))
                 error = own[-1].error
                 if error is not None and not isinstance(error, Exception):
                     raise error
-        for rank, outcomes in enumerate(ranks.gather(own)):
-            for outcome in sorted(outcomes, key=lambda outcome: outcome.place):
-                self._take(outcome, rank)
+        return own
 
     def _visited(self, place: int) -> Outcome:
         outcome = self._visits.visit(place)

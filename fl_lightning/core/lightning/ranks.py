@@ -7,10 +7,9 @@ fit on one device: ``trainer.world_size`` is 1, and there is nothing to average 
 
 from __future__ import annotations
 
-import atexit
 import io
-import os
 import random
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,7 +24,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torchmetrics import Metric
 
 from fl_lightning.core.errors import RankError
-from fl_lightning.core.lightning.names import Trainer, lightning_module
+from fl_lightning.core.lightning.names import lightning_module
+from fl_lightning.core.lightning.rank_processes import connect, end_at_exit
+from fl_lightning.core.lightning.rank_signals import HeldSignals
 from fl_lightning.core.modules import submodules
 
 _T = TypeVar("_T")
@@ -51,6 +52,7 @@ class Ranks:
         size: processes in all.
         num_nodes: machines.
         device: of this process.
+        signals: requests to stop that this process gets during a fit.
     """
 
     def __init__(
@@ -67,8 +69,10 @@ class Ranks:
         self.rank, self.local_rank, self.node_rank = lender.global_rank, lender.local_rank, lender.node_rank
         self.size, self.num_nodes = num_nodes * len(devices), num_nodes
         self.device = devices[self.local_rank]
+        self.signals: HeldSignals | None = None
         self._store: Any = None
-        self._divisions = 0
+        self._divisions = self._exchanges = 0
+        self._left = False
 
     def join(self) -> None:
         """Connects this process with the others, and gives all of them the random state of the first.
@@ -78,8 +82,9 @@ class Ranks:
         """
         if not dist.is_initialized():
             backend = "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl"
-            host, port = self._environment.main_address, self._environment.main_port
-            _connect(backend, host, port, self.rank, self.size, self._timeout)
+            address = self._environment.main_address, self._environment.main_port
+            with self._answered():
+                connect(backend, address, self.rank, self.size, self._timeout)
         if dist.get_world_size() != self.size:
             raise RuntimeError(
                 f"Trainer(devices=..., num_nodes=...) asks for {self.size} processes, and this script has connected "
@@ -87,6 +92,7 @@ class Ranks:
             )
         if self._store is None:
             self._store = self._shared_store()
+        self._left = False
         self._share_random_state()
 
     def _shared_store(self) -> Any:
@@ -111,13 +117,15 @@ class Ranks:
 
     def barrier(self) -> None:
         """Waits for all ranks."""
-        if self._store is not None:
+        if self._store is not None and not self._left:
             self.gather(None)
 
     def broadcast(self, value: _T, source: int = 0) -> _T:
         """The value of one rank, on all."""
+        if self._left:
+            return value
         box = [value]
-        with self._answered():
+        with self._meeting():
             dist.broadcast_object_list(box, source, device=torch.device("cpu"))
         return box[0]
 
@@ -126,7 +134,7 @@ class Ranks:
         buffer = io.BytesIO()
         torch.save(value, buffer)
         found: list[Any] = [None] * self.size
-        with self._answered():
+        with self._meeting():
             dist.all_gather_object(found, buffer.getvalue())
         return [torch.load(io.BytesIO(part), self.device, weights_only=False) for part in found]
 
@@ -136,21 +144,63 @@ class Ranks:
             dist.broadcast(row, source)
 
     @contextmanager
+    def _meeting(self) -> Iterator[None]:
+        """Around what all ranks do together; leaves a note that this rank has come."""
+        self._exchanges += 1
+        with self._answered():
+            if self._store is not None:
+                self._store.set(f"rank {self.rank}", str(self._exchanges))
+            yield
+
+    @contextmanager
     def _answered(self) -> Iterator[None]:
+        began = time.monotonic()
         try:
             yield
         except RuntimeError as error:
+            waited, missing = time.monotonic() - began, self._missing()
+            words = f"rank {self.rank} of {self.size} waits for {missing}, which "
+            if waited < 0.9 * self._timeout.total_seconds():
+                raise RankError(f"{words}has ended: its own output says why") from error
             raise RankError(
-                f"rank {self.rank} of {self.size} waits for another process of this fit, which has ended or does not "
-                f"answer (timeout of FederatedStrategy: {self._timeout}): its own output says why"
+                f"{words}has not answered for {self._timeout} (timeout of FederatedStrategy): it hangs, or its clients "
+                "take longer than that"
             ) from error
 
-    def stop_together(self, trainer: Trainer) -> None:
-        """Lets all ranks stop if one of them was asked to, by a callback or by the signal SIGTERM."""
-        asked = self.gather((bool(trainer.should_stop), trainer.received_sigterm))
-        trainer.should_stop = any(stop for stop, _ in asked)
-        if any(signal for _, signal in asked):
-            trainer._signal_connector.received_sigterm = True
+    def _missing(self) -> str:
+        """Who has not come to the exchange at which this rank waits."""
+        late = list[int]()
+        with suppress(RuntimeError):  # the first rank, which knows, has ended
+            for rank in range(self.size if self._store is not None else 0):
+                note = f"rank {rank}"
+                if not self._store.check([note]) or int(self._store.get(note)) < self._exchanges:
+                    late.append(rank)
+        names = [f"rank {rank}" for rank in late if rank != self.rank]
+        return " and ".join(names) or "another process of this fit"
+
+    def abandon(self) -> None:
+        """This process leaves the fit with an error of its own.
+
+        It waits for nobody any more, so that callbacks can still save a checkpoint. Processes that it has started end
+        when it does.
+        """
+        if not self._left:
+            end_at_exit(getattr(self.launcher, "procs", []))
+        self._left = True
+
+    def follow_requests(self, between_clients: bool = False, ends_round: bool = False) -> None:
+        """All ranks do what callbacks or signals have asked of any of them.
+
+        Args:
+            between_clients: clients of the round are left.
+            ends_round: nothing of the round is left.
+
+        Raises:
+            SystemExit: one rank was asked to terminate, and clients are left.
+        """
+        signals = self.signals
+        assert signals is not None
+        signals.follow(self.gather(signals.requests), between_clients, ends_round)
 
     def share_module(self, module: nn.Module) -> None:
         """Overwrites all parameters and buffers with those of the first rank."""
@@ -169,22 +219,12 @@ class Ranks:
         """
         self._divisions += 1  # counted here, not per fit: the store outlives a fit
         while True:
-            with self._answered():
-                turn = self._store.add(f"division {self._divisions}", 1) - 1
-            if turn >= len(places):
+            leaving = self.signals is not None and self.signals.urgent
+            with self._answered():  # who leaves takes all that is left, so that nobody begins another
+                turn = self._store.add(f"division {self._divisions}", len(places) if leaving else 1) - 1
+            if leaving or turn >= len(places):
                 return
             yield places[turn]
-
-
-def _connect(backend: str, host: str, port: int, rank: int, size: int, timeout: timedelta) -> None:
-    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, str(port)
-    dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout)
-
-    def disconnect() -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-
-    atexit.register(disconnect)
 
 
 @contextmanager

@@ -14,8 +14,11 @@ from fl_lightning.core.lightning.checkpoint_io import AtomicCheckpointIO
 from fl_lightning.core.lightning.names import (
     SingleDeviceStrategy,
     Trainer,
+    TrainerFn,
     lightning_module,
 )
+from fl_lightning.core.lightning.rank_processes import check_startable
+from fl_lightning.core.lightning.rank_signals import HeldSignals, is_termination
 from fl_lightning.core.lightning.ranks import Ranks, epoch_logs_quiet, metrics_apart
 
 _T = TypeVar("_T")
@@ -81,6 +84,7 @@ class OneDevice(SingleDeviceStrategy):
         if devices[0].type == "cpu":
             self._root_device = torch.device("cpu")
         if number > 1:
+            check_startable(environment)
             ranks = self.ranks = Ranks(self.accelerator, devices, environment, self.num_nodes, self._timeout)
             self._root_device = ranks.device
             self.global_rank, self.local_rank, self.node_rank = ranks.rank, ranks.local_rank, ranks.node_rank
@@ -103,10 +107,20 @@ class OneDevice(SingleDeviceStrategy):
             self.ranks.share_module(trainer.lightning_module)
             self._undo.enter_context(metrics_apart(trainer.lightning_module))
             self._undo.enter_context(epoch_logs_quiet())
+            if trainer.state.fn == TrainerFn.FITTING:
+                self.ranks.signals = signals = HeldSignals(trainer)
+                self._undo.enter_context(signals.holding())
+
+    def leave(self, exception: BaseException) -> None:
+        """The trainer function ends with an exception, in this process alone unless it is a signal that all follow."""
+        if self.ranks is not None and not is_termination(exception):
+            self.ranks.abandon()
 
     def teardown(self) -> None:
         """Leaves the module's metrics as they were, and lets another trainer hand over its plugins."""
         self._undo.close()
+        if self.ranks is not None:
+            self.ranks.signals = None
         self._given.pop("cluster_environment", None)
         super().teardown()
 
