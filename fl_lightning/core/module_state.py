@@ -113,9 +113,9 @@ def refill(container: Any, content: Any) -> None:
 
 
 @contextmanager
-def shadowed(module: nn.Module, **values: Any) -> Iterator[None]:
-    """Puts other values in front of attributes and methods of a module, and takes them away in the end."""
-    attributes = vars(module)  # nn.Module's own way of setting one would register submodules and tensors
+def shadowed(owner: object, **values: Any) -> Iterator[None]:
+    """Puts other values in front of attributes and methods of an object, and takes them away in the end."""
+    attributes = vars(owner)  # nn.Module's own way of setting one would register submodules and tensors
     hidden = {name: attributes[name] for name in values if name in attributes}
     attributes.update(values)
     try:

@@ -118,15 +118,15 @@ class RowExchange:
 
     def __init__(self, ranks: Ranks, rows: ColumnRows, spans: Sequence[tuple[int, int]]) -> None:
         self._ranks, self._rows, self._spans = ranks, rows, spans
-        self._round = -1
+        self._number = -1
         self._own: list[tuple[int, Mapping[str, Tensor]]] = []
         self._begun, self._over, self._pending = 0, 0, list[Pending]()
 
-    def begin_round(self) -> None:
-        """Nobody has sent anything."""
+    def begin(self) -> None:
+        """Nobody has sent anything; what was begun before is complete."""
         for wave in range(len(self._own)):
             self._ranks.forget(self._key(wave, self._ranks.rank))
-        self._round += 1
+        self._number += 1
         self._own, self._pending = [], []
         self._begun, self._over = 0, 0
 
@@ -140,7 +140,7 @@ class RowExchange:
         return sent
 
     def _key(self, wave: int, rank: int) -> str:
-        return f"round {self._round} wave {wave} rank {rank}"
+        return f"exchange {self._number} wave {wave} rank {rank}"
 
     def _advance(self) -> None:
         """Begins the waves for which all ranks have a client."""

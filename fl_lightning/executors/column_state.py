@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -33,18 +33,17 @@ class ColumnState:
     ranks: Ranks
     federation: Federation
 
-    def hand_out(self, clients: Sequence[int], owners: Sequence[int]) -> None:
-        """A round begins: the copy gets what the clients that train here need.
+    def hand_out(self, owners: Mapping[int, int]) -> None:
+        """Training begins: the copy gets what the clients that train here need.
 
         Args:
-            clients: those of the round.
-            owners: the ranks that train them.
+            owners: by client, the rank that trains it.
         """
         visiting, federation = self.visiting, self.federation
         visiting.reset()
         visiting.take_broadcast({name: self._joined(name, value) for name, value in self.server.broadcast().items()})
         sends, receives, mine = list[tuple[Tensor, int]](), list[tuple[Tensor, int]](), dict[int, dict[str, object]]()
-        for client, owner in zip(clients, owners, strict=True):
+        for client, owner in owners.items():
             state = self.server.state_for(client)
             parts = {name: self._placed(value) for name, value in state.items() if self._in_columns(name)}
             if owner == self.ranks.rank:

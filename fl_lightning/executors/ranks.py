@@ -86,44 +86,53 @@ class RankedRunner(CohortRunner):
         return self._replays.replay(self._outcomes.pop(self._turn))
 
     def _train_share(self) -> None:
-        ranks, exchange = self._ranks, self._exchange
-        order = self._replays.begin_round(self._tasks)
-        exchange.begin_round()
-        places = self._places()
-        own, sent = list[Outcome](), list[SentRows]()
+        ranks, left = self._ranks, list(range(len(self._tasks)))
+        while left:
+            everyones = ranks.gather(self._trained(left))
+            self._exchange.complete([[sent for _, sent in theirs if sent is not None] for theirs in everyones])
+            outcomes = [outcome for theirs in everyones for outcome, _ in theirs]
+            for outcome in sorted(outcomes, key=lambda outcome: outcome.place):
+                self._check(outcome)
+                self._outcomes[outcome.place] = outcome
+            left = [place for place in left if place not in self._outcomes]  # by whoever was asked to stop
+            ranks.follow_requests(between_clients=bool(left))
+
+    def _trained(self, left: Sequence[int]) -> list[tuple[Outcome, SentRows | None]]:
+        """This rank's share of the clients at some places, and what it has sent of each one's rows."""
+        own: list[tuple[Outcome, SentRows | None]] = []
+        self._exchange.begin()
         with self._visits.recording():
-            self._visits.begin_round(order)
-            for place in places:
+            self._visits.begin_round(self._replays.begin_round(self._tasks))
+            for place in self._places(left):
                 outcome = self._visited(place)
                 if outcome.error is not None and not isinstance(outcome.error, Exception):
                     raise outcome.error
-                if outcome.upload is not None and not outcome.changed:
-                    report = outcome.upload.report
-                    sent.append(exchange.send(outcome.upload.index, report.companions))
-                    outcome = replace(
-                        outcome, upload=replace(outcome.upload, report=replace(report, companions={}))
-                    )  # companions travel with the rows
-                own.append(outcome)
-        everyones = ranks.gather((own, sent))
-        exchange.complete([theirs for _, theirs in everyones])
-        for outcome in sorted((outcome for outcomes, _ in everyones for outcome in outcomes), key=lambda o: o.place):
-            self._check(outcome)
-            self._outcomes[outcome.place] = outcome
+                own.append(self._sent(outcome))
+        return own
 
-    def _places(self) -> Iterable[int]:
+    def _sent(self, outcome: Outcome) -> tuple[Outcome, SentRows | None]:
+        """Lets the rows of a client travel, and what it left behind apart from them."""
+        upload = outcome.upload
+        if upload is None or outcome.changed:
+            return outcome, None
+        sent = self._exchange.send(upload.index, upload.report.companions)
+        return replace(outcome, upload=replace(upload, report=replace(upload.report, companions={}))), sent
+
+    def _places(self, left: Sequence[int]) -> Iterable[int]:
         """The places of the clients that this rank trains, as it becomes free for them."""
-        ranks, costs = self._ranks, [self._clients.planned_cost(task) for task in self._tasks]
+        ranks, tasks = self._ranks, self._tasks
+        costs = {place: self._clients.planned_cost(tasks[place]) for place in left}
 
         def longest_first(places: Iterable[int]) -> list[int]:
             return sorted(places, key=lambda place: (-costs[place], place))
 
         if self._state is None:
-            return ranks.claims(longest_first(range(len(costs))))
-        shares = fair_shares([cost + 1 for cost in costs], ranks.size)  # those without a step train, too
-        owners = {place: rank for rank, share in enumerate(shares) for place in share}
-        clients = [task.client_id for task in self._tasks if task.client_id is not None]
-        self._state.hand_out(clients, [owners[place] for place in range(len(costs))])
-        return longest_first(shares[ranks.rank])
+            return ranks.claims(longest_first(left))
+        shares = fair_shares([costs[place] + 1 for place in left], ranks.size)  # those without a step train, too
+        owners = {left[number]: rank for rank, share in enumerate(shares) for number in share}
+        clients = {place: tasks[place].client_id for place in left}
+        self._state.hand_out({client: owners[place] for place, client in clients.items() if client is not None})
+        return ranks.until_asked(longest_first(place for place in left if owners[place] == ranks.rank))
 
     def losses(self, clients: Sequence[int], measure: Callable[[int], float]) -> list[float]:
         """See :meth:`CohortRunner.losses`; each rank measures a share."""

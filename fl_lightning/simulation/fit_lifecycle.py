@@ -200,11 +200,13 @@ class FitLifecycle:
         """Logs the round that was closed."""
         assert self.last_round is not None
         self.loop.publish(round_metrics(self.last_round), {"conflicts": str(self.last_round.conflicts)})
+        if self._ranks is not None:
+            self._ranks.follow_requests()  # whoever stops validates first
 
     def end_epoch(self) -> None:
         """Ranks stop together."""
         if self._ranks is not None:
-            self._ranks.stop_together(self._trainer)
+            self._ranks.follow_requests(ends_round=True)
 
     @property
     def running(self) -> FederatedFit:

@@ -133,3 +133,7 @@ class FederatedState(Callback):
         """The module leaves the fit with the parameters to evaluate."""
         self.progress.enter(RoundPhase.BETWEEN)
         self._fit.finish()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Comes before other callbacks save a checkpoint, for which other processes no longer wait."""
+        trainer.strategy.leave(exception)  # type: ignore[attr-defined]

@@ -6,22 +6,19 @@
 
 import hashlib
 import json
-import os
-import signal
 import sys
 from functools import partial
 from pathlib import Path
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from support import Classifier, federated_blobs
 from torch.nn.functional import cross_entropy
 from torchmetrics import CatMetric, MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassPrecision
 
 import fl_lightning as fl
-from fl_lightning.core.lightning.ranks import Pending, Ranks
-from fl_lightning.core.updates import UpdateMatrix
 
 A = fl.algorithms
 DROP = 4
@@ -128,16 +125,17 @@ FITS = {
 }  # fmt: skip
 
 
-def trained(case, devices, rounds=3, nodes=1, resume=None, callbacks=(), module=None, data=None):
+def trained(case, devices, rounds=3, nodes=1, resume=None, callbacks=(), module=None, data=None, **more):
     """One fit, then a test; returns a digest of the weights and everything that was logged."""
     kind, method, options = FITS[case]
-    options = {name: value() if name == "client" else value for name, value in options.items()}
+    options = {name: value() if name == "client" else value for name, value in options.items()} | more
     strategy = fl.FederatedStrategy(method(), clients_per_round=5, **options)
     torch.manual_seed(1)
     module = (module or kind)(**OPTIONS)
+    saves = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
     trainer = L.Trainer(
         max_epochs=rounds, accelerator="cpu", devices=devices, num_nodes=nodes, strategy=strategy, logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, callbacks=list(callbacks),
+        enable_checkpointing=saves, enable_progress_bar=False, enable_model_summary=False, callbacks=list(callbacks),
     )  # fmt: skip
     data = federated_blobs(7) if data is None else data
     trainer.fit(module, data, ckpt_path=resume)
@@ -153,35 +151,6 @@ def trained(case, devices, rounds=3, nodes=1, resume=None, callbacks=(), module=
 
 def written(out, trainer, results):
     (Path(out) / f"rank-{trainer.global_rank}.json").write_text(json.dumps(results))
-
-
-class Misbehaves(L.Callback):
-    """Does on one rank what a rank must not do alone."""
-
-    def __init__(self, what):
-        self.what = what
-
-    def on_train_epoch_end(self, trainer, pl_module):
-        if trainer.current_epoch != 1:
-            return
-        if self.what == "stop" and trainer.global_rank == 1:
-            trainer.should_stop = True
-        if self.what == "raise" and trainer.global_rank == 0:
-            raise OSError("the disk is full")
-        if self.what == "kill" and trainer.global_rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.what == "coefficients" and trainer.global_rank == 1:
-            combine = UpdateMatrix.combine
-            UpdateMatrix.combine = lambda self, coeff, out=None: combine(self, coeff * (1 + 1e-7), out)
-        if self.what == "weights" and trainer.global_rank == 1:
-            with torch.no_grad():
-                next(pl_module.parameters()).view(-1)[0] += 1e-3
-
-
-class Counts(Classifier):
-    def training_step(self, batch, batch_idx):
-        self.steps = getattr(self, "steps", 0) + 1
-        return super().training_step(batch, batch_idx)
 
 
 def main(out, devices, what, *cases):
@@ -206,17 +175,6 @@ def main(out, devices, what, *cases):
         trainer.fit(trainer.lightning_module, federated_blobs(7))
         weights = [parameter.tolist() for parameter in trainer.lightning_module.parameters()]
         written(out, trainer, {"round": trainer.current_epoch, "weights": weights})
-    elif what == "data":
-        rank = int(os.environ.get("LOCAL_RANK", "0"))
-        trained("FedAvg", devices, data=federated_blobs(7, alpha=1.0 + rank))
-    elif what == "rows":
-        Ranks.transfer = lambda self, sends, receives, number=0: Pending(self, [])
-        trained("FedAvg", devices)
-    elif what == "counts":
-        trained("FedAvg", devices, module=Counts)
-    else:
-        trainer, *result = trained("FedAvg", devices, rounds=4, callbacks=[Misbehaves(what)])
-        written(out, trainer, {"round": trainer.current_epoch, "result": result})
 
 
 if __name__ == "__main__":

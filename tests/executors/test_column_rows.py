@@ -110,7 +110,7 @@ def rounds(owners, size, shared=True, names=("control", "other"), damage=0.0, nu
         most = 0
         for when in range(number):
             rows.begin_round()
-            exchange.begin_round()
+            exchange.begin()
             mine, sent = [client for client, owner in enumerate(owners) if owner == rank], []
             order.shuffle(mine)
             for client in mine:

@@ -27,7 +27,7 @@ CONTRACT: dict[str, tuple[str, ...]] = {
     "validate_loop": ("_evaluation_step", "_max_batches", "_results", "_data_source"),
     "test_loop": ("_evaluation_step", "_max_batches", "_results", "_data_source"),
     "predict_loop": ("_data_source",),
-    "_signal_connector": ("received_sigterm",),
+    "_signal_connector": ("received_sigterm", "_sigterm_notifier_fn", "_slurm_sigusr_handler_fn"),
     "strategy": ("_configure_launcher",),
     "_data_connector": ("attach_datamodule", "_datahook_selector"),
     "_logger_connector": (

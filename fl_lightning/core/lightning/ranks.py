@@ -7,13 +7,12 @@ fit on one device: ``trainer.world_size`` is 1, and there is nothing to average 
 
 from __future__ import annotations
 
-import atexit
 import io
 import json
-import os
 import random
+import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -26,7 +25,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torchmetrics import Metric
 
 from fl_lightning.core.errors import RankError
-from fl_lightning.core.lightning.names import Trainer, lightning_module
+from fl_lightning.core.lightning.names import lightning_module
+from fl_lightning.core.lightning.rank_processes import connect, end_at_exit
+from fl_lightning.core.lightning.rank_signals import HeldSignals
 from fl_lightning.core.modules import submodules
 
 _T = TypeVar("_T")
@@ -53,6 +54,7 @@ class Ranks:
         size: processes in all.
         num_nodes: machines.
         device: of this process.
+        signals: requests to stop that this process gets during a fit.
     """
 
     def __init__(
@@ -69,8 +71,10 @@ class Ranks:
         self.rank, self.local_rank, self.node_rank = lender.global_rank, lender.local_rank, lender.node_rank
         self.size, self.num_nodes = num_nodes * len(devices), num_nodes
         self.device = devices[self.local_rank]
+        self.signals: HeldSignals | None = None
         self._store: Any = None
-        self._divisions = 0
+        self._divisions = self._exchanges = 0
+        self._left = False
 
     def join(self) -> None:
         """Connects this process with the others, and gives all of them the random state of the first.
@@ -80,8 +84,9 @@ class Ranks:
         """
         if not dist.is_initialized():
             backend = "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl"
-            host, port = self._environment.main_address, self._environment.main_port
-            _connect(backend, host, port, self.rank, self.size, self._timeout)
+            address = self._environment.main_address, self._environment.main_port
+            with self._answered():
+                connect(backend, address, self.rank, self.size, self._timeout)
         if dist.get_world_size() != self.size:
             raise RuntimeError(
                 f"Trainer(devices=..., num_nodes=...) asks for {self.size} processes, and this script has connected "
@@ -89,6 +94,7 @@ class Ranks:
             )
         if self._store is None:
             self._store = self._shared_store()
+        self._left = False
         self._share_random_state()
 
     def _shared_store(self) -> Any:
@@ -113,13 +119,15 @@ class Ranks:
 
     def barrier(self) -> None:
         """Waits for all ranks."""
-        if self._store is not None:
+        if self._store is not None and not self._left:
             self.gather(None)
 
     def broadcast(self, value: _T, source: int = 0) -> _T:
         """The value of one rank, on all."""
+        if self._left:
+            return value
         box = [value]
-        with self._answered():
+        with self._meeting():
             dist.broadcast_object_list(box, source, device=torch.device("cpu"))
         return box[0]
 
@@ -128,7 +136,7 @@ class Ranks:
         buffer = io.BytesIO()
         torch.save(value, buffer)
         found: list[Any] = [None] * self.size
-        with self._answered():
+        with self._meeting():
             dist.all_gather_object(found, buffer.getvalue())
         return [torch.load(io.BytesIO(part), self.device, weights_only=False) for part in found]
 
@@ -138,13 +146,18 @@ class Ranks:
         Args:
             part: of this rank; all but the first dimension is the same on all ranks.
             sizes: the first dimension of each rank's.
+
+        Raises:
+            RankError: this rank has left the fit, or another one has.
         """
+        if self._left:
+            raise RankError(f"rank {self.rank} has left the fit with an error of its own: it does not hold all columns")
         longest, rest = max(sizes), part.shape[1:]
         padded = part.contiguous()
         if len(part) < longest:
             padded = torch.cat([part, part.new_zeros(longest - len(part), *rest)])
         found = [part.new_empty(longest, *rest) for _ in sizes]
-        with self._answered():
+        with self._meeting():
             dist.all_gather(found, padded)
         return [theirs[:size] for theirs, size in zip(found, sizes, strict=True)]
 
@@ -186,22 +199,64 @@ class Ranks:
             self._store.delete_key(key)
 
     @contextmanager
+    def _meeting(self) -> Iterator[None]:
+        """Around what all ranks do together; leaves a note that this rank has come."""
+        self._exchanges += 1
+        with self._answered():
+            if self._store is not None:
+                self._store.set(f"rank {self.rank}", str(self._exchanges))
+            yield
+
+    @contextmanager
     def _answered(self) -> Iterator[None]:
         """Around everything that waits for others."""
+        began = time.monotonic()
         try:
             yield
         except RuntimeError as error:
+            waited, missing = time.monotonic() - began, self._missing()
+            words = f"rank {self.rank} of {self.size} waits for {missing}, which "
+            if waited < 0.9 * self._timeout.total_seconds():
+                raise RankError(f"{words}has ended: its own output says why") from error
             raise RankError(
-                f"rank {self.rank} of {self.size} waits for another process of this fit, which has ended or does not "
-                f"answer (timeout of FederatedStrategy: {self._timeout}): its own output says why"
+                f"{words}has not answered for {self._timeout} (timeout of FederatedStrategy): it hangs, or its clients "
+                "take longer than that"
             ) from error
 
-    def stop_together(self, trainer: Trainer) -> None:
-        """Lets all ranks stop if one of them was asked to, by a callback or by the signal SIGTERM."""
-        asked = self.gather((bool(trainer.should_stop), trainer.received_sigterm))
-        trainer.should_stop = any(stop for stop, _ in asked)
-        if any(signal for _, signal in asked):
-            trainer._signal_connector.received_sigterm = True
+    def _missing(self) -> str:
+        """Who has not come to the exchange at which this rank waits."""
+        late = list[int]()
+        with suppress(RuntimeError):  # the first rank, which knows, has ended
+            for rank in range(self.size if self._store is not None else 0):
+                note = f"rank {rank}"
+                if not self._store.check([note]) or int(self._store.get(note)) < self._exchanges:
+                    late.append(rank)
+        names = [f"rank {rank}" for rank in late if rank != self.rank]
+        return " and ".join(names) or "another process of this fit"
+
+    def abandon(self) -> None:
+        """This process leaves the fit with an error of its own.
+
+        It waits for nobody any more, so that callbacks can still save a checkpoint. Processes that it has started end
+        when it does.
+        """
+        if not self._left:
+            end_at_exit(getattr(self.launcher, "procs", []))
+        self._left = True
+
+    def follow_requests(self, between_clients: bool = False, ends_round: bool = False) -> None:
+        """All ranks do what callbacks or signals have asked of any of them.
+
+        Args:
+            between_clients: clients of the round are left.
+            ends_round: nothing of the round is left.
+
+        Raises:
+            SystemExit: one rank was asked to terminate, and clients are left.
+        """
+        signals = self.signals
+        assert signals is not None
+        signals.follow(self.gather(signals.requests), between_clients, ends_round)
 
     def share_module(self, module: nn.Module) -> None:
         """Overwrites all parameters and buffers with those of the first rank."""
@@ -212,6 +267,18 @@ class Ranks:
                 if whole.data_ptr() != tensor.data_ptr():
                     tensor.data.copy_(whole)
 
+    @property
+    def has_left(self) -> bool:
+        """Whether this process has left the fit with an error of its own."""
+        return self._left
+
+    def until_asked(self, places: Iterable[int]) -> Iterator[int]:
+        """These places, as long as this process is not asked to end."""
+        for place in places:
+            if self.signals is not None and self.signals.urgent:
+                return
+            yield place
+
     def claims(self, places: Sequence[int]) -> Iterator[int]:
         """Hands out places to whichever rank asks next; each goes to one rank.
 
@@ -220,9 +287,10 @@ class Ranks:
         """
         self._divisions += 1  # counted here, not per fit: the store outlives a fit
         while True:
-            with self._answered():
-                turn = self._store.add(f"division {self._divisions}", 1) - 1
-            if turn >= len(places):
+            leaving = self.signals is not None and self.signals.urgent
+            with self._answered():  # who leaves takes all that is left, so that nobody begins another
+                turn = self._store.add(f"division {self._divisions}", len(places) if leaving else 1) - 1
+            if leaving or turn >= len(places):
                 return
             yield places[turn]
 
@@ -252,17 +320,6 @@ class Pending:
         with self._ranks._answered():
             for work in self._works:
                 work.wait()
-
-
-def _connect(backend: str, host: str, port: int, rank: int, size: int, timeout: timedelta) -> None:
-    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, str(port)
-    dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout)
-
-    def disconnect() -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-
-    atexit.register(disconnect)
 
 
 @contextmanager

@@ -16,8 +16,12 @@ from fl_lightning.core.lightning.checkpoint_io import STATE_KEY, AtomicCheckpoin
 from fl_lightning.core.lightning.names import (
     SingleDeviceStrategy,
     Trainer,
+    TrainerFn,
     lightning_module,
+    rank_zero_warn,
 )
+from fl_lightning.core.lightning.rank_processes import check_startable
+from fl_lightning.core.lightning.rank_signals import HeldSignals, is_termination
 from fl_lightning.core.lightning.ranks import Ranks, epoch_logs_quiet, metrics_apart
 from fl_lightning.core.storage.column_files import SECTION, StoredColumns, joined, taken_out, with_stored, write_part
 
@@ -84,6 +88,7 @@ class OneDevice(SingleDeviceStrategy):
         if devices[0].type == "cpu":
             self._root_device = torch.device("cpu")
         if number > 1:
+            check_startable(environment)
             ranks = self.ranks = Ranks(self.accelerator, devices, environment, self.num_nodes, self._timeout)
             self._root_device = ranks.device
             self.global_rank, self.local_rank, self.node_rank = ranks.rank, ranks.local_rank, ranks.node_rank
@@ -106,10 +111,20 @@ class OneDevice(SingleDeviceStrategy):
             self.ranks.share_module(trainer.lightning_module)
             self._undo.enter_context(metrics_apart(trainer.lightning_module))
             self._undo.enter_context(epoch_logs_quiet())
+            if trainer.state.fn == TrainerFn.FITTING:
+                self.ranks.signals = signals = HeldSignals(trainer)
+                self._undo.enter_context(signals.holding())
+
+    def leave(self, exception: BaseException) -> None:
+        """The trainer function ends with an exception, in this process alone unless it is a signal that all follow."""
+        if self.ranks is not None and not is_termination(exception):
+            self.ranks.abandon()
 
     def teardown(self) -> None:
         """Leaves the module's metrics as they were, and lets another trainer hand over its plugins."""
         self._undo.close()
+        if self.ranks is not None:
+            self.ranks.signals = None
         self._given.pop("cluster_environment", None)
         super().teardown()
 
@@ -172,12 +187,17 @@ class OneDevice(SingleDeviceStrategy):
     ) -> None:
         """Saves a checkpoint; called by all processes. What they hold in columns lies beside it, in a file of each.
 
+        A process that has left the fit with an error saves none that needs the columns of others; it warns.
+
         Raises:
             OSError: a file could not be written, or processes do not see each other's.
         """
         ranks = self.ranks
         state, parts = taken_out(federated_state(checkpoint))
         if ranks is not None and parts:
+            if ranks.has_left:
+                rank_zero_warn(f"{filepath} is not saved: other processes hold parts of it, and this one has left them")
+                return
             local = "://" not in str(filepath) and storage_options is None
             if not local or type(self.checkpoint_io) is not AtomicCheckpointIO:
                 state = joined(federated_state(checkpoint))  # by means that know of one file

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a program on several ranks, within a time limit, and makes sure that no process of it is left."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import rank_session
+
+SESSION = Path(rank_session.__file__)
+SECONDS = 300
+TORCHRUN = ("-m", "torch.distributed.run")
+
+
+def folder_of(out):
+    """The folder of a test's runs; its name marks the processes of this test run."""
+    folder = Path(out) / f"RUN{os.getpid()}"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def environment(**more):
+    path = [str(SESSION.parents[1]), str(SESSION.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV_"))}
+    own = {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1", "MASTER_PORT": str(free_port())}
+    return {**kept, **own, **more}
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def left_behind(out):
+    """Processes that still run a program of this test."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes()
+        except OSError:
+            continue
+        if str(folder_of(out)).encode() in command:
+            found.append(path.parent.name)
+    return found
+
+
+def command(out, ranks, *words, program=SESSION, torchrun=True, options=()):
+    """The command line that runs a program on some ranks."""
+    found = [sys.executable]
+    if ranks > 1 and torchrun:
+        found += [*TORCHRUN, "--nproc_per_node", str(ranks), "--master_port", str(free_port()), *options]
+    return [*found, str(program), str(folder_of(out)), str(ranks), *words]
+
+
+def finished(out, process, fails=False):
+    """Waits for a program and returns what it printed; nothing of it may be left."""
+    try:
+        said, _ = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        said, _ = process.communicate()
+        raise AssertionError(f"it runs for more than {SECONDS} s: {said[-6000:]}") from None
+    end = time.monotonic() + 30
+    while left_behind(out) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert left_behind(out) == [], said[-6000:]
+    assert (process.returncode != 0) is fails, said[-6000:]
+    return said
+
+
+def started(out, line, **more):
+    return subprocess.Popen(
+        line, env=environment(**more), cwd=out, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def session(out, ranks, *words, fails=False, **options):
+    """Runs the program on some ranks and returns what it printed."""
+    return finished(out, started(out, command(out, ranks, *words, **options)), fails)
+
+
+def results(out):
+    """What the ranks have written, in their order; the next run begins without."""
+    files = sorted(folder_of(out).glob("rank-*.json"))
+    found = [json.loads(path.read_text()) for path in files]
+    for path in files:
+        path.unlink()
+    return found
+
+
+def differences(one, other):
+    """Names of what was logged or computed differently."""
+    found = {}
+    for case in one.keys() | other.keys():
+        (weights, logged), (theirs, others) = one[case], other[case]
+        names = [name for name in logged.keys() | others.keys() if logged.get(name) != others.get(name)]
+        if names or weights != theirs:
+            found[case] = sorted(names) or ["weights"]
+    return found

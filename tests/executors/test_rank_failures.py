@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fits on several processes end everywhere if one of them fails or is asked to end, and go on from there."""
+
+import json
+import re
+import signal
+import sys
+import time
+
+import pytest
+import rank_runs
+import rank_session
+from rank_runs import command, differences, finished, folder_of, results, started
+
+TROUBLE = rank_runs.SESSION.with_name("rank_trouble.py")
+ROUNDS = 4
+CASE = "SCAFFOLD with FedLF"
+
+pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")]
+on_both = pytest.mark.parametrize(
+    "torchrun", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["script", "torchrun"]
+)
+
+
+def session(out, ranks, *words, **options):
+    return rank_runs.session(out, ranks, *words, program=TROUBLE, **options)
+
+
+def uninterrupted():
+    _, *whole = rank_session.trained(CASE, 1, ROUNDS)
+    return {CASE: json.loads(json.dumps(whole))}
+
+
+@on_both
+def test_one_rank_that_is_terminated_in_a_round_ends_all_between_clients(tmp_path, torchrun):
+    session(tmp_path, 2, "terminate", torchrun=torchrun)
+    assert results(tmp_path) == [{"round": 1, "error": "SIGTERMException"}] * 2
+    assert (folder_of(tmp_path) / "interrupted.ckpt").exists()
+    session(tmp_path, 1, "resume")
+    (resumed,) = results(tmp_path)
+    assert differences(uninterrupted(), resumed) == {}
+
+
+@on_both
+def test_the_program_that_is_terminated_ends_all_ranks(tmp_path, torchrun):
+    """The signal reaches the first rank, or torchrun, which passes it on to all."""
+    program = started(tmp_path, command(tmp_path, 2, "long", program=TROUBLE, torchrun=torchrun))
+    end = time.monotonic() + 120
+    while not (folder_of(tmp_path) / "begun").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    program.send_signal(signal.SIGTERM)
+    finished(tmp_path, program, fails=torchrun)
+    assert results(tmp_path) == [{"round": 1, "error": "SIGTERMException"}] * 2
+    session(tmp_path, 1, "resume")
+    (resumed,) = results(tmp_path)
+    assert differences(uninterrupted(), resumed) == {}
+
+
+@on_both
+def test_a_rank_that_is_killed_in_a_round_ends_all(tmp_path, torchrun):
+    """The round does not count; another number of ranks goes on from the checkpoint before it."""
+    said = session(tmp_path, 2, "die", torchrun=torchrun, fails=True)
+    assert "rank 0 of 2 waits for rank 1, which has ended: its own output says why" in said
+    session(tmp_path, 3 if torchrun else 1, "resume")
+    whole = uninterrupted()
+    assert all(differences(whole, rank) == {} for rank in results(tmp_path))
+
+
+@pytest.mark.slow
+def test_torchrun_starts_a_fit_again_that_goes_on_by_itself(tmp_path):
+    session(tmp_path, 2, "die", options=["--max-restarts", "1"])
+    many, whole = results(tmp_path), uninterrupted()
+    assert [differences(whole, rank) for rank in many] == [{}, {}]
+
+
+@on_both
+def test_a_rank_that_hangs_ends_all_within_the_timeout(tmp_path, torchrun):
+    began = time.monotonic()
+    said = session(tmp_path, 2, "hang", torchrun=torchrun, fails=True)
+    assert re.search(r"RankError: rank 0 of 2 waits for rank 1, which has not answered for 0:00:05 \(timeout", said)
+    assert time.monotonic() - began < 100  # torchrun waits for 30 s before it kills
+
+
+def test_one_rank_stops_all(tmp_path):
+    session(tmp_path, 2, "stop")
+    assert [rank["round"] for rank in results(tmp_path)] == [2, 2]
+
+
+FAILURES = {
+    "data": r"ValueError: all ranks must run the same fit, found that rank 1 differs from rank 0 in .*other samples",
+    "weights": r"RankError: after round 2, rank 1 must have the global parameters of rank 0, found others",
+    "counts": r"RankError: training client \d changes attribute 'steps', which the other ranks would not see",
+    "raise": r"OSError: the disk is full",
+    "kill": r"RankError: rank 0 of 2 waits for rank 1, which has ended|Signal 9 \(SIGKILL\)",
+    "coefficients": r"RankError: after round 2, rank 1 must have the coefficients of rank 0, found others",
+    "rows": r"RankError: rank \d finds that row \d of the round must be what its client has sent, and that other bits",
+}
+
+
+@on_both
+@pytest.mark.parametrize(
+    "what", [pytest.param(name, marks=[] if name == "weights" else pytest.mark.slow) for name in FAILURES]
+)
+def test_all_processes_end_with_one_that_fails(tmp_path, what, torchrun):
+    said = session(tmp_path, 2, what, torchrun=torchrun, fails=True)
+    assert re.search(FAILURES[what], said), said[-4000:]
