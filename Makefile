@@ -35,6 +35,7 @@ help:
 	@echo 'make format    reformat the code'
 	@echo 'make kernels   build the compiled kernels, as far as a compiler is there; demo and test do it by themselves'
 	@echo 'make test-projects  install and federate the published projects of examples/projects (PROJECTS="graphs tabular")'
+	@echo 'make docs      build the documentation site, build/site/html; make docs-links asks the addresses of other sites'
 	@echo 'make bench     time rounds against a hand-written loop'
 	@echo 'make sanitize  10^5 random calls of the CPU kernels under sanitizers, in each instruction set (SANITIZE_CALLS)'
 	@echo 'make clean     delete what the other targets wrote; make distclean deletes .venv too'
@@ -78,6 +79,19 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	@$(BIN)/clang-format -i $(CXX_FILES)
+
+# Sphinx and the two notebooks' kernel are needed for nothing else, so they are installed when the site is first built.
+$(VENV)/.docs: $(READY)
+	@env -u FORCE_CUDA FL_LIGHTNING_NO_EXT=1 $(BIN)/python -m pip install -q -e '.[docs]'
+	@touch $@
+
+.PHONY: docs
+docs: $(VENV)/.docs
+	@$(BIN)/python docs/_site/build_site.py
+
+.PHONY: docs-links
+docs-links: $(VENV)/.docs
+	@$(BIN)/python docs/_site/build_site.py --builder linkcheck
 
 .PHONY: bench
 bench: $(KERNELS)

@@ -30,7 +30,7 @@ from torch.utils.data import TensorDataset
 
 import fl_lightning as fl
 from benchmarks.papers.adult import Adult, Attribute, load
-from fl_lightning.metrics import DemographicParityGap, EqualOpportunityGap
+from fl_lightning.metrics import DemographicParity, EqualOpportunity
 
 WEIGHT_DECAY, SEED, ORIGINAL = 1e-4, 1, (0.157, 0.0756)
 """Settings of the published code; the last are the disparities without constraints that its budgets are shares of."""
@@ -97,7 +97,7 @@ class Income(L.LightningModule):
         self.weights = nn.Parameter(linear.weight.detach()[0].clone())
         self.bias = nn.Parameter(linear.bias.detach().clone())
         self.lr = lr
-        self.gap = DemographicParityGap(signed=True) if notion == "dp" else EqualOpportunityGap(signed=True)
+        self.gap = (DemographicParity if notion == "dp" else EqualOpportunity)(compare="signed")
 
     def forward(self, positions: Tensor) -> Tensor:
         """Logits."""
@@ -118,7 +118,7 @@ class Income(L.LightningModule):
         """Accuracy and signed gap."""
         positions, labels, groups = batch
         predictions = (self(positions) >= 0).long()
-        if isinstance(self.gap, DemographicParityGap):
+        if isinstance(self.gap, DemographicParity):
             self.gap.update(predictions, groups)
         else:
             self.gap.update(predictions, labels, groups)

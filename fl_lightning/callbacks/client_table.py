@@ -13,6 +13,7 @@ from torch import Tensor
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.callbacks._federated import evaluation, is_fitting, is_fresh_fit, records
 from fl_lightning.core.lightning.names import Callback, LightningModule, Trainer
+from fl_lightning.core.lightning.trackers import hand_over, run_folder
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.metrics.functional import Mode
 
@@ -42,10 +43,14 @@ class ClientTable(Callback):
     interrupted run left; a fresh fit drops those of all rounds from 1 on; a repeated test or validation replaces its
     own rows. With ``fast_dev_run`` nothing is written.
 
+    At the end of a fit, a validation and a test the file also goes to MLflow and W&B as an artifact, and the table to
+    TensorBoard as a text.
+
     Args:
-        dirpath: folder of the file; by default that of the logger. Without either no file is written.
+        dirpath: folder of the file; by default that of the first logger's run. Without either no file is written.
         max_clients: above this number the printed table is cut to the worst and best 10 clients.
         larger_is_better: orientation of metrics where ``fairness_mode`` of the strategy does not say it.
+        artifact: whether loggers that keep files and texts get the table.
 
     Raises:
         ValueError: ``max_clients`` is below 2; later, if ``clients.csv`` is a file of some other kind.
@@ -57,12 +62,15 @@ class ClientTable(Callback):
         dirpath: str | Path | None = None,
         max_clients: int = 40,
         larger_is_better: Mapping[str, bool] | None = None,
+        artifact: bool = True,
     ) -> None:
         self.dirpath = None if dirpath is None else Path(dirpath)
+        self.artifact = artifact
         self.max_clients = max_clients
         self.larger_is_better = dict(larger_is_better or {})
         self._fresh = False
         self._tail: tuple[Path, int] | None = None  # file and round of the last rows that this fit wrote
+        self._written: tuple[Path, EvaluationRecord] | None = None  # what loggers have not got yet
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuses strategies that are not federated."""
@@ -78,20 +86,34 @@ class ClientTable(Callback):
         record = evaluation(trainer, self, "val")
         if record is not None:
             self._write(trainer, record)
+            if not is_fitting(trainer):
+                self._hand_over(trainer)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Gives the table to loggers."""
+        self._hand_over(trainer)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the clients' test values and prints the table."""
+        """Writes the clients' test values, prints the table and gives it to loggers."""
         record = evaluation(trainer, self, "test")
         if record is not None:
             self._write(trainer, record)
-            trainer.print(format_client_table(record, self.max_clients, self.larger_is_better))
+            trainer.print(self._text(record))
+            self._hand_over(trainer)
+
+    def _text(self, record: EvaluationRecord) -> str:
+        return format_client_table(record, self.max_clients, self.larger_is_better)
+
+    def _hand_over(self, trainer: Trainer) -> None:
+        if self.artifact and self._written is not None:
+            path, record = self._written
+            hand_over(trainer, path, f"clients/{record.stage}", self._text(record), record.round)
+        self._written = None
 
     def _write(self, trainer: Trainer, record: EvaluationRecord) -> None:
         if trainer.fast_dev_run:  # type: ignore[attr-defined]  # Trainer sets it outside its class
             return
-        folder = self.dirpath
-        if folder is None and trainer.loggers:
-            folder = None if trainer.log_dir is None else Path(trainer.log_dir)
+        folder = run_folder(trainer) if self.dirpath is None else self.dirpath
         if folder is None or not trainer.is_global_zero:
             return
         folder.mkdir(parents=True, exist_ok=True)
@@ -105,6 +127,7 @@ class ClientTable(Callback):
                 abandoned = min(1, record.round) if self._fresh and self._tail is None else record.round
             _drop_rows(path, record, abandoned)
         _append_rows(path, record)
+        self._written = path, record
         if fitting:
             self._tail = (path, record.round)
 

@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fairness over clients: pure functions in :mod:`fl_lightning.metrics.functional`, stateful torchmetrics classes.
+"""Fairness over clients and between groups of people: torchmetrics classes, and pure functions in ``functional``.
 
 Uses nothing else of this package.
 """
 
 from fl_lightning.metrics import functional
+from fl_lightning.metrics.by_group import ByGroup
 from fl_lightning.metrics.client import BestFraction, ClientStd, FairnessAngle, WorstFraction
-from fl_lightning.metrics.disparity import DemographicParityGap, EqualOpportunityGap
+from fl_lightning.metrics.group_fairness import DemographicParity, EqualizedOdds, EqualOpportunity
+from fl_lightning.metrics.group_frame import GroupFrame
 
 __all__ = [
     "BestFraction",
+    "ByGroup",
     "ClientStd",
-    "DemographicParityGap",
-    "EqualOpportunityGap",
+    "DemographicParity",
+    "EqualOpportunity",
+    "EqualizedOdds",
     "FairnessAngle",
+    "GroupFrame",
     "WorstFraction",
     "functional",
 ]

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from fl_lightning.arguments import Bounds, checked
-from fl_lightning.metrics._gaps import demographic_parity_gap as demographic_parity_gap
-from fl_lightning.metrics._gaps import equal_opportunity_gap as equal_opportunity_gap
+from fl_lightning.metrics.group_frame import demographic_parity as demographic_parity
+from fl_lightning.metrics.group_frame import equal_opportunity as equal_opportunity
+from fl_lightning.metrics.group_frame import equalized_odds as equalized_odds
 
 _SMALLER_PARTS = ("loss", "error", "perplexity", "entropy", "disparity")
 _SMALLER_WORDS = frozenset(

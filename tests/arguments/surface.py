@@ -13,6 +13,7 @@ import torch
 from implementations import samples
 from torch import nn
 from torch.utils.data import TensorDataset
+from torchmetrics import MeanMetric
 
 import fl_lightning as fl
 
@@ -125,13 +126,18 @@ def shared_arguments() -> dict[str, Any]:
 
 def own_arguments() -> dict[str, dict[str, Any]]:
     """Valid arguments of what needs others than the shared ones."""
-    parameters = [nn.Parameter(torch.zeros(3))]
+    parameters, ones = [nn.Parameter(torch.zeros(3))], torch.ones(3, dtype=torch.int64)
     found: dict[str, dict[str, Any]] = {
         "callbacks.ConflictSummary": {"clients": 2.0, "flagged": 0.5},
         "callbacks.RoundConflicts": {"clients": 2},
         "EvaluationRecord": {"values": {"acc": torch.ones(2)}},
         "FederatedClient": {"module": fl.ClientModule(nn.Linear(2, 3)), "num_clients": 3},
         "metrics.functional.ConflictCounts": {"model": torch.tensor(1), "layers": torch.ones(3)},
+        "metrics.ByGroup": {"metric": MeanMetric()},
+        "metrics.GroupFrame": {"by_group": torch.ones(2), "overall": torch.tensor(1.0)},
+        "metrics.functional.demographic_parity": {"predictions": ones, "groups": ones},
+        "metrics.functional.equal_opportunity": {"predictions": ones, "labels": ones, "groups": ones},
+        "metrics.functional.equalized_odds": {"predictions": ones, "labels": ones, "groups": ones},
         "ParamLayout.from_sizes": {"sizes": (2, 1)},
         **{f"optim.{name}": {"params": parameters} for name in ("FedAdam", "FedYogi", "FedAdagrad")},
     }

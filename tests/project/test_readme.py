@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The README's examples, taken from the page and run with the reader's own two classes filled in."""
 
+import ast
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 
 import fl_lightning as fl
+from benchmarks.papers.catalog import experiment
 from fl_lightning.__main__ import main
 
 PAGE = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
@@ -62,13 +65,32 @@ def my_project(tmp_path, monkeypatch):
 def test_the_quick_start_runs(my_project, capsys):
     import my_project as project
 
-    quick_start, replaced = re.subn("max_epochs=200", "max_epochs=2, accelerator='cpu'", blocks("python")[0])
+    quick_start, replaced = re.subn("max_epochs=200", "max_epochs=2, accelerator='cpu'", blocks("python")[1])
     assert replaced == 1
     names = {"MyDataModule": project.MyDataModule, "MyLitModule": project.MyLitModule}
     exec(quick_start, names)
     assert names["trainer"].callback_metrics["test_acc"].isfinite()
     assert names["strategy"].last_round.round == 1
     assert "angle" in capsys.readouterr().out
+
+
+def test_the_three_lines_are_those_of_the_quick_start():
+    lines, quick_start = (ast.parse(block).body for block in blocks("python")[:2])
+    made = {line.targets[0].id: line.value.func for line in quick_start if isinstance(line, ast.Assign)}
+    assert {line.targets[0].id: ast.dump(line.value.func) for line in lines} == {
+        name: ast.dump(made[name]) for name in ("data", "strategy", "trainer")
+    }
+
+
+def test_the_table_of_the_first_screen_names_experiments():
+    head, *commands = re.findall(r"\| `([^`]+)` \|$", PAGE.split("## How it works")[0], flags=re.MULTILINE)
+    assert head.startswith("python -m benchmarks.papers run ")
+    assert len(commands) == 4
+    for command in commands:
+        name, *rest = shlex.split(command)
+        assert rest[:1] in ([], ["--only"])
+        cases = [case.name for case in experiment(name).cases]
+        assert [text for text in rest[1:] if not any(text in case for case in cases)] == []
 
 
 def test_the_yaml_runs(my_project, tmp_path, monkeypatch):
@@ -93,7 +115,7 @@ def test_aggregate_runs_without_a_trainer():
         "ids": [4, 7],
         "t": 0,
     }
-    exec(blocks("python")[1], names)
+    exec(blocks("python")[2], names)
     assert (rows @ names["step"] >= 0).all()
 
 

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of Sphinx; build_site.py runs it."""
+
+import os
+
+import fl_lightning
+
+project = "fl_lightning"
+author = "the fl_lightning authors"
+release = version = fl_lightning.__version__
+language = "en"
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_design",
+    "myst_nb",
+]
+
+html_theme = "furo"
+html_title = f"fl_lightning {release}"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = html_show_copyright = False
+pygments_dark_style = "github-dark"
+html_theme_options = {
+    "source_repository": "https://github.com/fl-lightning/fl-lightning",
+    "light_css_variables": {"color-brand-primary": "#2f6f8f", "color-brand-content": "#2f6f8f"},
+    "dark_css_variables": {"color-brand-primary": "#7fb8d4", "color-brand-content": "#7fb8d4"},
+}
+
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 4
+
+# Docstrings are Google's style with roles of Sphinx. What Lightning and torch bring is left to their own sites.
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_default_options = {
+    "inherited-members": "object,Module,DataHooks,ModelHooks,CheckpointHooks,HyperparametersMixin,LightningModule,"
+    "LightningDataModule,Metric,Callback,SingleDeviceStrategy,Strategy,Optimizer,Dataset,Sampler,Exception,tuple,ABC",
+}
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 88
+napoleon_use_ivar = True
+napoleon_numpy_docstring = False
+
+# The notebooks run while the site is built, in an empty folder and on one thread, and again when their cells change.
+nb_execution_mode = "cache"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 120
+nb_execution_in_temp = True
+nb_merge_streams = True
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+linkcheck_anchors = False  # GitHub makes the anchors of its pages with a script
+linkcheck_retries = 2
+linkcheck_timeout = 20
+# The repository's own addresses answer once it is public; links to its files are checked when pages are assembled.
+linkcheck_ignore = [r"https://github\.com/fl-lightning/.*"]

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+import copy
+import doctest
+import math
+import pickle
+
+import pytest
+import torch
+from support import Classifier as Plain
+from support import federated_blobs, fresh, quiet_trainer
+from torchmetrics.classification import BinaryAUROC
+
+import fl_lightning as fl
+from fl_lightning.metrics import ByGroup, DemographicParity, EqualizedOdds, EqualOpportunity, functional, group_fairness
+
+CLIENTS = 5
+METRICS = {"dp": DemographicParity, "eo": EqualOpportunity, "odds": EqualizedOdds}
+
+
+def people(count=300, seed=0, num_groups=2):
+    """Predictions, labels, groups, client ids; client 3 has group 0 alone, and client 4 has no data."""
+    draw = torch.Generator().manual_seed(seed)
+    predictions, labels = (torch.randint(0, 2, (count,), generator=draw) for _ in range(2))
+    groups, ids = (torch.randint(0, high, (count,), generator=draw) for high in (num_groups, 4))
+    return predictions, labels, torch.where(ids == 3, 0, groups), ids
+
+
+def rates_by_loop(predictions, labels, groups, given):
+    """Rates by group, of the groups that have samples with that label."""
+    counts = {}
+    for predicted, label, group in zip(predictions.tolist(), labels.tolist(), groups.tolist(), strict=True):
+        if given is None or label == given:
+            hits, total = counts.get(group, (0, 0))
+            counts[group] = hits + predicted, total + 1
+    return {group: hits / total for group, (hits, total) in counts.items()}
+
+
+def gap_by_loop(predictions, labels, groups, given=None, signed=False):
+    rates = rates_by_loop(predictions, labels, groups, given)
+    if len(rates) < 2:
+        return math.nan
+    return rates[1] - rates[0] if signed else max(rates.values()) - min(rates.values())
+
+
+def fed(kind, predictions, labels, groups, ids, **options):
+    metric = METRICS[kind](num_clients=CLIENTS, **options)
+    for p, y, a, k in zip(*(part.split(17) for part in (predictions, labels, groups, ids)), strict=True):
+        metric.update(*((p, a) if kind == "dp" else (p, y, a)), client_ids=k)
+    return metric
+
+
+@pytest.mark.parametrize(("kind", "given"), [("dp", None), ("eo", 1)])
+@pytest.mark.parametrize("num_groups", [2, 3])
+def test_values_per_client_and_pooled_are_those_of_a_plain_loop(kind, given, num_groups):
+    predictions, labels, groups, ids = people(num_groups=num_groups)
+    metric = fed(kind, predictions, labels, groups, ids, num_groups=num_groups)
+    shares = [tuple(part[ids == k] for part in (predictions, labels, groups)) for k in range(CLIENTS)]
+    expected = [gap_by_loop(*share, given) for share in shares]
+    assert metric.client_values().tolist() == pytest.approx(expected, nan_ok=True, abs=1e-15)
+    assert math.isnan(expected[3])
+    assert math.isnan(expected[4])
+    assert float(metric.pooled()) == pytest.approx(gap_by_loop(predictions, labels, groups, given), abs=1e-15)
+    assert float(metric.compute()) == pytest.approx(max(expected[:3]), abs=1e-15)
+    frame = metric.frame()
+    assert dict(enumerate(frame.by_group.tolist())) == pytest.approx(
+        rates_by_loop(predictions, labels, groups, given), abs=1e-15
+    )
+    assert metric.client_frames().by_group.shape == (CLIENTS, num_groups)
+    function = functional.demographic_parity if kind == "dp" else functional.equal_opportunity
+    alone = function(*((predictions.bool(), groups) if kind == "dp" else (predictions.bool(), labels, groups)))
+    assert torch.equal(alone.by_group, frame.by_group)
+    assert torch.equal(alone.overall, frame.overall)
+    metric.reset()
+    assert int(metric.totals.sum()) == 0
+
+
+@pytest.mark.parametrize(("kind", "given"), [("dp", None), ("eo", 1)])
+def test_signed_values_are_group_1_less_group_0(kind, given):
+    predictions, labels, groups, ids = people(seed=3)
+    metric = fed(kind, predictions, labels, groups, ids, compare="signed")
+    shares = [tuple(part[ids == k] for part in (predictions, labels, groups)) for k in range(CLIENTS)]
+    expected = [gap_by_loop(*share, given, signed=True) for share in shares]
+    assert metric.client_values().tolist() == pytest.approx(expected, nan_ok=True, abs=1e-15)
+    assert min(expected[:3]) < 0 < max(expected[:3])
+    assert float(metric.compute()) == pytest.approx(max(expected[:3], key=abs), abs=1e-15)
+    assert metric.higher_is_better is None
+    with pytest.raises(ValueError, match="compare='signed' of DemographicParity needs num_groups=2, found 3"):
+        DemographicParity(3, compare="signed")
+
+
+def test_the_worst_ratio_is_the_smallest():
+    metric = fed("odds", *people(), compare="ratio")
+    values = metric.client_values()
+    assert metric.compute() == values[:3].min()
+    assert metric.higher_is_better
+    assert not EqualizedOdds().higher_is_better
+
+
+def test_a_pooled_value_can_hide_those_of_the_clients():
+    metric = DemographicParity(num_clients=2, compare="signed")
+    metric.update(torch.tensor([1, 0]), torch.tensor([1, 0]), client_ids=0)
+    metric.update(torch.tensor([1, 0]), torch.tensor([0, 1]), client_ids=1)
+    assert metric.client_values().tolist() == [1.0, -1.0]
+    assert float(metric.pooled()) == 0.0
+    assert float(metric.compute()) == 1.0
+
+
+def test_a_group_at_one_client_only_counts_there_and_in_the_pool():
+    metric = DemographicParity(3, num_clients=2)
+    metric.update(torch.tensor([1, 1, 0, 0]), torch.tensor([0, 0, 1, 1]), client_ids=0)
+    metric.update(torch.tensor([1, 0, 0, 1]), torch.tensor([0, 0, 2, 2]), client_ids=1)
+    assert metric.client_values().tolist() == [1.0, 0.0]
+    assert metric.client_frames().by_group.tolist()[0] == pytest.approx([1.0, 0.0, math.nan], nan_ok=True)
+    assert metric.frame().by_group.tolist() == [0.75, 0.0, 0.5]
+    assert float(metric.pooled()) == 0.75
+
+
+@pytest.mark.parametrize("kind", METRICS)
+@pytest.mark.parametrize("compare", ["difference", "ratio"])
+def test_one_group_alone_makes_no_number(kind, compare):
+    groups, ones = torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.int64)
+    metric = fed(kind, ones, ones, groups, groups, compare=compare)
+    assert math.isnan(metric.compute())
+    assert math.isnan(metric.pooled())
+    assert math.isnan(getattr(functional.demographic_parity(ones, groups), compare)("to_overall"))
+    assert math.isnan(functional.demographic_parity(ones[:0], groups[:0]).overall)
+
+
+def test_equalized_odds_leave_out_a_rate_that_is_undefined():
+    predictions, labels = torch.tensor([0, 0, 1, 1, 0]), torch.tensor([1, 1, 0, 0, 0])
+    groups = torch.tensor([0, 1, 0, 1, 1])  # nobody with label 1 is predicted 1: the ratio of zeros
+    odds = EqualizedOdds(compare="ratio")
+    odds.update(predictions, labels, groups)
+    assert float(odds.compute()) == 0.5
+    mean = EqualizedOdds(agg="mean")
+    mean.update(predictions, labels, groups)
+    assert float(mean.compute()) == 0.25
+    positives = EqualizedOdds()
+    positives.update(predictions[:2], labels[:2], groups[:2])
+    assert float(positives.compute()) == 0.0
+    assert positives.frame().by_group.isnan().tolist() == [[False, False], [True, True]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((torch.tensor([0.5]), torch.tensor([1])), r"predictions must be 0 or 1, found \[0.5\]"),
+        ((torch.tensor([1]), torch.tensor([2])), r"groups must be integers from 0 to below num_groups=2, found \[2\]"),
+        ((torch.tensor([1]), torch.tensor([0.5])), r"groups must be integers from 0 to .*, found \[0.5\]"),
+        ((torch.tensor([1]), torch.tensor([1, 0])), r"groups must be a vector .* \[1\], found \[2\]"),
+        ((torch.tensor([[1]]), torch.tensor([[1]])), r"predictions must be a vector"),
+        ((torch.tensor([1]), torch.tensor([1]), 3), r"client_ids must be in \[0, 3\), found \[3\]"),
+        ((torch.tensor([1]), torch.tensor([1]), torch.tensor([0.0])), r"client_ids must be integers"),
+        ((torch.tensor([1]), torch.tensor([1]), torch.tensor([0, 1])), r"client_ids must be one id, or one per"),
+    ],
+)
+def test_bad_input_is_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        DemographicParity(num_clients=3).update(*arguments)
+
+
+def test_numbers_of_clients_and_groups_are_checked():
+    with pytest.raises(ValueError, match="num_clients of DemographicParity must be a positive integer, found 0"):
+        DemographicParity(num_clients=0)
+    with pytest.raises(ValueError, match="num_groups of EqualizedOdds must be an integer from 2 on, found 1"):
+        EqualizedOdds(1)
+
+
+def test_metric_survives_copies_pickles_and_a_state_dict():
+    metric = fed("odds", *people())
+    value = metric.compute()
+    assert copy.deepcopy(metric).compute() == value
+    assert pickle.loads(pickle.dumps(metric)).compute() == value
+    metric.persistent(True)
+    other = EqualizedOdds(num_clients=CLIENTS)
+    other.persistent(True)
+    other.load_state_dict(metric.state_dict())
+    assert torch.equal(other.client_values().nan_to_num(), metric.client_values().nan_to_num())
+
+
+def test_doctests_run():
+    for module in (group_fairness, fl.metrics.group_frame, fl.metrics.by_group):
+        result = doctest.testmod(module, extraglobs={"torch": torch})
+        assert result.attempted >= 2
+        assert result.failed == 0
+
+
+class Judged(Plain):
+    """Compares two groups that the first feature tells apart, by a rate and by an AUROC."""
+
+    def __init__(self):
+        super().__init__()
+        self.gap, self.auroc = DemographicParity(), ByGroup(BinaryAUROC())
+
+    def people(self, batch):
+        scores = self(batch[0])
+        return scores.argmax(1) < 2, (batch[0][:, 0] > 0).long(), scores[:, 0].sigmoid(), (batch[1] == 0).long()
+
+    def validation_step(self, batch, batch_idx):
+        predicted, groups, scores, labels = self.people(batch)
+        self.gap.update(predicted, groups)
+        self.auroc.update(scores, labels, groups=groups)
+        self.log("val_disparity", self.gap)
+        self.log("val_auroc_gap", self.auroc)
+
+
+def auroc_by_hand(scores, labels):
+    positive, negative = scores[labels == 1], scores[labels == 0]
+    if not len(positive) or not len(negative):
+        return math.nan
+    difference = positive[:, None] - negative[None, :]
+    return float(((difference > 0).double() + (difference == 0).double() / 2).mean())
+
+
+@pytest.mark.fit
+@pytest.mark.filterwarnings("ignore:.* is undefined for client")  # that lacks a group, or a class in one
+@pytest.mark.filterwarnings("ignore:No (positive|negative) samples in targets")
+def test_logged_by_a_module_they_give_every_clients_own_and_the_pooled_value():
+    strategy = fl.FederatedStrategy(seed=1)
+    trainer, data = quiet_trainer(strategy, 1), federated_blobs()
+    module = fresh(Judged)
+    trainer.fit(module, data)
+    loaders, gaps, aurocs, everything = data.val_dataloader(), {}, {}, []
+    for client in range(6):
+        batches = [module.people(batch) for batch, _ in loaders.batches(client, seed=None)]
+        predicted, groups, scores, labels = map(torch.cat, zip(*batches, strict=True))
+        everything.append((predicted, groups))
+        gaps[client] = gap_by_loop(predicted.long(), predicted, groups)
+        by_group = [auroc_by_hand(scores[groups == g], labels[groups == g]) for g in (0, 1)]
+        aurocs[client] = abs(by_group[0] - by_group[1])
+    record = strategy.last_evaluation
+    own = {name: dict(zip(record.client_ids, values.tolist(), strict=True)) for name, values in record.values.items()}
+    assert own["val_disparity"] == pytest.approx(gaps, nan_ok=True, abs=1e-6)
+    assert own["val_auroc_gap"] == pytest.approx(aurocs, nan_ok=True, abs=1e-6)
+    assert not all(map(math.isnan, aurocs.values()))
+    predicted, groups = (torch.cat(parts) for parts in zip(*everything, strict=True))
+    pooled = gap_by_loop(predicted.long(), predicted, groups)
+    assert float(trainer.callback_metrics["val_disparity"]) == pytest.approx(pooled, abs=1e-6)
+    worst = max(value for value in gaps.values() if not math.isnan(value))
+    assert float(trainer.callback_metrics["fed/val_disparity/max"]) == pytest.approx(worst, abs=1e-6)
+    assert "fed/val_disparity/angle" not in trainer.callback_metrics, "smaller disparities are better"
