@@ -27,7 +27,8 @@ class Meeting:
         self._slots: list[Tensor] = [torch.empty(0)] * shares
         self._barrier = Barrier(shares)
 
-    def gather(self, share: int, mine: Tensor) -> list[Tensor]:
+    def gather(self, share: int, mine: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        assert len(mine) == sizes[share]
         self._slots[share] = mine
         self._barrier.wait(_SECONDS)
         found = list(self._slots)
@@ -70,7 +71,7 @@ def divided(make: Callable[[], tuple[Any, Any]], cohorts: Sequence[Cohort], shar
     meeting, borders = Meeting(shares), Columns.cut(total, shares)
 
     def work(share: int) -> Work:
-        columns = Columns(borders, share, lambda mine, sizes: meeting.gather(share, mine))
+        columns = Columns(borders, share, lambda mine, sizes: meeting.gather(share, mine, sizes))
         columns = columns if shares > 1 else Columns.whole(total)
         torch.manual_seed(0)
         server, client = make()

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -39,12 +39,14 @@ class Lap:
         norm: Euclidean norm of the change of the global parameters.
         accuracy: of the new global parameters on two thousand training samples.
         steps: local steps, if the side could count them.
+        ranks: what each of the side's processes reports, see :class:`benchmarks._peers.meter.Meter`.
     """
 
     seconds: float
     norm: float
     accuracy: float
     steps: int | None
+    ranks: Sequence[dict[str, Any]] = ()
 
 
 class _Runner:
@@ -79,11 +81,15 @@ class _Runner:
         found: dict[str, Any] = json.loads(line)
         return found
 
-    def go(self) -> Lap:
-        """One round."""
-        self.tell()
-        found = self.hear()
-        return Lap(found["seconds"], found["norm"], found["accuracy"], found.get("steps"))
+    def go(self) -> Lap | str:
+        """One round, or why there will be none."""
+        try:
+            self.tell()
+            found = self.hear()
+        except (RuntimeError, BrokenPipeError) as error:
+            self.end()
+            return str(error)
+        return Lap(found["seconds"], found["norm"], found["accuracy"], found.get("steps"), found.get("ranks", ()))
 
     def tell(self) -> None:
         """Lets the side run."""
@@ -104,7 +110,23 @@ class _Runner:
 def race(
     sides: Sequence[Side], shape: str, rounds: int, warm_up: int, threads: Mapping[str, int]
 ) -> tuple[dict[str, list[Lap]], list[str]]:
-    """Runs a race.
+    """Runs a race to its end, see :func:`turns`.
+
+    Returns:
+        The rounds that count by side, and a sentence for every side that dropped out.
+    """
+    dropped: list[str] = []
+    laps: dict[str, list[Lap]] = {}
+    for turn in turns(sides, shape, rounds, warm_up, threads, dropped):
+        for name, lap in turn.items():
+            laps.setdefault(name, []).append(lap)
+    return {name: found for name, found in laps.items() if len(found) == rounds}, dropped
+
+
+def turns(
+    sides: Sequence[Side], shape: str, rounds: int, warm_up: int, threads: Mapping[str, int], dropped: list[str]
+) -> Iterator[dict[str, Lap]]:
+    """Runs a race turn by turn.
 
     Args:
         sides: who takes part.
@@ -112,35 +134,34 @@ def race(
         rounds: rounds that count.
         warm_up: rounds before.
         threads: of torch, by side.
+        dropped: gets a sentence for every side that drops out.
 
-    Returns:
-        The rounds that count by side, and a sentence for every side that dropped out.
+    Yields:
+        One round of every side that takes part, by name.
     """
-    dropped: list[str] = []
-    laps: dict[str, list[Lap]] = {}
     with tempfile.TemporaryDirectory() as folder:
         runners: list[_Runner] = []
-        for side in sides:  # one after the other: starting all at once makes all slow
-            runner = _Runner(side, shape, rounds + warm_up, threads[side.name], Path(folder))
-            try:
-                runner.hear()
-                runners.append(runner)
-            except RuntimeError as error:
-                dropped.append(str(error))
-                runner.end()
         try:
+            for side in sides:  # one after the other: starting all at once makes all slow
+                runner = _Runner(side, shape, rounds + warm_up, threads[side.name], Path(folder))
+                runners.append(runner)
+                try:
+                    runner.hear()
+                except RuntimeError as error:
+                    dropped.append(str(error))
+                    runners.remove(runner)
+                    runner.end()
             for index in range(rounds + warm_up):
+                turn = {}
                 for runner in list(runners):
-                    try:
-                        lap = runner.go()
-                    except (RuntimeError, BrokenPipeError) as error:
-                        dropped.append(str(error))
+                    lap = runner.go()
+                    if isinstance(lap, Lap):
+                        turn[runner.side.name] = lap
+                    else:
+                        dropped.append(lap)
                         runners.remove(runner)
-                        runner.end()
-                        continue
-                    if index >= warm_up:
-                        laps.setdefault(runner.side.name, []).append(lap)
+                if index >= warm_up:
+                    yield turn
         finally:
             for runner in runners:
                 runner.end()
-    return {name: found for name, found in laps.items() if len(found) == rounds}, dropped

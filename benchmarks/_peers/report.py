@@ -63,7 +63,7 @@ def rows(race: Race, laps: Mapping[str, Sequence[Lap]], shape: Shape) -> list[Ro
                 steps=steps.pop() if len(steps) == 1 else None,
                 norm=statistics.median(lap.norm for lap in rounds),
                 accuracy=rounds[-1].accuracy,
-                doubts=_doubts(rounds, laps[own[0]], shape),
+                doubts=doubts_of(rounds, laps[own[0]], shape),
             )
         )
     return sorted(found, key=lambda row: (row.package != HAND_WRITTEN, row.package != OURS))
@@ -73,8 +73,11 @@ def _ratio(some: Sequence[Lap], other: Sequence[Lap]) -> Median:
     return Median.of([a.seconds / b.seconds for a, b in zip(some, other, strict=True)])
 
 
-def _doubts(rounds: Sequence[Lap], ours: Sequence[Lap], shape: Shape) -> str:
-    """Steps are compared with the shape's; norms and accuracies with ours, since every side draws its own clients."""
+def doubts_of(rounds: Sequence[Lap], ours: Sequence[Lap], shape: Shape) -> str:
+    """What speaks against a side having done the work of ours.
+
+    Steps are compared with the shape's; norms and accuracies with ours, since every side draws its own clients.
+    """
     doubts = []
     counted = {lap.steps for lap in rounds} - {None}
     if counted and counted != {shape.steps}:

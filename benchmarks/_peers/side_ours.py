@@ -1,31 +1,86 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fl_lightning."""
+"""fl_lightning: in one process, with clients in worker processes, or on several ranks of torchrun."""
 
 from __future__ import annotations
 
 import inspect
 import logging
+import os
 import warnings
 
 import lightning as L
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.loops import _EvaluationLoop
+from torch import Tensor
+from torch.utils.data import TensorDataset
 
 import fl_lightning as fl
-from benchmarks._peers.baton import Baton, flat, options
+from benchmarks._peers.baton import Baton, Options, flat, options
+from benchmarks._peers.meter import Meter
+from benchmarks._rounds.fits import LOSS_BATCH
+from benchmarks._rounds.shape import Shape
 from benchmarks._rounds.workloads import Classifier, federated
+from fl_lightning.core.lightning.ranks import Ranks
+from fl_lightning.simulation.fit_lifecycle import FitLifecycle
+from fl_lightning.training.client_runner import ClientRunner
+from fl_lightning.training.visits import Replays
+
+METHODS = {"fedavg": fl.algorithms.FedAvg, "fedfv": fl.algorithms.FedFV, "fedlf": fl.algorithms.FedLF}
 
 
 class Turns(L.Callback):
-    """Passes the baton after each round."""
+    """Passes the baton after each round.
 
-    def __init__(self, baton: Baton) -> None:
-        self._baton = baton
+    Args:
+        given: the side's options.
+        probe: samples and labels for the accuracy.
+    """
+
+    def __init__(self, given: Options, probe: tuple[Tensor, Tensor]) -> None:
+        self._given, self._probe = given, probe
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """The first round is about to begin; all processes are connected."""
+        assert isinstance(pl_module, Classifier)
+        self._baton = Baton(self._given.shape, flat(pl_module.net), self._probe)
+        divide(self._baton.meter)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The server step is done."""
+        """The server step and the evaluation are done."""
         assert isinstance(pl_module, Classifier)
         assert isinstance(trainer.strategy, fl.FederatedStrategy)
         assert trainer.strategy.last_round is not None
         self._baton.pass_on(flat(pl_module.net), trainer.strategy.last_round.local_steps)
+
+
+def divide(meter: Meter) -> None:
+    """Tells the parts of a round apart."""
+    meter.watch(ClientRunner, "train", "training")
+    meter.watch(Replays, "replay", "replay")
+    meter.watch(FitLifecycle, "close_round", "server step")
+    meter.watch(_EvaluationLoop, "run", "evaluation")
+    for name, method in list(vars(Ranks).items()):
+        if inspect.isfunction(method) and not inspect.isgeneratorfunction(method) and not name.startswith("_"):
+            meter.watch(Ranks, name, "exchange")
+
+
+class Evaluated(Classifier):
+    """Evaluates as well."""
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        """Loss and accuracy."""
+        x, y = batch
+        scores = self.net(x)
+        self.log("val_loss", F.cross_entropy(scores, y))
+        self.log("val_acc", (scores.argmax(1) == y).float().mean())
+
+
+def evaluated(shape: Shape, x: Tensor, y: Tensor) -> fl.FederatedDataModule:
+    """The same data; every tenth sample is evaluated after each round, too."""
+    parts = list(torch.arange(len(y)).split(shape.samples))
+    val = TensorDataset(x[::10], y[::10])
+    return fl.FederatedDataModule(TensorDataset(x, y), parts, val=val, batch_size=shape.batch, eval_batch_size=1024)
 
 
 def strategy(method: str, per_round: int, workers: int) -> fl.FederatedStrategy:
@@ -34,9 +89,9 @@ def strategy(method: str, per_round: int, workers: int) -> fl.FederatedStrategy:
     Raises:
         RuntimeError: this version trains one client at a time only.
     """
-    rule = fl.algorithms.FedFV() if method == "fedfv" else fl.algorithms.FedAvg()
+    rule, losses = METHODS[method](), LOSS_BATCH if method == "fedlf" else None
     if workers == 1:
-        return fl.FederatedStrategy(rule, clients_per_round=per_round)
+        return fl.FederatedStrategy(rule, clients_per_round=per_round, loss_batch_size=losses)
     if "executor" not in inspect.signature(fl.FederatedStrategy).parameters:
         raise RuntimeError("this version of fl_lightning trains one client at a time only")
     return fl.FederatedStrategy(rule, clients_per_round=per_round, executor=fl.executors.Parallel(workers))
@@ -47,19 +102,21 @@ def main() -> None:
     given = options()
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    model = Classifier(given.shape)
-    data = federated(given.shape, *given.shape.data())
+    x, y = given.shape.data()
     trainer = L.Trainer(
         max_epochs=given.rounds,
         strategy=strategy(given.method, given.shape.per_round, given.workers),
-        accelerator="cpu",
-        callbacks=[Turns(Baton(given.shape, flat(model.net)))],
+        accelerator="gpu" if given.device == "cuda" else "cpu",
+        devices=int(os.environ.get("WORLD_SIZE", "1")),
+        callbacks=[Turns(given, (x, y))],
         logger=False,
+        num_sanity_val_steps=0,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(model, data)
+    kind, data = (Evaluated, evaluated) if given.evaluate else (Classifier, federated)
+    trainer.fit(kind(given.shape), data(given.shape, x, y))
 
 
 if __name__ == "__main__":

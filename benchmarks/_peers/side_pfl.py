@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 import torch.nn.functional as F
 from pfl.aggregate.simulate import SimulatedBackend
@@ -36,19 +34,16 @@ class Model(Counted):
 
 
 class Turns(TrainingProcessCallback):
-    """Passes the baton after each round; of several processes the first one does."""
+    """Passes the baton after each round."""
 
-    def __init__(self, baton: Baton | None) -> None:
+    def __init__(self, baton: Baton) -> None:
         self._baton = baton
 
     def after_central_iteration(
         self, aggregate_metrics: Metrics, model: PyTorchModel, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
         """The central model is new."""
-        if self._baton is not None:
-            network = model.pytorch_model
-            alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
-            self._baton.pass_on(flat(network), Counted.steps if alone else None)
+        self._baton.pass_on(flat(model.pytorch_model), Counted.steps, divided=True)
         return False, Metrics()
 
 
@@ -57,17 +52,16 @@ def main() -> None:
     given = options()
     shape = given.shape
     size = shape.samples
-    x, y = shape.data()
+    x, y = (part.to(given.device) for part in shape.data())  # of several GPUs pfl has made this process's the current
 
     def client(index: int) -> Dataset:
         order = index * size + torch.randperm(size)
         return Dataset(raw_data=[x[order], y[order]], user_id=index)
 
-    network = Model(shape.initial())
+    network = Model(shape.initial()).to(given.device)
     model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), lr=1.0))
     users = FederatedDataset(client, get_user_sampler("random", list(range(shape.clients))))
-    first = int(os.environ.get("RANK", "0")) == 0
-    baton = Baton(shape, flat(network)) if first else None
+    baton = Baton(shape, flat(network), (x.cpu(), y.cpu()))
     FederatedAveraging().run(
         NNAlgorithmParams(given.rounds, given.rounds + 1, shape.per_round, None),
         SimulatedBackend(users, users),

@@ -98,7 +98,7 @@ class HandWritten:
 
     def __init__(self, shape: Shape, x: Tensor, y: Tensor) -> None:
         self.shape, self.x, self.y = shape, x, y
-        self.model = shape.initial()
+        self.model = shape.initial().to(x.device)
         self.parameters = list(self.model.parameters())
         self.weights = [p.detach().clone() for p in self.parameters]
         self.steps, self.step_norm = 0, 0.0

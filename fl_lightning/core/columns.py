@@ -8,7 +8,8 @@ shares, so every number of shares gives the same bits (:mod:`fl_lightning.ops.sl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -123,12 +124,23 @@ class Columns:
         begin, end = self.span
         if len(self.borders) == 2:
             return part(slice(begin, end), _within(starts, begin, end))
-        spans = subtrees(begin, end, self.total)
-        sums = [part(slice(a - begin, b - begin), _within(starts, a, b)) for a, b in spans]
-        mine = torch.stack(sums) if sums else part(slice(0, 0), _within(starts, begin, begin))[None][:0]
-        everyones = [subtrees(*span, self.total) for span in self.spans]
-        parts = torch.cat(self.gather(mine, [len(held) for held in everyones]))
-        return add_tree([span for held in everyones for span in held], parts, self.total)
+        nodes = [subtrees(*span, self.total) for span in self.spans]
+        held = [[_segments(starts, *node) for node in some] for some in nodes]
+        sums = [
+            part(slice(a - begin, b - begin), _within(starts, a, b))[at]
+            for (a, b), at in zip(nodes[self.share], held[self.share], strict=True)
+        ]
+        mine = torch.cat(sums) if sums else part(slice(0, 0), _within(starts, begin, begin))[:0]
+        found = torch.cat(self.gather(mine, [sum(at.stop - at.start for at in some) for some in held]))
+
+        def wholes() -> Iterator[Tensor]:
+            ats = [at for some in held for at in some]
+            for at, segments in zip(ats, torch.split(found, [at.stop - at.start for at in ats]), strict=True):
+                whole = found.new_zeros(len(starts) - 1, *found.shape[1:])
+                whole[at] = segments
+                yield whole
+
+        return add_tree([node for some in nodes for node in some], wholes(), self.total)
 
     def count(self, number: Tensor) -> int:
         """The sum over the shares of an integer."""
@@ -137,3 +149,8 @@ class Columns:
 
 def _within(starts: Sequence[int], begin: int, end: int) -> Tensor:
     return torch.tensor([min(max(start, begin), end) - begin for start in starts], dtype=torch.int64)
+
+
+def _segments(starts: Sequence[int], begin: int, end: int) -> slice:
+    """Those that have columns in a run; sums over the others are 0 there, and need not travel."""
+    return slice(bisect_right(starts, begin) - 1, bisect_left(starts, end))

@@ -16,7 +16,7 @@ from fl_lightning import algorithms as fl
 from fl_lightning.core.columns import Columns
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.updates import UpdateMatrix
-from fl_lightning.ops.slices import slice_columns
+from fl_lightning.ops.slices import slice_columns, subtrees
 
 # Nine slices, the last one short; layers that cross borders, lie within a slice or are as short as a bias.
 SIZES = (20_000, 13, 30_001, 1, 15_985)
@@ -153,3 +153,25 @@ def test_a_matrix_must_fit_its_columns():
         UpdateMatrix(torch.zeros(2, LAYOUT.numel), LAYOUT, Columns.whole(5))
     with pytest.raises(ValueError, match=r"norms must have shape \[2\]"):
         UpdateMatrix(torch.zeros(2, LAYOUT.numel), LAYOUT, norms=torch.zeros(3))
+
+
+@pytest.mark.parametrize("shares", SHARES)
+def test_sums_of_layers_elsewhere_do_not_travel(shares):
+    """A share sends the sums of the layers that it has columns of, and says of all shares how many these are."""
+    sent, width = [], slice_columns(LAYOUT.numel)
+    for share in range(shares):
+
+        def gather(mine, sizes, share=share):
+            sent.append((len(mine), sizes))
+            assert mine.dim() == 3
+            return [torch.zeros(size, *mine.shape[1:], dtype=mine.dtype) for size in sizes]
+
+        columns = Columns(Columns.cut(LAYOUT.numel, shares), share, gather)
+        UpdateMatrix(torch.ones(4, columns.numel), LAYOUT, columns).gram()
+    sizes = sent[0][1]
+    assert [own for own, _ in sent] == sizes
+    assert all(others == sizes for _, others in sent)
+    nodes = sum(len(subtrees(*span, LAYOUT.numel)) for span in columns.spans)
+    # Each border between nodes lies within one layer, which both sides send.
+    assert sum(sizes) == LAYOUT.num_layers + nodes - 1 < LAYOUT.num_layers * nodes
+    assert all(border % width == 0 and border not in LAYOUT.layer_starts for border in columns.borders[1:-1])

@@ -7,7 +7,6 @@ fit on one device: ``trainer.world_size`` is 1, and there is nothing to average 
 
 from __future__ import annotations
 
-import io
 import json
 import random
 import time
@@ -29,6 +28,7 @@ from fl_lightning.core.lightning.names import lightning_module
 from fl_lightning.core.lightning.rank_processes import connect, end_at_exit
 from fl_lightning.core.lightning.rank_signals import HeldSignals
 from fl_lightning.core.modules import submodules
+from fl_lightning.core.packed import pack, unpack
 
 _T = TypeVar("_T")
 _TENSORS = 4096  # most tensors of one exchange between two ranks
@@ -132,13 +132,12 @@ class Ranks:
         return box[0]
 
     def gather(self, value: _T) -> list[_T]:
-        """Every rank's value, in the order of ranks, on all ranks; tensors come to this process's device."""
-        buffer = io.BytesIO()
-        torch.save(value, buffer)
+        """Every rank's value, in the order of ranks, on all ranks; what is on GPUs comes to this process's."""
+        packed = pack(value)
         found: list[Any] = [None] * self.size
         with self._meeting():
-            dist.all_gather_object(found, buffer.getvalue())
-        return [torch.load(io.BytesIO(part), self.device, weights_only=False) for part in found]
+            dist.all_gather_object(found, packed)
+        return [unpack(part, self.device) for part in found]
 
     def gather_parts(self, part: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         """A tensor of every rank, in the order of ranks, on all ranks.
