@@ -60,12 +60,12 @@ def compared(ranks: Ranks, record: RoundRecord, params: Tensor) -> RoundRecord:
         params: ``[n]`` the global parameters after the round.
 
     Returns:
-        The record with the time that the first rank took.
+        The record with the times that the first rank took.
 
     Raises:
         RankError: a rank has other parameters; names it.
     """
-    found = ranks.gather((checksum(params), record.seconds))
+    found = ranks.gather((checksum(params), (record.seconds, record.training_seconds)))
     for rank, (bits, _) in enumerate(found):
         if bits != found[0][0]:
             raise RankError(
@@ -73,4 +73,5 @@ def compared(ranks: Ranks, record: RoundRecord, params: Tensor) -> RoundRecord:
                 "machines of one kind with the same versions, one thread per process on the CPU (OMP_NUM_THREADS=1), "
                 "and deterministic kernels on GPUs"
             )
-    return replace(record, seconds=found[0][1])
+    seconds, training = found[0][1]
+    return replace(record, seconds=seconds, training_seconds=training)

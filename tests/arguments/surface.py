@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
@@ -133,6 +134,17 @@ def own_arguments() -> dict[str, dict[str, Any]]:
         "FederatedClient": {"module": fl.ClientModule(nn.Linear(2, 3)), "num_clients": 3},
         "metrics.functional.ConflictCounts": {"model": torch.tensor(1), "layers": torch.ones(3)},
         "ParamLayout.from_sizes": {"sizes": (2, 1)},
+        "report.Absence": {"drop_out": True, "count": 1, "first_round": 0, "last_round": 0},
+        "report.ClientValues": {"sizes": (3, 3), "values": {"acc": (0.5, None)}, "modes": {"acc": "max"}},
+        "report.Holdings": {"kind": "class", "columns": ("cat", "dog"), "counts": ((1, 2), (3, 0))},
+        "report.MetricSeries": {"metric": "acc", "mode": "max", "rounds": (1,), "summaries": {"mean": (0.5,)}},
+        "report.RoundTable": {"rows": ("a",), "width": 1, "totals": ((1.0,),), "counts": ((2,),)},
+        "report.record_from_json": {"text": fl.report.record_to_json(fl.report.FitRecord("FedAvg"))},
+        "report.record_to_json": {"record": fl.report.FitRecord("FedAvg")},
+        "report.write_report": {
+            "records": [fl.report.FitRecord("FedAvg")],
+            "path": Path(tempfile.mkdtemp()) / "report.html",
+        },
         **{f"optim.{name}": {"params": parameters} for name in ("FedAdam", "FedYogi", "FedAdagrad")},
     }
     if "fl_lightning.integrations.torchjd.TorchJD" in public_api.public_objects():
