@@ -8,6 +8,7 @@ from fl_lightning.callbacks.client_table import ClientTable, format_client_table
 from fl_lightning.callbacks.conflict_monitor import ConflictMonitor, ConflictSummary, RoundConflicts
 from fl_lightning.callbacks.fairness_monitor import FairnessCurve, FairnessMonitor
 from fl_lightning.callbacks.fit_recorder import FitRecorder
+from fl_lightning.callbacks.report import Report
 
 __all__ = [
     "ClientTable",
@@ -16,6 +17,7 @@ __all__ = [
     "FairnessCurve",
     "FairnessMonitor",
     "FitRecorder",
+    "Report",
     "RoundConflicts",
     "format_client_table",
 ]

@@ -130,7 +130,8 @@ class FitRecorder(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The record, as JSON text."""
-        return {} if self._builder is None else {"record": record_to_json(self.record)}
+        with self._counted():
+            return {} if self._builder is None else {"record": record_to_json(self.record)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned."""

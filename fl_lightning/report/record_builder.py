@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from math import isfinite
-from typing import Any
+from typing import Any, Literal
 
 from fl_lightning.core.records import EvaluationRecord, RoundRecord
+from fl_lightning.metrics.functional import Mode
 from fl_lightning.report.record import Absence, ClientValues, FitRecord, MetricSeries, RoundSeries
 from fl_lightning.report.round_tables import RoundTables
 
-_VALUES = 300_000  # numbers of single clients in the kept evaluations
+_VALUES = 200_000  # numbers of single clients in the kept evaluations
 _CLIENTS = 20_000  # of more clients, weights are not kept
 _REASONS, _NAMED = 40, 20
 _REST = "other reasons"
@@ -23,7 +24,7 @@ DROP_OUT = "dropped out"
 class RecordBuilder:
     """Grows with every round and evaluation; a number for a round costs some bytes, clients' values are thinned out.
 
-    Of the evaluations, every second, fourth and so on keeps its clients' values, so that at most 300,000 numbers are
+    Of the evaluations, every second, fourth and so on keeps its clients' values, so that at most 200,000 numbers are
     kept, and always the first and the last one. Weights and conflicts per layer become means over longer stretches.
 
     Args:
@@ -33,8 +34,8 @@ class RecordBuilder:
     def __init__(self, record: FitRecord) -> None:
         self._base = record
         self._rounds: dict[str, list[Any]] = {f.name: list(getattr(record.rounds, f.name)) for f in fields(RoundSeries)}
-        self._metrics = {(series.stage, series.metric): series for series in record.metrics}
-        self._evaluations = list(record.evaluations)
+        self._metrics = {(series.stage, series.metric): _Growing.of(series) for series in record.metrics}
+        self._evaluations: list[ClientValues | EvaluationRecord] = list(record.evaluations)
         self._absences = {(entry.drop_out, entry.reason): entry for entry in record.absences}
         self._weights = None if record.weights is None else RoundTables.of(record.weights)
         self._layers = None if record.layer_conflicts is None else RoundTables.of(record.layer_conflicts)
@@ -46,11 +47,12 @@ class RecordBuilder:
             **entries: attributes of the record to set besides, for good.
         """
         self._base = replace(self._base, **entries)
+        self._evaluations = [e if isinstance(e, ClientValues) else ClientValues.of(e) for e in self._evaluations]
         return replace(
             self._base,
             rounds=RoundSeries(**{name: tuple(values) for name, values in self._rounds.items()}),
-            metrics=tuple(self._metrics.values()),
-            evaluations=tuple(self._evaluations),
+            metrics=tuple(found.series(stage, name) for (stage, name), found in self._metrics.items()),
+            evaluations=tuple(self._evaluations),  # type: ignore[arg-type]
             weights=None if self._weights is None else self._weights.table(),
             layer_conflicts=None if self._layers is None else self._layers.table(),
             absences=tuple(self._absences.values()),
@@ -61,10 +63,8 @@ class RecordBuilder:
         kept = sum(number < index for number in self._rounds["round"])  # rounds ascend
         for values in self._rounds.values():
             del values[kept:]
-        for key, series in list(self._metrics.items()):
-            kept = sum(number <= index for number in series.rounds)
-            summaries = {name: values[:kept] for name, values in series.summaries.items()}
-            self._metrics[key] = replace(series, rounds=series.rounds[:kept], summaries=summaries)
+        for series in self._metrics.values():
+            series.cut(index + 1)
         self._evaluations = [values for values in self._evaluations if values.round <= index]
         for tables in (self._weights, self._layers):
             if tables is not None:
@@ -113,29 +113,24 @@ class RecordBuilder:
 
     def add_evaluation(self, record: EvaluationRecord) -> None:
         """Adds an evaluation; those of the same stage and of the same or later rounds are replaced."""
-        values = ClientValues.of(record)
-        stage = values.stage
+        stage: Literal["val", "test"] = "val" if record.stage == "val" else "test"
         self._know(record.client_ids, record.client_names)
-        for name, mode in values.modes.items():
-            summary = {key: _finite(float(number)) for key, number in record.summary(name).items()}
-            summary["undefined"] = float(len(record.undefined.get(name, ())))
+        for name in record.values:
+            mode = record.mode(name)
             found = self._metrics.get((stage, name))
-            rounds = () if found is None or found.mode != mode else found.rounds
-            kept = sum(number < record.round for number in rounds)
-            summaries = {
-                key: ((None,) * kept if found is None else found.summaries.get(key, (None,) * kept)[:kept]) + (number,)
-                for key, number in summary.items()
-            }
-            self._metrics[stage, name] = MetricSeries(name, stage, mode, (*rounds[:kept], record.round), summaries)
+            if found is None or found.mode != mode:
+                found = self._metrics[stage, name] = _Growing(mode)
+            summary = {key: _finite(float(number)) for key, number in record.summary(name).items()}
+            found.add(record.round, {**summary, "undefined": float(len(record.undefined.get(name, ())))})
         others = [v for v in self._evaluations if v.stage != stage]
         own = [v for v in self._evaluations if v.stage == stage and v.round < record.round]
-        self._evaluations = [*others, *self._thinned([*own, values])]
+        self._evaluations = [*others, *self._thinned([*own, record])]
 
-    def _thinned(self, own: list[ClientValues]) -> list[ClientValues]:
+    def _thinned(self, own: list[ClientValues | EvaluationRecord]) -> list[ClientValues | EvaluationRecord]:
         """At most so many evaluations that their numbers fit, at even distances, the first and the last among them."""
         last = own[-1]
-        numbers = [n for (stage, _), s in self._metrics.items() if stage == last.stage for n in s.rounds]
-        place = {number: k for k, number in enumerate(sorted(set(numbers)))}
+        numbers = {n for (stage, _), found in self._metrics.items() if stage == last.stage for n in found.rounds}
+        place = {number: k for k, number in enumerate(sorted(numbers))}
         cost, stride = len(last.client_ids) * (len(last.values) + 2), 1
         while (len(place) // stride + 2) * cost > _VALUES and stride < len(place):
             stride *= 2
@@ -174,6 +169,43 @@ class RecordBuilder:
         if client not in clients and len(clients) < _NAMED:
             clients = (*clients, client)
         self._absences[key] = replace(found, count=found.count + 1, last_round=index, client_ids=clients)
+
+
+class _Growing:
+    """A :class:`MetricSeries` in the making."""
+
+    def __init__(self, mode: Mode) -> None:
+        self.mode = mode
+        self.rounds: list[int] = []
+        self._summaries: dict[str, list[float | None]] = {}
+
+    @classmethod
+    def of(cls, series: MetricSeries) -> _Growing:
+        made = cls(series.mode)
+        made.rounds = list(series.rounds)
+        made._summaries = {name: list(values) for name, values in series.summaries.items()}
+        return made
+
+    def series(self, stage: Literal["val", "test"], name: str) -> MetricSeries:
+        summaries = {key: tuple(values) for key, values in self._summaries.items()}
+        return MetricSeries(name, stage, self.mode, tuple(self.rounds), summaries)
+
+    def add(self, number: int, summary: Mapping[str, float | None]) -> None:
+        self.cut(number)
+        for key in summary.keys() - self._summaries.keys():
+            self._summaries[key] = [None] * len(self.rounds)
+        self.rounds.append(number)
+        for key, values in self._summaries.items():
+            values.append(summary.get(key))
+
+    def cut(self, first: int) -> None:
+        """Forgets the evaluations after ``first`` rounds and more."""
+        kept = len(self.rounds)
+        while kept and self.rounds[kept - 1] >= first:
+            kept -= 1
+        del self.rounds[kept:]
+        for values in self._summaries.values():
+            del values[kept:]
 
 
 def plain_json(value: Any) -> Any:

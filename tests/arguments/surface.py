@@ -134,6 +134,7 @@ def own_arguments() -> dict[str, dict[str, Any]]:
         "FederatedClient": {"module": fl.ClientModule(nn.Linear(2, 3)), "num_clients": 3},
         "metrics.functional.ConflictCounts": {"model": torch.tensor(1), "layers": torch.ones(3)},
         "ParamLayout.from_sizes": {"sizes": (2, 1)},
+        "callbacks.Report": {"path": Path(tempfile.mkdtemp()) / "report.html"},
         "report.Absence": {"drop_out": True, "count": 1, "first_round": 0, "last_round": 0},
         "report.ClientValues": {"sizes": (3, 3), "values": {"acc": (0.5, None)}, "modes": {"acc": "max"}},
         "report.Holdings": {"kind": "class", "columns": ("cat", "dog"), "counts": ((1, 2), (3, 0))},
