@@ -6,11 +6,12 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from fl_lightning.arguments import checked
+from fl_lightning.arguments import FILLED, checked
 from fl_lightning.callbacks._federated import evaluation, is_fitting, is_fresh_fit, records
 from fl_lightning.core.fit_description import constructor_arguments, plain
 from fl_lightning.core.lightning.names import Callback, LightningModule, Trainer
@@ -32,6 +33,12 @@ class FitRecorder(Callback):
 
     Args:
         method: what the record calls the method; default the name of its class.
+        domains: one domain per training sample, such as the camera that took it: the record then says how many samples
+            of each domain the clients hold. By default it says so of classes, where the data's labels are known without
+            reading all samples.
+
+    Raises:
+        ValueError: in a fit, ``domains`` has not one entry per training sample.
 
     Example::
 
@@ -41,9 +48,9 @@ class FitRecorder(Callback):
         fl.report.write_report([recorder.record], "report.html")
     """
 
-    @checked()
-    def __init__(self, method: str | None = None) -> None:
-        self.method = method
+    @checked(domains=FILLED)
+    def __init__(self, method: str | None = None, domains: Sequence[str | int] | None = None) -> None:
+        self.method, self.domains = method, domains
         self._builder: RecordBuilder | None = None
         self._last: RoundRecord | None = None
         self._learning_rate: float | None = None
@@ -79,6 +86,7 @@ class FitRecorder(Callback):
         """Notes what is known before the first round."""
         with self._counted():
             known = _described(trainer, pl_module)
+            known["holdings"] = _classes(trainer) if self.domains is None else _domains(trainer, self.domains)
             if self.method is not None:
                 known["method"] = self.method
             if self._builder is None:
@@ -172,7 +180,6 @@ def _described(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
         "command": "" if "ipykernel" in sys.modules else shlex.join(sys.orig_argv),
         "client_names": tuple(loaders.names),
         "client_sizes": tuple(loaders.sizes.tolist()),
-        "holdings": _holdings(trainer),
         "memory": dict(strategy.memory_plan),
     }
 
@@ -201,7 +208,20 @@ def _versions() -> dict[str, str]:
     return {**known, "accelerators": ", ".join(found.devices) or "none", "ops run on": ", ".join(compiled)}
 
 
-def _holdings(trainer: Trainer) -> Holdings | None:
+def _domains(trainer: Trainer, domains: Sequence[str | int]) -> Holdings | None:
+    loaders: Any = trainer.train_dataloader.loaders  # type: ignore[union-attr]
+    if len(domains) != len(loaders.dataset):
+        raise ValueError(
+            f"domains must have one entry for each of the {len(loaders.dataset)} training samples, found {len(domains)}"
+        )
+    held = [Counter(str(domains[k]) for k in loaders.indices(client).tolist()) for client in range(len(loaders))]
+    names = tuple(dict.fromkeys(map(str, domains)))
+    if len(names) * len(held) > _CELLS:
+        return None
+    return Holdings("domain", names, tuple(tuple(count[name] for name in names) for count in held))
+
+
+def _classes(trainer: Trainer) -> Holdings | None:
     strategy: Any = trainer.strategy
     data = strategy.federated_data or getattr(trainer, "datamodule", None)
     known = getattr(data, "known_label_counts", None)

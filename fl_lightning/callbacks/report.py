@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from fl_lightning.arguments import Bounds, checked
+from fl_lightning.arguments import FILLED, Bounds, checked
 from fl_lightning.callbacks.fit_recorder import FitRecorder
 from fl_lightning.core.lightning.names import LightningModule, Trainer
 from fl_lightning.report.page import plotly_js, write_report
@@ -30,6 +31,7 @@ class Report(FitRecorder):
         path: the file; a relative one is looked for in the working directory.
         method: what the report calls the method; default the name of its class.
         every: seconds between two versions of the file.
+        domains: one domain per training sample, drawn in place of classes, see :class:`FitRecorder`.
 
     Raises:
         ImportError: plotly, which the extra ``report`` brings, is missing.
@@ -39,9 +41,15 @@ class Report(FitRecorder):
         trainer = L.Trainer(strategy=fl.FederatedStrategy(), callbacks=[fl.callbacks.Report("report.html")])
     """
 
-    @checked(every=Bounds(0))
-    def __init__(self, path: str | Path = "report.html", method: str | None = None, every: float = 5.0) -> None:
-        super().__init__(method)
+    @checked(every=Bounds(0), domains=FILLED)
+    def __init__(
+        self,
+        path: str | Path = "report.html",
+        method: str | None = None,
+        every: float = 5.0,
+        domains: Sequence[str | int] | None = None,
+    ) -> None:
+        super().__init__(method, domains)
         plotly_js()  # or a long fit would end without its report
         self.path, self.every = Path(path), every
         self._due = 0.0

@@ -75,7 +75,7 @@ DARK = Theme(
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "pentagon", "star")
 
 
-def matplotlib_style() -> dict[str, Any]:
+def matplotlib_style() -> dict[Any, Any]:
     """Settings for ``matplotlib.rc_context`` that give figures this look."""
     from cycler import cycler
 
