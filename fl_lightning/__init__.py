@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fair federated learning for PyTorch Lightning."""
 
-from fl_lightning import algorithms, attacks, callbacks, data, executors, metrics, models, ops, optim, solvers
+from fl_lightning import algorithms, attacks, callbacks, data, executors, metrics, models, ops, optim, report, solvers
 from fl_lightning.client_module import ClientModule
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.errors import ClientError
@@ -41,6 +41,7 @@ __all__ = [
     "newest_checkpoint",
     "ops",
     "optim",
+    "report",
     "show_versions",
     "solvers",
 ]

@@ -218,6 +218,11 @@ class FederatedStrategy(OneDevice):
         return self._fits.description
 
     @property
+    def memory_plan(self) -> Mapping[str, int]:
+        """What the running or last fit allocates beside the module, in bytes by name; empty before the first."""
+        return self._fits.memory
+
+    @property
     def executor_fallback(self) -> str | None:
         """Why the running or last fit could not use ``executor`` and trains clients sequentially, or ``None``."""
         return self._fits.executor_fallback

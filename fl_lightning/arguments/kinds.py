@@ -107,10 +107,12 @@ def _flag(kind: Kind, value: Any) -> bool:
 
 def _number(integer: bool, bounds: Bounds) -> Callable[[Kind, Any], Any]:
     def take(kind: Kind, value: Any) -> Any:
-        number: Any = value if type(value) in (int, float) else _python(value)
-        if isinstance(number, bool) or not isinstance(number, Integral if integer else Real):
-            raise Mismatch(kind, value)
-        number = int(number) if isinstance(number, Integral) else float(number)
+        number: Any = value
+        if type(value) is not int and (integer or type(value) is not float):  # the common kinds are quick
+            number = _python(value)
+            if isinstance(number, bool) or not isinstance(number, Integral if integer else Real):
+                raise Mismatch(kind, value)
+            number = int(number) if isinstance(number, Integral) else float(number)
         if not bounds.admits(number):
             raise Mismatch(kind, value, ValueError)
         return number

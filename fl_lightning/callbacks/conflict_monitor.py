@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.callbacks._federated import is_fitting, is_fresh_fit, records
 from fl_lightning.core.lightning.names import Callback, LightningModule, Trainer
+from fl_lightning.report.figures import new_figure
+from fl_lightning.report.style import LIGHT
 
 
 @checked(
@@ -74,8 +77,17 @@ class ConflictSummary:
     merged_or_flagged: float
 
 
+_COLUMNS = 200
+
+
+def _share(rounds: Sequence[RoundConflicts], layer: str | None) -> float:
+    """Percent of the clients of some rounds that are in conflict, on the whole model or in a layer."""
+    count = sum(entry.model if layer is None else entry.layers.get(layer, 0) for entry in rounds)
+    return 100 * count / max(1, sum(entry.clients for entry in rounds))
+
+
 class ConflictMonitor(Callback):
-    """Keeps every round's conflict counts in memory and sums them up.
+    """Keeps every round's conflict counts in memory, sums them up, and draws them.
 
     The counts travel with the checkpoint. A resumed fit continues them: entries of the round in hand and of later ones,
     left by an interrupted run, are replaced.
@@ -106,6 +118,46 @@ class ConflictMonitor(Callback):
             flagged=fmean(entry.flagged for entry in self.rounds),
             merged_or_flagged=fmean(entry.merged_layers > 0 or entry.flagged for entry in self.rounds),
         )
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """Draws the share of each round's clients that are in conflict: on the whole model, and in each layer.
+
+        In fits of more than 200 rounds, means over several rounds are drawn.
+
+        Args:
+            path: file to write; its suffix chooses the format.
+
+        Returns:
+            The matplotlib ``Figure``.
+
+        Raises:
+            ValueError: no round has finished.
+            ImportError: matplotlib, which the extra ``plots`` brings, is missing.
+        """
+        if not self.rounds:
+            raise ValueError("plot needs at least one finished round, found none")
+        layers = tuple(dict.fromkeys(name for entry in self.rounds for name in entry.layers))
+        rows = ("whole model", *layers)
+        width = -(-len(self.rounds) // _COLUMNS)
+        stretches = [self.rounds[start : start + width] for start in range(0, len(self.rounds), width)]
+        shares = [[_share(stretch, name) for stretch in stretches] for name in (None, *layers)]
+        with new_figure("ConflictMonitor.plot", 6.4, min(9.0, 2.0 + 0.3 * len(rows)), path) as figure:
+            from matplotlib.colors import LinearSegmentedColormap
+
+            axes = figure.subplots()
+            first, last = self.rounds[0].round + 0.5, self.rounds[0].round + 0.5 + width * len(stretches)
+            picture = axes.imshow(
+                shares, cmap=LinearSegmentedColormap.from_list("conflicts", LIGHT.red), aspect="auto", vmin=0,
+                extent=(first, last, len(rows) - 0.5, -0.5), interpolation="nearest",
+            )  # fmt: skip
+            step = -(-len(rows) // 30)
+            axes.set_yticks(range(0, len(rows), step), rows[::step])
+            axes.axhline(0.5, color=LIGHT.paper, linewidth=3)
+            axes.grid(visible=False)
+            axes.set_xlabel("round" if width == 1 else f"round (means over {width})")
+            axes.set_title("Clients that the step works against")
+            figure.colorbar(picture, ax=axes, label="% of the round's clients")
+        return figure
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuses strategies that are not federated."""

@@ -10,9 +10,9 @@ from typing import Any
 
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.callbacks._federated import evaluation, is_fitting, is_fresh_fit, records
-from fl_lightning.core.extras import how_to_install
 from fl_lightning.core.lightning.names import Callback, LightningModule, Trainer
 from fl_lightning.metrics.functional import Mode, guessed_mode
+from fl_lightning.report.figures import new_figure
 
 
 @checked(mean=Bounds(finite=False), angle=Bounds(finite=False), worst_10=Bounds(finite=False))
@@ -64,7 +64,7 @@ class FairnessMonitor(Callback):
             raise ValueError(f"metric must be one of {list(self._curves)}, found {metric!r}")
         return self._curves[metric]
 
-    def plot(self, path: str | Path, metric: str | None = None) -> Path:
+    def plot(self, path: str | Path | None = None, metric: str | None = None) -> Any:
         """Draws mean and worst 10 %, and the fairness angle below, over the rounds.
 
         Args:
@@ -72,7 +72,7 @@ class FairnessMonitor(Callback):
             metric: which metric; by default the first where larger is better, or else the first.
 
         Returns:
-            The path.
+            The matplotlib ``Figure``.
 
         Raises:
             ValueError: nothing has been recorded, or not for this metric.
@@ -81,24 +81,20 @@ class FairnessMonitor(Callback):
         if not self._curves:
             raise ValueError("plot needs at least one validation with per-client values, found none")
         name = metric if metric is not None else next(filter(self._is_larger_better, self._curves), self.metrics[0])
-        curve = self.curves(name)
-        # Figure instead of pyplot: no global state, and no display is looked for.
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise ImportError(f"FairnessMonitor.plot needs matplotlib: {how_to_install('plots')}") from error
-
-        figure = Figure(figsize=(6.4, 5.6), layout="constrained")
-        upper, lower = figure.subplots(2, 1, sharex=True)
-        upper.plot(curve.rounds, curve.mean, label="mean")
-        upper.plot(curve.rounds, curve.worst_10, label="worst 10 %")
-        upper.set_ylabel(name)
-        upper.legend()
-        lower.plot(curve.rounds, curve.angle)
-        lower.set_ylabel("fairness angle (rad)")
-        lower.set_xlabel("round")
-        figure.savefig(path)
-        return Path(path)
+        curve, angles = self.curves(name), self._is_larger_better(name)
+        with new_figure("FairnessMonitor.plot", 6.4, 5.2 if angles else 3.4, path) as figure:
+            upper, *lower = figure.subplots(2 if angles else 1, 1, sharex=True, squeeze=False)[:, 0]
+            upper.set_title("Mean and worst clients over the rounds")
+            upper.plot(curve.rounds, curve.mean, label="mean over the clients")
+            upper.plot(curve.rounds, curve.worst_10, linestyle="--", color="C0", label="mean of the worst 10 %")
+            upper.set_ylabel(name)
+            upper.legend()
+            for axes in lower:
+                axes.plot(curve.rounds, curve.angle)
+                axes.set_ylabel("fairness angle (rad)\n0: all clients alike")
+                axes.set_ylim(bottom=0)
+            figure.axes[-1].set_xlabel("round")
+        return figure
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuses strategies that are not federated."""

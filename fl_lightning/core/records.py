@@ -23,6 +23,7 @@ from fl_lightning.metrics.functional import Mode, fairness_summary, guessed_mode
     seconds=Bounds(0),
     skipped_rounds=Bounds(0),
     local_steps=Bounds(0),
+    training_seconds=Bounds(0),
 )
 @dataclass(frozen=True)
 class RoundRecord:
@@ -47,6 +48,7 @@ class RoundRecord:
         local_steps: optimizer steps of the fit so far, added up over the clients whose updates were used.
         skipped_rounds: how many rounds of the fit have changed nothing so far, this one included.
         client_names: what people call the clients of ``client_ids``.
+        training_seconds: how many of the ``seconds`` passed before the last client had trained.
     """
 
     round: int
@@ -66,6 +68,7 @@ class RoundRecord:
     skipped_rounds: int = 0
     client_names: tuple[str, ...] = ()
     local_steps: int = 0
+    training_seconds: float = 0.0
 
 
 @checked(round=Bounds(0))

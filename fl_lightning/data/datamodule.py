@@ -191,6 +191,20 @@ class FederatedDataModule(LightningDataModule):
         """
         return label_counts(self._division.train_samples.labels, list(self._division.train_parts))
 
+    def known_label_counts(self) -> tuple[tuple[str, ...], Tensor] | None:
+        """What the classes are called, and :meth:`label_counts`; ``None`` if that took a pass over the samples.
+
+        Classes have the names in the dataset's attribute ``classes``, as torchvision's datasets do, or else their
+        numbers.
+        """
+        samples = self._division.train_samples
+        if not samples.labels_known:
+            return None
+        found, names = torch.unique(samples.labels).tolist(), getattr(samples.dataset, "classes", None)
+        if isinstance(names, (list, tuple)) and found and found[0] >= 0 and found[-1] < len(names):
+            return tuple(str(names[label]) for label in found), self.label_counts()
+        return tuple(map(str, found)), self.label_counts()
+
     def summary(self) -> str:
         """One sentence about the clients' training data."""
         return self._division.train_parts.summary()

@@ -132,6 +132,14 @@ class Samples:
         return labels
 
     @property
+    def labels_known(self) -> bool:
+        """Whether :attr:`labels` takes no pass over the data."""
+        if "_found" in vars(self):
+            return True
+        known = labels_at_hand(self.dataset) if self._given is None else None
+        return known is not None and known.dtype.kind in "biu"
+
+    @property
     def labels(self) -> Tensor:
         """``[n]`` int64 labels, looked up once."""
         return self._found.to(torch.int64)

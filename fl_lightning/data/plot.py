@@ -11,7 +11,8 @@ import numpy as np
 from torch import Tensor
 
 from fl_lightning.arguments import ANY, check, checked
-from fl_lightning.core.extras import how_to_install
+from fl_lightning.report.figures import new_figure
+from fl_lightning.report.style import LIGHT
 
 
 @checked(target=ANY)
@@ -33,7 +34,7 @@ def plot_partition(
         title: heading; default a sentence of numbers.
 
     Returns:
-        The matplotlib ``Axes``.
+        The matplotlib ``Figure``.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -47,26 +48,25 @@ def plot_partition(
     names = [str(number) for number in range(num_classes)] if class_names is None else list(class_names)
     if len(names) != num_classes:
         raise ValueError(f"class_names must hold {num_classes} names, found {len(names)}")
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
-    except ImportError as error:
-        raise ImportError(f"plot_partition needs matplotlib: {how_to_install('plots')}") from error
     if isinstance(target, str):
         check("target of plot_partition", target, str)
-    if target is None or isinstance(target, (str, Path)):
-        # A figure of its own, not pyplot's: works without a display and leaves nothing open behind it.
-        width = min(max(5.0, 1.8 + 0.16 * num_clients), 16.0)
-        height = min(max(2.8, 1.4 + 0.24 * num_classes), 9.0) if kind == "bubbles" else 4.0
-        figure = Figure(figsize=(width, height), layout="constrained")
-        axes: Any = figure.subplots()
-    else:
-        axes = target
-    if not hasattr(axes, "figure"):
-        raise TypeError(f"target of plot_partition must be None, a path or matplotlib Axes, found {target!r}")
-    draw = _bubbles if kind == "bubbles" else _bars
-    draw(axes, counts, names)
-    sizes = counts.sum(axis=1)
+    if target is not None and not isinstance(target, (str, Path)):
+        if not hasattr(target, "figure"):
+            raise TypeError(f"target of plot_partition must be None, a path or matplotlib Axes, found {target!r}")
+        _draw(target, counts, names, kind, title)
+        return target.figure
+    width = min(max(5.0, 1.8 + 0.16 * num_clients), 16.0)
+    height = min(max(2.8, 1.4 + 0.24 * num_classes), 9.0) if kind == "bubbles" else 4.0
+    with new_figure("plot_partition", width, height, target) as figure:
+        _draw(figure.subplots(), counts, names, kind, title)
+    return figure
+
+
+def _draw(axes: Any, counts: np.ndarray[Any, Any], names: list[str], kind: str, title: str | None) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    num_clients, sizes = len(counts), counts.sum(axis=1)
+    (_bubbles if kind == "bubbles" else _bars)(axes, counts, names)
     largest = f"\nlargest bubble: {counts.max()} samples" if kind == "bubbles" else ""
     sentence = f"{num_clients} clients, {sizes.min()} to {sizes.max()} samples each{largest}"
     axes.set_title(sentence if title is None else title, loc="left", fontsize="medium")
@@ -74,9 +74,6 @@ def plot_partition(
     axes.set_xlim(-0.7, num_clients - 0.3)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
-    if isinstance(target, (str, Path)):
-        axes.figure.savefig(target, dpi=150)
-    return axes
 
 
 def _bubbles(axes: Any, counts: np.ndarray[Any, Any], names: list[str]) -> None:
@@ -85,7 +82,7 @@ def _bubbles(axes: Any, counts: np.ndarray[Any, Any], names: list[str]) -> None:
     # The largest bubble nearly has the area of its cell. `s` is in square points, 72 of them to an inch and side.
     cell = (0.8 * figure_width / counts.shape[0]) * (0.7 * figure_height / counts.shape[1]) * 72**2
     areas = counts[client, column] / counts.max() * min(0.75 * cell, 700.0)
-    axes.scatter(client, column, s=np.maximum(areas, 0.5), color="#2f6db3", alpha=0.8, linewidths=0)
+    axes.scatter(client, column, s=np.maximum(areas, 0.5), color=LIGHT.colors[0], alpha=0.85, linewidths=0)
     step = -(-counts.shape[1] // 30)
     axes.set_yticks(range(0, counts.shape[1], step), names[::step])
     axes.set_ylim(-0.7, counts.shape[1] - 0.3)
@@ -95,14 +92,15 @@ def _bubbles(axes: Any, counts: np.ndarray[Any, Any], names: list[str]) -> None:
 def _bars(axes: Any, counts: np.ndarray[Any, Any], names: list[str]) -> None:
     from matplotlib import colormaps
 
-    few = counts.shape[1] <= 10
-    palette = colormaps["tab10" if few else "turbo"]
+    few = counts.shape[1] <= len(LIGHT.colors)
+    shades = [
+        LIGHT.colors[k] if few else colormaps["viridis"](k / (counts.shape[1] - 1)) for k in range(counts.shape[1])
+    ]
     base, edges = np.zeros(len(counts)), np.arange(len(counts) + 1) - 0.5
     for column, name in enumerate(names):
-        color = palette(column if few else column / (counts.shape[1] - 1))
         # One patch per class, not one per class and client: thousands of clients stay quick.
         top = base + counts[:, column]
-        axes.stairs(top, edges, baseline=base, fill=True, color=color, label=name)
+        axes.stairs(top, edges, baseline=base, fill=True, color=shades[column], label=name)
         base = top
     axes.set_ylabel("samples")
     if counts.shape[1] <= 20:

@@ -45,6 +45,7 @@ class FederatedFit:
     Attributes:
         clients: the clients' side.
         description: the fit in plain values.
+        memory: what it allocates beside the module, in bytes by name.
 
     Raises:
         ValueError: the data have too few clients.
@@ -72,6 +73,7 @@ class FederatedFit:
         self._round: Round | None = None
         self._drop_outs: frozenset[int] = frozenset()
         self._began = 0.0
+        self.memory: dict[str, int] = {}
 
     # ---- the fit
 
@@ -102,10 +104,11 @@ class FederatedFit:
         algorithm.begin_fit(federation)
         rule.begin_fit(federation)
         options = self._options
-        plan = memory_plan(
+        self.memory = memory_plan(
             federation, (algorithm, rule), self.clients.buffers.nbytes, server.optimizer is not None,
             options.keeps_optimizer,
         )  # fmt: skip
+        plan = ", ".join(f"{name} {size:,} B" for name, size in self.memory.items())
         reason = self.clients.runner.full_path
         path_taken = "lean" if reason is None else f"full ({reason})"
         steps = self.clients.schedules.steps
@@ -247,6 +250,7 @@ class FederatedFit:
         assert current is not None
         clients.end_round()
         began, index = self._began, current.index
+        trained = time.perf_counter() - began
         record = self._server.close_round(
             current,
             runner.rows,
@@ -255,7 +259,7 @@ class FederatedFit:
         )
         runner.optimizers.commit(record.client_ids)
         self._round = None
-        return replace(record, local_steps=clients.schedules.count(record.client_ids))
+        return replace(record, local_steps=clients.schedules.count(record.client_ids), training_seconds=trained)
 
     def close(self) -> None:
         """The fit is over, however it ended."""

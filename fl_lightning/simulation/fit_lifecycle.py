@@ -53,6 +53,7 @@ class FitLifecycle:
         self._ranks: Ranks | None = None
         self._agreement: Agreement | None = None
         self._fallback: str | None = None
+        self._memory: Mapping[str, int] = {}
         self._quiet = ExitStack()
         self._carried: dict[str, Any] | None = None
         self._trained: Tensor | None = None
@@ -98,6 +99,11 @@ class FitLifecycle:
         if self._fit is not None:
             return self._fit.description
         return None if self._carried is None else FitDescription.from_state_dict(self._carried["fit"])
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """What the running or last fit allocates beside the module, in bytes by name."""
+        return self._memory if self._fit is None else self._fit.memory
 
     @property
     def executor_fallback(self) -> str | None:
@@ -294,7 +300,7 @@ class FitLifecycle:
                 self.finish()
                 complete_last_checkpoints(self._trainer)
             self._fit.close()
-            self._fallback = self._fit.clients.fallback
+            self._fallback, self._memory = self._fit.clients.fallback, self._fit.memory
             self._carried = dict(self.states())
         if self._binding is not None:
             self._binding.release()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory that a fit needs beside the module, for the line that is logged at its start."""
+"""The memory that a fit needs beside the module."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def memory_plan(
     buffers: int,
     server_optimizer: bool,
     keeps_client_optimizers: bool,
-) -> str:
-    """Lists what a fit allocates, in bytes.
+) -> dict[str, int]:
+    """Lists what a fit allocates, in bytes by name.
 
     Args:
         federation: clients, layout and dtype; its cohort size is known.
@@ -52,4 +52,4 @@ def memory_plan(
         parts["copies to take a step back (up to)"] = 3 * params
     if keeps_client_optimizers:
         parts[f"client optimizers (up to, {clients} clients)"] = 2 * clients * params
-    return ", ".join(f"{name} {size:,} B" for name, size in parts.items())
+    return parts

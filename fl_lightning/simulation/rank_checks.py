@@ -95,14 +95,14 @@ class Agreement:
             params: ``[n]`` the global parameters after the round.
 
         Returns:
-            The record with the time that the first rank took.
+            The record with the times that the first rank took.
 
         Raises:
             RankError: a rank has others; names it.
         """
-        found = self._ranks.gather(((checksum(params), self._noted), record.seconds))
+        found = self._ranks.gather(((checksum(params), self._noted), (record.seconds, record.training_seconds)))
         self._noted = 0
-        (theta, noted), seconds = found[0]
+        (theta, noted), (seconds, training) = found[0]
         for rank, ((other, others), _) in enumerate(found):
             if (other, others) != (theta, noted):
                 what = "the global parameters" if other != theta else "the coefficients"
@@ -111,4 +111,4 @@ class Agreement:
                     "of one kind with the same versions, one thread per process on the CPU (OMP_NUM_THREADS=1), and "
                     "deterministic kernels on GPUs"
                 )
-        return replace(record, seconds=seconds)
+        return replace(record, seconds=seconds, training_seconds=training)

@@ -42,12 +42,16 @@ ACCEPTED = {
             "the server sees that a client diverged",
         ),
     ),
-    "''": ((r"Backend\(reason$", "nothing faster exists"),),
+    "''": (
+        (r"Backend\(reason$", "nothing faster exists"),
+        (r"FitRecord\(command$", "a notebook has no command line"),
+    ),
     "[]": (
         (r"attacks\.\w+\(clients$", "nobody is dishonest: what dishonest_clients(share=0) returns"),
         (r"Record\(client_(ids|names)$", "no client took part, or names are the ids"),
         (r"Selection\((client_ids|drop_outs)$", "no client was available, or none dropped out"),
-        (r"FairnessCurve\(", "before the first round"),
+        (r"(FairnessCurve|RoundSeries|FitRecord)\(", "before the first round"),
+        (r"(Holdings\(counts|Absence\(client_ids)$", "no clients"),
         (r"LocalWork\((parameters|rates)$", "before the first step"),
         (r"(labels_of|Samples)\(dataset$", "no samples, no labels"),
         (r"label_counts\(parts$", "no clients, no rows"),

@@ -46,6 +46,23 @@ def test_a_round_is_in_the_checkpoint_that_follows_its_validation_and_counts_onc
     assert [entry.model for entry in monitor.rounds] == [2]
 
 
+def test_plot_draws_shares_per_layer_and_round(tmp_path):
+    monitor = ConflictMonitor()
+    for number in range(3):
+        finish(monitor, round_record(number, conflicts=number, layers={"a": 1, "b": 4}))
+    figure = monitor.plot(tmp_path / "conflicts.png")
+    assert (tmp_path / "conflicts.png").read_bytes().startswith(b"\x89PNG")
+    axes, (picture,) = figure.axes[0], figure.axes[0].get_images()
+    assert picture.get_array().tolist() == [[0, 25, 50], [25, 25, 25], [100, 100, 100]]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["whole model", "a", "b"]
+    assert picture.get_extent()[:2] == [0.5, 3.5]  # rounds 1 to 3
+    for number in range(3, 500):
+        finish(monitor, round_record(number, conflicts=0))
+    assert monitor.plot().axes[0].get_images()[0].get_array().shape == (5, 167)
+    with pytest.raises(ValueError, match="plot needs at least one finished round, found none"):
+        ConflictMonitor().plot()
+
+
 def test_nothing_to_sum_up():
     monitor = ConflictMonitor()
     finish(monitor, None)

@@ -78,9 +78,13 @@ def test_a_fresh_fit_forgets_and_a_continued_one_does_not():
 def test_plot_writes_a_picture_without_pyplot(tmp_path):
     _, monitor = monitored([1, 2, 3])
     for name, metric in (("a.png", None), ("b.png", "loss")):
-        path = monitor.plot(tmp_path / name, metric)
-        assert path == tmp_path / name
-        assert path.read_bytes().startswith(b"\x89PNG")
+        figure = monitor.plot(tmp_path / name, metric)
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+        mean, worst = figure.axes[0].get_lines()
+        assert mean.get_ydata().tolist() == monitor.curves(metric or "acc").mean
+        assert worst.get_ydata().tolist() == monitor.curves(metric or "acc").worst_10
+        assert figure.axes[0].get_ylabel() == (metric or "acc")
+        assert len(figure.axes) == (1 if metric == "loss" else 2)  # a loss has no angle
     with pytest.raises(ValueError, match=r"metric must be one of \['acc', 'loss'\], found 'f1'"):
         monitor.plot(tmp_path / "c.png", "f1")
     with pytest.raises(ValueError, match="at least one validation"):

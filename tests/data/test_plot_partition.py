@@ -16,7 +16,7 @@ def figure():
 
 
 def test_bubbles_have_areas_proportional_to_counts(figure, tmp_path):
-    axes = plot_partition(COUNTS, tmp_path / "who.png", class_names=["cat", "dog", "owl"])
+    (axes,) = plot_partition(COUNTS, tmp_path / "who.png", class_names=["cat", "dog", "owl"]).axes
     assert (tmp_path / "who.png").stat().st_size > 5000
     (dots,) = axes.collections
     assert dots.get_offsets().tolist() == [[0, 0], [0, 2], [1, 1]]
@@ -27,7 +27,7 @@ def test_bubbles_have_areas_proportional_to_counts(figure, tmp_path):
 
 def test_bars_stack_to_the_sizes(figure):
     target = figure.Figure().subplots()
-    assert plot_partition(COUNTS, target, kind="bars", title="mine") is target
+    assert plot_partition(COUNTS, target, kind="bars", title="mine") is target.figure
     stacks = [patch.get_data() for patch in target.patches]
     assert [(s.baseline.tolist(), s.values.tolist()) for s in stacks] == [
         ([0, 0], [5, 0]),
@@ -36,7 +36,7 @@ def test_bars_stack_to_the_sizes(figure):
     ]
     assert stacks[0].edges.tolist() == [-0.5, 0.5, 1.5]
     assert target.get_title(loc="left") == "mine"
-    assert plot_partition(torch.ones(30, 40), kind="bars").get_legend() is None
+    assert plot_partition(torch.ones(30, 40), kind="bars").axes[0].get_legend() is None
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ FLOORS = (
     ("executors",),
     ("training",),
     ("algorithms", "data", "callbacks", "attacks", "client_module", "__main__"),
+    ("report",),
     ("core", "solvers"),
     ("ops", "metrics", "models", "optim"),
     ("arguments",),

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people look at after a fit: its record in plain values, and a page with pictures of one or several records.
+
+Uses ``core`` and ``metrics``.
+"""
+
+from fl_lightning.report.json_form import record_from_json, record_to_json
+from fl_lightning.report.page import write_report
+from fl_lightning.report.record import (
+    Absence,
+    ClientValues,
+    FitRecord,
+    Holdings,
+    MetricSeries,
+    RoundSeries,
+    RoundTable,
+)
+
+__all__ = [
+    "Absence",
+    "ClientValues",
+    "FitRecord",
+    "Holdings",
+    "MetricSeries",
+    "RoundSeries",
+    "RoundTable",
+    "record_from_json",
+    "record_to_json",
+    "write_report",
+]

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a picture is, and the parts that pictures are made of: specifications for plotly.js, in plain values."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fl_lightning.report.style import SYMBOLS
+from fl_lightning.report.words import isolated, shortened
+
+Spec = dict[str, Any]
+"""``data`` and ``layout`` of plotly.js, and ``height`` in pixels; colours stand as ``"@ink"``, ``"@c0"`` and so on,
+which the page replaces by those of its theme."""
+
+MAX_POINTS = 1_000  # of a line
+MAX_DOTS = 2_000  # of a method's clients
+MAX_NAMED = 40  # clients that get a line with their name
+MAX_CELLS = 60_000  # of a heat map
+MAX_ROWS = 400
+COLORS = 8
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture, perhaps in several variants of which the reader sees one at a time.
+
+    Attributes:
+        key: tells pictures of a page apart.
+        title: what one sees, in words.
+        variants: by the name on its button, what to draw.
+        caption: how to read it, and what was thinned out.
+        choose: what the buttons choose, ``"metric"`` for instance.
+    """
+
+    key: str
+    title: str
+    variants: Mapping[str, Spec]
+    caption: str = ""
+    choose: str = ""
+
+
+def escaped(text: str, most: int = 28) -> str:
+    """A name as plotly.js shows it: it takes tags in texts for formatting."""
+    return _literal(isolated(shortened(text, most)))
+
+
+def hover_name(text: str) -> str:
+    """A whole name, broken into lines that fit."""
+    flat = " ".join(text.split()) or "(no name)"
+    lines = [flat[start : start + 60] for start in range(0, min(len(flat), 240), 60)]
+    return "<br>".join(_literal(isolated(line)) for line in lines)
+
+
+def _literal(text: str) -> str:
+    return html.escape(text, quote=False).replace("$", "&#36;")  # between two of them it looks for formulas
+
+
+def numbers(values: Sequence[float | int | None] | np.ndarray[Any, Any], kind: str = "f4") -> Any:
+    """Numbers as plotly.js reads them fast: typed and in base64; ``None`` becomes a gap."""
+    array = np.array([np.nan if v is None else v for v in values] if isinstance(values, Sequence) else values)
+    found: dict[str, Any] = {
+        "bdata": base64.b64encode(np.ascontiguousarray(array, dtype=f"<{kind}").tobytes()).decode("ascii"),
+        "dtype": kind,
+    }
+    return found if array.ndim == 1 else {**found, "shape": ", ".join(map(str, array.shape))}
+
+
+def line(label: str, color: int, x: Sequence[float], y: Sequence[float | None], **entries: Any) -> Spec:
+    """A line of one method."""
+    return {
+        "type": "scatter",
+        "mode": "lines" if len(x) > 1 else "markers",
+        "name": escaped(label),
+        "x": numbers(x),
+        "y": numbers(y),
+        "line": {"color": f"@c{color % COLORS}", "width": 2, **entries.pop("line", {})},
+        "marker": {"color": f"@c{color % COLORS}", "size": 7, "symbol": SYMBOLS[color // COLORS % len(SYMBOLS)]},
+        **entries,
+    }
+
+
+def layout(x: str, y: str, **entries: Any) -> Spec:
+    """A layout with titled axes; the page adds what all pictures have."""
+    return {
+        "xaxis": {"title": {"text": x}, **entries.pop("xaxis", {})},
+        "yaxis": {"title": {"text": y}, **entries.pop("yaxis", {})},
+        **entries,
+    }
+
+
+def unique(names: Sequence[str]) -> list[str]:
+    """Names that differ, because rows with one name would be one row."""
+    seen: dict[str, int] = {}
+    found = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        found.append(name + "\u200b" * (seen[name] - 1))
+    return found
+
+
+def thinned(count: int, most: int) -> list[int]:
+    """Places at even distances, the first and the last among them."""
+    return list(range(count)) if count <= most else np.linspace(0, count - 1, most).round().astype(int).tolist()
+
+
+def both_ends(count: int, most: int) -> list[int]:
+    """Places of which the first and last quarter of ``most`` are whole, and those between at even distances."""
+    if count <= most:
+        return list(range(count))
+    end = most // 4
+    middle = [end + place for place in thinned(count - 2 * end, most - 2 * end)]
+    return [*range(end), *middle, *range(count - end, count)]
+
+
+def binned(values: Sequence[float | None], most: int) -> tuple[list[float | None], int]:
+    """Means over stretches of equal lengths, at most so many, and the length; ``None`` counts nowhere."""
+    width = max(1, -(-len(values) // most))
+    found: list[float | None] = []
+    for start in range(0, len(values), width):
+        known = [value for value in values[start : start + width] if value is not None]
+        found.append(sum(known) / len(known) if known else None)
+    return found, width
+
+
+def sentences(*parts: str) -> str:
+    """Those that are not empty, one after the other."""
+    return " ".join(part for part in parts if part)
+
+
+def thin_words(count: int, most: int, what: str) -> str:
+    """That not everything is drawn; empty if it is."""
+    if count <= most:
+        return ""
+    return f"Of {count:,} {what}, {most:,} are drawn: the worst and the best quarter of these, and some between."

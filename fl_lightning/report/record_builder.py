@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gathers a fit's rounds and evaluations into a record whose size is bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from math import isfinite
+from typing import Any, Literal
+
+from fl_lightning.core.records import EvaluationRecord, RoundRecord
+from fl_lightning.metrics.functional import Mode
+from fl_lightning.report.record import Absence, ClientValues, FitRecord, MetricSeries, RoundSeries
+from fl_lightning.report.round_tables import RoundTables
+
+_VALUES = 200_000  # numbers of single clients in the kept evaluations
+_CLIENTS = 20_000  # of more clients, weights are not kept
+_REASONS, _NAMED = 40, 20
+_REST = "other reasons"
+DROP_OUT = "dropped out"
+"""What a round says of clients that the sampler let drop out."""
+
+
+class RecordBuilder:
+    """Grows with every round and evaluation; a number for a round costs some bytes, clients' values are thinned out.
+
+    Of the evaluations, every second, fourth and so on keeps its clients' values, so that at most 200,000 numbers are
+    kept, and always the first and the last one. Weights and conflicts per layer become means over longer stretches.
+
+    Args:
+        record: what is known already; its rounds are gone on with.
+    """
+
+    def __init__(self, record: FitRecord) -> None:
+        self._base = record
+        self._rounds: dict[str, list[Any]] = {f.name: list(getattr(record.rounds, f.name)) for f in fields(RoundSeries)}
+        self._metrics = {(series.stage, series.metric): _Growing.of(series) for series in record.metrics}
+        self._evaluations: list[ClientValues | EvaluationRecord] = list(record.evaluations)
+        self._absences = {(entry.drop_out, entry.reason): entry for entry in record.absences}
+        self._weights = None if record.weights is None else RoundTables.of(record.weights)
+        self._layers = None if record.layer_conflicts is None else RoundTables.of(record.layer_conflicts)
+
+    def record(self, **entries: Any) -> FitRecord:
+        """What was gathered so far.
+
+        Args:
+            **entries: attributes of the record to set besides, for good.
+        """
+        self._base = replace(self._base, **entries)
+        self._evaluations = [e if isinstance(e, ClientValues) else ClientValues.of(e) for e in self._evaluations]
+        return replace(
+            self._base,
+            rounds=RoundSeries(**{name: tuple(values) for name, values in self._rounds.items()}),
+            metrics=tuple(found.series(stage, name) for (stage, name), found in self._metrics.items()),
+            evaluations=tuple(self._evaluations),  # type: ignore[arg-type]
+            weights=None if self._weights is None else self._weights.table(),
+            layer_conflicts=None if self._layers is None else self._layers.table(),
+            absences=tuple(self._absences.values()),
+        )
+
+    def cut(self, index: int) -> None:
+        """Forgets the rounds from ``index`` on, which an interrupted run left, and the evaluations after them."""
+        kept = sum(number < index for number in self._rounds["round"])  # rounds ascend
+        for values in self._rounds.values():
+            del values[kept:]
+        for series in self._metrics.values():
+            series.cut(index + 1)
+        self._evaluations = [values for values in self._evaluations if values.round <= index]
+        for tables in (self._weights, self._layers):
+            if tables is not None:
+                tables.cut(index)
+
+    def add_round(self, record: RoundRecord, learning_rate: float | None) -> bool:
+        """Adds a round that has finished; a round that is there already is replaced, with those after it.
+
+        Args:
+            record: the round.
+            learning_rate: of the clients, at its beginning.
+
+        Returns:
+            Whether it is the first.
+        """
+        if self._rounds["round"] and self._rounds["round"][-1] >= record.round:
+            self.cut(record.round)
+        drop_outs = sum(reason == DROP_OUT for reason in record.dropped.values())
+        entry: dict[str, Any] = {
+            "round": record.round,
+            "clients": len(record.client_ids),
+            "train_loss": _finite(record.train_loss),
+            "step_norm": _finite(record.step_norm),
+            "conflicts": int(record.conflicts),
+            "drop_outs": drop_outs,
+            "errors": len(record.dropped) - drop_outs,
+            "flagged": bool(record.flagged),
+            "skipped": record.skipped is not None,
+            "learning_rate": None if learning_rate is None else _finite(learning_rate),
+            "training_seconds": record.training_seconds,
+            "server_seconds": max(0.0, record.seconds - record.training_seconds),
+            "evaluation_seconds": 0.0,
+        }
+        for name, values in self._rounds.items():
+            values.append(entry[name])
+        self._know(record.client_ids, record.client_names or tuple(map(str, record.client_ids)))
+        self._add_tables(record)
+        for client, reason in record.dropped.items():
+            self._add_absence(record.round, client, reason)
+        return len(self._rounds["round"]) == 1
+
+    def add_evaluation_seconds(self, seconds: float) -> None:
+        """The validation after the last round took so long."""
+        if self._rounds["evaluation_seconds"]:
+            self._rounds["evaluation_seconds"][-1] += seconds
+
+    def add_evaluation(self, record: EvaluationRecord) -> None:
+        """Adds an evaluation; those of the same stage and of the same or later rounds are replaced."""
+        stage: Literal["val", "test"] = "val" if record.stage == "val" else "test"
+        self._know(record.client_ids, record.client_names)
+        for name in record.values:
+            mode = record.mode(name)
+            found = self._metrics.get((stage, name))
+            if found is None or found.mode != mode:
+                found = self._metrics[stage, name] = _Growing(mode)
+            summary = {key: _finite(float(number)) for key, number in record.summary(name).items()}
+            found.add(record.round, {**summary, "undefined": float(len(record.undefined.get(name, ())))})
+        others = [v for v in self._evaluations if v.stage != stage]
+        own = [v for v in self._evaluations if v.stage == stage and v.round < record.round]
+        self._evaluations = [*others, *self._thinned([*own, record])]
+
+    def _thinned(self, own: list[ClientValues | EvaluationRecord]) -> list[ClientValues | EvaluationRecord]:
+        """At most so many evaluations that their numbers fit, at even distances, the first and the last among them."""
+        last = own[-1]
+        numbers = {n for (stage, _), found in self._metrics.items() if stage == last.stage for n in found.rounds}
+        place = {number: k for k, number in enumerate(sorted(numbers))}
+        cost, stride = len(last.client_ids) * (len(last.values) + 2), 1
+        while (len(place) // stride + 2) * cost > _VALUES and stride < len(place):
+            stride *= 2
+        return [values for values in own if place.get(values.round, 0) % stride == 0 or values is last]
+
+    def _know(self, client_ids: Sequence[int], names: Sequence[str]) -> None:
+        """Clients may appear that nobody named before: some take part in evaluations only."""
+        known = len(self._base.client_names)
+        beyond = {client: name for client, name in zip(client_ids, names, strict=True) if client >= known}
+        if beyond:
+            count = max(beyond) + 1
+            more = tuple(beyond.get(client, str(client)) for client in range(known, count))
+            sizes = (*self._base.client_sizes, *(0 for _ in more))
+            self._base = replace(self._base, client_names=(*self._base.client_names, *more), client_sizes=sizes)
+
+    def _add_tables(self, record: RoundRecord) -> None:
+        clients, names = len(record.client_ids), self._base.client_names
+        if record.layer_conflicts:
+            if self._layers is None or self._layers.rows != tuple(record.layer_conflicts):
+                self._layers = RoundTables(tuple(record.layer_conflicts))
+            counts = enumerate(record.layer_conflicts.values())
+            self._layers.add(record.round, {row: (float(count), clients) for row, count in counts})
+        if record.weights is not None and len(names) <= _CLIENTS:
+            if self._weights is None:
+                self._weights = RoundTables(names)
+            if len(self._weights.rows) < len(names):
+                self._weights.grow(names)
+            weights = zip(record.client_ids, record.weights.tolist(), strict=True)
+            self._weights.add(record.round, {client: (float(weight), 1) for client, weight in weights})
+
+    def _add_absence(self, index: int, client: int, reason: str) -> None:
+        out = reason == DROP_OUT
+        key = (out, reason) if (out, reason) in self._absences or len(self._absences) < _REASONS else (False, _REST)
+        found = self._absences.get(key) or Absence(key[1], key[0], 0, index, index, ())
+        clients = found.client_ids
+        if client not in clients and len(clients) < _NAMED:
+            clients = (*clients, client)
+        self._absences[key] = replace(found, count=found.count + 1, last_round=index, client_ids=clients)
+
+
+class _Growing:
+    """A :class:`MetricSeries` in the making."""
+
+    def __init__(self, mode: Mode) -> None:
+        self.mode = mode
+        self.rounds: list[int] = []
+        self._summaries: dict[str, list[float | None]] = {}
+
+    @classmethod
+    def of(cls, series: MetricSeries) -> _Growing:
+        made = cls(series.mode)
+        made.rounds = list(series.rounds)
+        made._summaries = {name: list(values) for name, values in series.summaries.items()}
+        return made
+
+    def series(self, stage: Literal["val", "test"], name: str) -> MetricSeries:
+        summaries = {key: tuple(values) for key, values in self._summaries.items()}
+        return MetricSeries(name, stage, self.mode, tuple(self.rounds), summaries)
+
+    def add(self, number: int, summary: Mapping[str, float | None]) -> None:
+        self.cut(number)
+        for key in summary.keys() - self._summaries.keys():
+            self._summaries[key] = [None] * len(self.rounds)
+        self.rounds.append(number)
+        for key, values in self._summaries.items():
+            values.append(summary.get(key))
+
+    def cut(self, first: int) -> None:
+        """Forgets the evaluations after ``first`` rounds and more."""
+        kept = len(self.rounds)
+        while kept and self.rounds[kept - 1] >= first:
+            kept -= 1
+        del self.rounds[kept:]
+        for values in self._summaries.values():
+            del values[kept:]
+
+
+def plain_json(value: Any) -> Any:
+    """Plain values without NaN and infinity, which JSON does not know: they become text."""
+    if isinstance(value, float) and not isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {name: plain_json(entry) for name, entry in value.items()}
+    return [plain_json(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if isfinite(value) else None

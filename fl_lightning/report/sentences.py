@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a report says in words: who is worst off, and whether the method changed it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fl_lightning.metrics.functional import Mode
+from fl_lightning.report.methods import Method, Stage, first_values, goodness, metrics_of
+from fl_lightning.report.record import FitRecord
+from fl_lightning.report.words import STAGES, isolated, number, plural, shortened, spread
+
+
+def two_sentences(methods: Sequence[Method], stage: Stage) -> tuple[str, str]:
+    """Who is worst off, and whether the method changed it.
+
+    Args:
+        methods: the first of them is what others are compared with.
+        stage: whose last values count.
+    """
+    records = [record for method in methods for record in method.records]
+    metrics = metrics_of(records, stage)
+    if not metrics:
+        return "No evaluation has told the clients apart yet.", "So nobody can say who is worst off."
+    metric, mode = next(iter(metrics.items()))
+    first = methods[0]
+    points = first.points(metric, stage)
+    if not points:
+        return f"{first.label} has no value of {metric} for any client.", "So nobody can say who is worst off."
+    after = f"after {plural(len(first.records[0].rounds), 'round')} of {isolated(shortened(first.label, 60))}"
+    if len(first.records) > 1:
+        after += f" ({plural(len(first.records), 'seed')})"
+    mean = sum(point.value for point in points) / len(points)
+    worst = points[0]
+    who = f"{isolated(shortened(worst.label, 60))} ({plural(worst.size, f'{STAGES[stage]} sample')})"
+    opening = (
+        f"{after[0].upper()}{after[1:]}, {who} is worst off: its {metric} is {number(worst.value)}, and the "
+        f"mean of {plural(len(points), 'client')} is {number(mean)}."
+    )
+    if len(methods) == 1:
+        return opening, _since_the_beginning(first.records[0], metric, mode, stage)
+    return opening, _others(methods, metric, mode, stage)
+
+
+def _since_the_beginning(record: FitRecord, metric: str, mode: Mode, stage: Stage) -> str:
+    """How the worst client and the gap to the mean have changed since the first validation."""
+    metrics = metrics_of([record], "val")
+    name = metric if metric in metrics else next((m for m, other in metrics.items() if other == mode), None)
+    begin, end = first_values(record, "val"), record.last_values("val")
+    if name is None or begin is None or end is None or begin.round == end.round:
+        return "There is no earlier evaluation to compare with, so whether the method changed that remains open."
+    pairs = [[v for v in values.values.get(name, ()) if v is not None] for values in (begin, end)]
+    if not all(pairs):
+        return "The first evaluation has no values to compare with, so whether the method changed that remains open."
+    worst = [min(values, key=lambda value: goodness(value, mode)) for values in pairs]
+    means = [sum(values) / len(values) for values in pairs]
+    gaps = [abs(mean - low) for mean, low in zip(means, worst, strict=True)]
+    change = goodness(worst[1], mode) - goodness(worst[0], mode)
+    better = "is better off" if change > 0 else "is worse off" if change < 0 else "is where it was"
+    gap = "narrowed" if gaps[1] < gaps[0] else "widened" if gaps[1] > gaps[0] else "stayed the same"
+    again = "" if name == metric else f" by {name}"
+    return (
+        f"Since the validation after {plural(begin.round, 'round')}, whoever is worst{again} {better} "
+        f"({number(worst[0])}, now {number(worst[1])}), and the gap to the mean has {gap} ({number(gaps[0])}, now "
+        f"{number(gaps[1])})."
+    )
+
+
+def _others(methods: Sequence[Method], metric: str, mode: Mode, stage: Stage) -> str:
+    """Which other method does most for the worst client, and at what cost of the mean."""
+    base = methods[0].worst(metric, stage)
+    found = [(method, method.worst(metric, stage)) for method in methods[1:]]
+    others = [(method, worst) for method, worst in found if worst is not None]
+    if base is None or not others:
+        return f"No other method has values of {metric} to compare with."
+    best, worst = max(others, key=lambda pair: goodness(pair[1].mean, mode))
+    gain = goodness(worst.mean, mode) - goodness(base.mean, mode)
+    doubt = max(base.deviation or 0.0, worst.deviation or 0.0)
+    seeds = min(len(best.records), len(methods[0].records))
+    name = isolated(shortened(best.label, 60))
+    names = f"Of {plural(len(others), 'other method')}, {name}" if len(others) > 1 else name
+    means = [method.summary(metric, stage, "mean") for method in (methods[0], best)]
+    cost = "" if None in means else f"; the mean goes from {spread(means[0])} to {spread(means[1])}"
+    numbers = f"(from {spread(base)} to {spread(worst)}{cost})"
+    if gain <= 0 and len(others) == 1:
+        return f"{name} does not change that for the better {numbers}."
+    if gain <= 0:
+        none = f"None of {plural(len(others), 'other method')} changes that for the better"
+        return f"{none}; closest is {name} {numbers}."
+    if seeds > 1 and gain <= doubt:
+        return f"{names} helps whoever is worst by less than seeds differ {numbers}: that may be chance."
+    caution = "" if seeds > 1 else " With one seed, this may be chance."
+    most = " most" if len(others) > 1 else ""
+    return f"{names} helps whoever is worst{most} {numbers}.{caution}"

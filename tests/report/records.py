@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records of made-up fits."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import torch
+
+from fl_lightning.core.records import EvaluationRecord, RoundRecord
+from fl_lightning.report import FitRecord, Holdings
+from fl_lightning.report.record_builder import RecordBuilder
+
+LAYERS = ("body.0", "body.2", "head")
+
+
+def round_of(index, clients, seed=0, dropped=None, weights=True, layers=LAYERS):
+    """A round in which these clients took part."""
+    rng = random.Random(f"{seed}/{index}")
+    return RoundRecord(
+        round=index,
+        client_ids=tuple(clients),
+        dropped=dropped or {},
+        train_loss=2.0 * math.exp(-index / 30) + 0.1 * rng.random(),
+        losses=None,
+        step_norm=1 / (1 + index),
+        update_norms=torch.ones(len(clients)),
+        conflicts=rng.randrange(len(clients) + 1),
+        layer_conflicts={name: rng.randrange(len(clients) + 1) for name in layers},
+        flagged=rng.random() < 0.05,
+        weights=torch.rand(len(clients), generator=torch.Generator().manual_seed(index)) if weights else None,
+        scalars={},
+        seconds=0.3,
+        training_seconds=0.2,
+    )
+
+
+def evaluation_of(number, clients, seed=0, stage="val", names=None):
+    """An evaluation after ``number`` rounds: clients with higher numbers fare better."""
+    generator = torch.Generator().manual_seed(seed)
+    place = torch.linspace(0, 1, clients, dtype=torch.float64)
+    noise = torch.rand(clients, generator=generator, dtype=torch.float64)
+    acc = (1 - 0.6 * math.exp(-number / 40)) * (0.5 + 0.4 * place + 0.1 * noise)
+    return EvaluationRecord(
+        number,
+        stage,
+        tuple(range(clients)),
+        torch.arange(10, 10 + clients),
+        {f"{stage}_acc": acc, f"{stage}_loss": 2 - 2 * acc},
+        client_names=tuple(names or map(str, range(clients))),
+    )
+
+
+def fit_record(
+    method="FedAvg", clients=4, rounds=12, seed=0, names=None, per_round=None, every=1, test=True, **entries
+):
+    """The record of a fit with everything in it."""
+    names = tuple(names or (f"client {k}" for k in range(clients)))
+    holdings = Holdings("class", tuple("0123456789"), tuple(tuple((7 * k + 3 * c) % 40 for c in range(10))
+                                                            for k in range(clients)))  # fmt: skip
+    base = FitRecord(
+        method=method, seed=seed, learning_rate=0.1, planned_rounds=rounds, client_names=names,
+        client_sizes=tuple(20 + 5 * k for k in range(clients)), holdings=holdings,
+        settings={"local_epochs": 1, "seed": seed}, arguments={method: {"alpha": 0.1}},
+        configuration={"module": "Classifier", "trainer": {"max_epochs": rounds}}, versions={"torch": "2.15"},
+        command=f"python train.py --method {method}", memory={"update matrix (4 x 10)": 160, "global parameters": 40},
+    )  # fmt: skip
+    builder, rng = RecordBuilder(base), random.Random(seed)
+    for index in range(rounds):
+        cohort = sorted(rng.sample(range(clients), per_round or clients))
+        dropped = {cohort.pop(): "dropped out"} if index % 5 == 4 and len(cohort) > 1 else {}
+        if index % 7 == 6 and len(cohort) > 1:
+            dropped[cohort.pop()] = "its update is not finite"
+        builder.add_round(round_of(index, cohort, seed, dropped), 0.1 * 0.99**index)
+        if (index + 1) % every == 0:
+            builder.add_evaluation_seconds(0.1)
+            builder.add_evaluation(evaluation_of(index + 1, clients, seed, names=names))
+    if test:
+        builder.add_evaluation(evaluation_of(rounds, clients, seed + 1, "test", names))
+    return builder.record(**entries)

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page as text: what it says, that it escapes, that its pictures are valid specifications of plotly.js."""
+
+import json
+import re
+import sys
+from dataclasses import replace
+
+import pytest
+from records import fit_record
+
+from fl_lightning.report import FitRecord, RoundSeries, write_report
+from fl_lightning.report.methods import by_method
+from fl_lightning.report.pictures import both_ends, thinned
+from fl_lightning.report.sentences import two_sentences
+
+pytest.importorskip("plotly")
+
+STRANGE = (
+    "<script>alert(1)</script>",
+    "\"quo'te&amp;",
+    "\U0001f3e5 emoji",
+    "x" * 200,
+    "مستشفى",
+    "%{x} $y$ <b>",
+    " ",
+    "7",
+)
+ALL = (
+    "fares", "over-time", "mean-and-worst", "unevenness", "loss", "learning-rate", "conflicts", "layer-conflicts",
+    "weights", "partition", "missing", "time", "time-per-round", "memory",
+)  # fmt: skip
+
+
+def written(tmp_path, *records, **options):
+    return write_report(records, tmp_path / "report.html", **options).read_text(encoding="utf-8")
+
+
+def pictures(text):
+    data = re.search(r'<script id="pictures" type="application/json">(.*?)</script>', text, flags=re.DOTALL)[1]
+    return json.loads(data)
+
+
+def without_library(text):
+    """The page without the 5 MB of plotly.js."""
+    return re.sub(r"<script>/\*\*.*?</script>", "", text, flags=re.DOTALL)
+
+
+def resolved(value, key=""):
+    """A specification with colours in place of the theme's names."""
+    if isinstance(value, dict):
+        return {name: resolved(entry, name) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [resolved(entry) for entry in value]
+    if isinstance(value, str) and value.startswith("@"):
+        return [[0, "#000000"], [1, "#ffffff"]] if key == "colorscale" else "#123456"
+    return value
+
+
+@pytest.mark.parametrize("clients", [4, 60])
+def test_every_picture_is_a_valid_specification(tmp_path, clients):
+    import plotly.graph_objects as go
+
+    records = [fit_record(method, clients, 30, seed) for method in ("FedAvg", "FedLF") for seed in (0, 1)]
+    found = pictures(written(tmp_path, *records))["pictures"]
+    assert tuple(found) == ALL
+    for variants in found.values():
+        for spec in variants:
+            figure = go.Figure(resolved({"data": spec["data"], "layout": spec["layout"]}))
+            assert all(trace["x"] is not None and len(trace["x"]) for trace in figure.data)
+            assert spec["height"] > 100
+
+
+def test_names_are_escaped_and_shown_as_they_are(tmp_path):
+    text = written(tmp_path, fit_record(STRANGE[0], clients=8, names=STRANGE))
+    page = without_library(text)
+    assert "<script>alert" not in page
+    assert page.count("<script") == page.count("</script>") == 2
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "&quot;quo&#x27;te&amp;amp;" in page
+    spec = json.dumps(pictures(text), ensure_ascii=False)
+    assert "<script" not in spec  # plotly.js takes tags in texts for formatting
+    assert "&lt;script&gt;" in spec
+    assert "مستشفى" in spec
+
+
+def test_a_page_asks_no_network(tmp_path):
+    page = without_library(written(tmp_path, fit_record()))
+    assert "http:" not in page
+    assert "https:" not in page
+    assert "default-src 'none'" in page
+
+
+def test_pictures_without_data_are_left_out(tmp_path):
+    found = pictures(written(tmp_path, FitRecord("pooled")))
+    assert found["pictures"] == {}
+    page = without_library(written(tmp_path, FitRecord("pooled")))
+    assert "No evaluation has told the clients apart yet." in page
+    full = fit_record()
+    small = replace(full, rounds=RoundSeries(), weights=None, layer_conflicts=None, holdings=None, memory={})
+    assert set(pictures(written(tmp_path, small))["pictures"]) == set(ALL) - {
+        "loss", "learning-rate", "conflicts", "layer-conflicts", "weights", "missing", "time", "time-per-round",
+        "memory",
+    }  # fmt: skip
+
+
+def test_a_constant_learning_rate_and_nobody_missing_are_said_in_words(tmp_path):
+    record = fit_record(rounds=4)
+    rounds = replace(record.rounds, learning_rate=(0.1,) * 4, drop_outs=(0,) * 4, errors=(0,) * 4)
+    text = written(tmp_path, replace(record, rounds=rounds, absences=()))
+    assert not {"learning-rate", "missing"} & set(pictures(text)["pictures"])
+    assert "The clients&#x27; learning rate was 0.1 in all rounds." in text
+    assert "Every client that was drawn took part, in all of 4 rounds." in text
+
+
+def test_a_page_says_how_to_run_the_fit_again(tmp_path):
+    text = without_library(written(tmp_path, fit_record("FedLF", status="interrupted"), title="Hospitals & co"))
+    for words in ("<h1>Hospitals &amp; co</h1>", "python train.py --method FedLF", "method.FedLF.alpha", "2.15",
+                  "interrupted", "dropped out", "its update is not finite"):  # fmt: skip
+        assert words in text
+    running = written(tmp_path, fit_record("FedLF", status="runs", rounds=7))
+    assert "the fit runs, 7 rounds are planned: reload for news" in running
+
+
+def test_large_fits_give_small_pages_that_say_what_is_left_out(tmp_path):
+    record = fit_record(clients=1000, rounds=1000, per_round=20, every=5)
+    text = written(tmp_path, record)
+    assert len(text.encode()) < 10e6
+    assert "Of 1,000 clients, 400 are drawn: the worst and the best quarter of these, and some between." in text
+    assert "Points are means over 10 rounds." in text
+    sizes = {key: len(json.dumps(value)) for key, value in pictures(text)["pictures"].items()}
+    assert sum(sizes.values()) < 3e6
+    many = [fit_record(f"method {k}", clients=1000, rounds=10, every=2) for k in range(12)]
+    assert len(written(tmp_path, *many).encode()) < 10e6
+
+
+def test_places_that_are_drawn():
+    assert thinned(5, 10) == [0, 1, 2, 3, 4]
+    assert thinned(1000, 5) == [0, 250, 500, 749, 999]
+    chosen = both_ends(1000, 40)
+    assert chosen[:10] == list(range(10))
+    assert chosen[-10:] == list(range(990, 1000))
+    assert len(set(chosen)) == 40
+    assert chosen == sorted(chosen)
+
+
+def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path, monkeypatch):
+    path = tmp_path / "new" / "report.html"
+    write_report([fit_record()], path)
+    before = path.read_text(encoding="utf-8")
+    monkeypatch.setattr("os.replace", lambda *files: (_ for _ in ()).throw(OSError("disk is full")))
+    with pytest.raises(OSError, match="disk is full"):
+        write_report([fit_record("FedLF")], path)
+    assert path.read_text(encoding="utf-8") == before
+
+
+def test_missing_plotly_names_the_extra(tmp_path, monkeypatch):
+    from fl_lightning.callbacks import Report
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == "plotly"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    words = r"^reports need plotly: pip install 'fl-lightning\[report\]', or in a checkout pip install '\.\[report\]'"
+    with pytest.raises(ImportError, match=words):
+        write_report([FitRecord("FedAvg")], tmp_path / "report.html")
+    with pytest.raises(ImportError, match=words):  # before a long fit, not after it
+        Report(tmp_path / "report.html")
+
+
+class TestSentences:
+    def said(self, *records, stage="test"):
+        return two_sentences(by_method(records), stage)
+
+    def test_one_fit_is_compared_with_its_beginning(self):
+        first, second = self.said(fit_record("FedLF", clients=10, rounds=40))
+        assert first.startswith(
+            "After 40 rounds of \u2068FedLF\u2069, \u2068client 0\u2069 (10 test samples) is worst off: its "
+        )
+        assert "the mean of 10 clients is" in first
+        assert second.startswith("Since the validation after 1 round, whoever is worst by val_acc is better off (")
+        assert "the gap to the mean has widened" in second
+
+    def test_one_evaluation_leaves_it_open(self):
+        assert "remains open" in self.said(fit_record(rounds=1))[1]
+
+    def test_another_method_helps_or_does_not(self):
+        weak, strong = fit_record("FedAvg", rounds=2), fit_record("FedLF", rounds=80)
+        helped = self.said(weak, strong)[1]
+        assert re.match(r"\u2068FedLF\u2069 helps whoever is worst \(from 0\.\d+ to 0\.\d+; the mean goes from", helped)
+        assert helped.endswith("With one seed, this may be chance.")
+        assert "does not change that for the better" in self.said(strong, weak)[1]
+        third = fit_record("FedMDFG", rounds=40)
+        assert self.said(weak, third, strong)[1].startswith(
+            "Of 2 other methods, \u2068FedLF\u2069 helps whoever is worst most"
+        )
+        assert self.said(strong, third, weak)[1].startswith(
+            "None of 2 other methods changes that for the better; closest"
+        )
+
+    def test_differences_within_the_deviation_over_seeds_may_be_chance(self):
+        first = [fit_record("FedAvg", rounds=20, seed=seed) for seed in range(3)]
+        second = [fit_record("FedLF", rounds=21, seed=seed) for seed in range(3)]
+        opening, words = self.said(*first, *second)
+        assert "(3 seeds)" in opening
+        assert "by less than seeds differ" in words
+        assert "±" in words
+
+    def test_values_near_zero_and_small_ones_count_as_good(self):
+        record = fit_record(rounds=3)
+        modes = {"gap": "abs"}
+        values = replace(record.evaluations[-1], values={"gap": (-0.5, 0.1, 0.2, 0.0)}, modes=modes)
+        metrics = tuple(replace(s, metric="gap", mode="abs") for s in record.metrics if s.metric == "test_acc")
+        first, _ = self.said(replace(record, evaluations=(values,), metrics=metrics))
+        assert "client 0\u2069 (10 test samples) is worst off: its gap is -0.500" in first
+
+
+def test_learning_rates_of_one_method_are_told_apart():
+    records = [fit_record("FedAvg"), replace(fit_record("FedAvg"), learning_rate=0.01), fit_record("FedLF")]
+    assert [method.label for method in by_method(records)] == ["FedAvg, lr 0.1", "FedAvg, lr 0.01", "FedLF"]
