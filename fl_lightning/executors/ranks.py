@@ -6,8 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from fl_lightning.core.errors import RankError
 from fl_lightning.core.lightning.epoch_loop import ClientTask
+from fl_lightning.core.lightning.inspection import users_callback
+from fl_lightning.core.lightning.names import Callback
 from fl_lightning.core.lightning.ranks import Ranks
 from fl_lightning.executors.base import CohortRunner, Executor
 from fl_lightning.training.client_runner import ClientRunner
@@ -44,6 +48,8 @@ class RankedRunner(CohortRunner):
     def __init__(self, clients: ClientRunner, ranks: Ranks) -> None:
         self._clients, self._ranks = clients, ranks
         self._visits, self._replays = Visits(clients), Replays(clients)
+        callbacks: list[Callback] = clients.trainer.callbacks  # type: ignore[attr-defined]
+        self._between = users_callback(callbacks, "on_train_batch_start", "on_train_batch_end")
         self.begin_round([])
 
     def begin_round(self, tasks: Sequence[ClientTask]) -> None:
@@ -60,6 +66,8 @@ class RankedRunner(CohortRunner):
         self._turn += 1
         if self._turn == 0:
             self._train_share()
+        elif self._between is not None:
+            self._check_between(self._between)
         return self._replays.replay(self._outcomes.pop(self._turn))
 
     def _train_share(self) -> None:
@@ -72,6 +80,8 @@ class RankedRunner(CohortRunner):
                     self._take(outcome, rank)
             left = [place for place in left if place not in self._outcomes]  # by whoever was asked to stop
             ranks.follow_requests(between_clients=bool(left))
+        if self._between is not None:
+            self._trained_on = self._replays.present(), clients.global_params.clone()
 
     def _trained(self, places: Sequence[int]) -> list[Outcome]:
         """This rank's share of the clients at some places."""
@@ -91,6 +101,19 @@ class RankedRunner(CohortRunner):
             self._visits.begin_round(self._replays.begin_round(self._tasks))
             outcome = self._visits.visit(place)
         return outcome
+
+    def _check_between(self, callback: Callback) -> None:
+        """Clients that are yet to be repeated have been trained already."""
+        objects, params = self._trained_on
+        names = objects.changes(self._replays.present())
+        if not torch.equal(params, self._clients.global_params):
+            names.insert(0, "the parameters")
+        if names:
+            raise RankError(
+                f"{type(callback).__name__} changes {names[0]!r} of the module between the clients of a round, all of "
+                "which the ranks have trained before: change it in on_train_epoch_start or on_train_epoch_end, or use "
+                "one process (Trainer(devices=1))"
+            )
 
     def _take(self, outcome: Outcome, rank: int) -> None:
         """Receives a client's update, or hears that it may not be trained on one rank alone."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.algorithms.records import Federation
+from fl_lightning.core.digest import checksums
 from fl_lightning.core.errors import RankError
 from fl_lightning.core.fit_description import FitDescription
 from fl_lightning.core.lightning.epoch_loop import ClientTask
@@ -147,6 +148,18 @@ class FederatedFit:
             "failed_rounds": self._server.failed_rounds,
             "server_optimizer": None if optimizer is None else optimizer.state_dict(),
         }
+
+    def checksums(self) -> dict[str, int]:
+        """Numbers that are equal in processes that hold the same model and the same state of the server, by name."""
+        rule, optimizer = self._algorithm, self._server.optimizer
+        held: dict[str, Any] = {
+            "the global parameters": self._binding.theta,
+            "buffers": self.clients.buffers.global_values(),
+        }
+        apart = [f"{type(rule).__name__}.{name}" for name in getattr(rule, "column_state", None) or ()]
+        held |= {type(rule).__name__: rule.state_dict(), "server_optimizer": optimizer and optimizer.state_dict()}
+        held |= {"skipped_rounds": self._server.skipped_rounds, "schedules": self.clients.schedules.state_dict()}
+        return {name: number for key, part in held.items() for name, number in checksums(part, key, apart).items()}
 
     def _described(self) -> FitDescription:
         optimizer = self._server.optimizer
