@@ -39,6 +39,7 @@ from fl_lightning.simulation.evaluation.loader import PredictionLoader
 from fl_lightning.simulation.evaluation.report import EvaluationReport
 from fl_lightning.simulation.fit_lifecycle import FitLifecycle
 from fl_lightning.simulation.options import FitOptions
+from fl_lightning.simulation.rank_checks import check_same_data
 from fl_lightning.simulation.state_callback import FederatedState
 from fl_lightning.training.client_optimizers import load_scheduled_states
 
@@ -276,6 +277,8 @@ class FederatedStrategy(OneDevice):
         limit = self.limits[f"limit_{name}_batches"]
         if trainer.predicting:
             return PredictionLoader(dataloader, limit)
+        if self.ranks is not None:
+            check_same_data(self.ranks, name, dataloader.fingerprint())
         return self._evaluator.loader(trainer.lightning_module, name, dataloader, limit)
 
     def on_exception(self, exception: BaseException) -> None:

@@ -6,10 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from fl_lightning.core.columns import Columns
 from fl_lightning.core.errors import RankError
 from fl_lightning.core.fair_shares import fair_shares
 from fl_lightning.core.lightning.epoch_loop import ClientTask
+from fl_lightning.core.lightning.inspection import users_callback
+from fl_lightning.core.lightning.names import Callback
 from fl_lightning.core.lightning.ranks import Ranks
 from fl_lightning.executors.base import CohortRunner, Executor
 from fl_lightning.executors.column_rows import ColumnRows, RowExchange, SentRows
@@ -68,6 +72,8 @@ class RankedRunner(CohortRunner):
         self._clients, self._ranks, self._exchange, self._state = clients, ranks, exchange, state
         self._visits, self._replays = Visits(clients), Replays(clients)
         self._tasks, self._turn = list[ClientTask](), -1
+        callbacks: list[Callback] = clients.trainer.callbacks  # type: ignore[attr-defined]
+        self._between = users_callback(callbacks, "on_train_batch_start", "on_train_batch_end")
 
     def begin_round(self, tasks: Sequence[ClientTask]) -> None:
         """Training begins when the first client is asked for."""
@@ -83,6 +89,8 @@ class RankedRunner(CohortRunner):
         self._turn += 1
         if self._turn == 0:
             self._train_share()
+        elif self._between is not None:
+            self._check_between(self._between)
         return self._replays.replay(self._outcomes.pop(self._turn))
 
     def _train_share(self) -> None:
@@ -96,6 +104,8 @@ class RankedRunner(CohortRunner):
                 self._outcomes[outcome.place] = outcome
             left = [place for place in left if place not in self._outcomes]  # by whoever was asked to stop
             ranks.follow_requests(between_clients=bool(left))
+        if self._between is not None:
+            self._trained_on = self._replays.present(), self._clients.global_params.clone()
 
     def _trained(self, left: Sequence[int]) -> list[tuple[Outcome, SentRows | None]]:
         """This rank's share of the clients at some places, and what it has sent of each one's rows."""
@@ -156,6 +166,19 @@ class RankedRunner(CohortRunner):
             self._visits.begin_round(self._replays.begin_round(self._tasks))
             outcome = self._visits.visit(place)
         return outcome
+
+    def _check_between(self, callback: Callback) -> None:
+        """Clients that are yet to be repeated have been trained already."""
+        objects, params = self._trained_on
+        names = objects.changes(self._replays.present())
+        if not torch.equal(params, self._clients.global_params):
+            names.insert(0, "the parameters")
+        if names:
+            raise RankError(
+                f"{type(callback).__name__} changes {names[0]!r} of the module between the clients of a round, all of "
+                "which the ranks have trained before: change it in on_train_epoch_start or on_train_epoch_end, or use "
+                "one process (Trainer(devices=1))"
+            )
 
     def _check(self, outcome: Outcome) -> None:
         if outcome.changed:

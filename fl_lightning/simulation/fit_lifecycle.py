@@ -26,7 +26,7 @@ from fl_lightning.simulation.checks import refuse_undivided_data
 from fl_lightning.simulation.client_side import ClientSide
 from fl_lightning.simulation.fit import FederatedFit
 from fl_lightning.simulation.options import FitOptions
-from fl_lightning.simulation.rank_checks import Agreement, check_same_fit, say_processes
+from fl_lightning.simulation.rank_checks import Agreement, check_same_fit, check_same_start, say_processes
 from fl_lightning.simulation.round_loader import RoundLoader
 from fl_lightning.simulation.shared_work import shared_work
 from fl_lightning.simulation.visit_plans import visit_plan
@@ -158,7 +158,7 @@ class FitLifecycle:
         clients = ClientSide(self._trainer, self.loop, options, limit, self._binding, loaders, capacity, executor, rule)
         self._fit = FederatedFit(self._trainer, options, self._binding, clients)
         if self._ranks is not None:
-            check_same_fit(self._ranks, self._fit.description)
+            check_same_fit(self._ranks, self._fit.description, self._trainer)
             say_processes(self._ranks, options, loaders.sizes.tolist(), clients.runner.rows)
         self._fit.begin(carried)
         self._trained, self._finished = None, False
@@ -167,6 +167,8 @@ class FitLifecycle:
         # trained, unless the module was given other weights since. Another device may compute them a little otherwise.
         if trained is not None and _same(self._fit.evaluation_params(trained.to(theta)), theta):
             theta.copy_(trained)
+        if self._ranks is not None:
+            check_same_start(self._ranks, self._fit.checksums())
 
     def _check_weights(self, binding: BoundParameters) -> None:
         """Raises ValueError if the fit would begin with weights that are not finite."""
@@ -195,8 +197,7 @@ class FitLifecycle:
         """Aggregates and applies the server step."""
         self.last_round = self.running.close_round()
         if self._agreement is not None:
-            assert self._binding is not None
-            self.last_round = self._agreement.compared(self.last_round, self._binding.theta)
+            self.last_round = self._agreement.compared(self.last_round, self.running.checksums())
 
     def advance_schedules(self) -> None:
         """Moves schedulers and clock to the end of the round."""

@@ -150,10 +150,16 @@ class Replays:
         self._warned: dict[str, dict[Any, Any]] = {}
         self._gathering: dict[ListName, None] = {}
 
-    @property
-    def apart(self) -> list[object]:
-        """The lists of the module that clients are known to add to; copies need not know what is in them."""
-        return [find_list(self._clients.module, name) for name in self._gathering]
+    def present(self) -> Fingerprint:
+        """What copies have of the fit and do not hear about when it changes."""
+        clients = self._clients
+        gathered = [find_list(clients.module, name) for name in self._gathering]  # copies need not know what is in it
+        found = Fingerprint([*gathered, *clients.generators])
+        found.add_module(clients.module, metrics=False)
+        found.add_structure(clients.module)
+        for name, value in clients.copies.objects().items():
+            found.add(name, value)
+        return found
 
     def learn(self, outcome: Outcome) -> bool:
         """Whether a client that ``changed`` something can be trained by a copy under a new order."""

@@ -4,19 +4,25 @@
 ``rank_trouble.py OUT 2 KIND`` writes ``OUT/rank-<r>.json`` if the fit ends by itself or is asked to.
 """
 
+import json
 import os
 import signal
 import sys
 import time
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import lightning as L
+import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
-from rank_session import Classifier, federated_blobs, trained, written
+from rank_session import FITS, Classifier, trained, written
+from support import Blobs, blobs
+from torch.utils.data import DataLoader
 
 import fl_lightning as fl
+from fl_lightning.core import versions
 from fl_lightning.core.lightning.ranks import Pending, Ranks
 from fl_lightning.core.updates import UpdateMatrix
 
@@ -55,6 +61,12 @@ class Troubled(Classifier):
         return super().training_step(batch, batch_idx)
 
 
+class Wide(Classifier):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.more = torch.nn.Linear(2, 2)
+
+
 class Counts(Classifier):
     def training_step(self, batch, batch_idx):
         self.steps = getattr(self, "steps", 0) + 1
@@ -91,10 +103,63 @@ AT_ENDS = {
 class Misbehaves(L.Callback):
     """Does on one rank, at the end of the second round, what a rank must not do alone."""
 
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.current_epoch != 1:
+            return
+        if KIND == "between" and batch_idx == 2:
+            pl_module.temperature = 2.0
+        if KIND == "state" and batch_idx == 4 and trainer.global_rank == 1:
+            weights = trainer.strategy.algorithm._lambda
+            weights[min(weights)] += 1e-6
+
     def on_train_epoch_end(self, trainer, pl_module):
-        rank, act = AT_ENDS[KIND]
+        rank, act = AT_ENDS.get(KIND, (None, None))
         if trainer.current_epoch == 1 and trainer.global_rank == rank:
             act(trainer, pl_module)
+
+
+class OtherValidation(Blobs):
+    """Its validation data depends on the rank."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.rank = rank
+
+    def val_dataloader(self):
+        return DataLoader(blobs(80, 1 + self.rank), batch_size=10)
+
+
+class TrainingOnly(L.LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(blobs(240), batch_size=10, shuffle=True)
+
+
+def other_version(rank):
+    versions.__version__ = f"0.{rank}"
+    return {}
+
+
+def other_argument(rank):
+    FITS["TERM"] = (Classifier, partial(fl.algorithms.TERM, t=1.0 + rank), {})
+    return {"case": "TERM"}
+
+
+def divided(data, seed=0):
+    return fl.FederatedDataModule(data, fl.data.IID(6), seed=seed)
+
+
+DIFFERENCES = {
+    "sizes": lambda rank: {"data": fl.FederatedDataModule(TrainingOnly(), fl.data.Dirichlet(7, 1.0 + rank), seed=0)},
+    "places": lambda rank: {"data": divided(TrainingOnly(), seed=rank)},
+    "validation": lambda rank: {"data": divided(OtherValidation(rank))},
+    "option": lambda rank: {"local_epochs": 1 + rank},
+    "argument": other_argument,
+    "trainer": lambda rank: {"rounds": 3 + rank},
+    "module": lambda rank: {"module": lambda **options: Classifier(**{**options, "lr": 0.1 * (1 + rank)})},
+    "shapes": lambda rank: {"module": [Classifier, Wide][rank]},
+    "version": other_version,
+}
+"""What a rank has that the others have not."""
 
 
 class Tells(L.Callback):
@@ -121,16 +186,20 @@ def main():
     elif KIND == "resume":
         trainer, *result = trained(case, DEVICES, ROUNDS, resume=fl.newest_checkpoint(OUT))
         written(OUT, trainer, {case: result})
-    elif KIND == "data":
-        rank = int(os.environ.get("LOCAL_RANK", "0"))
-        trained("FedAvg", DEVICES, data=federated_blobs(7, alpha=1.0 + rank))
+    elif KIND == "differ":
+        rank, said = int(os.environ.get("LOCAL_RANK", "0")), {}
+        for name, differs in DIFFERENCES.items():
+            with pytest.raises(ValueError, match="all ranks must") as raised:
+                trained(**{"case": "FedAvg", "devices": DEVICES, **differs(rank)})
+            said[name] = str(raised.value)
+        (OUT / f"rank-{rank}.json").write_text(json.dumps(said))
     elif KIND == "rows":
         Ranks.transfer = lambda self, sends, receives, number=0: Pending(self, [])
         trained("FedAvg", DEVICES)
     elif KIND == "counts":
         trained("FedAvg", DEVICES, module=Counts)
     else:
-        trainer, *result = trained("FedAvg", DEVICES, ROUNDS, callbacks=[Misbehaves()])
+        trainer, *result = trained("AFL" if KIND == "state" else "FedAvg", DEVICES, ROUNDS, callbacks=[Misbehaves()])
         written(OUT, trainer, {"round": trainer.current_epoch, "result": result})
 
 

@@ -87,12 +87,13 @@ def test_one_rank_stops_all(tmp_path):
 
 
 FAILURES = {
-    "data": r"ValueError: all ranks must run the same fit, found that rank 1 differs from rank 0 in .*other samples",
     "weights": r"RankError: after round 2, rank 1 must have the global parameters of rank 0, found others",
+    "state": r"RankError: after round 1, rank 1 must have .*AFL\.lambda\.\d.* of rank 0, found others",
+    "between": r"RankError: Misbehaves changes 'temperature' of the module between the clients of a round",
     "counts": r"RankError: training client \d changes attribute 'steps', which the other ranks would not see",
     "raise": r"OSError: the disk is full",
     "kill": r"RankError: rank 0 of 2 waits for rank 1, which has ended|Signal 9 \(SIGKILL\)",
-    "coefficients": r"RankError: after round 2, rank 1 must have the coefficients of rank 0, found others",
+    "coefficients": r"RankError: after round 2, rank 1 must have the coefficients of the step of rank 0, found others",
     "rows": r"RankError: rank \d finds that row \d of the round must be what its client has sent, and that other bits",
 }
 
@@ -104,3 +105,23 @@ FAILURES = {
 def test_all_processes_end_with_one_that_fails(tmp_path, what, torchrun):
     said = session(tmp_path, 2, what, torchrun=torchrun, fails=True)
     assert re.search(FAILURES[what], said), said[-4000:]
+
+
+REFUSED = {
+    "sizes": "rank 1 differs from rank 0 in data: .*other sizes of the clients.*Seed what draws",
+    "places": r"rank 1 differs from rank 0 in data: other samples of the clients\. Seed",
+    "validation": "all ranks must evaluate the same data, found that rank 1 differs from rank 0 in the val data: other",
+    "option": "rank 1 differs from rank 0 in .*local_epochs: 1 became 2",
+    "argument": r"rank 1 differs from rank 0 in method: TERM\(t=1.0\) became TERM\(t=2.0\)",
+    "trainer": "rank 1 differs from rank 0 in max_epochs: 3 became 4",
+    "module": r"rank 1 differs from rank 0 in options of the optimizers: .*'lr': 0.1, .* became .*'lr': 0.2",
+    "shapes": r"the same parameters and buffers, found that rank 1 has \('more.weight', \(2, 2\), .* rank 0 has",
+    "version": "rank 1 differs from rank 0 in versions: fl_lightning: 0.0 became 0.1",
+}
+
+
+def test_ranks_that_differ_are_refused_by_rank_and_difference(tmp_path):
+    session(tmp_path, 2, "differ", torchrun=False)
+    for said in results(tmp_path):
+        assert said.keys() == REFUSED.keys()
+        assert {name: words for name, words in said.items() if not re.search(REFUSED[name], words)} == {}

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 import numpy as np
@@ -258,9 +259,22 @@ class Ranks:
         signals.follow(self.gather(signals.requests), between_clients, ends_round)
 
     def share_module(self, module: nn.Module) -> None:
-        """Overwrites all parameters and buffers with those of the first rank."""
+        """Overwrites all parameters and buffers with those of the first rank.
+
+        Raises:
+            ValueError: a rank has others than the first.
+        """
+        named = [*module.named_parameters(), *module.named_buffers()]
+        found = self.gather([(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in named])
+        for rank, tensors in enumerate(found):
+            if tensors != found[0]:
+                first, other = next(pair for pair in zip_longest(found[0], tensors) if pair[0] != pair[1])
+                raise ValueError(
+                    f"all ranks must have the same parameters and buffers, found that rank {rank} has {other} where "
+                    f"rank 0 has {first}"
+                )
         with torch.no_grad():
-            for tensor in (*module.parameters(), *module.buffers()):
+            for _, tensor in named:
                 whole = tensor.data.contiguous()
                 dist.broadcast(whole, 0)
                 if whole.data_ptr() != tensor.data_ptr():

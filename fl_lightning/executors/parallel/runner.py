@@ -122,7 +122,7 @@ class ParallelRunner(CohortRunner):
     def _send_out(self) -> None:
         """Lets workers begin with the client whose turn it is and those after it."""
         clients, first = self._clients, self._turn
-        present = self._present()
+        present = self._replays.present()
         if clients.copies.go_stale or self._copied is None or self._copied.changes(present):
             self._pool.stop()
         self._copied = present
@@ -150,18 +150,9 @@ class ParallelRunner(CohortRunner):
             self._clients, self._params, self._places[index : index + 1], self._since[index : index + 1], channel, queue
         ).serve()
 
-    def _present(self) -> Fingerprint:
-        """What workers have copies of and do not hear about."""
-        module, found = self._clients.module, Fingerprint([*self._replays.apart, *self._clients.generators])
-        found.add_module(module, metrics=False)
-        found.add_structure(module)
-        for name, value in self._clients.copies.objects().items():
-            found.add(name, value)
-        return found
-
     def _is_stale(self) -> bool:
         moved = not torch.equal(self._params, self._clients.global_params)
-        return moved or self._copied is None or bool(self._copied.changes(self._present()))
+        return moved or self._copied is None or bool(self._copied.changes(self._replays.present()))
 
     # ---- work in
 
