@@ -21,7 +21,8 @@ from benchmarks._peers.meter import Meter
 from benchmarks._rounds.fits import LOSS_BATCH
 from benchmarks._rounds.shape import Shape
 from benchmarks._rounds.workloads import Classifier, federated
-from fl_lightning.core.lightning.ranks import Ranks
+from fl_lightning.core.lightning.ranks import Pending, Ranks
+from fl_lightning.executors.column_rows import RowExchange
 from fl_lightning.simulation.fit_lifecycle import FitLifecycle
 from fl_lightning.training.client_runner import ClientRunner
 from fl_lightning.training.visits import Replays
@@ -60,9 +61,10 @@ def divide(meter: Meter) -> None:
     meter.watch(Replays, "replay", "replay")
     meter.watch(FitLifecycle, "close_round", "server step")
     meter.watch(_EvaluationLoop, "run", "evaluation")
-    for name, method in list(vars(Ranks).items()):
-        if inspect.isfunction(method) and not inspect.isgeneratorfunction(method) and not name.startswith("_"):
-            meter.watch(Ranks, name, "exchange")
+    for kind in (Ranks, Pending, RowExchange):
+        for name, method in list(vars(kind).items()):
+            if inspect.isfunction(method) and not inspect.isgeneratorfunction(method) and not name.startswith("_"):
+                meter.watch(kind, name, "exchange")
 
 
 class Evaluated(Classifier):

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """One round of FedLF on many GPUs, simulated: training, columns on their way, and the server step on slices.
 
-The longest clients begin first; whichever GPU is free takes the next. When a GPU is done with a client, the update's
-columns leave for their owners while the next client trains. GPUs of a machine share its network card, which sends one
-update after the other. When all columns have arrived, every GPU computes the Gram matrices of its columns. Their sums
-are exchanged, the small problems are solved, each GPU combines its columns, and all gather the new weights.
+The longest clients begin first; whichever GPU is free takes the next. Columns of updates leave for their owners in
+waves, one client of each GPU in a wave. A wave begins when all GPUs have a client for it, and travels while the next
+clients train; those in which some GPUs have none begin when all clients are trained. GPUs of a machine share its
+network card, which sends one update after the other. When all columns have arrived, every GPU computes the Gram
+matrices of its columns. Their sums are exchanged, the small problems are solved, each GPU combines its columns, and all
+gather the new weights.
 """
 
 from __future__ import annotations
@@ -145,26 +147,30 @@ def simulate(work: Workload, rates: Rates, sizes: Sequence[float], gpus: int, ov
 
     # Who trains what, and when it is done.
     free = [(0.0, gpu) for gpu in range(gpus)]
-    done: list[tuple[float, int]] = []
+    done: list[list[float]] = [[] for _ in range(gpus)]
     for cost in costs:
         when, gpu = free[0]
         heapq.heapreplace(free, (when + cost, gpu))
-        done.append((when + cost, gpu))
-    training = max(when for when, _ in done)
+        done[gpu].append(when + cost)
+    training = max(when for when, _ in free)
+    full = min(map(len, done)) if overlap else 0
+    waves = [max(times[wave] for times in done) for wave in range(full)]
 
     # Columns leave one update after the other: by the machine's card, and by the GPU's own link.
     machines = -(-gpus // per_machine)
     cards, links = [0.0] * machines, [0.0] * gpus
     busy_cards, busy_links = [0.0] * machines, [0.0] * gpus
     out, inside = row * outside / rates.network, row * (1 - 1 / gpus - outside) / rates.nvlink
-    for when, gpu in sorted(done):
-        card, begin = gpu // per_machine, when if overlap else training
-        cards[card] = max(cards[card], begin) + out
-        links[gpu] = max(links[gpu], begin) + inside
-        busy_cards[card] += out
-        busy_links[gpu] += inside
-    arriving = len(costs) * row * (1 - per_machine / gpus) / machines / rates.network  # at every machine alike
-    first = min(when for when, _ in done) if overlap else training
+    for wave in range(max(map(len, done))):
+        begin = waves[wave] if wave < full else training
+        for gpu in (gpu for gpu in range(gpus) if wave < len(done[gpu])):
+            card = gpu // per_machine
+            cards[card] = max(cards[card], begin) + out
+            links[gpu] = max(links[gpu], begin) + inside
+            busy_cards[card] += out
+            busy_links[gpu] += inside
+    arriving = len(costs) * row * outside / machines / rates.network  # at every machine alike
+    first = waves[0] if waves else training
     latency = rates.latency if gpus > 1 else 0.0
     arrived = max(*cards, *links, first + arriving, training + latency)
 

@@ -182,7 +182,7 @@ class RowExchange:
         """The checksum of a row is the sum of those of its parts."""
         rows = self._rows
         mine = [[checksum(place) for place in rows.places(client.index, client.companions)] for client in everyone]
-        found = [mine] if rows.columns.numel == rows.columns.total else self._ranks.gather(mine)
+        found = [mine] if len(rows.columns.spans) == 1 else self._ranks.gather(mine)
         for client, *parts in zip(everyone, *found, strict=True):
             sums = [sum(each) for each in zip(*parts, strict=True)]
             if any((found - sent) % 2**64 for found, sent in zip(sums, client.checksums, strict=True)):

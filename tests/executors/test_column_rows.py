@@ -2,6 +2,7 @@
 """Rows of a round get to the ranks that hold their columns, whoever trains how many clients and how fast."""
 
 import random
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from queue import Queue
@@ -144,6 +145,16 @@ def test_rows_get_where_their_columns_belong(owners, shared):
             assert rows.companion_norms(client).keys() == set(names)
             assert rows.same_companions({client: 4}) == names
             assert rows.holds_update(client)
+
+
+@pytest.mark.parametrize("owners", CLIENTS.values(), ids=CLIENTS)
+def test_one_rank_may_hold_all_columns_of_a_small_model(owners, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "FEATURES", 5)
+    found = rounds(owners, 3)
+    assert [rows.columns.numel for rows, *_ in found] == [0, 0, 6]
+    for rows, *_ in found:
+        for client in range(len(owners)):
+            assert torch.equal(rows.values[client], rows.columns.part(vector(client, when=1)))
 
 
 def test_every_number_is_sent_once_to_each_rank_that_needs_it():
