@@ -27,7 +27,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help
 help:
-	@echo 'make demo      federate hand-written digits with FedAvg and FedLF; writes a picture and CSV logs to demo/'
+	@echo 'make demo      federate hand-written digits with FedAvg and FedLF; writes a report, a picture and CSV logs to demo/'
 	@echo 'make quick     the tests of single parts ($(QUICK)), without a Trainer: a minute'
 	@echo 'make test      run the test suite on all cores, then lint and types'
 	@echo 'make test-all  the same with the slow cases'

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hand-written digits over 20 owners with two classes each: FedAvg beside FedLF, same rounds and learning rate.
 
-Run by ``make demo``. Prints a per-client table and a comparison, draws ``demo/demo.png``, and leaves CSV logs in
-``demo/FedAvg`` and ``demo/FedLF``.
+Run by ``make demo``. Prints a per-client table and a comparison, writes the report ``demo/report.html``, draws
+``demo/demo.png``, and leaves CSV logs in ``demo/FedAvg`` and ``demo/FedLF``.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Run:
     name: str
     fairness: fl.callbacks.FairnessCurve
     conflicts: fl.callbacks.ConflictSummary
+    record: fl.report.FitRecord
     final: fl.EvaluationRecord
     seconds: float
 
@@ -46,6 +47,7 @@ def train(algorithm: fl.algorithms.ServerRule, out: Path, rounds: int, seed: int
     name = type(algorithm).__name__
     torch.manual_seed(seed)
     fairness, conflicts = fl.callbacks.FairnessMonitor(), fl.callbacks.ConflictMonitor()
+    recorder = fl.callbacks.FitRecorder()
     data = fl.FederatedDataModule(Digits(), fl.data.Pathological(CLIENTS, CLASSES_EACH), seed=seed)
     strategy = fl.FederatedStrategy(algorithm, clients_per_round=PER_ROUND, seed=seed)
     trainer = L.Trainer(
@@ -53,7 +55,7 @@ def train(algorithm: fl.algorithms.ServerRule, out: Path, rounds: int, seed: int
         strategy=strategy,
         accelerator="cpu",
         logger=CSVLogger(out, name=name, version=""),
-        callbacks=[fairness, conflicts, fl.callbacks.ClientTable(), OneBar()],
+        callbacks=[fairness, conflicts, recorder, fl.callbacks.ClientTable(), OneBar()],
         enable_checkpointing=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
@@ -61,9 +63,9 @@ def train(algorithm: fl.algorithms.ServerRule, out: Path, rounds: int, seed: int
     began = time.perf_counter()
     trainer.fit(DigitClassifier(lr=LR), data)
     assert strategy.last_evaluation is not None
-    return Run(
-        name, fairness.curves("val_acc"), conflicts.summary(), strategy.last_evaluation, time.perf_counter() - began
-    )
+    seconds = time.perf_counter() - began
+    summary, final = conflicts.summary(), strategy.last_evaluation
+    return Run(name, fairness.curves("val_acc"), summary, recorder.record, final, seconds)
 
 
 class OneBar(TQDMProgressBar):
@@ -149,8 +151,10 @@ def main() -> None:
     runs = [train(method, arguments.out, arguments.rounds, arguments.seed) for method in methods]
     picture = arguments.out / "demo.png"
     draw(runs, picture)
+    report = fl.report.write_report([run.record for run in runs], arguments.out / "report.html")
     print(f"\n{client_table(runs)}\n\n{comparison(runs)}\n")
-    print(f"picture {picture}, logs {', '.join(str(arguments.out / run.name / 'metrics.csv') for run in runs)}")
+    logs = ", ".join(str(arguments.out / run.name / "metrics.csv") for run in runs)
+    print(f"report {report}, to open in a browser; picture {picture}, logs {logs}")
 
 
 if __name__ == "__main__":

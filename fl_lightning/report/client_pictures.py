@@ -25,6 +25,7 @@ from fl_lightning.report.pictures import (
 from fl_lightning.report.style import SYMBOLS
 from fl_lightning.report.words import STAGES, number
 
+_LEGEND = {"itemsizing": "constant"}
 _BETTER = {"max": "right is better", "min": "left is better", "abs": "near 0 is better"}
 _BETTER_UP = {"max": "up is better", "min": "down is better", "abs": "near 0 is better"}
 
@@ -85,7 +86,7 @@ def _lines_with_names(
     for color, (method, found) in enumerate(zip(methods, points, strict=True)):
         if not found:
             continue
-        size = 15.0 - 7.0 * color / max(1, len(methods) - 1)  # equal values do not hide one another
+        size = 14.0 - 5.0 * color / max(1, len(methods) - 1)  # equal values do not hide one another
         data += [
             _mean_line(method, color, found, (-0.6, len(order) - 0.4), upright=True),
             _dots(method, color, found, [p.value for p in found], [place[p.client_id] for p in found], metric, "x",
@@ -97,7 +98,7 @@ def _lines_with_names(
     spec = layout(f"{escaped(metric)} ({_BETTER[mode]})", "", yaxis=axis)
     return {
         "data": data,
-        "layout": {**spec, "hovermode": "closest", "legend": {"itemsizing": "constant"}},
+        "layout": {**spec, "hovermode": "closest", "legend": _LEGEND, "showlegend": len(methods) > 1},
         "height": 130 + 22 * len(order),
     }
 
@@ -122,7 +123,7 @@ def _sorted_curves(
     spec = layout("clients, the worst first", f"{escaped(metric)} ({_BETTER_UP[mode]})", xaxis=x)
     return {
         "data": data,
-        "layout": {**spec, "hovermode": "closest", "legend": {"itemsizing": "constant"}},
+        "layout": {**spec, "hovermode": "closest", "legend": _LEGEND, "showlegend": len(methods) > 1},
         "height": 430,
     }
 

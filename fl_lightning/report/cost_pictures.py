@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fl_lightning.report.methods import Method, called, seconds_of
-from fl_lightning.report.pictures import Picture, Spec, binned, escaped, layout, numbers, sentences
+from fl_lightning.report.pictures import Picture, Spec, binned, escaped, layout, numbers, sentences, stretches
 from fl_lightning.report.record import FitRecord
 from fl_lightning.report.words import Spread, plural, seconds
 
@@ -145,7 +145,7 @@ def _stacked(
     data, width = [], 1
     for (name, values), color in zip(columns.items(), colors, strict=True):
         means, width = binned(values, _BINS)
-        starts = [record.rounds.round[k] + 1 for k in range(0, len(values), width)]
+        starts = [record.rounds.round[k] + 1 for k in stretches(len(values), width)]
         data.append({
             "type": "bar", "name": name, "x": numbers(starts, "i4"), "y": numbers(means), "marker": {"color": color},
             "width": width, "offset": -width / 2 if width == 1 else 0,

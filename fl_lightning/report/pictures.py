@@ -122,10 +122,16 @@ def binned(values: Sequence[float | None], most: int) -> tuple[list[float | None
     """Means over stretches of equal lengths, at most so many, and the length; ``None`` counts nowhere."""
     width = max(1, -(-len(values) // most))
     found: list[float | None] = []
-    for start in range(0, len(values), width):
-        known = [value for value in values[start : start + width] if value is not None]
+    for start in stretches(len(values), width):
+        stop = start + width if start + 3 * width // 2 < len(values) else len(values)
+        known = [value for value in values[start:stop] if value is not None]
         found.append(sum(known) / len(known) if known else None)
     return found, width
+
+
+def stretches(count: int, width: int) -> range:
+    """Where stretches begin; the last one is longer where the rest would be less than half of one."""
+    return range(0, count - width // 2, width)
 
 
 def sentences(*parts: str) -> str:

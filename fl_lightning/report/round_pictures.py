@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 
 from fl_lightning.report.heat_maps import cells_of, heat_map, row_axis, same_scale, seed_words, shrunk, stretch
 from fl_lightning.report.methods import Method, metrics_of
@@ -19,6 +19,7 @@ from fl_lightning.report.pictures import (
     line,
     numbers,
     sentences,
+    stretches,
     thinned,
 )
 from fl_lightning.report.record import FitRecord
@@ -35,11 +36,11 @@ def mean_and_worst(methods: Sequence[Method]) -> Picture | None:
         data: list[Spec] = []
         for color, method in enumerate(methods):
             for key, words, dash in (("mean", "mean", "solid"), ("worst_10", "worst 10 %", "dash")):
-                rounds, means, deviations = _over_seeds(method, metric, key)
+                rounds, means, ends = _over_seeds(method, metric, key)
                 longest = max(longest, len(rounds))
                 if not rounds:
                     continue
-                data += _band(color, rounds, means, deviations)
+                data += _band(color, rounds, ends) if key == "worst_10" else []
                 name = words if len(methods) == 1 else f"{method.label}, {words}"
                 hover = f"{escaped(name, 60)}: %{{y:.4~g}}<extra></extra>"
                 data.append(line(name, color, rounds, means, line={"dash": dash}, hovertemplate=hover))
@@ -50,7 +51,7 @@ def mean_and_worst(methods: Sequence[Method]) -> Picture | None:
         return None
     caption = sentences(
         "Validation after each round. Solid: mean over the clients. Dashed: mean of the worst tenth of them.",
-        _seeds_averaged(methods),
+        _seeds_averaged(methods, " of the worst reach"),
         _every(longest),
     )
     return Picture("mean-and-worst", "The mean and the worst clients over the rounds", variants, caption, "metric")
@@ -64,11 +65,11 @@ def unevenness(methods: Sequence[Method]) -> Picture | None:
         key, title = ("angle", "fairness angle (rad)") if mode == "max" else ("std", f"deviation of {escaped(metric)}")
         data: list[Spec] = []
         for color, method in enumerate(methods):
-            rounds, means, deviations = _over_seeds(method, metric, key)
+            rounds, means, ends = _over_seeds(method, metric, key)
             longest = max(longest, len(rounds))
             if rounds:
                 hover = f"{escaped(method.label, 60)}: %{{y:.4~g}}<extra></extra>"
-                data += _band(color, rounds, means, deviations)
+                data += _band(color, rounds, ends)
                 data.append(line(method.label, color, rounds, means, hovertemplate=hover))
         if data:
             spec = layout("round", f"{title}, down is fairer", yaxis={"rangemode": "tozero"})
@@ -78,7 +79,7 @@ def unevenness(methods: Sequence[Method]) -> Picture | None:
     caption = sentences(
         "The fairness angle is 0 if all clients have the same value. For metrics where smaller is better, the standard "
         "deviation over the clients is drawn instead.",
-        _seeds_averaged(methods),
+        _seeds_averaged(methods, " reach"),
         _every(longest),
     )
     return Picture("unevenness", "How unevenly the clients fare over the rounds", variants, caption, "metric")
@@ -183,7 +184,7 @@ def _per_round(
         means = [
             fmean(k) if (k := [v for v in column if v is not None]) else None for column in zip(*curves, strict=True)
         ]
-        x = [found[0][0][start] + 1 for start in range(0, length, width)]
+        x = [found[0][0][start] + 1 for start in stretches(length, width)]
         hover = f"{escaped(method.label, 60)}: %{{y:.4~g}}<extra></extra>"
         data.append(line(method.label, color, x, means, hovertemplate=hover, connectgaps=False))
     if not data:
@@ -191,40 +192,40 @@ def _per_round(
     return {"data": data, "layout": {**layout("round", title), "hovermode": "x"}, "height": 300}, longest
 
 
-def _over_seeds(method: Method, metric: str, key: str) -> tuple[list[int], list[float | None], list[float] | None]:
-    """Rounds, means over the seeds, and deviations if there are several; thinned out."""
+def _over_seeds(
+    method: Method, metric: str, key: str
+) -> tuple[list[int], list[float | None], list[tuple[float, float]]]:
+    """Rounds, means over the seeds, and the lowest and highest seed if there are several; thinned out."""
     series = [Method.series(record, metric, "val") for record in method.records]
     found = [dict(zip(s.rounds, s.summaries.get(key, ()), strict=False)) for s in series if s is not None]
     if not found:
-        return [], [], None
+        return [], [], []
     rounds = sorted(set(found[0]).intersection(*found[1:]))
     rounds = [rounds[k] for k in thinned(len(rounds), MAX_POINTS)]
     columns = [[v for s in found if (v := s[number]) is not None] for number in rounds]
     if not any(columns):
-        return [], [], None
-    means = [fmean(column) if column else None for column in columns]
-    several = len(found) > 1
-    return rounds, means, [stdev(c) if len(c) > 1 else 0.0 for c in columns] if several else None
+        return [], [], []
+    ends = [(min(column), max(column)) for column in columns] if len(found) > 1 and all(columns) else []
+    return rounds, [fmean(column) if column else None for column in columns], ends
 
 
-def _band(
-    color: int, rounds: Sequence[int], means: Sequence[float | None], deviations: Sequence[float] | None
-) -> list[Spec]:
-    """One deviation over seeds around a line."""
-    if deviations is None:
+def _band(color: int, rounds: Sequence[int], ends: Sequence[tuple[float, float]]) -> list[Spec]:
+    """From the lowest to the highest seed."""
+    if not ends:
         return []
-    known = [(r, m, d) for r, m, d in zip(rounds, means, deviations, strict=True) if m is not None]
-    x = [r for r, _, _ in known] + [r for r, _, _ in reversed(known)]
-    y = [m + d for _, m, d in known] + [m - d for _, m, d in reversed(known)]
+    x = [*rounds, *reversed(rounds)]
+    y = [*(high for _, high in ends), *(low for low, _ in reversed(ends))]
     return [{
         "type": "scatter", "mode": "lines", "x": numbers(x), "y": numbers(y), "fill": "toself", "hoverinfo": "skip",
-        "fillcolor": f"@c{color % COLORS}/0.15", "line": {"width": 0}, "showlegend": False,
+        "fillcolor": f"@c{color % COLORS}/0.13", "line": {"width": 0}, "showlegend": False,
     }]  # fmt: skip
 
 
-def _seeds_averaged(methods: Sequence[Method]) -> str:
+def _seeds_averaged(methods: Sequence[Method], bands: str = "") -> str:
     most = max(len(method.records) for method in methods)
-    return "" if most == 1 else f"Lines are means over seeds, bands one standard deviation ({most} seeds)."
+    if most == 1:
+        return ""
+    return f"Lines are means over {most} seeds{bands and f', bands{bands} from the lowest seed to the highest'}."
 
 
 def _every(count: int) -> str:

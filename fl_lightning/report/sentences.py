@@ -61,8 +61,8 @@ def _since_the_beginning(record: FitRecord, metric: str, mode: Mode, stage: Stag
     again = "" if name == metric else f" by {name}"
     return (
         f"Since the validation after {plural(begin.round, 'round')}, whoever is worst{again} {better} "
-        f"({number(worst[0])}, now {number(worst[1])}), and the gap to the mean has {gap} ({number(gaps[0])}, now "
-        f"{number(gaps[1])})."
+        f"(from {number(worst[0])} to {number(worst[1])}), and the gap to the mean has {gap} (from {number(gaps[0])} "
+        f"to {number(gaps[1])})."
     )
 
 
@@ -78,17 +78,16 @@ def _others(methods: Sequence[Method], metric: str, mode: Mode, stage: Stage) ->
     doubt = max(base.deviation or 0.0, worst.deviation or 0.0)
     seeds = min(len(best.records), len(methods[0].records))
     name = isolated(shortened(best.label, 60))
-    names = f"Of {plural(len(others), 'other method')}, {name}" if len(others) > 1 else name
     means = [method.summary(metric, stage, "mean") for method in (methods[0], best)]
-    cost = "" if None in means else f"; the mean goes from {spread(means[0])} to {spread(means[1])}"
-    numbers = f"(from {spread(base)} to {spread(worst)}{cost})"
+    numbers = f"whoever is worst{' in each seed' if seeds > 1 else ''} goes from {spread(base)} to {spread(worst)}"
+    if None not in means:
+        numbers += f", and the mean from {spread(means[0])} to {spread(means[1])}"
     if gain <= 0 and len(others) == 1:
-        return f"{name} does not change that for the better {numbers}."
+        return f"{name} does not change that for the better: {numbers}."
     if gain <= 0:
         none = f"None of {plural(len(others), 'other method')} changes that for the better"
-        return f"{none}; closest is {name} {numbers}."
+        return f"{none}, and {name} comes closest: {numbers}."
+    names = f"Of {plural(len(others), 'other method')}, {name} helps most" if len(others) > 1 else f"{name} helps"
     if seeds > 1 and gain <= doubt:
-        return f"{names} helps whoever is worst by less than seeds differ {numbers}: that may be chance."
-    caution = "" if seeds > 1 else " With one seed, this may be chance."
-    most = " most" if len(others) > 1 else ""
-    return f"{names} helps whoever is worst{most} {numbers}.{caution}"
+        return f"{names}, but by less than seeds differ, which may be chance: {numbers}."
+    return f"{names}: {numbers}{'' if seeds > 1 else '; with one seed, this may be chance'}."

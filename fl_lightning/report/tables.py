@@ -36,13 +36,13 @@ def comparison(methods: Sequence[Method], stage: Stage) -> str:
             found = method.summary(metric, stage, key)
             up = mode if key in ("mean", "worst_10") else "min"
             mark = _mark(base[key], found, lambda s, up=up: goodness(s.mean, up)) if place else ""
-            cells.append(f"<td{mark}>{spread(found)}</td>")
+            cells.append(f"<td><span{mark}>{spread(found)}</span></td>")
         points, worst = method.points(metric, stage), method.worst(metric, stage)
         name = f'<span class="name"><bdi>{escape(shortened(points[0].label, 48))}</bdi></span>' if points else ""
         mark = _mark(methods[0].worst(metric, stage), worst, lambda s: goodness(s.mean, mode)) if place else ""
         share = method.conflicts
         cells += [
-            f"<td{mark}>{spread(worst)}{name}</td>",
+            f"<td><span{mark}>{spread(worst)}</span>{name}</td>",
             f"<td>{'-' if share is None else f'{share.mean:.1f} %'}</td>",
             f"<td>{max(len(record.rounds) for record in method.records):,}</td>",
             f"<td>{'-' if method.seconds is None else seconds(method.seconds.mean)}</td>",

@@ -54,6 +54,7 @@ def test_demo(example, monkeypatch, capsys, tmp_path):
     for word in ("mean accuracy", "fairness angle", "worst 10 %", "conflicts per round, model", "client   samples"):
         assert word in printed
     assert (tmp_path / "out" / "demo.png").stat().st_size > 20_000
+    assert "FedLF\u2069</h1>" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     for method in ("FedAvg", "FedLF"):
         text = (tmp_path / "out" / method / "metrics.csv").read_text()
         rows = list(csv.DictReader(text.splitlines()))

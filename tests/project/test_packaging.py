@@ -39,7 +39,8 @@ def metadata(shipped):
 def test_the_wheel_holds_every_module_the_marker_and_nothing_else(shipped):
     package = {path.relative_to(ROOT).as_posix() for path in SOURCES if path.is_relative_to(ROOT / "fl_lightning")}
     modules = {name for name in shipped.namelist() if ".dist-info/" not in name}
-    assert modules == package | {"fl_lightning/py.typed", "fl_lightning/_built.txt"}
+    page = {"fl_lightning/report/page.css", "fl_lightning/report/page.js"}
+    assert modules == package | page | {"fl_lightning/py.typed", "fl_lightning/_built.txt"}
     assert shipped.read("fl_lightning/_built.txt") == b"pure torch: FL_LIGHTNING_NO_EXT=1\n"
 
 
