@@ -106,7 +106,7 @@ sanitize:
 .PHONY: clean
 clean:
 	rm -rf fl_lightning/_C*.so fl_lightning/_built.txt build dist demo logs lightning_logs .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
-	find fl_lightning tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find fl_lightning tests benchmarks examples docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: distclean
 distclean: clean

@@ -44,7 +44,7 @@ def documented() -> dict[str, list[str]]:
 
 def api_pages() -> dict[str, str]:
     """The text of each page, by its place on the site."""
-    modules = documented()
+    modules = dict(sorted(documented().items()))
     written = {f"api/{module}.md": _module_page(module, names) for module, names in modules.items()}
     lines = [f"- [`{module}`]({module}.md): {_title(module)}" for module in modules]
     contents = "\n".join(["```{toctree}", ":hidden:", "", *modules, "```"])

@@ -35,7 +35,8 @@ REPOSITORY = "https://github.com/fl-lightning/fl-lightning"
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", flags=re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 SECTION = re.compile(r"^\*\*([^*\n]+)\*\*\n\n((?:- .*\n(?:  .*\n)*)+)", flags=re.MULTILINE)
-LISTED = re.compile(r"^- \[[^\]]*\]\(([^)#\s]+\.md)\)", flags=re.MULTILINE)
+LISTED = re.compile(r"^- \[[^\]]*\]\(([^)#\s]+\.(?:md|ipynb))\)", flags=re.MULTILINE)
+REFERENCE = "- [API reference](api/index.md): every public name, from the docstrings.\n"
 LATER = "Guides"
 """The section that pages belong to which no list of the index names."""
 
@@ -46,9 +47,10 @@ def pages() -> dict[str, str]:
     return {name: name.removeprefix("docs/").replace("README.md", "index.md") for name in sorted(inside)} | OUTSIDE
 
 
-def notebooks() -> dict[str, Path]:
-    """The script of each notebook, by its name."""
-    return {path.stem: path for path in sorted((ROOT / "examples" / "notebooks").glob("*.py"))}
+def notebooks() -> dict[str, str]:
+    """The site's path of each notebook, by its script's path in the repository."""
+    scripts = sorted((ROOT / "examples" / "notebooks").glob("*.py"))
+    return {path.relative_to(ROOT).as_posix(): f"notebooks/{path.stem}.ipynb" for path in scripts}
 
 
 def site_text(name: str, known: dict[str, str]) -> str:
@@ -58,7 +60,7 @@ def site_text(name: str, known: dict[str, str]) -> str:
         name: its path in the repository.
         known: the pages.
     """
-    here = Path(known[name]).parent
+    here, targets = Path(known[name]).parent, known | notebooks()
 
     def moved(link: re.Match[str]) -> str:
         target, mark, anchor = link[1].partition("#")
@@ -66,8 +68,8 @@ def site_text(name: str, known: dict[str, str]) -> str:
             return link[0]
         path = Path(os.path.normpath((ROOT / name).parent / target))
         inside = path.relative_to(ROOT).as_posix()
-        if inside in known:
-            return f"]({os.path.relpath(known[inside], here)}{mark}{anchor})"
+        if inside in targets:
+            return f"]({os.path.relpath(targets[inside], here)}{mark}{anchor})"
         if path.suffix in (".png", ".svg"):
             copied = OUT / "source" / "pictures" / path.name
             copied.parent.mkdir(parents=True, exist_ok=True)
@@ -94,42 +96,43 @@ def sections(index: str) -> Iterator[tuple[str, list[str]]]:
 def toctree(entries: list[str], caption: str | None = None) -> str:
     """A hidden table of contents, which the sidebar shows."""
     head = [":hidden:"] + ([f":caption: {caption}"] if caption else [])
-    return "\n".join(["```{toctree}", *head, "", *(entry.removesuffix(".md") for entry in entries), "```"]) + "\n"
+    names = [str(Path(entry).with_suffix("")) for entry in entries]
+    return "\n".join(["```{toctree}", *head, "", *names, "```"]) + "\n"
 
 
-def index_page(text: str, found: set[str], books: list[str]) -> str:
+def index_page(text: str, found: set[str]) -> str:
     """The first page: its lists as cards, and the table of contents of all pages.
 
     Args:
         text: ``docs/index.md`` with links for the site.
         found: paths of all pages of the site.
-        books: names of the notebooks.
     """
     contents = dict(sections(text))
     top = {name for name in found if "/" not in name} - {"index.md"}
     contents[LATER] += sorted(top - {name for names in contents.values() for name in names})
-    contents["Get started"] += [f"notebooks/{name}" for name in books]
     contributing = contents.pop("Contributing")
     contents |= {"API reference": ["api/index.md"], "Contributing": contributing}
-    cards = SECTION.sub(lambda found: f":::{{grid-item-card}} {found[1]}\n{found[2]}:::\n", text)
-    first, last = cards.index(":::{grid-item-card}"), cards.rindex(":::\n") + 4
-    grid = f"::::{{grid}} 1 1 2 2\n:gutter: 3\n\n{cards[first:last]}::::\n"
-    return f"{cards[:first]}{grid}{cards[last:]}\n" + "\n".join(toctree(names, cap) for cap, names in contents.items())
+    lists = {found[1]: found[2] for found in SECTION.finditer(text)}
+    lists |= {"API reference": REFERENCE, "Contributing": lists.pop("Contributing")}
+    cards = "".join(f":::{{grid-item-card}} {caption}\n{entries}:::\n\n" for caption, entries in lists.items())
+    places = [found.span() for found in SECTION.finditer(text)]
+    before, after = text[: places[0][0]], text[places[-1][1] :]
+    grid = f"::::{{grid}} 1 1 2 2\n:gutter: 3\n\n{cards}::::\n"
+    return f"{before}{grid}{after}\n" + "\n".join(toctree(names, caption) for caption, names in contents.items())
 
 
 def assemble() -> None:
     """Writes everything that Sphinx reads; files that are the same keep their times."""
-    known, books, source = pages(), notebooks(), OUT / "source"
+    known, source = pages(), OUT / "source"
     written = {known[name]: site_text(name, known) for name in known}
     folders = sorted({name for name in written if name.endswith("/index.md")})
     for name in folders:
         below = sorted(other for other in written if Path(other).parent == Path(name).parent and other != name)
         written[name] += "\n" + toctree([Path(other).name for other in below])
     tops = {name for name in written if "/" not in name} | set(folders)
-    written["index.md"] = index_page(written["index.md"], tops, list(books))
+    written["index.md"] = index_page(written["index.md"], tops)
     written |= api_pages()
-    for name, path in books.items():
-        written[f"notebooks/{name}.ipynb"] = notebook(path)
+    written |= {place: notebook(ROOT / script) for script, place in notebooks().items()}
     for name, text in written.items():
         path = source / name
         path.parent.mkdir(parents=True, exist_ok=True)

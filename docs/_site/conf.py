@@ -17,6 +17,8 @@ extensions = [
     "myst_nb",
 ]
 
+highlight_language = "none"  # of blocks that name no language: commands and formulas
+
 html_theme = "furo"
 html_title = f"fl_lightning {release}"
 html_static_path = ["static"]
@@ -37,12 +39,19 @@ autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_default_options = {
     "inherited-members": "object,Module,DataHooks,ModelHooks,CheckpointHooks,HyperparametersMixin,LightningModule,"
-    "LightningDataModule,Metric,Callback,SingleDeviceStrategy,Strategy,Optimizer,Dataset,Sampler,Exception,tuple,ABC",
+    "LightningDataModule,Metric,Callback,SingleDeviceStrategy,Strategy,Optimizer,Dataset,Sampler,RuntimeError,tuple,ABC",
 }
 autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 88
 napoleon_use_ivar = True
 napoleon_numpy_docstring = False
+
+# Roles in docstrings must lead to something public of this package, or to a part of it that only contributors read.
+nitpicky = True
+nitpick_ignore_regex = [
+    (r"py:.*", r"(?!fl_lightning\.).*"),
+    (r"py:.*", r"fl_lightning\.(core|training|ops\.slices|algorithms\.(_shared|features|groups|ditto))\b.*"),
+]
 
 # The notebooks run while the site is built, in an empty folder and on one thread, and again when their cells change.
 nb_execution_mode = "cache"

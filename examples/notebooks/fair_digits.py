@@ -25,9 +25,9 @@ from torchmetrics.classification import MulticlassAccuracy
 
 import fl_lightning as fl
 
+L.seed_everything(0, verbose=False)
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore", module="lightning")
-L.seed_everything(0, verbose=False)
 
 # %% [markdown]
 # ## The project

@@ -91,7 +91,7 @@ def test_a_wheel_can_be_built_from_the_source_distribution(sdist):
 def test_the_source_distribution_is_complete(sdist):
     with tarfile.open(sdist) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
-    pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*") if path.is_file()}
+    pages = {p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").rglob("*") if p.is_file() and p.suffix != ".pyc"}
     scripts = {path.relative_to(ROOT).as_posix() for path in SOURCES}
     assert sorted((pages | scripts | set(FILES) | {".ci/run"}) - inside) == []
     assert [name for name in inside if name.endswith((".so", ".pyc", "_built.txt"))] == []
