@@ -32,7 +32,7 @@ class Gathering(Classifier):
         self.acc, self.loss, self.outputs = MulticlassAccuracy(4), MeanMetric(), []
         both = {"a": MulticlassAccuracy(4), "b": MulticlassPrecision(4)}
         self.both, self.seen = MetricCollection(both), CatMetric()
-        self.val = MulticlassAccuracy(4)
+        self.val, self.parity = MulticlassAccuracy(4), fl.metrics.DemographicParity()
 
     def training_step(self, batch, batch_idx):
         logits = self(batch[0])
@@ -55,6 +55,8 @@ class Gathering(Classifier):
         logits = self(batch[0])
         self.val.update(logits, batch[1])
         self.log("val", self.val)
+        self.parity.update(logits.argmax(1) < 2, batch[0][:, 0] > 0)
+        self.log("parity", self.parity)
         self.seen.update(logits[:, 0])
         self.log("index", float(batch_idx))
         self.log("largest", logits.max(), reduce_fx="max")

@@ -3,6 +3,9 @@ import copy
 import doctest
 import math
 import pickle
+import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from support import federated_blobs, fresh, quiet_trainer
 from torchmetrics.classification import BinaryAUROC
 
 import fl_lightning as fl
+from fl_lightning.core.lightning.names import LightningModule
 from fl_lightning.metrics import ByGroup, DemographicParity, EqualizedOdds, EqualOpportunity, functional, group_fairness
 
 CLIENTS = 5
@@ -183,6 +187,22 @@ def test_doctests_run():
         result = doctest.testmod(module, extraglobs={"torch": torch})
         assert result.attempted >= 2
         assert result.failed == 0
+
+
+def test_the_code_of_the_page_runs():
+    page = (Path(__file__).parents[2] / "docs" / "groups.md").read_text(encoding="utf-8")
+    module, frame, clients = re.findall(r"^```python\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    predictions, labels, groups, ids = people(num_groups=3)
+    names = {"fl": fl, "L": SimpleNamespace(LightningModule=LightningModule), "BinaryAUROC": BinaryAUROC}
+    names |= {"predictions": predictions, "labels": labels, "groups": groups, "ids": ids}
+    for block in (module.replace("...", "super().__init__()"), frame, clients):
+        exec(block, names)
+    assert names["metric"].client_frames().by_group.shape == (4, 3)
+    judge, logged = names["MyLitModule"](), {}
+    judge.net, judge.log = torch.nn.Linear(2, 1), lambda name, metric: logged.update({name: float(metric.compute())})
+    judge.validation_step((torch.randn(300, 2), labels, groups), 0)
+    assert set(logged) == {"val_parity_gap", "val_odds_ratio", "val_auroc_gap"}
+    assert all(0 <= value <= 1 for value in logged.values())
 
 
 class Judged(Plain):
