@@ -127,28 +127,61 @@ FITS = {
 }  # fmt: skip
 
 
-def trained(case, devices, rounds=3, nodes=1, resume=None, callbacks=(), module=None, data=None, **more):
-    """One fit, then a test; returns a digest of the weights and everything that was logged."""
+def trained(case, devices, rounds=3, nodes=1, resume=None, callbacks=(), module=None, data=None, trainer=None, **more):
+    """One fit, then a test; returns a digest of the weights and everything that was logged.
+
+    Args:
+        trainer: further arguments of the Trainer.
+        **more: further arguments of the strategy.
+    """
+    choices = dict(trainer or {})
+    rounds = choices.pop("rounds", rounds)
     kind, method, options = FITS[case]
     options = {name: value() if name == "client" else value for name, value in options.items()} | more
-    strategy = fl.FederatedStrategy(method(), clients_per_round=5, **options)
+    strategy = fl.FederatedStrategy(method(), **{"clients_per_round": 5, **options})
     torch.manual_seed(1)
     module = (module or kind)(**OPTIONS)
     saves = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
     trainer = L.Trainer(
-        max_epochs=rounds, accelerator="cpu", devices=devices, num_nodes=nodes, strategy=strategy, logger=False,
-        enable_checkpointing=saves, enable_progress_bar=False, enable_model_summary=False, callbacks=list(callbacks),
+        accelerator="cpu", devices=devices, num_nodes=nodes, strategy=strategy, callbacks=list(callbacks),
+        **{"max_epochs": rounds, "logger": False, "enable_checkpointing": saves, "enable_progress_bar": False,
+           "enable_model_summary": False, **choices},
     )  # fmt: skip
     data = federated_blobs(7) if data is None else data
     trainer.fit(module, data, ckpt_path=resume)
     found = {name: repr(float(value)) for name, value in trainer.callback_metrics.items() if name != "fed/seconds"}
     record = strategy.last_evaluation
-    found |= {f"client {name}": repr(values.tolist()) for name, values in record.values.items()}
+    if record is not None:
+        found |= {f"client {name}": repr(values.tolist()) for name, values in record.values.items()}
     if kind is Classifier:
         found |= {name: repr(value) for name, value in trainer.test(module, data, verbose=False)[0].items()}
     tensors = [*module.parameters(), *module.buffers()]
     flat = torch.cat([tensor.detach().double().flatten() for tensor in tensors])
     return trainer, hashlib.sha256(flat.numpy().tobytes()).hexdigest(), found
+
+
+class Watched(Classifier):
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        print(f"STEP {self.trainer.global_rank}", flush=True)
+
+
+def evaluated_alone(devices):
+    """Validates and tests twice each, then predicts, without a fit."""
+    strategy = fl.FederatedStrategy()
+    torch.manual_seed(1)
+    module, data = Watched(**OPTIONS), federated_blobs(7)
+    trainer = L.Trainer(
+        accelerator="cpu", devices=devices, strategy=strategy, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    found = []
+    for evaluate in (trainer.validate, trainer.test) * 2:
+        logged = evaluate(module, data, verbose=False)
+        values = {name: values.tolist() for name, values in strategy.last_evaluation.values.items()}
+        found += [logged, values, strategy.last_evaluation.sizes.tolist()]
+    found.append([batch.tolist() for batch in trainer.predict(module, data)])
+    return trainer, found
 
 
 def written(out, trainer, results):
@@ -171,6 +204,8 @@ def main(out, devices, what, *cases):
     elif what == "resume":
         trainer, *result = trained(cases[0], devices, rounds=4, resume=f"{out}/after-2.ckpt")
         written(out, trainer, {cases[0]: result})
+    elif what == "alone":
+        written(out, *evaluated_alone(devices))
     elif what == "again":
         trainer, *_ = trained("FedLF", devices, rounds=2)
         trainer.fit_loop.max_epochs = 3

@@ -51,6 +51,7 @@ IN_VISITS = {
     "terminate": kill(signal.SIGTERM),
     "die": kill(signal.SIGKILL),
     "hang": lambda: time.sleep(1000),
+    "requeue": kill(signal.SIGUSR1),
     "long": lambda: time.sleep(2),
 }
 
@@ -179,6 +180,8 @@ def main():
     if KIND in IN_VISITS:
         seconds = {"hang": 5}.get(KIND, 120)
         found = fl.newest_checkpoint(OUT)
+        if KIND == "requeue":  # no test: under SLURM, Lightning would load what it has saved for the queue
+            FITS[case] = (Troubled, *FITS[case][1:])
         trainer, *result = trained(
             case, DEVICES, ROUNDS, resume=found, module=Troubled, callbacks=saving(), timeout=timedelta(seconds=seconds)
         )

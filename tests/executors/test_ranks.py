@@ -101,6 +101,18 @@ def test_the_same_trainer_goes_on_with_more_rounds(tmp_path):
     assert many == [one, one]
 
 
+@pytest.mark.slow
+def test_evaluations_without_a_fit(tmp_path):
+    said = session(tmp_path, 2, "alone")
+    many = results(tmp_path)
+    whole = session(tmp_path, 1, "alone").count("STEP")
+    (one,) = results(tmp_path)
+    assert many == [one, one]
+    steps = [said.count(f"STEP {rank}") for rank in range(2)]
+    assert sum(steps) == whole * 3 // 2, "the first validation is whole on both ranks, the second is divided"
+    assert all(number > whole // 2 for number in steps)
+
+
 def test_shares_are_fair():
     generator = torch.Generator().manual_seed(0)
     for _ in range(200):
@@ -113,6 +125,7 @@ def test_shares_are_fair():
         assert max(loads) <= bound * (4 / 3 - 1 / (3 * ranks)) + 1e-9  # Graham 1969
 
 
+@pytest.mark.slow
 def test_a_program_without_a_file_is_refused(tmp_path):
     code = "import lightning as L, fl_lightning as fl; L.Trainer(devices=2, accelerator='cpu', strategy='federated')"
     for line in ([sys.executable, "-c", code], [sys.executable, "-i", "-c", code]):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+import torch.distributed as dist
 
 _ZIP = b"PK\x03\x04"
 _FOLDER = 0x10  # an attribute that no checksum covers, and for which torch reads nothing into a tensor's memory
@@ -65,7 +66,7 @@ def _write(path: Path, fill: Callable[[BinaryIO], None], private: bool) -> None:
     missing = [folder for folder in path.parents if not folder.exists()]
     for folder in reversed(missing):
         folder.mkdir(mode=0o700 if private else 0o777, exist_ok=True)
-    partial, mode = path.with_name(f"{path.name}.part"), 0o600 if private else 0o666
+    partial, mode = path.with_name(f"{path.name}{_own()}.part"), 0o600 if private else 0o666
     partial.unlink(missing_ok=True)  # of a process that was killed, perhaps with other rights
     try:
         with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
@@ -84,6 +85,12 @@ def _write(path: Path, fill: Callable[[BinaryIO], None], private: bool) -> None:
         raise OSError(cause.errno, advice, str(path)) from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _own() -> str:
+    """What tells this process's unfinished files from those of other ranks, which may write the same file."""
+    rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return f".{rank}" if rank else ""
 
 
 def read_whole(path: Path, load: Callable[[], Any], remedy: str) -> Any:

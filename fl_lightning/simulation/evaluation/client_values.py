@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from math import nan
 from typing import Any
+from weakref import ref
 
 import torch
 from torchmetrics import Metric
@@ -245,7 +246,16 @@ class ClientEvaluation:
                 f"{self._alone.step_name} {said}"
             )
             return
+        self._notices.divisible[self._stage] = ref(self._alone.module)
         loader.share = fair_shares(loader.counts, ranks.size)[ranks.rank]
+
+    def divide_again(self) -> None:
+        """Divides the clients of this evaluation if an earlier one of the same module has shown that it can."""
+        ranks, loader, shown = self._ranks, self._loader, self._notices.divisible.get(self._stage)
+        if ranks is None or shown is None or shown() is not self._alone.module or loader.num_evaluated < ranks.size:
+            return
+        if num_loaders(self._trainer) == 1 and batch_callback(self._trainer, self._stage) is None:
+            loader.share = fair_shares(loader.counts, ranks.size)[ranks.rank]
 
     # ---- clients one at a time
 

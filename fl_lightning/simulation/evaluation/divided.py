@@ -14,10 +14,10 @@ from typing import Any
 
 from torchmetrics import Metric
 
-from fl_lightning.core.lightning.inspection import users_callback
+from fl_lightning.core.lightning.inspection import averaging, users_callback
 from fl_lightning.core.lightning.logged_values import ClientValues, LoggedShare
 from fl_lightning.core.lightning.metric_state import MetricState, State, is_mergeable, read_state, write_state
-from fl_lightning.core.lightning.names import LightningModule, Trainer
+from fl_lightning.core.lightning.names import Callback, LightningModule, Trainer
 from fl_lightning.core.lightning.ranks import Ranks
 from fl_lightning.core.logged_row import LoggedRow
 from fl_lightning.simulation.evaluation.alone import top_metrics
@@ -123,7 +123,8 @@ class _Watched(list[Any]):
 
 
 def batch_callback(trainer: Trainer, stage: str) -> str | None:
-    """Whose callback hooks, other than Lightning's and ours, look at single evaluation batches; ``None``: nobody's."""
+    """Whose hooks look at single evaluation batches, or change the model for an evaluation; ``None``: nobody's."""
     word = {"val": "validation", "test": "test"}[stage]
-    found = users_callback(trainer.callbacks, f"on_{word}_batch_start", f"on_{word}_batch_end")  # type: ignore[attr-defined]
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    found = users_callback(callbacks, f"on_{word}_batch_start", f"on_{word}_batch_end") or averaging(callbacks)
     return None if found is None else type(found).__name__

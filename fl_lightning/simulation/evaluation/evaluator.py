@@ -97,6 +97,8 @@ class Evaluator:
                 personal = lambda alone: PersonalEvaluation(trainer, alone, models, layers)  # noqa: E731
             ranks = trainer.strategy.ranks  # type: ignore[attr-defined]
             self._running = ClientEvaluation(trainer, loader, stage, rounds, self._notices, personal, seed, ranks)
+            if not trainer.sanity_checking:
+                self._running.divide_again()
             self._guard.enter_context(self._running.listening())
             self._guard.enter_context(untagged_batches(trainer, self._running.batch))
         elif not trainer.sanity_checking:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from fl_lightning.core.lightning.names import rank_zero_info, rank_zero_warn
+from weakref import ref
+
+from fl_lightning.core.lightning.names import LightningModule, rank_zero_info, rank_zero_warn
 from fl_lightning.simulation.evaluation.memory import Memory
 
 
@@ -14,12 +16,14 @@ class Notices:
         uncopied: names and ids of attributes that a :class:`StateCopy` cannot take.
         large: the same for small copies.
         memory: what evaluations have left in the module.
+        divisible: modules of whose evaluation, by stage, the clients can be divided among processes.
     """
 
     def __init__(self) -> None:
         self.uncopied: set[tuple[str, int]] = set()
         self.large: set[tuple[str, int]] = set()
         self.memory = Memory()
+        self.divisible: dict[str, ref[LightningModule]] = {}
         self._said: set[str] = set()
 
     def warn(self, text: str) -> None:

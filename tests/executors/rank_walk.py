@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program that several processes run together: everything that a project may use beside a method.
+
+``rank_walk.py OUT 3 [NAME ...]`` writes ``OUT/rank-<r>.json``: digests and logged numbers by name.
+"""
+
+import sys
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, LearningRateMonitor, ModelCheckpoint, Timer
+from lightning.pytorch.loggers import CSVLogger
+from rank_session import FITS, OPTIONS, Classifier, Gathering, trained, written
+from support import Blobs, Manual
+
+import fl_lightning as fl
+
+A, D, B = fl.algorithms, fl.data, [[0.0], [1.0]]
+
+
+class Scheduled(Classifier):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class Plateau(Classifier):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=1.0)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val_loss"}}
+
+
+class Averages(Classifier):
+    """Asks for averages over ranks, which there is nothing to take of."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("synced", loss, sync_dist=True)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        self.log("val_synced", self(batch[0]).max(), sync_dist=True, on_step=True, on_epoch=True)
+
+
+class Counts(L.Callback):
+    """Sees the clients of a round one by one, as in one process."""
+
+    def __init__(self):
+        self.seen = 0
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.seen += batch.client_id
+        self.log("seen", float(self.seen))
+
+    def on_validation_end(self, trainer, pl_module):
+        if self.seen > 20:
+            trainer.should_stop = True
+
+
+METHODS = {
+    "FedProx": A.FedProx, "FedProc": A.FedProc, "FedCKA": A.FedCKA, "FedMGDAPlus": A.FedMGDAPlus, "TERM": A.TERM,
+    "QFedAvg": A.QFedAvg, "FedFa": A.FedFa, "FedGini": A.FedGini, "DRFL": A.DRFL, "MMPF": A.MMPF, "FairReg": A.FairReg,
+    "FA": lambda: A.FA(torch.eye(12).double(), sigma=4.0),
+}  # fmt: skip
+OPTIONS_OF_STRATEGIES = {
+    "availability": {"sampler": D.AvailabilitySampler(0.8, 0.2)},
+    "weighted": {"sampler": D.SizeWeightedSampler()},
+    "all clients": {"sampler": D.AllClients(), "clients_per_round": 7},
+    "scaled": {"attack": fl.attacks.ScaledUpdates([1, 2])},
+    "random models": {"attack": fl.attacks.RandomModels([1])},
+    "random updates": {"attack": fl.attacks.RandomUpdates([1, 3], match_norm=True)},
+    "zeros": {"attack": fl.attacks.ZeroUpdates([0])},
+    "local steps": {"local_steps": 3},
+    "two epochs": {"local_epochs": 2, "buffers": "largest"},
+    "global buffers": {"buffers": "global"},
+    "few": {"min_clients": 5, "sampler": D.AvailabilitySampler(0.5), "max_failed_rounds": None},
+    "partition": {"partition": D.Dirichlet(7, 1.0), "data": Blobs()},
+    "MOON and FedLF": {"method": A.FedLF, "client": A.MOON()},
+    "FedDyn and FedHEAL": {"method": A.FedHEAL, "client": A.FedDyn()},
+}
+TRAINERS = {
+    "clipping": {"gradient_clip_val": 0.5},
+    "accumulation": {"accumulate_grad_batches": 2},
+    "double": {"precision": "64-true"},
+    "mixed": {"precision": "bf16-mixed"},
+    "limits": {"limit_train_batches": 2, "limit_val_batches": 1},
+    "steps": {"max_steps": 9, "rounds": -1},
+    "interval": {"check_val_every_n_epoch": None, "val_check_interval": 6},
+    "every other": {"check_val_every_n_epoch": 2},
+    "reloading": {"reload_dataloaders_every_n_epochs": 1},
+    "no sanity check": {"num_sanity_val_steps": 0},
+}
+CALLBACKS = {
+    "EarlyStopping": lambda out: EarlyStopping("val_acc", mode="max", patience=1, min_delta=1.0),
+    "EMAWeightAveraging": lambda out: EMAWeightAveraging(update_every_n_steps=0, update_starting_at_epoch=0),
+    "Timer": lambda out: Timer(timedelta(hours=1)),
+    "no time": lambda out: Timer(timedelta(0)),
+    "timed checkpoints": lambda out: ModelCheckpoint(out / "timed", train_time_interval=timedelta(microseconds=1)),
+    "best": lambda out: ModelCheckpoint(out / "best", monitor="val_loss", save_last=True),
+    "by steps": lambda out: ModelCheckpoint(out / "steps", every_n_train_steps=4, save_top_k=-1),
+    "counts": lambda out: Counts(),
+}
+MODULES = {
+    "schedulers": Scheduled, "plateau": Plateau, "sync_dist": Averages, "manual": Manual,
+    "gathering in three": Gathering,
+}  # fmt: skip
+
+
+def cases(out):
+    """By name, the arguments of a fit."""
+    found = {name: {"method": method} for name, method in METHODS.items()}
+    found |= OPTIONS_OF_STRATEGIES
+    found |= {name: {"trainer": options} for name, options in TRAINERS.items()}
+    found |= {name: {"callbacks": [make(out)]} for name, make in CALLBACKS.items()}
+    found |= {name: {"module": module} for name, module in MODULES.items()}
+    found["Ditto's files"] = {"method": partial(A.Ditto, directory=str(out / "models"))}
+    found["logger"] = {"trainer": {"logger": CSVLogger(out, "logs"), "log_every_n_steps": 1},
+                       "callbacks": [LearningRateMonitor()], "module": Scheduled}  # fmt: skip
+    return found
+
+
+def main(out, devices, *names):
+    devices, own = int(devices), Path(out) / f"{devices} ranks"
+    results = {}
+    for name, options in cases(own).items():
+        if names and name not in names:
+            continue
+        options = dict(options)
+        FITS["walk"] = (Classifier, options.pop("method", A.FedAvg), {})
+        print(f"CASE {name}", flush=True)
+        trainer, *results[name] = trained("walk", devices, **options)
+    written(out, trainer, results)
+
+
+if __name__ == "__main__":
+    assert OPTIONS["dropout"], "clients draw random numbers"
+    main(*sys.argv[1:])
