@@ -36,10 +36,11 @@ WARM_UP = 1
 _VARIABLES = ("MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
 _NOTES = """\
 *By one process*: time of a round by that of the same side on one process in the same turn. *Least possible*: what the
-division of equal clients allows, ceil(m / R) of m. *Rest*: Lightning's loops, sampling, logging. *Exchange* includes
-the wait for the process that is done last; the least over processes is what remains without it. *Formula*: bytes that
-a process has to send in a round, (m / R + 1) n 4 (R - 1) / R in column slices for ours and 2 n 4 (R - 1) / R for an
-all_reduce. Bytes are counted in every call of torch.distributed. Medians with intervals that cover them with 95 %.
+division of clients allows, ceil(m / R) of m equal ones. *Rest*: Lightning's loops, sampling, logging. *Exchange*
+includes the wait for the process that is done last; the least over processes is what remains without it. *Formula*:
+bytes that a process has to send in a round, (m / R + 1) n 4 (R - 1) / R in column slices for ours and
+2 n 4 (R - 1) / R for an all_reduce. Bytes are counted in every call of torch.distributed. Medians with intervals that
+cover them with 95 %.
 """
 
 

@@ -30,6 +30,7 @@ class Options:
         workers: processes or threads that train clients; 1 is the ordinary loop.
         device: ``"cpu"`` or ``"cuda"``.
         evaluate: ours evaluates the model on all clients after every round.
+        uneven: clients of ours differ in size.
     """
 
     shape: Shape
@@ -39,6 +40,7 @@ class Options:
     workers: int
     device: str
     evaluate: bool
+    uneven: bool
 
 
 _out: IO[str] = sys.stdout
@@ -58,6 +60,7 @@ def options() -> Options:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--evaluate", action="store_true")
+    parser.add_argument("--uneven", action="store_true")
     parser.add_argument("--clients", type=int, help="registered clients; default: the shape's")
     parser.add_argument("--per-round", type=int, help="clients per round; default: the shape's")
     known, _ = parser.parse_known_args()
@@ -66,7 +69,7 @@ def options() -> Options:
     shape = SHAPES[known.shape]
     shape = replace(shape, clients=known.clients or shape.clients, per_round=known.per_round or shape.per_round)
     return Options(
-        shape, known.rounds, known.method, known.threads, known.workers, known.device, known.evaluate
+        shape, known.rounds, known.method, known.threads, known.workers, known.device, known.evaluate, known.uneven
     )  # fmt: skip
 
 
@@ -92,13 +95,16 @@ class Baton:
         self._say({"ready": True})
         self._wait()
 
-    def pass_on(self, parameters: Tensor, steps: int | None = None, divided: bool = False) -> None:
+    def pass_on(
+        self, parameters: Tensor, steps: int | None = None, divided: bool = False, least: float | None = None
+    ) -> None:
         """A round is over: reports it and waits for the next one.
 
         Args:
             parameters: ``[n]`` the new global parameters.
             steps: local steps so far, if they can be counted.
             divided: the processes count their own steps only.
+            least: what the division of the round's clients allows, by the time of one process.
         """
         taken = None if steps is None else steps - self._steps
         self._steps = steps or 0
@@ -111,7 +117,7 @@ class Baton:
                 report["steps"] = sum(rank["steps"] for rank in ranks) if divided else taken
             self._last = parameters
             report["accuracy"] = self._accuracy(parameters)
-            self._say({**report, "ranks": ranks})
+            self._say({**report, "ranks": ranks, "least": least})
         self._wait()
 
     @torch.no_grad()

@@ -39,6 +39,7 @@ class Lap:
         norm: Euclidean norm of the change of the global parameters.
         accuracy: of the new global parameters on two thousand training samples.
         steps: local steps, if the side could count them.
+        least: what the division of the round's clients allows, by the time of one process, if the side says so.
         ranks: what each of the side's processes reports, see :class:`benchmarks._peers.meter.Meter`.
     """
 
@@ -47,6 +48,7 @@ class Lap:
     accuracy: float
     steps: int | None
     ranks: Sequence[dict[str, Any]] = ()
+    least: float | None = None
 
 
 class _Runner:
@@ -89,7 +91,7 @@ class _Runner:
         except (RuntimeError, BrokenPipeError) as error:
             self.end()
             return str(error)
-        return Lap(found["seconds"], found["norm"], found["accuracy"], found.get("steps"), found.get("ranks", ()))
+        return Lap(**{"steps": None, **found})
 
     def tell(self) -> None:
         """Lets the side run."""

@@ -7,6 +7,7 @@ import inspect
 import logging
 import os
 import warnings
+from math import ceil
 
 import lightning as L
 import torch
@@ -19,8 +20,10 @@ import fl_lightning as fl
 from benchmarks._peers.baton import Baton, Options, flat, options
 from benchmarks._peers.meter import Meter
 from benchmarks._rounds.fits import LOSS_BATCH
-from benchmarks._rounds.shape import Shape
+from benchmarks._rounds.shape import SEED, Shape
 from benchmarks._rounds.workloads import Classifier, federated
+from benchmarks._scaling.bounds import least_makespan
+from benchmarks._scaling.model import client_sizes
 from fl_lightning.core.lightning.ranks import Pending, Ranks
 from fl_lightning.executors.column_rows import RowExchange
 from fl_lightning.simulation.fit_lifecycle import FitLifecycle
@@ -51,8 +54,14 @@ class Turns(L.Callback):
         """The server step and the evaluation are done."""
         assert isinstance(pl_module, Classifier)
         assert isinstance(trainer.strategy, fl.FederatedStrategy)
-        assert trainer.strategy.last_round is not None
-        self._baton.pass_on(flat(pl_module.net), trainer.strategy.last_round.local_steps)
+        done, shape, size = trainer.strategy.last_round, self._given.shape, self._baton.meter.size
+        assert done is not None
+        least = None
+        if self._given.uneven:
+            sizes = uneven_sizes(shape)
+            costs = [ceil(sizes[client] / shape.batch) for client in done.client_ids]
+            least = least_makespan(costs, size) / sum(costs)
+        self._baton.pass_on(flat(pl_module.net), done.local_steps, least=least)
 
 
 def divide(meter: Meter) -> None:
@@ -76,6 +85,19 @@ class Evaluated(Classifier):
         scores = self.net(x)
         self.log("val_loss", F.cross_entropy(scores, y))
         self.log("val_acc", (scores.argmax(1) == y).float().mean())
+
+
+def uneven_sizes(shape: Shape) -> list[int]:
+    """Samples of clients that differ as Dirichlet(0.1) over labels makes them; they take no more than there are."""
+    drawn = client_sizes(shape.clients, shape.samples, 0.1, SEED)
+    return [max(int(size * shape.samples * shape.clients / (drawn.sum() + shape.clients)), 1) for size in drawn]
+
+
+def uneven(shape: Shape, x: Tensor, y: Tensor) -> fl.FederatedDataModule:
+    """The same data, divided among clients that differ in size."""
+    sizes = uneven_sizes(shape)
+    parts = list(torch.arange(sum(sizes)).split(sizes))
+    return fl.FederatedDataModule(TensorDataset(x, y), parts, batch_size=shape.batch)
 
 
 def evaluated(shape: Shape, x: Tensor, y: Tensor) -> fl.FederatedDataModule:
@@ -117,8 +139,8 @@ def main() -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    kind, data = (Evaluated, evaluated) if given.evaluate else (Classifier, federated)
-    trainer.fit(kind(given.shape), data(given.shape, x, y))
+    data = evaluated if given.evaluate else uneven if given.uneven else federated
+    trainer.fit((Evaluated if given.evaluate else Classifier)(given.shape), data(given.shape, x, y))
 
 
 if __name__ == "__main__":

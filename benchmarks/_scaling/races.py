@@ -91,6 +91,7 @@ def races(shape: Shape, ranks: Sequence[int], device: str, pfl: str | None) -> l
         race("fedavg", "FedAvg", everyone, False),
         race("fedlf", "FedLF", [OURS], False, "--method", "fedlf"),
         race("evaluated", "FedAvg, all clients evaluated after every round", [OURS], False, "--evaluate"),
+        race("uneven", "FedAvg, clients that differ in size", [OURS], False, "--uneven"),
         race("fedavg-weak", "FedAvg", everyone, True),
         race("fedlf-weak", "FedLF", [OURS], True, "--method", "fedlf"),
     ]

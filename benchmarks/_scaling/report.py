@@ -78,7 +78,8 @@ def _row(
     def ratio(other: Entry, value: Callable[[Lap], float]) -> Median:
         return Median.of([value(a) / value(b) for a, b in zip(own, laps[other], strict=True)])
 
-    doubts = doubts_of(own, laps[ours], replace(shape, per_round=entry.per_round))
+    leasts = [lap.least for lap in own if lap.least is not None]
+    doubts = "" if leasts else doubts_of(own, laps[ours], replace(shape, per_round=entry.per_round))
     bits = [[(lap.norm, lap.accuracy) for lap in found] for found in (own, laps[one])]
     if entry.package == OURS and entry.per_round == one.per_round and bits[0] != bits[1]:
         doubts = "; ".join([*filter(None, [doubts]), "other bits than one process"])
@@ -90,7 +91,7 @@ def _row(
         per_round=entry.per_round,
         seconds=Median.of([lap.seconds for lap in own]),
         by_one=ratio(one, lambda lap: lap.seconds),
-        least=entry.least / one.least,
+        least=median(leasts) if leasts else entry.least / one.least,
         cpu=Median.of([_busiest(lap) for lap in own]),
         cpu_by_one=ratio(one, _busiest),
         parts=_parts(own),

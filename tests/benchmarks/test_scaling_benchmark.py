@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmark of several processes: a rehearsal on a tiny shape, its records, and its arithmetic on made-up turns."""
 
+import dataclasses
 import itertools
 import json
 import random
@@ -13,6 +14,7 @@ import torch
 from benchmarks import scaling
 from benchmarks._peers import traffic
 from benchmarks._peers.race import Lap, turns
+from benchmarks._peers.side_ours import uneven_sizes
 from benchmarks._rounds.shape import TINY
 from benchmarks._scaling.bounds import all_reduce_bytes, column_bytes, least_makespan, longest_first
 from benchmarks._scaling.races import BARE, OURS, PFL, races
@@ -47,6 +49,21 @@ def test_sides_take_turns_on_one_process_and_on_two():
             assert 0 < sum(seconds for seconds, _ in rank["parts"].values()) <= rank["seconds"] <= found.seconds
     assert [rank["sent"] for rank in turn[bare].ranks] == [all_reduce_bytes(PARAMETERS, 2)] * 2
     assert sum(rank["sent"] for rank in turn[two].ranks) > 2 * column_bytes(TINY.per_round, PARAMETERS, 2)
+
+
+def test_clients_that_differ_in_size_bound_a_round():
+    sizes = uneven_sizes(TINY)
+    assert 0.9 * TINY.clients * TINY.samples < sum(sizes) <= TINY.clients * TINY.samples
+    assert max(sizes) > 2 * min(sizes) > 0
+    [race] = (race for race in races(TINY, [1, 2], "cpu", None) if race.name == "uneven")
+    dropped = []
+    names = [entry.side.name for entry in race.entries]
+    [turn] = turns([e.side for e in race.entries], "tiny", 1, 1, dict.fromkeys(names, 1), dropped)
+    assert dropped == []
+    assert turn[names[0]].least == 1.0
+    assert 0.5 <= turn[names[1]].least < 1.0
+    assert turn[names[0]].norm == turn[names[1]].norm
+    assert turn[names[0]].steps == turn[names[1]].steps
 
 
 def test_bytes_of_every_exchange():
@@ -88,8 +105,8 @@ def test_no_division_beats_the_bound_and_longest_first_comes_near():
 
 def test_the_races_and_their_programs():
     found = races(TINY, [1, 2, 4], "cuda", "/envs/pfl/bin/python")
-    assert [race.name for race in found] == ["fedavg", "fedlf", "evaluated", "fedavg-weak", "fedlf-weak"]
-    strong, weak = found[0], found[3]
+    assert [race.name for race in found] == ["fedavg", "fedlf", "evaluated", "uneven", "fedavg-weak", "fedlf-weak"]
+    strong, weak = found[0], found[4]
     assert [(e.package, e.ranks) for e in strong.entries] == [(p, r) for p in (OURS, BARE, PFL) for r in (1, 2, 4)]
     assert {e.per_round for e in strong.entries} == {3}
     assert [e.per_round for e in weak.entries[:3]] == [3, 6, 12]
@@ -121,6 +138,8 @@ def test_ratios_parts_and_doubts():
     assert (one.doubts, two.doubts, bare.doubts) == ("", "", "")
     assert bares.doubts == "its steps are 0.50 times as long"
     assert pfl.doubts == "[3] steps per round in place of 6"
+    uneven = {name: dataclasses.replace(found, least=0.8) for name, found in turn.items()}
+    assert [row.least for row in rows(race, [uneven, uneven], TINY)] == [0.8] * 5
     text = tables(race, [one, two, bare, bares, pfl])
     assert f"| {OURS} | 2 | 240 | 0.800 (0.800 to 0.800) | 0.667 | 1.20 |" in text
     assert f"| {OURS} | 2 | 100.0, 100.0 | 40.0, 40.0, 40.0 |" in text
