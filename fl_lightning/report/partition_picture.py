@@ -79,12 +79,12 @@ def _drawn(record: FitRecord, rows: list[int]) -> Spec:
         "type": "heatmap", "z": numbers(z), "x": names[: len(rows)], "colorscale": "@blue", "zmin": 0,
         "zmax": max(1.0, float(z.max())),
         "y": unique([hover_name(name) for name in held.columns]),
-        "hovertemplate": f"%{{x}}<br>{held.kind} %{{y}}: %{{z:,}} samples<extra></extra>",
+        "hovertemplate": f"%{{x}}<br>{escaped(held.kind)} %{{y}}: %{{z:,}} samples<extra></extra>",
         "colorbar": {"title": {"text": "samples", "side": "right"}, "thickness": 12, "outlinewidth": 0, "len": 0.72,
                      "y": 0, "yanchor": "bottom"},
     }  # fmt: skip
     y = {**row_axis(held.columns, held.kind), "domain": [0, 0.72]}
-    y["title"] = {"text": held.kind}
+    y["title"] = {"text": escaped(held.kind)}
     above = {"domain": [0.78, 1], "title": {"text": "all"}, "nticks": 4}
     height = 300 + (18 * len(held.columns) if len(held.columns) <= MAX_NAMED else 400)
     return {"data": [heat, bars], "layout": {"xaxis": x, "yaxis": y, "yaxis2": above, "bargap": 0.1}, "height": height}

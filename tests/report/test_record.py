@@ -116,10 +116,11 @@ def test_a_builder_goes_on_with_a_record():
 
 
 def test_a_repeated_round_replaces_what_an_interrupted_run_left():
-    builder, once = RecordBuilder(fit_record(rounds=8, test=False)), RecordBuilder(fit_record(rounds=6, test=False))
+    builder, once = RecordBuilder(fit_record(rounds=8, test=False)), RecordBuilder(fit_record(rounds=5, test=False))
     for number in (5, 6):
         for made in (builder, once):
             made.add_round(round_of(number, (0, 1), seed=3), 0.1)
+            assert {series.rounds[-1] for series in made.record().metrics} == {number}  # none of the dropped rounds
             made.add_evaluation(evaluation_of(number + 1, 4, seed=3))
     assert builder.record().rounds == once.record().rounds
     assert builder.record().metrics == once.record().metrics
