@@ -11,9 +11,11 @@ PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
 PROJECTS ?=
+PYTHONS ?= python3.10 python3.13
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 KERNELS := build/.kernels
+OLDEST := .venv-oldest
 CXX_FILES = $(shell find csrc tests -regex '.*\.\(h\|cpp\|cuh\|cu\)')
 
 # The rooms of `make quick`.
@@ -34,13 +36,16 @@ help:
 	@echo 'make check     lint, formatting and types only'
 	@echo 'make format    reformat the code'
 	@echo 'make kernels   build the compiled kernels, as far as a compiler is there; demo and test do it by themselves'
+	@echo 'make test-oldest  the tests with every dependency at the oldest release that pyproject.toml allows'
 	@echo 'make test-projects  install and federate the published projects of examples/projects (PROJECTS="graphs tabular")'
 	@echo 'make docs      build the documentation site, build/site/html; make docs-links asks the addresses of other sites'
 	@echo 'make bench     time rounds against a hand-written loop'
 	@echo 'make sanitize  10^5 random calls of the CPU kernels under sanitizers, in each instruction set (SANITIZE_CALLS)'
+	@echo 'make dist      build and check what a release uploads, in dist/; make dist-cuda a wheel with CUDA kernels'
+	@echo 'make dist-test install dist/ in new environments and run the op tests there (PYTHONS="python3.10 python3.13")'
 	@echo 'make clean     delete what the other targets wrote; make distclean deletes .venv too'
 	@echo
-	@echo 'Variables: PYTHON (now $(PYTHON)), VENV (now $(VENV)), PYTEST_ARGS, PROJECTS'
+	@echo 'Variables: PYTHON (now $(PYTHON)), VENV (now $(VENV)), PYTEST_ARGS, PROJECTS, PYTHONS'
 
 .PHONY: demo
 demo: $(KERNELS)
@@ -59,6 +64,21 @@ test: $(KERNELS)
 test-all: $(KERNELS)
 	$(PYTEST) $(PYTEST_ARGS)
 	@$(MAKE) --no-print-directory check
+
+# The environment of PYTHON, by preference 3.10: most of the oldest releases know no later Python. Kernels need a later
+# torch. Old releases use what new ones of others call outdated, so such warnings are no errors here.
+.PHONY: test-oldest
+test-oldest: $(OLDEST)/.ready
+	FL_LIGHTNING_DISABLE_EXT=1 $(OLDEST)/bin/python -m pytest -n auto --dist worksteal -m 'not slow' \
+	  -W ignore::DeprecationWarning $(PYTEST_ARGS)
+
+$(OLDEST)/.ready: pyproject.toml
+	@echo 'Setting up $(OLDEST) (the first time: downloads an old PyTorch, a few minutes)'
+	@$(PYTHON) -m venv --clear $(OLDEST)
+	@$(OLDEST)/bin/python -m pip install --quiet uv
+	@env -u FORCE_CUDA FL_LIGHTNING_NO_EXT=1 $(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python \
+	  --resolution lowest-direct -e '.[test]'
+	@touch $@
 
 # Each project's packages go into build/projects; all projects run, and a table says at the end what failed.
 .PHONY: test-projects
@@ -103,14 +123,30 @@ SANITIZE_CALLS ?= 100000
 sanitize:
 	@$(PYTHON) tests/sanitize/sanitizers.py --calls $(SANITIZE_CALLS)
 
+.PHONY: dist
+dist: $(VENV)/.dist
+	@$(BIN)/python release/wheels.py
+
+.PHONY: dist-cuda
+dist-cuda: $(VENV)/.dist
+	@$(BIN)/python release/wheels.py --cuda --folder dist-cuda
+
+.PHONY: dist-test
+dist-test:
+	@$(PYTHON) release/clean_environments.py $(PYTHONS)
+
+$(VENV)/.dist: $(READY)
+	@env -u FORCE_CUDA FL_LIGHTNING_NO_EXT=1 $(BIN)/python -m pip install --quiet -e '.[dist]'
+	@touch $@
+
 .PHONY: clean
 clean:
-	rm -rf fl_lightning/_C*.so fl_lightning/_built.txt build dist demo logs lightning_logs .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
-	find fl_lightning tests benchmarks examples docs -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf fl_lightning/_C*.so fl_lightning/_built.txt build dist dist-cuda demo logs lightning_logs .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	find fl_lightning tests benchmarks examples docs release -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: distclean
 distclean: clean
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(OLDEST)
 
 # Made anew whenever pyproject.toml changes; a set-up that was interrupted goes on where it stopped. Python is there
 # before pip is, so an environment counts as made once pip answers.

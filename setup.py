@@ -4,6 +4,7 @@
 Environment:
     FL_LIGHTNING_NO_EXT=1    pure torch, no compiler needed
     FORCE_CUDA=1             CUDA kernels or an error that says what is missing; without it, CUDA where nvcc is found
+    FORCE_CUDA=0             no CUDA kernels
     TORCH_CUDA_ARCH_LIST     architectures, default 8.0;9.0;10.0+PTX as far as nvcc knows them
     CXX, CUDA_HOME, MAX_JOBS, DEBUG=1
 """
@@ -107,6 +108,8 @@ def find_nvcc(cuda_home: str | None) -> str | None:
 
 def find_cuda(torch_cuda: str | None, cuda_home: str | None) -> Cuda:
     """Everything that CUDA kernels need; raises CannotBuildError where something is missing."""
+    if os.environ.get("FORCE_CUDA") == "0":
+        raise CannotBuildError("FORCE_CUDA=0")
     if not any((ROOT / "csrc" / "cuda").glob("*.cu")):
         raise CannotBuildError("there are no CUDA sources here")
     if torch_cuda is None:

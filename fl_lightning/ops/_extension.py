@@ -58,6 +58,8 @@ def load() -> Extension:
         raise ValueError(f"FL_LIGHTNING_ISA must be one of {', '.join(_INSTRUCTION_SETS)}, found {asked!r}")
     if _switched_on("FL_LIGHTNING_DISABLE_EXT"):
         return Extension(None, f"switched off by FL_LIGHTNING_DISABLE_EXT={os.environ['FL_LIGHTNING_DISABLE_EXT']}")
+    if sys.platform == "linux" and (old := _too_old()):  # pip installs wheels with kernels beside any torch
+        return Extension(None, old)
     try:
         module = importlib.import_module(_NAME)
     except ModuleNotFoundError as error:
@@ -114,11 +116,16 @@ def _switched_on(name: str) -> bool:
     return _SWITCHES[value.lower()]
 
 
+def _too_old() -> str:
+    """One sentence if this torch has no stable interface that the kernels can use."""
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _TORCH:
+        return f"compiled kernels need torch {_TORCH[0]}.{_TORCH[1]}, this is {torch.__version__}"
+    return ""
+
+
 def _why_not_built() -> str:
     if sys.platform != "linux":
         return f"compiled kernels are for Linux, this is {sys.platform}"
-    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _TORCH:
-        return f"compiled kernels need torch {_TORCH[0]}.{_TORCH[1]}, this is {torch.__version__}"
     kind, _, cause = built().partition("pure torch: ")
     if kind or not cause:  # of an earlier version, or the kernels were deleted since
         return "installed without compiled kernels (see Install in the README: --no-build-isolation, a C++ compiler)"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = (".ci", ".github", "benchmarks", "csrc", "docs", "examples", "fl_lightning", "tests")
+FOLDERS = (".ci", ".github", "benchmarks", "csrc", "docs", "examples", "fl_lightning", "release", "tests")
 FILES = (
     ".clang-format", ".gitignore", ".pre-commit-config.yaml", "CHANGELOG.md", "CITATION.cff", "CODE_OF_CONDUCT.md",
     "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "README.md", "SECURITY.md", "pyproject.toml", "setup.py",

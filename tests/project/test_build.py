@@ -158,6 +158,14 @@ def test_what_cuda_kernels_lack(script, torch_cuda, nvcc, reason, monkeypatch, t
 
 
 @buildable
+def test_cuda_kernels_can_be_left_out(script, monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_CUDA", "0")
+    (module,) = script.extension()["ext_modules"]
+    assert module.name == "fl_lightning._C"
+    assert capsys.readouterr().err == "fl-lightning: kernels for the processor; none for CUDA: FORCE_CUDA=0\n"
+
+
+@buildable
 def test_every_source_is_built(script, monkeypatch):
     monkeypatch.setattr(script, "find_cuda", lambda *_: script.Cuda(["headers"], "libcudart.so.13", "9.0"))
     arguments = script.extension()
