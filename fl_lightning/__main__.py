@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: ``python -m fl_lightning info`` and LightningCLI's subcommands."""
+"""The command line: ``python -m fl_lightning info``, LightningCLI's subcommands, and ``compare``."""
 
 from __future__ import annotations
 
 import sys
 
+from fl_lightning.comparison.command import run as compare
 from fl_lightning.core.extras import how_to_install
 from fl_lightning.core.lightning import names
 from fl_lightning.core.lightning.names import LightningDataModule, LightningModule
@@ -20,9 +21,11 @@ usage: python -m fl_lightning COMMAND [options]
   validate -c FILE      evaluate on the validation data
   test     -c FILE      evaluate on the test data
   predict  -c FILE      predict
+  compare  -c FILE --methods FedAvg FedLF --lr 0.01 0.1 --seeds 3
+                        train every method with every learning rate and seed, and print one table
 
 Each command but info takes LightningCLI's options: `python -m fl_lightning fit --help` lists them,
-`--print_config` writes the whole configuration as YAML."""
+`--print_config` writes the whole configuration as YAML. `compare --help` lists those that it has besides."""
 
 
 def main(arguments: list[str]) -> int:
@@ -32,7 +35,8 @@ def main(arguments: list[str]) -> int:
         arguments: the command and its options.
 
     Returns:
-        The exit status: 0 if the command ran, 1 if the CLI extra is missing, 2 for a wrong command line.
+        The exit status: 0 if the command ran, 1 if the CLI extra is missing or a compared run failed, 2 for a wrong
+        command line.
     """
     command, *options = arguments or [""]
     if command == "info" and not options:
@@ -42,19 +46,26 @@ def main(arguments: list[str]) -> int:
         sys.stdout.write(f"{_USAGE}\n")
         return 0
     if command in _LIGHTNING_COMMANDS:
-        return _run_lightning()
+        return _run_lightning() if _has_cli() else 1
+    if command == "compare":
+        return compare(options) if _has_cli() else 1
     problem = f"info takes no options, found {options}" if command == "info" else f"unknown command {command!r}"
     sys.stderr.write(f"{problem}\n\n{_USAGE}\n" if command else f"{_USAGE}\n")
     return 2
 
 
-def _run_lightning() -> int:
+def _has_cli() -> bool:
+    """Whether the CLI extra is there; if not, says how to install it."""
     try:
         # Lightning knows which jsonargparse it can work with; its parser refuses to exist without it.
         names.LightningArgumentParser()
     except ModuleNotFoundError as missing:
         sys.stderr.write(f"this command needs the CLI extra ({missing}): {how_to_install('cli')}\n")
-        return 1
+        return False
+    return True
+
+
+def _run_lightning() -> int:
     # LightningCLI reads sys.argv itself. It knows strategy="federated", because importing the package registered it.
     names.LightningCLI(
         LightningModule,

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from datetime import timedelta
 from functools import wraps
+from inspect import signature
 from typing import Any, Literal, TypeVar, cast
 
 from torch import nn
@@ -205,6 +207,26 @@ class FederatedStrategy(OneDevice):
         Libraries save the arguments of their Trainer as hyperparameters, so that every checkpoint holds the strategy.
         """
         return _made, (type(self), *self._arguments)
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """What the constructor was called with, by name."""
+        args, kwargs = self._arguments
+        return {**dict(zip(signature(type(self)).parameters, args, strict=False)), **kwargs}
+
+    def with_arguments(self, **changes: Any) -> FederatedStrategy:
+        """A new strategy of this class with the same arguments but those named here.
+
+        Nothing is shared: the method and other objects among the arguments are copied.
+
+        Args:
+            **changes: arguments of the constructor.
+
+        Raises:
+            TypeError: the constructor does not take such an argument, or not such a value.
+            ValueError: an argument is out of range.
+        """
+        return type(self)(**{**deepcopy(dict(self.arguments)), **changes})
 
     # ---- what users and monitors read
 

@@ -7,6 +7,7 @@ import inspect
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
@@ -17,6 +18,7 @@ from torch.utils.data import TensorDataset
 from torchmetrics import MeanMetric
 
 import fl_lightning as fl
+from fl_lightning.core.lightning.names import Trainer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "project"))
 import public_api
@@ -125,12 +127,25 @@ def shared_arguments() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def compared_module() -> fl.ClientModule:
+    return fl.ClientModule(nn.Linear(2, 3), num_classes=3)
+
+
 def own_arguments() -> dict[str, dict[str, Any]]:
     """Valid arguments of what needs others than the shared ones."""
     parameters, ones = [nn.Parameter(torch.zeros(3))], torch.ones(3, dtype=torch.int64)
     found: dict[str, dict[str, Any]] = {
         "callbacks.ConflictSummary": {"clients": 2.0, "flagged": 0.5},
         "callbacks.RoundConflicts": {"clients": 2},
+        "compare": {
+            "model": compared_module,
+            "data": fl.FederatedDataModule(dataset(), fl.data.IID(2), val=dataset()),
+            "strategies": {"FedAvg": fl.algorithms.FedAvg()},
+            "seeds": 1,
+            "bounds": "none",
+            "trainer": partial(Trainer, max_epochs=1, accelerator="cpu", logger=False),
+            "folder": tempfile.mkdtemp(),
+        },
         "EvaluationRecord": {"values": {"acc": torch.ones(2)}},
         "FederatedClient": {"module": fl.ClientModule(nn.Linear(2, 3)), "num_clients": 3},
         "metrics.functional.ConflictCounts": {"model": torch.tensor(1), "layers": torch.ones(3)},

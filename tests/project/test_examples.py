@@ -47,6 +47,15 @@ def test_federated_client(example, capsys):
     assert "the weights are equal, bit for bit" in capsys.readouterr().out
 
 
+def test_optuna_search(example, capsys):
+    pytest.importorskip("optuna").logging.disable_default_handler()
+    study = example("optuna_search").main(trials=3, rounds=3)
+    assert len(study.trials) == 3
+    assert set(study.best_params) == {"lr", "t"}
+    assert 0 <= study.best_value <= 1
+    assert "worst 10 % of the clients: accuracy " in capsys.readouterr().out
+
+
 def test_demo(example, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys, "argv", ["demo.py", "--out", str(tmp_path / "out"), "--rounds", "30"])
     example("demo").main()

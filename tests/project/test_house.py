@@ -12,12 +12,13 @@ from fl_lightning.core.lightning.contract import CONTRACT
 
 PACKAGE = Path(__file__).parents[2] / "fl_lightning"
 FLOORS = (
-    ("__init__",),
+    ("__init__", "__main__"),
+    ("comparison",),
     ("strategy", "integrations"),
     ("simulation",),
     ("executors",),
     ("training",),
-    ("algorithms", "data", "callbacks", "attacks", "client_module", "__main__"),
+    ("algorithms", "data", "callbacks", "attacks", "client_module"),
     ("report",),
     ("core", "solvers"),
     ("ops", "metrics", "models", "optim"),

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``fl.compare``: methods, learning rates and seeds on one project."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from fl_lightning.algorithms import ServerRule
+from fl_lightning.arguments import ANY, Bounds, checked
+from fl_lightning.comparison.comparison import Comparison
+from fl_lightning.comparison.methods import BOUNDS, LOCAL, POOLED, Bounding
+from fl_lightning.comparison.plan import Plan, distinct
+from fl_lightning.comparison.project import ObjectProject, Project, described_each, rate_name
+from fl_lightning.comparison.runner import Runner
+from fl_lightning.comparison.session import Session
+from fl_lightning.core.fit_description import plain
+from fl_lightning.core.lightning.names import LightningDataModule, LightningModule, Trainer
+from fl_lightning.data.datamodule import FederatedDataModule
+from fl_lightning.strategy import FederatedStrategy
+
+_NO_MATTER = ("seed", "partition", "executor", "timeout", "log_client_names")
+"""Arguments of a strategy that are replaced, belong to the project, or change no result."""
+
+
+@checked(
+    model=ANY,
+    data=ANY,
+    strategies=ANY,
+    trainer=ANY,
+    learning_rates=Bounds(above=0, filled=True),
+    seeds=Bounds(0),
+    jobs=Bounds(1),
+    save_seconds=Bounds(0),
+)
+def compare(
+    model: Callable[..., LightningModule],
+    data: LightningDataModule | Callable[[], LightningDataModule] | None,
+    strategies: Mapping[str, FederatedStrategy | ServerRule],
+    *,
+    trainer: Callable[..., Trainer],
+    folder: str | Path,
+    learning_rates: Sequence[float] | None = None,
+    seeds: int | Sequence[int] = 3,
+    metric: str | None = None,
+    test_metric: str | None = None,
+    select: Literal["mean", "worst_10"] = "mean",
+    bounds: Literal["both", "local", "pooled", "none"] = "both",
+    jobs: int = 1,
+    save_seconds: float = 60.0,
+) -> Comparison:
+    """Trains every method with every learning rate and seed, and compares how the clients fare.
+
+    Each run is a fit of its own. A finished run is a file in ``folder``, and an interrupted one has a checkpoint there:
+    the same call goes on where an earlier one was stopped or killed. Before the first run, one round of each method is
+    timed, and the cost of all runs is printed to standard error.
+
+    Two bounds train beside the methods. For ``"local only"``, each client trains a model of its own on its own data.
+    For ``"pooled"``, one model trains on the data of all clients together. Both have as many rounds, and as many passes
+    over the data in each round, as a client that takes part in every round of the first method.
+
+    Args:
+        model: makes the LightningModule: a class, or a function. Where there are ``learning_rates``, it gets one as its
+            argument ``lr`` or ``learning_rate``.
+        data: the federated data, or a function that makes them. ``None`` if the module has its loaders with it; these
+            and other data that are not divided need strategies with a ``partition``.
+        strategies: the methods by name, as strategies or as bare server rules (then all clients take part in every
+            round). The first is the reference that others are compared with. Their seeds are replaced.
+        trainer: makes the Trainer, such as ``functools.partial(Trainer, max_epochs=50, accelerator="cpu")``. It is
+            called with ``strategy`` and ``default_root_dir``. Progress bars and ModelCheckpoints are taken out.
+        folder: where runs, tables and the report are kept.
+        learning_rates: to pick from, separately for each method; by default the model is made without one.
+        seeds: how many seeds, counted from 0, or which. A seed decides the first weights and everything random in a
+            fit, but not how the data are divided.
+        metric: the validation metric to compare, by default the first where large values are good, or else the first.
+        test_metric: the test metric that belongs to it, by default the one whose name has ``test`` for ``val``.
+        select: a method's learning rate is the one with the best mean over the seeds of this number, on validation data
+            at the end of the fit: ``"mean"``, the mean over the clients, or ``"worst_10"``, that of their worst tenth.
+        bounds: which bounds to train besides: ``"local"`` only, ``"pooled"`` only, ``"both"`` or ``"none"``.
+        jobs: how many runs at a time, each in a process with one thread, on several CUDA devices in turn. With one,
+            runs stay in this process.
+        save_seconds: least time between two checkpoints of a run. So much work is lost if it is killed.
+
+    Returns:
+        What was found; ``print`` shows the table.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range, there is no data or metric to compare on, or ``folder`` holds runs of
+            another configuration.
+        RuntimeError: all runs failed, or ``folder`` is in use.
+
+    Example::
+
+        found = fl.compare(
+            model=MyLitModule,
+            data=fl.FederatedDataModule(MyDataModule(), fl.data.Dirichlet(num_clients=10, alpha=0.3)),
+            strategies={"FedAvg": fl.algorithms.FedAvg(), "FedLF": fl.algorithms.FedLF()},
+            trainer=functools.partial(L.Trainer, max_epochs=50),
+            learning_rates=(0.01, 0.1),
+            folder="comparison",
+        )
+        print(found)
+    """
+    if not callable(model) or isinstance(model, LightningModule):
+        raise TypeError(
+            f"model must be a function that makes the module, such as its class, found {type(model).__name__}: "
+            "every run starts with a module of its own"
+        )
+    if not callable(trainer):
+        raise TypeError(
+            "trainer must be a function that makes a Trainer, such as functools.partial(Trainer, max_epochs=50), found "
+            f"{type(trainer).__name__}: every run has a trainer of its own"
+        )
+    if learning_rates is not None:
+        rate_name(model)
+    methods = as_strategies(strategies)
+    first = next(iter(methods.values())).arguments  # as_strategies has seen to it that all divide data alike
+    if not isinstance(data, FederatedDataModule) and not callable(data) and first.get("partition") is None:
+        raise ValueError(
+            "data must be a FederatedDataModule, or a function that makes one, where strategies have no partition, "
+            f"found {plain(data)!r}"
+        )
+    project = ObjectProject(model, data, trainer, first.get("partition"), first.get("seed", 0))
+    session = make_session(
+        project,
+        methods,
+        next(iter(methods.values())),
+        folder=Path(folder),
+        learning_rates=(None,) if learning_rates is None else tuple(learning_rates),
+        seeds=range(seeds) if isinstance(seeds, int) else seeds,
+        bounds=bounds,
+        metric=metric,
+        test_metric=test_metric,
+        select=select,
+        jobs=jobs,
+        save_seconds=save_seconds,
+    )
+    found = session.carry_out()
+    assert found is not None
+    return found
+
+
+def as_strategies(methods: Mapping[str, FederatedStrategy | ServerRule]) -> dict[str, FederatedStrategy]:
+    """Methods as strategies.
+
+    Raises:
+        TypeError: one is neither a strategy nor a server rule.
+        ValueError: there is none, a name is taken by a bound, or they divide data differently.
+    """
+    if not isinstance(methods, Mapping) or not methods:
+        raise ValueError(f"strategies must be a mapping with one method or more, found {methods!r}")
+    made: dict[str, FederatedStrategy] = {}
+    for name, method in methods.items():
+        if not isinstance(name, str) or not name or name in (LOCAL, POOLED):
+            raise ValueError(f"strategies must have names other than {LOCAL!r} and {POOLED!r}, found {name!r}")
+        if not isinstance(method, (FederatedStrategy, ServerRule)):
+            raise TypeError(
+                f"strategies[{name!r}] must be a FederatedStrategy, or a server rule such as fl.algorithms.FedLF(), "
+                f"found {plain(method)}"
+            )
+        made[name] = FederatedStrategy(method) if isinstance(method, ServerRule) else method
+    divisions = {name: plain(strategy.arguments.get("partition")) for name, strategy in made.items()}
+    first = next(iter(made))
+    for name, division in divisions.items():
+        if division != divisions[first]:
+            raise ValueError(
+                f"strategies must have one partition, found {divisions[first]} for {first} and {division} for {name}"
+            )
+    return made
+
+
+def make_session(
+    project: Project,
+    methods: Mapping[str, FederatedStrategy],
+    base: FederatedStrategy,
+    *,
+    folder: Path,
+    learning_rates: tuple[float | None, ...],
+    seeds: Sequence[int],
+    bounds: Bounding,
+    metric: str | None,
+    test_metric: str | None,
+    select: Literal["mean", "worst_10"],
+    jobs: int,
+    save_seconds: float,
+) -> Session:
+    """What :func:`compare` carries out; see there. Clients of the bounds train as ``base`` says.
+
+    Raises:
+        ValueError: there is no seed or learning rate, or one stands twice.
+    """
+    distinct("learning_rates", [0.0 if rate is None else rate for rate in learning_rates])
+    distinct("seeds", seeds)
+    plan = Plan((*methods, *BOUNDS[bounds]), learning_rates, tuple(seeds))
+    configuration = {"the project": project.configuration()}
+    for name, strategy in {**methods, **({"the bounds": base} if BOUNDS[bounds] else {})}.items():
+        given = {key: value for key, value in strategy.arguments.items() if key not in _NO_MATTER}
+        configuration[name] = described_each("", given)
+    runner = Runner(project, methods, base, folder, save_seconds)
+    return Session(runner, plan, configuration, metric, test_metric, select, jobs)

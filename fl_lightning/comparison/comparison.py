@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a comparison found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from fl_lightning.arguments import TEXT, checked
+from fl_lightning.comparison.files import clients_csv, runs_csv
+from fl_lightning.comparison.fitted import Fitted, write_text
+from fl_lightning.comparison.plan import Plan, Run
+from fl_lightning.comparison.selection import Measure, chosen_rates
+from fl_lightning.comparison.summary import MethodSummary, summaries
+from fl_lightning.comparison.table import notes, table_text
+from fl_lightning.core.lightning.names import rank_zero_warn
+from fl_lightning.report import FitRecord, write_report
+
+FILES = ("table.md", "runs.csv", "clients.csv", "report.html")
+"""What a comparison writes."""
+
+
+@checked(failures=TEXT)
+@dataclass(frozen=True)
+class Comparison:
+    """The runs of a comparison and what they say; ``print`` shows the table.
+
+    Attributes:
+        plan: all runs.
+        results: what each finished run has left.
+        failures: why the others came to nothing.
+        measure: which of the clients' values count.
+
+    Raises:
+        ValueError: the runs are not of the same clients.
+    """
+
+    plan: Plan
+    results: Mapping[Run, Fitted]
+    failures: Mapping[Run, str]
+    measure: Measure
+
+    def __post_init__(self) -> None:
+        clients = {run: _clients(fitted.record) for run, fitted in self.results.items()}
+        for run, found in clients.items():
+            first = next(iter(clients))
+            if found != clients[first]:
+                raise ValueError(
+                    f"all runs must have the same clients, found others in ({run}) than in ({first}): the data has "
+                    "changed, take another folder"
+                )
+
+    @cached_property
+    def learning_rates(self) -> Mapping[str, float | None]:
+        """The learning rate that was picked for each method."""
+        return chosen_rates(self.plan, self.results, self.measure)
+
+    @cached_property
+    def rows(self) -> list[MethodSummary]:
+        """The numbers of the table."""
+        return summaries(self.plan, self.results, self.learning_rates, self.measure)
+
+    @cached_property
+    def table(self) -> str:
+        """The table, in Markdown, at most 120 characters wide."""
+        return table_text(self.rows)
+
+    def __str__(self) -> str:
+        lines = notes(self.plan, self.rows, self.measure, self.failures)
+        return "\n".join([self.table, "", *lines])
+
+    @property
+    def records(self) -> list[FitRecord]:
+        """The records of the runs in the table, for :func:`fl_lightning.report.write_report`."""
+        runs = [
+            Run(method, self.learning_rates[method], seed)
+            for method in self.plan.methods
+            if method in self.learning_rates
+            for seed in self.plan.seeds
+        ]
+        return [self.results[run].record for run in runs if run in self.results]
+
+    @checked()
+    def write(self, folder: str | Path) -> list[Path]:
+        """Writes ``table.md``, ``runs.csv``, ``clients.csv`` and ``report.html``.
+
+        The report needs plotly, which the extra ``report`` brings; it is left out where that is missing.
+
+        Args:
+            folder: where to; it is made if it is missing.
+
+        Returns:
+            What was written.
+        """
+        folder = Path(folder)
+        texts = (
+            f"{self}\n",
+            runs_csv(self.plan, self.results, self.learning_rates, self.measure, self.failures),
+            clients_csv(self.plan, self.results, self.learning_rates),
+        )
+        written = [folder / name for name in FILES[:-1]]
+        for path, text in zip(written, texts, strict=True):
+            write_text(path, text)
+        try:
+            written.append(write_report(self.records, folder / FILES[-1], "Comparison"))
+        except ImportError as missing:
+            rank_zero_warn(f"{FILES[-1]} is left out: {missing}")
+        return written
+
+
+def _clients(record: FitRecord) -> dict[str, int]:
+    """The clients that train, and their samples."""
+    return {name: size for name, size in zip(record.client_names, record.client_sizes, strict=True) if size}

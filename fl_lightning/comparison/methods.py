@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Methods as people write them on a command line: ``FedLF`` or ``QFedAvg(q=2)``."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Literal
+
+from fl_lightning import algorithms
+from fl_lightning.algorithms import ServerRule
+from fl_lightning.arguments import TEXT, checked
+
+LOCAL, POOLED = "local only", "pooled"
+"""What the two bounds are called."""
+Bounding = Literal["both", "local", "pooled", "none"]
+BOUNDS: Mapping[Bounding, tuple[str, ...]] = {
+    "both": (LOCAL, POOLED), "local": (LOCAL,), "pooled": (POOLED,), "none": (),
+}  # fmt: skip
+"""Which bounds to train."""
+
+
+def method_names() -> list[str]:
+    """The methods of :mod:`fl_lightning.algorithms`."""
+    return sorted((name for name, value in vars(algorithms).items() if _is_rule(value)), key=str.casefold)
+
+
+@checked(text=TEXT)
+def rule_from(text: str) -> ServerRule:
+    """Makes the server rule that a text names. Arguments are literals; nothing is evaluated.
+
+    Args:
+        text: a name of :mod:`fl_lightning.algorithms` or the import path of a class, with arguments in brackets if any.
+
+    Raises:
+        ValueError: the text is no such call, the name is unknown, or an argument is out of range.
+        TypeError: an argument is unknown or of the wrong type.
+    """
+    name, positional, named = _call(text)
+    kind = _class(name)
+    try:
+        inspect.signature(kind).bind(*positional, **named)
+    except TypeError as error:
+        takes = ", ".join(inspect.signature(kind).parameters) or "no arguments"
+        raise TypeError(f"{name} takes {takes}, found {text!r}: {error}") from None
+    return kind(*positional, **named)
+
+
+def _call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
+    """The name and the arguments of a call in literals."""
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+        call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
+        parts, place = [], call.func
+        while isinstance(place, ast.Attribute):
+            parts.append(place.attr)
+            place = place.value
+        if not isinstance(place, ast.Name) or any(keyword.arg is None for keyword in call.keywords):
+            raise ValueError("no name, or ** in front of an argument")
+        positional = [ast.literal_eval(argument) for argument in call.args]
+        named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(
+            f"a method must be a name such as FedLF, with arguments such as QFedAvg(q=2), found {text!r}"
+        ) from error
+    return ".".join([place.id, *reversed(parts)]), positional, named
+
+
+def _class(name: str) -> type[ServerRule]:
+    module, _, attribute = name.rpartition(".")
+    if module:
+        try:
+            found = getattr(import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise ValueError(f"the method {name} cannot be imported: {error}") from error
+        if not _is_rule(found):
+            raise ValueError(f"the method {name} must be a subclass of fl_lightning.algorithms.ServerRule")
+        return found  # type: ignore[no-any-return]
+    names = method_names()
+    if name not in names:
+        folded = {known.casefold(): known for known in names}
+        near = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.4)
+        hint = f"did you mean {folded[near[0]]}? " if near else ""
+        raise ValueError(f"there is no method {name!r}: {hint}there are {', '.join(names)}")
+    return getattr(algorithms, name)  # type: ignore[no-any-return]
+
+
+def _is_rule(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, ServerRule) and value is not ServerRule

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is compared on: how to make the module, the data and the trainer of a run anew."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
+
+import torch
+from torch import nn
+
+from fl_lightning.algorithms import ClientRule, ServerRule
+from fl_lightning.comparison.plan import Run
+from fl_lightning.core.fit_description import plain
+from fl_lightning.core.lightning.names import (
+    LightningDataModule,
+    LightningModule,
+    ModelCheckpoint,
+    ProgressBar,
+    Trainer,
+    callbacks,
+)
+from fl_lightning.core.seeding import seed_all
+from fl_lightning.data.datamodule import FederatedDataModule
+from fl_lightning.data.partitions import Partition
+from fl_lightning.strategy import FederatedStrategy
+
+RATE_NAMES = ("lr", "learning_rate")
+"""What the argument of a module may be called that is its learning rate."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What one run trains.
+
+    Attributes:
+        module: with its first weights.
+        data: divided among clients.
+        trainer: with the strategy of the run.
+    """
+
+    module: LightningModule
+    data: LightningDataModule
+    trainer: Trainer
+
+
+class Project(Protocol):
+    """Makes the parts of runs."""
+
+    def build(self, run: Run, strategy: FederatedStrategy, root: Path) -> Parts:
+        """Makes all parts anew, after seeding; the data are a :class:`FederatedDataModule`.
+
+        Args:
+            run: what to build for.
+            strategy: of the trainer; without ``partition``.
+            root: the trainer's ``default_root_dir``.
+        """
+
+    def configuration(self) -> Mapping[str, Any]:
+        """Whatever changes results, in plain values by name; the strategies apart."""
+
+
+class ObjectProject:
+    """A project in Python objects.
+
+    Args:
+        model: makes the module; gets the learning rate under the name ``lr`` or ``learning_rate``.
+        data: the data, or a function that makes them; ``None`` if the module has them with it.
+        trainer: makes the trainer from a strategy and ``default_root_dir``.
+        partition: how to divide data that is not divided.
+        seed: of this division.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., LightningModule],
+        data: LightningDataModule | Callable[[], LightningDataModule] | None,
+        trainer: Callable[..., Trainer],
+        partition: object,
+        seed: int,
+    ) -> None:
+        self._model, self._data, self._trainer = model, data, trainer
+        self._partition, self._seed = partition, seed
+        self._trained = WeakValueDictionary[int, nn.Parameter]()
+
+    def build(self, run: Run, strategy: FederatedStrategy, root: Path) -> Parts:
+        """Seeds, and calls the functions."""
+        seed_all(run.seed, torch.device("cpu"))
+        rate = {} if run.learning_rate is None else {rate_name(self._model): run.learning_rate}
+        module = self._model(**rate)
+        if not isinstance(module, LightningModule):
+            raise TypeError(f"model must return a LightningModule, found {type(module).__name__}")
+        if any(self._trained.get(id(parameter)) is parameter for parameter in module.parameters()):
+            raise ValueError("model must make a new network in every call, found one that another run has trained")
+        self._trained.update({id(parameter): parameter for parameter in module.parameters()})
+        data = self._data if self._data is None or isinstance(self._data, LightningDataModule) else self._data()
+        # Callbacks among its arguments would go on where the run before has left them.
+        trainer = deepcopy(self._trainer)(strategy=strategy, default_root_dir=root)
+        return Parts(module, divided(data, module, self._partition, self._seed), bare(trainer))
+
+    def configuration(self) -> Mapping[str, Any]:
+        """What can be said of functions and objects: their names and arguments."""
+        given = {"model": self._model, "data": self._data, "trainer": self._trainer}
+        return described_each("", given | division(self._partition, self._seed))
+
+
+def rate_name(model: Callable[..., Any]) -> str:
+    """The name under which a function takes a learning rate.
+
+    Raises:
+        ValueError: it takes none.
+    """
+    parameters = inspect.signature(model).parameters
+    for name in RATE_NAMES:
+        if name in parameters:
+            return name
+    raise ValueError(
+        "model must take the learning rate as an argument lr or learning_rate where learning_rates are given, found "
+        f"{plain(model)}({', '.join(parameters)}): pass a function such as lambda lr: MyModule(step_size=lr)"
+    )
+
+
+def divided(data: object, module: LightningModule, partition: object, seed: int) -> FederatedDataModule:
+    """Data divided among clients: as they are, or by a strategy's partition.
+
+    Raises:
+        ValueError: nothing says how to divide them.
+    """
+    if isinstance(data, FederatedDataModule):
+        return data
+    source: Any = module if data is None else data
+    if isinstance(partition, Partition) or (partition is not None and not callable(partition)):
+        return FederatedDataModule(source, partition, seed=seed)  # type: ignore[arg-type]
+    if callable(partition):
+        made = partition(source)
+        if isinstance(made, FederatedDataModule):
+            return made
+    raise ValueError(
+        "data must be a FederatedDataModule, or the strategy must have a partition that divides it, found "
+        f"{type(source).__name__} and partition={partition!r}"
+    )
+
+
+def division(partition: object, seed: int) -> dict[str, Any]:
+    """What says how :func:`divided` divides."""
+    return {} if partition is None else {"partition": partition, "seed of the partition": seed}
+
+
+def bare(trainer: Trainer) -> Trainer:
+    """Takes from a trainer what one of many runs has no use for: bars, summaries, and checkpoints of its own.
+
+    Raises:
+        ValueError: it does not say how many rounds there are.
+    """
+    if trainer.max_epochs is None or trainer.max_epochs < 1:
+        raise ValueError(f"max_epochs of the trainer must be a positive number of rounds, found {trainer.max_epochs}")
+    idle = (ModelCheckpoint, ProgressBar, callbacks.ModelSummary)
+    trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, idle)]  # type: ignore[attr-defined]
+    return trainer
+
+
+def described(name: str, value: Any) -> dict[str, Any]:
+    """An object in plain values by name, as far as names and arguments tell."""
+    if isinstance(value, partial):
+        arguments = {**{str(place): given for place, given in enumerate(value.args)}, **value.keywords}
+        return {name: plain(value.func), **described_each(f"{name}.", arguments)}
+    if isinstance(value, (ServerRule, ClientRule)):
+        return {name: plain(type(value)), **described_each(f"{name}.", value.hyperparameters())}
+    if isinstance(value, FederatedDataModule):
+        own = {"partition": value.partition, "seed": value.seed, **dict(value.hparams)}
+        return {name: type(value.data).__name__, **described_each(f"{name}.", own)}
+    return {name: plain(value)}
+
+
+def described_each(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Several values, their names behind a prefix."""
+    return {key: entry for name, value in values.items() for key, entry in described(f"{prefix}{name}", value).items()}

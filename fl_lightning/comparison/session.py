@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries a comparison out: the cost first, then the runs that are left, then what they say."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fl_lightning.comparison.comparison import Comparison
+from fl_lightning.comparison.cost import Timing, cost_text
+from fl_lightning.comparison.fitted import Fitted
+from fl_lightning.comparison.folder import Folder
+from fl_lightning.comparison.plan import Plan, Run
+from fl_lightning.comparison.pool import Failure, Task, work
+from fl_lightning.comparison.progress import Progress
+from fl_lightning.comparison.runner import Runner
+from fl_lightning.comparison.selection import STAGES, Measure, Rule, measure_of, summary_of
+
+
+@dataclass(frozen=True)
+class Session:
+    """A comparison that is to be carried out, or gone on with.
+
+    Attributes:
+        runner: carries out single runs.
+        plan: all runs.
+        configuration: whatever changes results, by name, of the project and of each method.
+        metric: the validation metric to compare, if not the default one.
+        test_metric: the test metric that belongs to it, if not the default one.
+        select: what learning rates are picked by.
+        jobs: runs at a time.
+    """
+
+    runner: Runner
+    plan: Plan
+    configuration: Mapping[str, Mapping[str, Any]]
+    metric: str | None
+    test_metric: str | None
+    select: Rule
+    jobs: int
+
+    def carry_out(self, only_cost: bool = False) -> Comparison | None:
+        """Says what it will cost, does what is not done yet, and writes the tables.
+
+        Args:
+            only_cost: stop when the cost is known.
+
+        Raises:
+            ValueError: the folder holds runs of another configuration or of other data, or there is no metric or data
+                to compare on.
+            RuntimeError: another command is at work in the folder, or every run failed.
+        """
+        folder = Folder(self.runner.folder)
+        with folder.owned():
+            folder.check(self.configuration)
+            results = {run: fitted for run in self.plan if (fitted := self.runner.finished(run)) is not None}
+            left = [run for run in self.plan if run not in results]
+            timings = self._timings(folder, left)
+            _say(cost_text(self.plan, left, timings, self.jobs))
+            measure = self._measure(results, timings)
+            if only_cost:
+                return None
+            failures = self._run(left, timings, measure) if left else {}
+            results = {run: fitted for run in self.plan if (fitted := self.runner.finished(run)) is not None}
+            if not results:
+                raise RuntimeError(f"all {len(self.plan)} runs failed, the first with {next(iter(failures.values()))}")
+            comparison = Comparison(self.plan, results, failures, measure)
+            comparison.write(self.runner.folder)
+            return comparison
+
+    def _timings(self, folder: Folder, left: list[Run]) -> dict[str, Timing]:
+        """Times one round of each method that has runs to do and was not timed before."""
+        timings, failed = folder.timings(), dict[str, str]()
+        first: dict[str, Run] = {}
+        for run in left:
+            first.setdefault(run.method, run)
+        tasks: dict[Run, Task] = {
+            run: partial(_timed, self.runner, run) for method, run in first.items() if method not in timings
+        }
+        if tasks:
+            _say(f"Timing one round of {', '.join(run.method for run in tasks)} ...")
+
+        def done(run: Run, found: Any) -> None:
+            if isinstance(found, Failure):
+                failed[run.method] = found.error
+            else:
+                timings[run.method] = found
+                folder.keep_timings(timings)
+
+        work(tasks, self.jobs, lambda run: None, done)
+        for method, error in failed.items():
+            _say(f"{method}: {error}")
+        if failed and not timings:
+            raise RuntimeError(
+                f"no method could train a round; {next(iter(failed))} failed with {next(iter(failed.values()))}"
+            )
+        return timings
+
+    def _measure(self, results: Mapping[Run, Fitted], timings: Mapping[str, Timing]) -> Measure:
+        metrics = [timing.metrics for timing in timings.values()]
+        for fitted in results.values():
+            found = {stage: fitted.record.last_values(stage) for stage in STAGES}
+            metrics.append({stage: values.modes for stage, values in found.items() if values is not None})
+        several = len(self.plan.learning_rates) > 1
+        return measure_of(metrics[0], several, self.metric, self.test_metric, self.select)
+
+    def _run(self, left: list[Run], timings: Mapping[str, Timing], measure: Measure) -> dict[Run, str]:
+        failures: dict[Run, str] = {}
+        tasks: dict[Run, Task] = {run: partial(_carried_out, self.runner, run) for run in left}
+        with Progress(len(self.plan), left, timings) as progress:
+
+            def done(run: Run, found: Any) -> None:
+                if isinstance(found, Failure):
+                    failures[run] = found.error
+                    progress.finished(run, 0.0, f"failed, {found.error}")
+                    return
+                fitted = self.runner.finished(run)
+                assert fitted is not None
+                number = summary_of(fitted.record, measure.reported_on, measure.metric, measure.mode)
+                words = ", ".join(f"{name} {number[key]:.3f}" for key, name in _WORDS.items() if key in number)
+                progress.finished(run, fitted.seconds, f"{measure.metric} {words}")
+
+            work(tasks, self.jobs, progress.told, done)
+        return failures
+
+
+_WORDS = {"mean": "mean", "worst_10": "worst 10 %"}
+
+
+def _timed(runner: Runner, run: Run, tell: Any) -> Timing:
+    return runner.time(run)
+
+
+def _carried_out(runner: Runner, run: Run, tell: Any) -> None:
+    runner.carry_out(run, tell)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

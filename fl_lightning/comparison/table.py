@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table that a comparison prints, in Markdown, and the sentences below it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from math import isnan
+
+from fl_lightning.comparison.methods import LOCAL, POOLED
+from fl_lightning.comparison.plan import Plan, Run
+from fl_lightning.comparison.selection import Measure
+from fl_lightning.comparison.summary import Figure, MethodSummary
+
+WIDTH = 120
+_SHORTEST = 8
+_WORDS = {"mean": "the mean over the clients", "worst_10": "the mean over the worst tenth of the clients"}
+_STAGES = {"val": "validation", "test": "test"}
+
+
+def table_text(rows: Sequence[MethodSummary]) -> str:
+    """The table. Long names are cut short so that no line has more than 120 characters.
+
+    Args:
+        rows: one per method.
+    """
+    names, clients = max(len(row.method) for row in rows), max(len(row.worst_client) for row in rows)
+    while True:
+        lines = _lines(rows, names, clients)
+        if len(lines[0]) <= WIDTH or max(names, clients) <= _SHORTEST:
+            return "\n".join(lines)
+        if names >= clients:
+            names -= 1
+        else:
+            clients -= 1
+
+
+def _lines(rows: Sequence[MethodSummary], names: int, clients: int) -> list[str]:
+    angles = any(not isnan(row.angle.mean) for row in rows)
+    head = ["method", "lr", "mean", "worst 10 %", "worst client", *["angle"] * angles, "conflicts", "seconds"]
+    cells = [
+        [
+            _short(row.method, names),
+            "-" if row.learning_rate is None else f"{row.learning_rate:g}",
+            _cell(row.mean),
+            _cell(row.worst_10),
+            f"{_short(row.worst_client, clients)} {_cell(row.worst)}" if row.worst_client else "-",
+            *[_cell(row.angle)] * angles,
+            "-" if isnan(row.conflicts) else f"{row.conflicts:.1f} of {row.cohort:.3g}",
+            f"{row.seconds:.1f}" if row.seconds < 99.95 else f"{row.seconds:.0f}",
+        ]
+        for row in rows
+    ]
+    widths = [max(len(row[column]) for row in (head, *cells)) for column in range(len(head))]
+    # Seconds align at the right, and so does nothing else: marks end some of the other cells.
+    rule = ["-" * width for width in widths[:-1]] + ["-" * (widths[-1] - 1) + ":"]
+    return [_line(row, widths) for row in (head, rule, *cells)]
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = [cell.ljust(width) for cell, width in zip(cells[:-1], widths[:-1], strict=True)]
+    return f"| {' | '.join([*padded, cells[-1].rjust(widths[-1])])} |"
+
+
+def _cell(figure: Figure) -> str:
+    if isnan(figure.mean):
+        return "-"
+    digits = 3 if abs(figure.mean) < 100 else 1
+    deviation = "" if isnan(figure.deviation) else f"±{figure.deviation:.{digits}f}"
+    return f"{figure.mean:.{digits}f}{deviation}{f' {figure.mark}' if figure.mark else ''}"
+
+
+def _short(name: str, width: int) -> str:
+    name = name.replace("|", "/")  # would end a cell
+    return name if len(name) <= width else f"{name[: width - 1]}…"
+
+
+def notes(plan: Plan, rows: Sequence[MethodSummary], measure: Measure, failures: Mapping[Run, str]) -> list[str]:
+    """What one has to know to read the table, a paragraph each.
+
+    Args:
+        plan: all runs.
+        rows: of the table.
+        measure: what the numbers are.
+        failures: runs that came to nothing, and why.
+    """
+    stage = _STAGES[measure.reported_on]
+    found = [f"Numbers: {measure.metric} of the clients on {stage} data, at the end of the fit."]
+    if measure.selected_on is not None:
+        picked = (
+            f"Learning rates: of {', '.join(_rate(rate) for rate in plan.learning_rates)}, each method has the one "
+            f"that is best by {_WORDS[measure.select]} of {measure.picked_by} on {_STAGES[measure.selected_on]} data "
+            "at the end of the fit, on average over the seeds."
+        )
+        if measure.selected_on == measure.reported_on:
+            picked += (
+                " The data have no test split: learning rates are picked and reported on the same data, and the "
+                "numbers flatter all methods."
+            )
+        found.append(picked)
+    if len(plan.seeds) > 1:
+        found.append(
+            f"±: standard deviation over {len(plan.seeds)} seeds. + and -: better and worse than {plan.reference}, "
+            "where the mean of the differences seed by seed is larger than their standard deviation. That is a hint, "
+            "no test."
+        )
+    else:
+        found.append("One seed says nothing about chance: deviations and marks need two or more.")
+    if not all(isnan(row.angle.mean) for row in rows):
+        found.append("Angle: fairness angle in radians, 0 if all clients have the same value.")
+    found.append(
+        "Conflicts: how many of a round's clients the step works against. Seconds: of one run, evaluations included."
+    )
+    bounds = [row.method for row in rows if row.method in (LOCAL, POOLED)]
+    if bounds:
+        words = {LOCAL: "each client trains alone on its own data", POOLED: "one model is trained on all clients' data"}
+        found.append(f"Bounds: {'; '.join(f'{name}: {words[name]}' for name in bounds)}.")
+    found += _edges(plan, rows)
+    short = [row for row in rows if row.seeds < len(plan.seeds)]
+    found += [f"{row.method} has {row.seeds} of {len(plan.seeds)} seeds: the others failed." for row in short]
+    missing = [method for method in plan.methods if method not in {row.method for row in rows}]
+    if missing:
+        found.append(f"No run of {', '.join(missing)} came to its end.")
+    if failures:
+        found.append(f"{len(failures)} of {len(plan)} runs failed:")
+        found += [f"  {run}: {' '.join(error.split())}" for run, error in failures.items()]
+    return [textwrap.fill(text, WIDTH, subsequent_indent="  ") for text in found]
+
+
+def _edges(plan: Plan, rows: Sequence[MethodSummary]) -> list[str]:
+    """A hint at methods whose learning rate is the smallest or largest of those given."""
+    known = sorted(rate for rate in plan.learning_rates if rate is not None)
+    if len(known) < 2:
+        return []
+    found = []
+    for rate, word, further in ((known[0], "smallest", "smaller"), (known[-1], "largest", "larger")):
+        methods = [row.method for row in rows if row.learning_rate == rate]
+        if methods:
+            found.append(
+                f"The {word} learning rate, {_rate(rate)}, was picked for {', '.join(methods)}: a {further} one "
+                "may be better."
+            )
+    return found
+
+
+def _rate(rate: float | None) -> str:
+    return "the project's own" if rate is None else f"{rate:g}"

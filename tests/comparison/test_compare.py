@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Comparisons of Python objects: runs in one and in several processes, resumed, failing, refused."""
+
+import csv
+import io
+from functools import partial
+
+import lightning as L
+import pytest
+import torch
+import watched
+from support import Classifier, federated_blobs
+from watched import Watched
+
+import fl_lightning as fl
+
+pytestmark = [pytest.mark.fit, pytest.mark.filterwarnings("ignore:report.html is left out")]
+METHODS = {"FedAvg": fl.algorithms.FedAvg(), "FedLF": fl.FederatedStrategy(fl.algorithms.FedLF(), clients_per_round=2)}
+TRAINER = partial(L.Trainer, max_epochs=2, accelerator="cpu", logger=False)
+
+
+@pytest.fixture
+def diary(tmp_path, monkeypatch):
+    folder = tmp_path / "diary"
+    folder.mkdir()
+    monkeypatch.setenv(watched.DIARY, str(folder))
+    return folder
+
+
+def compared(folder, methods=METHODS, **changes):
+    options = {"learning_rates": (0.02, 0.1), "seeds": 2, "trainer": TRAINER, "save_seconds": 0, "bounds": "none"}
+    return fl.compare(Watched, federated_blobs(3, train=60), methods, folder=folder, **{**options, **changes})
+
+
+def without_seconds(text):
+    """The rows of runs.csv but for the time that they took."""
+    return [{**row, "seconds": ""} for row in csv.DictReader(io.StringIO(text))]
+
+
+def assert_same_results(one, other):
+    texts = [(folder / "clients.csv").read_text() for folder in (one, other)]
+    assert texts[0] == texts[1]
+    rows = [without_seconds((folder / "runs.csv").read_text()) for folder in (one, other)]
+    assert rows[0] == rows[1]
+    tables = [(folder / "table.md").read_text().split("\n\n")[0].splitlines() for folder in (one, other)]
+    shown = [[line.split("|")[:-2] for line in lines] for lines in tables]  # but for the seconds
+    assert shown[0] == shown[1]
+
+
+def test_several_runs_at_a_time_give_the_table_of_one(tmp_path, diary, capfd):
+    threads, drawn = torch.get_num_threads(), torch.random.get_rng_state()
+    found = compared(tmp_path / "one", bounds="both", seeds=1)
+    assert (torch.get_num_threads(), torch.equal(torch.random.get_rng_state(), drawn)) == (threads, True)
+    assert [row.method for row in found.rows] == ["FedAvg", "FedLF", "local only", "pooled"]
+    assert set(found.learning_rates.values()) <= {0.02, 0.1}
+    compared(tmp_path / "two", bounds="both", seeds=1, jobs=2)
+    assert_same_results(tmp_path / "one", tmp_path / "two")
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert "4 methods x 2 learning rates x 1 seed = 8 runs, of which 0 are finished\n" in printed.err
+    assert "  local only    2 runs of 2 rounds, about " in printed.err
+    assert "[8/8] " in printed.err
+    assert "client         samples" not in printed.err  # tables of single runs are in their logs
+    assert "client         samples" in next((tmp_path / "one" / "logs").glob("FedLF*/log.txt")).read_text()
+
+
+def test_finished_runs_are_kept_and_new_ones_added(tmp_path, diary):
+    first = compared(tmp_path, {"FedAvg": fl.algorithms.FedAvg()}, seeds=1)
+    before = watched.rounds(diary)
+    again = compared(tmp_path, {"FedAvg": fl.algorithms.FedAvg()}, seeds=1)
+    assert watched.rounds(diary) == before
+    assert str(again) == str(first)
+    more = compared(tmp_path, METHODS, seeds=1)
+    added = watched.rounds(diary)[len(before) :]
+    assert {line.split()[0] for line in added} == {"FedLFx3"}
+    assert len(added) == 1 + 2 * 2  # a timed round, and two rounds with each learning rate
+    assert more.results.items() >= first.results.items()
+
+
+def test_an_interrupted_run_goes_on_from_its_newest_checkpoint(tmp_path, diary, monkeypatch):
+    whole = compared(tmp_path / "whole", seeds=1, learning_rates=[0.1], trainer=partial(TRAINER, max_epochs=4))
+    (diary / "rounds").unlink()
+    end = Watched.on_train_epoch_start
+
+    def interrupted(module):
+        if module.trainer.current_epoch == 2:
+            raise KeyboardInterrupt
+        end(module)
+
+    monkeypatch.setattr(Watched, "on_train_epoch_start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        compared(tmp_path / "parts", seeds=1, learning_rates=[0.1], trainer=partial(TRAINER, max_epochs=4))
+    monkeypatch.undo()
+    monkeypatch.setenv(watched.DIARY, str(diary))
+    resumed = compared(tmp_path / "parts", seeds=1, learning_rates=[0.1], trainer=partial(TRAINER, max_epochs=4))
+    rounds = [line for line in watched.rounds(diary) if line.startswith("FedAvgx3")]
+    assert rounds == [f"FedAvgx3 0.1 0 {index}" for index in (0, 0, 1, 2, 3)]  # the timed one, and each one once
+    assert_same_results(tmp_path / "parts", tmp_path / "whole")
+    assert len(resumed.results) == len(whole.results)
+    assert not list((tmp_path / "parts" / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_run_that_fails_is_named_at_the_end_and_tried_again(tmp_path, diary, jobs):
+    (diary / "fail").write_text("FedLF 0.1 1\n")
+    found = compared(tmp_path, jobs=jobs)
+    assert [str(run) for run in found.failures] == ["FedLF, lr 0.1, seed 1"]
+    assert len(found.results) == 7
+    assert "1 of 8 runs failed:\n  FedLF, lr 0.1, seed 1: RuntimeError: no luck" in str(found)
+    assert "Traceback" in (tmp_path / "logs" / "FedLF--lr-0.1--seed-1" / "log.txt").read_text()
+    assert found.learning_rates["FedLF"] == 0.02
+    (diary / "fail").unlink()
+    assert len(compared(tmp_path, jobs=jobs).results) == 8
+
+
+def test_a_folder_of_another_configuration_is_refused_by_name(tmp_path, diary):
+    compared(tmp_path, seeds=1, learning_rates=[0.1])
+    for changes, words in (
+        (
+            {"trainer": partial(TRAINER, max_epochs=3)},
+            r"trainer.max_epochs of the project was 2 and is 3\. Take another folder",
+        ),
+        ({"methods": {**METHODS, "FedLF": fl.algorithms.FedLF()}}, "clients_per_round of FedLF was 2 and is not given"),
+        (
+            {"methods": {**METHODS, "FedAvg": fl.algorithms.QFedAvg()}},
+            "algorithm of FedAvg was .*FedAvg and is",
+        ),
+    ):
+        with pytest.raises(ValueError, match=f"holds runs of another configuration: .*{words}"):
+            compared(tmp_path, **{"seeds": 1, "learning_rates": [0.1], **changes})
+    with pytest.raises(ValueError, match=r"data.seed of the project was 0 and is 1"):
+        fl.compare(
+            Watched, fl.FederatedDataModule(federated_blobs(3, train=60).data, fl.data.Dirichlet(3, 1.0), seed=1),
+            METHODS, trainer=TRAINER, folder=tmp_path,
+        )  # fmt: skip
+
+
+def test_a_folder_in_use_is_refused(tmp_path, monkeypatch):
+    from fl_lightning.comparison import folder
+
+    monkeypatch.setattr(folder, "_PATIENCE", 0.2)
+    with (
+        folder.Folder(tmp_path).owned(),
+        pytest.raises(RuntimeError, match="another comparison is at work"),
+        folder.Folder(tmp_path).owned(),
+    ):
+        pass
+
+
+def test_arguments_that_cannot_be_right_are_refused(tmp_path):
+    good = {
+        "model": Watched,
+        "data": federated_blobs(3, train=60),
+        "strategies": METHODS,
+        "trainer": TRAINER,
+        "folder": tmp_path,
+    }
+    for changes, error, words in (
+        ({"model": Classifier()}, TypeError, "model must be a function that makes the module.*every run starts with"),
+        ({"trainer": L.Trainer(logger=False)}, TypeError, "trainer must be a function that makes a Trainer"),
+        (
+            {"model": fl.ClientModule, "learning_rates": [0.1]},
+            ValueError,
+            "model must take the learning rate",
+        ),
+        ({"strategies": {}}, ValueError, "strategies must be a mapping with one method or more"),
+        ({"strategies": {"pooled": fl.algorithms.FedLF()}}, ValueError, "strategies must have names other than"),
+        ({"strategies": {"FedLF": "FedLF"}}, TypeError, "must be a FederatedStrategy, or a server rule such as"),
+        ({"learning_rates": [0.1, 0.1]}, ValueError, "learning_rates must hold one or more different values"),
+        ({"seeds": []}, ValueError, "seeds must hold one or more different values"),
+        ({"jobs": 0}, ValueError, "jobs of compare must be a positive integer, found 0"),
+    ):
+        with pytest.raises(error, match=words):
+            fl.compare(**{**good, **changes})
+
+
+def test_a_network_that_runs_would_share_is_refused(tmp_path):
+    net = torch.nn.Linear(12, 4)
+    with pytest.raises(RuntimeError, match="model must make a new network in every call"):
+        fl.compare(
+            partial(fl.ClientModule, net), federated_blobs(3, train=60), {"A": fl.algorithms.FedAvg()},
+            trainer=partial(TRAINER, callbacks=[]), folder=tmp_path, seeds=1, bounds="pooled",
+        )  # fmt: skip
+
+
+def test_callbacks_and_data_are_new_in_every_run(tmp_path, diary):
+    """An EarlyStopping that remembered the run before would stop the next one early."""
+    stopping = partial(
+        L.Trainer, max_epochs=3, accelerator="cpu", logger=False,
+        callbacks=[L.pytorch.callbacks.EarlyStopping("val_loss", patience=0, min_delta=-10.0)],
+    )  # fmt: skip
+    compared(tmp_path, seeds=2, learning_rates=[0.05, 0.01], trainer=stopping)
+    done = [line for line in watched.rounds(diary) if line.endswith(" 2")]
+    assert len(done) == 8
+
+
+def test_strategies_with_a_partition_divide_plain_data(tmp_path, diary):
+    from support import Blobs
+
+    methods = {
+        name: fl.FederatedStrategy(rule, partition=fl.data.IID(3), seed=7)
+        for name, rule in (("FedAvg", fl.algorithms.FedAvg()), ("FedLF", fl.algorithms.FedLF()))
+    }
+    found = fl.compare(Watched, Blobs(train=60), methods, trainer=TRAINER, folder=tmp_path, seeds=2, bounds="local")
+    expected = fl.FederatedDataModule(Blobs(train=60), fl.data.IID(3), seed=7).client_sizes.tolist()
+    assert {fitted.record.client_sizes for fitted in found.results.values()} == {tuple(expected)}
+    with pytest.raises(ValueError, match="data must be a FederatedDataModule, or a function that makes one, where"):
+        fl.compare(Watched, Blobs(train=60), METHODS, trainer=TRAINER, folder=tmp_path / "other")

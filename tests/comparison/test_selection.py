@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which learning rate is picked, which metric counts, and which differences are marked, on records made by hand."""
+
+from dataclasses import replace
+
+import pytest
+from made_records import ACCURACY, fitted, runs
+
+from fl_lightning.comparison.plan import Plan, Run
+from fl_lightning.comparison.selection import Measure, chosen_rates, measure_of, summary_of, values_of
+from fl_lightning.comparison.summary import mark, summaries, worst_client
+
+EVEN, UNEVEN = (0.6, 0.6, 0.6, 0.6), (0.9, 0.9, 0.9, 0.1)
+PLAN = Plan(("A",), (0.1, 0.5), (0, 1))
+
+
+def test_the_rule_decides_between_a_better_mean_and_a_better_worst_tenth():
+    results = runs("A", {0.1: [EVEN, EVEN], 0.5: [UNEVEN, UNEVEN]})
+    assert chosen_rates(PLAN, results, ACCURACY) == {"A": 0.5}  # .7 against .6
+    assert chosen_rates(PLAN, results, replace(ACCURACY, select="worst_10")) == {"A": 0.1}  # .1 against .6
+
+
+def test_the_mean_over_the_seeds_counts_and_of_equals_the_first():
+    one_good_seed = runs("A", {0.1: [EVEN, EVEN], 0.5: [(1.0,) * 4, (0.1,) * 4]})
+    assert chosen_rates(PLAN, one_good_seed, ACCURACY) == {"A": 0.1}
+    assert chosen_rates(PLAN, runs("A", {0.1: [EVEN, EVEN], 0.5: [EVEN, EVEN]}), ACCURACY) == {"A": 0.1}
+
+
+def test_it_is_picked_on_validation_and_not_on_test():
+    results = {
+        Run("A", rate, seed): fitted({"val_acc": (val,) * 4, "test_acc": (test,) * 4})
+        for rate, val, test in ((0.1, 0.8, 0.2), (0.5, 0.7, 0.9))
+        for seed in PLAN.seeds
+    }
+    assert chosen_rates(PLAN, results, ACCURACY) == {"A": 0.1}
+
+
+def test_a_rate_with_a_failed_or_endless_run_comes_last():
+    results = runs("A", {0.1: [EVEN, EVEN], 0.5: [UNEVEN, UNEVEN]})
+    del results[Run("A", 0.5, 1)]
+    assert chosen_rates(PLAN, results, ACCURACY) == {"A": 0.1}
+    results[Run("A", 0.5, 1)] = fitted({"val_acc": (None,) * 4})  # diverged
+    assert chosen_rates(PLAN, results, ACCURACY) == {"A": 0.1}
+    del results[Run("A", 0.1, 0)], results[Run("A", 0.1, 1)]
+    assert chosen_rates(PLAN, results, ACCURACY) == {"A": 0.5}
+    assert chosen_rates(PLAN, {}, ACCURACY) == {}
+
+
+def test_small_values_and_values_near_0_are_good_where_the_mode_says_so():
+    results = {
+        Run("A", rate, seed): fitted({"val_gap": (value, -value, value, -value)}, mode="abs")
+        for rate, value in ((0.1, 0.3), (0.5, 0.2))
+        for seed in PLAN.seeds
+    }
+    measure = Measure("mean", "val", "val_gap", "val", "val_gap", "abs")
+    assert chosen_rates(PLAN, results, measure) == {"A": 0.5}
+    losses = {
+        run: fitted({"val_loss": tuple(abs(value) for value in values_of(one.record, "val", "val_gap")[1])}, mode="min")
+        for run, one in results.items()
+    }
+    assert chosen_rates(PLAN, losses, Measure("mean", "val", "val_loss", "val", "val_loss", "min")) == {"A": 0.5}
+
+
+def test_own_models_count_where_clients_have_them():
+    one = fitted({"test_acc": (0.5, 0.5, 0.5, 0.5)})
+    found = replace(one.record.evaluations[0], values={"test_acc": (0.5,) * 4, "personal/test_acc": (0.9,) * 4},
+                    modes={"test_acc": "max", "personal/test_acc": "max"})  # fmt: skip
+    assert summary_of(replace(one.record, evaluations=(found,)), "test", "test_acc", "max")["mean"] == 0.9
+
+
+BOTH = {"val": {"val_loss": "min", "val_acc": "max"}, "test": {"test_loss": "min", "test_acc": "max"}}
+
+
+def test_the_default_metric_is_the_first_where_large_values_are_good():
+    assert measure_of(BOTH, True, None, None, "mean") == ACCURACY
+    chosen = measure_of(BOTH, False, "val_loss", None, "worst_10")
+    assert chosen == Measure("worst_10", None, "val_loss", "test", "test_loss", "min")
+    same_name = {"val": {"personal/acc": "max", "acc": "max"}, "test": {"acc": "max"}}
+    assert measure_of(same_name, True, None, None, "mean").metric == "acc"
+    slashes = {"val": {"valid/acc": "max"}, "test": {"test/acc": "max", "valid/acc": "max"}}
+    assert measure_of(slashes, True, None, None, "mean").metric == "test/acc"
+    other_names = {"val": {"v": "max"}, "test": {"t": "max"}}
+    assert measure_of(other_names, True, None, "t", "mean").metric == "t"
+
+
+def test_without_a_test_split_both_stages_are_validation():
+    found = measure_of({"val": {"val_acc": "max"}}, True, None, None, "mean")
+    assert (found.selected_on, found.reported_on, found.metric) == ("val", "val", "val_acc")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "several", "metric", "words"),
+    [
+        (BOTH, True, "val_ac", "metric must be one of val_loss, val_acc, found 'val_ac': did you mean 'val_acc'"),
+        ({"val": {"v": "max"}, "test": {"t": "max"}}, True, None, "test_metric must be one of t, .*'v', found None"),
+        ({"test": {"test_acc": "max"}}, True, None, "the data must have a validation split to pick learning rates on"),
+        ({}, False, None, "the data must have a validation split or a test split to report on"),
+    ],
+)
+def test_data_and_metrics_that_do_not_suffice_are_refused(metrics, several, metric, words):
+    with pytest.raises(ValueError, match=words):
+        measure_of(metrics, several, metric, None, "mean")
+
+
+def test_with_one_rate_the_test_split_is_enough():
+    found = measure_of({"test": {"test_acc": "max"}}, False, None, None, "mean")
+    assert (found.selected_on, found.reported_on, found.metric) == (None, "test", "test_acc")
+
+
+def test_differences_are_marked_seed_by_seed():
+    reference = {0: 0.50, 1: 0.60, 2: 0.70}  # far apart from one another
+    better = {seed: value + 0.02 + 0.005 * seed for seed, value in reference.items()}  # .020, .025, .030
+    assert mark(better, reference, larger_is_better=True) == "+"
+    assert mark(better, reference, larger_is_better=False) == "-"
+    assert mark(reference, better, larger_is_better=True) == "-"
+    assert mark({0: 0.6, 1: 0.6, 2: 0.7}, reference, larger_is_better=True) == ""  # .1, 0, 0: .033 against .058
+    assert mark(reference, reference, larger_is_better=True) == ""
+    assert mark({0: 0.9}, reference, larger_is_better=True) == ""  # one seed tells nothing
+    assert mark({0: 0.9, 3: 0.9}, reference, larger_is_better=True) == ""  # nor does one in common
+
+
+def test_the_worst_client_is_that_of_the_mean_over_the_seeds():
+    one, two = fitted({"test_acc": (0.2, 0.3, 0.9, 0.9)}), fitted({"test_acc": (0.5, 0.1, 0.9, None)})
+    assert worst_client([one], ACCURACY) == "Aalborg"
+    assert worst_client([one, two], ACCURACY) == "Braga"  # .2 against .35
+    rows = summaries(
+        Plan(("A",), (None,), (0, 1)), {Run("A", None, 0): one, Run("A", None, 1): two}, {"A": None}, ACCURACY
+    )
+    assert (rows[0].worst_client, rows[0].worst.mean) == ("Braga", pytest.approx(0.2))
+    losses = fitted({"test_loss": (0.2, 0.3, 1.9, 0.9)}, mode="min")
+    assert worst_client([losses], Measure("mean", None, "x", "test", "test_loss", "min")) == "Cluj"

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table's text, and what stands below it."""
+
+import csv
+import io
+from dataclasses import replace
+
+import pytest
+from made_records import ACCURACY, fitted
+
+from fl_lightning.comparison import Comparison
+from fl_lightning.comparison.plan import Plan, Run
+
+PLAN = Plan(("FedAvg", "FedLF", "local only", "pooled"), (0.01, 0.1), (0, 1, 2))
+
+
+def made(plan=PLAN, failures=None, names=("Aalborg", "Braga", "Cluj", "Dundee"), measure=ACCURACY):
+    base = {"FedAvg": 0.7, "FedLF": 0.75, "local only": 0.6, "pooled": 0.8}
+    results = {}
+    for run in plan:
+        start = base.get(run.method, 0.5) + 0.01 * run.seed - (0.2 if run.learning_rate == 0.01 else 0.0)
+        values = (start, start + 0.1, start + 0.06, start - (0.3 if run.method == "FedAvg" else 0.1))
+        conflicts = (2, 1, 0) if run.method == "FedAvg" else (0, 0, 0)
+        one = fitted({"val_acc": values, "test_acc": values}, conflicts=conflicts, names=names, seconds=12.34)
+        if run not in (failures or {}):
+            results[run] = one
+    return Comparison(plan, results, failures or {}, measure)
+
+
+TABLE = """\
+| method     | lr  | mean          | worst 10 %    | worst client         | angle         | conflicts | seconds |
+| ---------- | --- | ------------- | ------------- | -------------------- | ------------- | --------- | ------: |
+| FedAvg     | 0.1 | 0.675±0.010   | 0.410±0.010   | Dundee 0.410±0.010   | 0.229±0.003   | 1.0 of 4  |    12.3 |
+| FedLF      | 0.1 | 0.775±0.010 + | 0.660±0.010 + | Dundee 0.660±0.010 + | 0.097±0.001 + | 0.0 of 4  |    12.3 |
+| local only | 0.1 | 0.625±0.010 - | 0.510±0.010 + | Dundee 0.510±0.010 + | 0.120±0.002 + | -         |    12.3 |
+| pooled     | 0.1 | 0.825±0.010 + | 0.710±0.010 + | Dundee 0.710±0.010 + | 0.091±0.001 + | -         |    12.3 |"""
+
+
+def test_the_table():
+    assert made().table == TABLE
+
+
+def test_below_it_stands_what_one_has_to_know():
+    text = str(made())
+    assert text.startswith(TABLE)
+    words = " ".join(text.split())
+    for sentence in (
+        "Numbers: test_acc of the clients on test data, at the end of the fit.",
+        "of 0.01, 0.1, each method has the one that is best by the mean over the clients of val_acc on validation data",
+        "standard deviation over 3 seeds. + and -: better and worse than FedAvg, where the mean of the differences",
+        "The largest learning rate, 0.1, was picked for FedAvg, FedLF, local only, pooled: a larger one may be better.",
+        "local only: each client trains alone on its own data",
+    ):
+        assert sentence in words
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_long_names_are_cut_so_that_a_line_fits():
+    methods = ("FedAvg", "QFedAvg(q=2, momentum=0.9, and_so_on=True)", "local only")
+    table = made(Plan(methods, (0.1,), (0, 1)), names=("A", "B", "C", "An extremely long name | of a client")).table
+    lines = table.splitlines()
+    assert {len(line) for line in lines} == {120}
+    assert all(line.count("|") == 9 for line in lines)  # a bar in a name would end its cell
+    assert "QFedAvg(q" in table
+    assert "…" in table
+
+
+def test_one_seed_has_no_deviation_and_says_so():
+    text = str(made(Plan(("FedAvg", "FedLF"), (0.1,), (0,))))
+    assert "±" not in text.split("\n\n")[0]
+    assert "One seed says nothing about chance" in text
+
+
+def test_failed_runs_and_methods_are_named():
+    plan = Plan(("FedAvg", "FedLF"), (0.1,), (0, 1, 2))
+    failures = {Run("FedAvg", 0.1, 1): "ValueError: no\nluck", **{Run("FedLF", 0.1, s): "OSError" for s in range(3)}}
+    text = str(made(plan, failures))
+    assert "FedAvg has 2 of 3 seeds: the others failed." in text
+    assert "No run of FedLF came to its end." in text
+    assert "4 of 6 runs failed:\n  FedAvg, lr 0.1, seed 1: ValueError: no luck\n" in text
+
+
+def test_it_says_so_where_selection_and_report_use_the_same_data():
+    text = str(made(measure=replace(ACCURACY, reported_on="val", metric="val_acc")))
+    words = " ".join(text.split())
+    assert "learning rates are picked and reported on the same data, and the numbers flatter all methods" in words
+
+
+def test_csv_files_have_a_row_per_run_and_per_client(tmp_path):
+    failures = {Run("FedLF", 0.01, 2): "ValueError: no luck"}
+    comparison = made(failures=failures)
+    assert {path.name for path in comparison.write(tmp_path)} >= {"table.md", "runs.csv", "clients.csv"}
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "runs.csv").read_text())))
+    assert len(rows) == len(PLAN) == 24
+    by_run = {(row["method"], float(row["learning_rate"]), int(row["seed"])): row for row in rows}
+    failed = by_run["FedLF", 0.01, 2]
+    assert (failed["status"], failed["error"], failed["mean"]) == ("failed", "ValueError: no luck", "")
+    good = by_run["FedAvg", 0.1, 1]
+    assert float(good["mean"]) == pytest.approx((0.71 + 0.81 + 0.77 + 0.41) / 4)
+    assert (good["worst_client"], good["picked"], float(good["conflicts"])) == ("Dundee", "1", 1.0)
+    assert by_run["FedAvg", 0.01, 1]["picked"] == "0"
+    assert by_run["pooled", 0.1, 0]["conflicts"] == ""
+    clients = list(csv.DictReader(io.StringIO((tmp_path / "clients.csv").read_text())))
+    assert len(clients) == 23 * 2 * 4
+    assert {row["name"] for row in clients} == {"Aalborg", "Braga", "Cluj", "Dundee"}
+    assert (tmp_path / "table.md").read_text() == f"{comparison}\n"
+
+
+def test_runs_of_other_clients_are_refused():
+    plan = Plan(("FedAvg",), (0.1,), (0, 1))
+    results = {**made(plan).results, Run("FedAvg", 0.1, 1): fitted({"test_acc": (1.0,)}, names=("Aalborg",))}
+    with pytest.raises(ValueError, match=r"found others in \(FedAvg, lr 0.1, seed 1\) than in \(FedAvg, lr 0.1, "):
+        Comparison(plan, results, {}, ACCURACY)
