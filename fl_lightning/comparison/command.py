@@ -24,7 +24,8 @@ def run(arguments: Sequence[str]) -> int:
         arguments: its options.
 
     Returns:
-        The exit status: 0 if all runs came to their end, 1 if some failed, 2 for options that make no sense.
+        The exit status: 0 if all runs came to their end, 1 if some failed, 2 for options that make no sense, 130 if it
+        was stopped by Ctrl-C.
     """
     parser = _parser()
     options, project_options = parser.parse_known_args(list(arguments))
@@ -53,6 +54,9 @@ def run(arguments: Sequence[str]) -> int:
     except (ValueError, TypeError, RuntimeError) as error:
         sys.stderr.write(f"compare: {error}\n")
         return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("compare: stopped; the same command goes on from here\n")
+        return 130
     if found is None:
         return 0
     sys.stdout.write(f"{found}\n")

@@ -104,7 +104,7 @@ class Comparison:
         for path, text in zip(written, texts, strict=True):
             write_text(path, text)
         try:
-            written.append(write_report(self.records, folder / FILES[-1], "Comparison"))
+            written.append(write_report(self.records, folder / FILES[-1]))
         except ImportError as missing:
             rank_zero_warn(f"{FILES[-1]} is left out: {missing}")
         return written

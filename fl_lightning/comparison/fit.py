@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -69,6 +70,7 @@ def fit(parts: Parts, keeper: Keeper) -> Fitted:
     own: dict[str, Any] = {"weights_only": False}  # a file of ours: hyperparameters of all kinds may be in it
     own = {name: value for name, value in own.items() if name in inspect.signature(trainer.fit).parameters}
     found = newest_checkpoint(folder, weights_only=False) if folder.exists() else None
+    handler = signal.getsignal(signal.SIGINT)
     try:
         trainer.fit(module, data, **({} if found is None else {"ckpt_path": found, **own}))
         if defines(data, "test_dataloader"):
@@ -79,6 +81,7 @@ def fit(parts: Parts, keeper: Keeper) -> Fitted:
             record = _validated(record, parts)
     except SystemExit:
         if trainer.interrupted:
+            signal.signal(signal.SIGINT, handler)  # Lightning lets it be ignored, because it ends the process
             raise KeyboardInterrupt from None
         raise
     return Fitted(record, keeper.seconds)

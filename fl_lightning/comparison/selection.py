@@ -17,6 +17,7 @@ from fl_lightning.comparison.fitted import Fitted
 from fl_lightning.comparison.plan import Plan, Run
 from fl_lightning.metrics.functional import Mode, fairness_summary
 from fl_lightning.report import ClientValues, FitRecord
+from fl_lightning.report.methods import goodness
 
 Rule = Literal["mean", "worst_10"]
 Stage = Literal["val", "test"]
@@ -162,4 +163,4 @@ def _number(record: FitRecord, measure: Measure) -> float:
     assert measure.selected_on is not None
     summary = summary_of(record, measure.selected_on, measure.picked_by, measure.mode)
     number = summary.get(measure.select, float("nan"))
-    return number if measure.mode == "max" else -number
+    return goodness(number, measure.mode)

@@ -12,6 +12,7 @@ from fl_lightning.comparison.fitted import Fitted
 from fl_lightning.comparison.methods import LOCAL, POOLED
 from fl_lightning.comparison.plan import Plan, Run
 from fl_lightning.comparison.selection import Measure, summary_of, values_of
+from fl_lightning.report.methods import goodness
 
 NAN = float("nan")
 
@@ -131,11 +132,8 @@ def worst_client(fits: Sequence[Fitted], measure: Measure) -> str:
     for fitted in fits:
         for name, value in client_values(fitted, measure).items():
             if isfinite(value):
-                values.setdefault(name, []).append(abs(value) if measure.mode == "abs" else value)
-    if not values:
-        return ""
-    worst = min if measure.mode == "max" else max
-    return worst(values, key=lambda name: fmean(values[name]))
+                values.setdefault(name, []).append(goodness(value, measure.mode))
+    return min(values, key=lambda name: fmean(values[name]), default="")
 
 
 def _figure(numbers: Mapping[int, float], reference: Mapping[int, float], larger_is_better: bool) -> Figure:

@@ -11,11 +11,11 @@ from fl_lightning.comparison.methods import LOCAL, POOLED
 from fl_lightning.comparison.plan import Plan, Run
 from fl_lightning.comparison.selection import Measure
 from fl_lightning.comparison.summary import Figure, MethodSummary
+from fl_lightning.report.words import STAGES, shortened
 
 WIDTH = 120
 _SHORTEST = 8
 _WORDS = {"mean": "the mean over the clients", "worst_10": "the mean over the worst tenth of the clients"}
-_STAGES = {"val": "validation", "test": "test"}
 
 
 def table_text(rows: Sequence[MethodSummary]) -> str:
@@ -71,8 +71,7 @@ def _cell(figure: Figure) -> str:
 
 
 def _short(name: str, width: int) -> str:
-    name = name.replace("|", "/")  # would end a cell
-    return name if len(name) <= width else f"{name[: width - 1]}…"
+    return shortened(name.replace("|", "/"), width)  # a bar would end the cell
 
 
 def notes(plan: Plan, rows: Sequence[MethodSummary], measure: Measure, failures: Mapping[Run, str]) -> list[str]:
@@ -84,12 +83,12 @@ def notes(plan: Plan, rows: Sequence[MethodSummary], measure: Measure, failures:
         measure: what the numbers are.
         failures: runs that came to nothing, and why.
     """
-    stage = _STAGES[measure.reported_on]
+    stage = STAGES[measure.reported_on]
     found = [f"Numbers: {measure.metric} of the clients on {stage} data, at the end of the fit."]
     if measure.selected_on is not None:
         picked = (
             f"Learning rates: of {', '.join(_rate(rate) for rate in plan.learning_rates)}, each method has the one "
-            f"that is best by {_WORDS[measure.select]} of {measure.picked_by} on {_STAGES[measure.selected_on]} data "
+            f"that is best by {_WORDS[measure.select]} of {measure.picked_by} on {STAGES[measure.selected_on]} data "
             "at the end of the fit, on average over the seeds."
         )
         if measure.selected_on == measure.reported_on:

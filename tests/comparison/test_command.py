@@ -13,6 +13,7 @@ import watched
 from test_compare import assert_same_results
 
 from fl_lightning.__main__ import main
+from fl_lightning.comparison.command import _parser
 from fl_lightning.comparison.plan import Run
 from fl_lightning.comparison.yaml_project import YamlProject
 
@@ -62,6 +63,7 @@ def test_a_comparison_from_a_file(project, capsys):
     assert [line.split()[1] for line in lines[:5]] == ["method", "------", "FedAvg", "FedLF", "pooled"]
     assert "In comparison: table.md, runs.csv, clients.csv" in lines[-1]
     assert len(watched.rounds(project)) == 3 + 6 * 3
+    assert {f"FedAvgx3 0.02 {seed} 2" for seed in (4, 7)} <= set(watched.rounds(project))
     # What is on the command line goes over what is in the file, and another configuration is refused.
     assert main(command("--trainer.max_epochs", "2")) == 2
     assert "trainer.max_epochs of the project was 3 and is 2" in capsys.readouterr().err
@@ -146,6 +148,31 @@ def test_a_method_that_trains_nothing_locally_leaves_local_epochs_out(project, c
     options = ["--trainer.strategy.init_args.local_epochs=2", "--seeds", "1", "--bounds", "none"]
     assert main(command(*options, methods=["FedAvg", "FedMDFG"])) == 0
     assert "trains nothing locally: local_epochs of the project do not count for it" in capsys.readouterr().err
+
+
+def test_ctrl_c_stops_and_the_same_command_goes_on(project, capsys, monkeypatch):
+    options = command("--seeds", "1", "--bounds", "none")
+    start = watched.Watched.on_train_epoch_start
+
+    def stopped(module):
+        if module.trainer.current_epoch == 1 and type(module.trainer.strategy.algorithm).__name__ == "FedLF":
+            raise KeyboardInterrupt
+        start(module)
+
+    handler = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(watched.Watched, "on_train_epoch_start", stopped)
+    assert main(options) == 130
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert "compare: stopped; the same command goes on from here" in capsys.readouterr().err
+    monkeypatch.setattr(watched.Watched, "on_train_epoch_start", start)
+    assert main(options) == 0
+    assert watched.rounds(project).count("FedLFx3 0.1 0 0") == 2  # the timed one, and the one before Ctrl-C
+
+
+def test_the_page_explains_every_option():
+    page = (Path(__file__).parents[2] / "docs" / "compare.md").read_text(encoding="utf-8")
+    options = {o for action in _parser()._actions for o in action.option_strings if o.startswith("--")}
+    assert {option for option in options if f"`{option}`" not in page} <= {"--help", "--config"}
 
 
 @pytest.mark.process

@@ -49,8 +49,14 @@ def assert_same_results(one, other):
 
 def test_several_runs_at_a_time_give_the_table_of_one(tmp_path, diary, capfd):
     threads, drawn = torch.get_num_threads(), torch.random.get_rng_state()
-    found = compared(tmp_path / "one", bounds="both", seeds=1)
-    assert (torch.get_num_threads(), torch.equal(torch.random.get_rng_state(), drawn)) == (threads, True)
+    torch.set_num_threads(2)
+    try:
+        found = compared(tmp_path / "one", bounds="both", seeds=1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(torch.random.get_rng_state(), drawn)
+    assert set((diary / "threads").read_text().split()) == {"1"}
     assert [row.method for row in found.rows] == ["FedAvg", "FedLF", "local only", "pooled"]
     assert set(found.learning_rates.values()) <= {0.02, 0.1}
     compared(tmp_path / "two", bounds="both", seeds=1, jobs=2)
@@ -120,6 +126,7 @@ def test_a_folder_of_another_configuration_is_refused_by_name(tmp_path, diary):
             {"trainer": partial(TRAINER, max_epochs=3)},
             r"trainer.max_epochs of the project was 2 and is 3\. Take another folder",
         ),
+        ({"trainer": partial(TRAINER, min_epochs=1)}, "trainer.min_epochs of the project was not given and is 1"),
         ({"methods": {**METHODS, "FedLF": fl.algorithms.FedLF()}}, "clients_per_round of FedLF was 2 and is not given"),
         (
             {"methods": {**METHODS, "FedAvg": fl.algorithms.QFedAvg()}},
@@ -183,15 +190,31 @@ def test_a_network_that_runs_would_share_is_refused(tmp_path):
         )  # fmt: skip
 
 
-def test_callbacks_and_data_are_new_in_every_run(tmp_path, diary):
-    """An EarlyStopping that remembered the run before would stop the next one early."""
-    stopping = partial(
-        L.Trainer, max_epochs=3, accelerator="cpu", logger=False,
-        callbacks=[L.pytorch.callbacks.EarlyStopping("val_loss", patience=0, min_delta=-10.0)],
-    )  # fmt: skip
-    compared(tmp_path, seeds=2, learning_rates=[0.05, 0.01], trainer=stopping)
-    done = [line for line in watched.rounds(diary) if line.endswith(" 2")]
-    assert len(done) == 8
+class StopsInItsFourthRound(L.Callback):
+    """Remembers rounds of runs before, if it is not a new one in each."""
+
+    rounds = 0
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.rounds += 1
+        trainer.should_stop |= self.rounds >= 4
+
+
+def test_callbacks_are_new_in_every_run(tmp_path, diary):
+    trainer = partial(TRAINER, max_epochs=3, callbacks=[StopsInItsFourthRound()])
+    compared(tmp_path, {"FedAvg": fl.algorithms.FedAvg()}, learning_rates=[0.05], trainer=trainer)
+    assert [line for line in watched.rounds(diary) if line.endswith(" 2")] == ["FedAvgx3 0.05 0 2", "FedAvgx3 0.05 1 2"]
+
+
+def test_the_values_at_the_end_count_where_validation_is_rare(tmp_path, diary):
+    trainer = partial(TRAINER, max_epochs=3, check_val_every_n_epoch=2)
+    rare = compared(tmp_path / "rare", {"FedAvg": fl.algorithms.FedAvg()}, trainer=trainer, seeds=1)
+    often = compared(
+        tmp_path / "often", {"FedAvg": fl.algorithms.FedAvg()}, trainer=partial(TRAINER, max_epochs=3), seeds=1
+    )
+    for run, fitted in rare.results.items():
+        assert [v.round for v in fitted.record.evaluations if v.stage == "val"] == [2, 3]
+        assert fitted.record.last_values("val").values == often.results[run].record.last_values("val").values
 
 
 def test_strategies_with_a_partition_divide_plain_data(tmp_path, diary):

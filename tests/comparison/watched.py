@@ -7,6 +7,7 @@ import os
 import time
 from pathlib import Path
 
+import torch
 from support import Classifier
 
 DIARY = "DIARY"
@@ -33,8 +34,9 @@ class Watched(Classifier):
             time.sleep(600)
         if f"{method} {self.hparams.lr:g} {seed}" in _lines(folder / "fail"):
             raise RuntimeError("no luck")
-        with (folder / "rounds").open("a") as file:
-            file.write(f"{name}\n")
+        for file, text in (("rounds", name), ("threads", torch.get_num_threads())):
+            with (folder / file).open("a") as diary:
+                diary.write(f"{text}\n")
 
 
 def rounds(folder: Path) -> list[str]:

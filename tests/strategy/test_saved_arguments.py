@@ -3,6 +3,7 @@
 
 import copy
 
+import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
@@ -40,3 +41,16 @@ def test_a_checkpoint_holds_the_strategy_by_its_arguments(tmp_path):
         quiet_trainer(other, 1).fit(TrainsItself(), DataLoader(blobs(60), batch_size=10))
         assert other.last_round.client_ids == strategy.last_round.client_ids
         assert len(other.last_round.client_ids) == 2
+
+
+def test_a_strategy_with_other_arguments_shares_nothing_with_the_first():
+    strategy = Named("mine", algorithm=fl.algorithms.FedLF(layers="tensor"), clients_per_round=2, seed=4)
+    other = strategy.with_arguments(seed=5, local_epochs=3)
+    assert (type(other), other.name, other._options.seed, other._options.local_epochs) == (Named, "mine", 5, 3)
+    assert (other._options.clients_per_round, other.algorithm.layers) == (2, "tensor")
+    assert other.algorithm is not strategy.algorithm
+    assert other.arguments.keys() == {"name", "algorithm", "clients_per_round", "seed", "local_epochs"}
+    plain = fl.FederatedStrategy(fl.algorithms.FedAvg(), None, 0.5).with_arguments(clients_per_round=3)
+    assert (type(plain.algorithm), plain._options.clients_per_round) == (fl.algorithms.FedAvg, 3)
+    with pytest.raises(ValueError, match="local_epochs of Named must be a positive integer, found 0"):
+        strategy.with_arguments(local_epochs=0)

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of finished runs, and one record of clients that were alone."""
+
+import pytest
+from made_records import fitted
+
+from fl_lightning.comparison.fitted import merged, read_fitted, write_fitted
+from fl_lightning.report import ClientValues, FitRecord
+
+
+def alone(*rounds):
+    """A client's fit with accuracies by round."""
+    evaluations = [
+        ClientValues(number, "val", (0,), (7,), {"val_acc": (value,)}, {"val_acc": "max"}) for number, value in rounds
+    ]
+    return FitRecord("FedAvg", client_names=("0",), client_sizes=(5,), evaluations=tuple(evaluations))
+
+
+def test_a_client_that_stopped_early_keeps_its_last_value():
+    record = merged({0: alone((1, 0.1), (2, 0.2), (3, 0.3)), 2: alone((1, 0.5), (2, 0.4))}, ("a", "b", "c"), (5, 0, 9))
+    assert [(v.round, v.client_ids, v.values["val_acc"]) for v in record.evaluations] == [
+        (1, (0, 2), (0.1, 0.5)), (2, (0, 2), (0.2, 0.4)), (3, (0, 2), (0.3, 0.4)),
+    ]  # fmt: skip
+    assert (record.client_names, record.client_sizes) == (("a", "b", "c"), (5, 0, 9))
+    (series,) = record.metrics
+    assert series.summaries["mean"] == pytest.approx((0.3, 0.3, 0.35))
+
+
+def test_a_file_comes_back_as_it_was_written_or_not_at_all(tmp_path):
+    one, file = fitted({"val_acc": (0.1, 1 / 3, None, 1e-17)}, conflicts=(1, 2), seconds=1.1), tmp_path / "run.json"
+    assert read_fitted(file) is None
+    write_fitted(file, one)
+    assert read_fitted(file) == one
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+    file.write_text(file.read_text()[:100])
+    with pytest.raises(
+        ValueError, match=r"run.json is no file of a finished run .*: delete it, and the run is repeated"
+    ):
+        read_fitted(file)

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tasks in processes of their own."""
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+import torch
+
+from fl_lightning.comparison.pool import Failure, use_device, work
+
+
+def carried_out(tasks, jobs):
+    told, results = [], {}
+    work(tasks, jobs, told.append, results.__setitem__)
+    return told, results
+
+
+def twice(number):
+    def task(tell):
+        for _ in range(number):
+            tell()
+        return 2 * number
+
+    return task
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 5])
+def test_results_and_rounds_arrive_under_their_keys(jobs):
+    told, results = carried_out({key: twice(key) for key in (3, 0, 1)}, jobs)
+    assert results == {3: 6, 0: 0, 1: 2}
+    assert sorted(told) == [1, 3, 3, 3]
+
+
+def test_so_many_run_at_a_time_and_in_processes_of_their_own(tmp_path):
+    def task(tell):
+        (tmp_path / str(os.getpid())).touch()
+        deadline = time.monotonic() + 60
+        while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return os.getpid()
+
+    _, results = carried_out({"a": task, "b": task}, 2)
+    assert len({*results.values(), os.getpid()}) == 3
+
+
+def killed(tell):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def ended(tell):
+    os._exit(7)
+
+
+def wrong(tell):
+    raise ValueError("no luck")
+
+
+def exits(tell):
+    sys.exit(3)
+
+
+def test_tasks_that_fail_or_die_say_why_and_the_others_go_on():
+    tasks = {"killed": killed, "good": twice(1), "ended": ended, "wrong": wrong, "exits": exits, "last": twice(2)}
+    _, results = carried_out(tasks, 2)
+    assert results == {
+        "killed": Failure("its process was killed by SIGKILL: perhaps memory ran out"),
+        "good": 2,
+        "ended": Failure("its process ended with exit code 7"),
+        "wrong": Failure("ValueError: no luck"),
+        "exits": Failure("SystemExit: 3"),
+        "last": 4,
+    }
+
+
+def test_an_error_here_ends_the_processes(tmp_path):
+    def waits(tell):
+        (tmp_path / "pid").write_text(str(os.getpid()))
+        tell()
+        time.sleep(600)
+
+    def stop(key):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work({"a": waits}, 2, stop, lambda key, result: None)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_a_process_that_cannot_be_copied_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(RuntimeError, match="jobs must be 1, found 2: this process has used CUDA already"):
+        carried_out({"a": twice(1)}, 2)
+    assert carried_out({"a": twice(1)}, 1)[1] == {"a": 2}
+
+
+@pytest.mark.parametrize(
+    ("count", "visible", "expected"),
+    [
+        (4, None, ["0", "1", "2", "3", "0"]),
+        (2, "5,7", ["5", "7", "5", "7", "5"]),
+        (1, "5", ["5"] * 5),
+        (0, None, [None]),
+    ],
+)
+def test_processes_take_devices_in_turn(monkeypatch, count, visible, expected):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    for slot, device in enumerate(expected):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        use_device(slot)
+        assert os.environ.get("CUDA_VISIBLE_DEVICES") == device
