@@ -166,7 +166,7 @@ def test_every_number_is_sent_once_to_each_rank_that_needs_it():
 def test_rows_that_have_travelled_make_room():
     for rows, _, most in rounds((0, 1) * 12, 2, names=(), number=1):
         assert most < 12
-        assert len(rows._free) <= most
+        assert len(rows._free) <= most + 1
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["columns", "whole rows"])

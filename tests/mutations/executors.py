@@ -13,6 +13,10 @@ runner = In(
     "fl_lightning/executors/parallel/runner.py",
     f"{WORKERS} tests/executors/test_parallel.py -k 'frozen or dies or dropped or between_clients or that_change'",
 )
+present = In(
+    "fl_lightning/training/visits.py",
+    f"{WORKERS} tests/executors/test_parallel.py -k 'frozen or dies or dropped or between_clients or that_change'",
+)
 worker = In(
     "fl_lightning/executors/parallel/worker.py",
     f"tests/executors/test_parallel_processes.py {WORKERS} -k 'processes or traces or dropped'",
@@ -33,8 +37,8 @@ MUTATIONS = [
     pool("a full queue is not filled up", "        if self._waiting:\n            self._feed()\n", ""),
     pool("a part of a place goes into the queue", "self._waiting[:4096]", "self._waiting[:4095]"),
     runner("what one worker found frozen is forgotten", "self._frozen or message.frozen", "message.frozen"),
-    runner("another structure of the module is not noticed", "        found.add_structure(module)\n", ""),
-    runner("data that workers lack are not noticed", "            found.add(name, value)\n", "            pass\n"),
+    present("another structure of the module is not noticed", "        found.add_structure(clients.module)\n", ""),
+    present("data that workers lack are not noticed", "            found.add(name, value)\n", "            pass\n"),
     runner(
         "callbacks between clients are not looked for",
         "self._under_way and self._changes_between and self._is_stale()",
