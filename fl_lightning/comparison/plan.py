@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from fl_lightning.arguments import Bounds, checked
 
+_LONGEST = 60
+
 
 @checked(learning_rate=Bounds(above=0), seed=Bounds(0))
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Run:
     @property
     def key(self) -> str:
         """Name of the run's file and folder: letters, digits, and signs that every file system takes."""
-        method = re.sub(r"[^\w.=+-]+", "-", self.method, flags=re.ASCII)
+        method = re.sub(r"[^\w.=+-]+", "-", self.method, flags=re.ASCII)[:_LONGEST]
         if method != self.method:
             method += f"-{hashlib.sha256(self.method.encode()).hexdigest()[:8]}"
         rate = "own" if self.learning_rate is None else repr(self.learning_rate)

@@ -156,10 +156,16 @@ def bare(trainer: Trainer) -> Trainer:
     """Takes from a trainer what one of many runs has no use for: bars, summaries, and checkpoints of its own.
 
     Raises:
-        ValueError: it does not say how many rounds there are.
+        ValueError: it does not say how many rounds there are, or has several devices.
     """
     if trainer.max_epochs is None or trainer.max_epochs < 1:
         raise ValueError(f"max_epochs of the trainer must be a positive number of rounds, found {trainer.max_epochs}")
+    ranks = getattr(trainer.strategy, "ranks", None)
+    if ranks is not None:
+        raise ValueError(
+            "devices and num_nodes of the trainer must be 1, because a run is one process and jobs says how many there "
+            f"are at a time, found {ranks.size} processes"
+        )
     idle = (ModelCheckpoint, ProgressBar, callbacks.ModelSummary)
     trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, idle)]  # type: ignore[attr-defined]
     return trainer

@@ -3,16 +3,19 @@
 
 import csv
 import io
+import re
 from functools import partial
+from pathlib import Path
 
 import lightning as L
 import pytest
 import torch
 import watched
-from support import Classifier, federated_blobs
+from support import Blobs, Classifier, federated_blobs
 from watched import Watched
 
 import fl_lightning as fl
+from fl_lightning.comparison.plan import Run
 
 pytestmark = [pytest.mark.fit, pytest.mark.filterwarnings("ignore:report.html is left out")]
 METHODS = {"FedAvg": fl.algorithms.FedAvg(), "FedLF": fl.FederatedStrategy(fl.algorithms.FedLF(), clients_per_round=2)}
@@ -218,8 +221,6 @@ def test_the_values_at_the_end_count_where_validation_is_rare(tmp_path, diary):
 
 
 def test_strategies_with_a_partition_divide_plain_data(tmp_path, diary):
-    from support import Blobs
-
     methods = {
         name: fl.FederatedStrategy(rule, partition=fl.data.IID(3), seed=7)
         for name, rule in (("FedAvg", fl.algorithms.FedAvg()), ("FedLF", fl.algorithms.FedLF()))
@@ -229,3 +230,23 @@ def test_strategies_with_a_partition_divide_plain_data(tmp_path, diary):
     assert {fitted.record.client_sizes for fitted in found.results.values()} == {tuple(expected)}
     with pytest.raises(ValueError, match="data must be a FederatedDataModule, or a function that makes one, where"):
         fl.compare(Watched, Blobs(train=60), METHODS, trainer=TRAINER, folder=tmp_path / "other")
+
+
+def test_names_of_runs_are_names_of_files():
+    names = ["FedLF", "QFedAvg(q=2)", "QFedAvg q=2", "FedÄvg", "a/../b", f"FA({[[0.0] * 99]})", f"FA({[[0.0] * 98]})"]
+    keys = [Run(name, rate, 3).key for name in names for rate in (None, 0.1, 1e-7)]
+    assert keys[1] == "FedLF--lr-0.1--seed-3"
+    assert len(set(keys)) == len(keys)
+    assert all(re.fullmatch(r"[A-Za-z0-9_.=+-]{1,120}", key) for key in keys)
+
+
+@pytest.mark.slow
+def test_the_example_of_the_page_runs(tmp_path, diary, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "compare.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    text, replaced = re.subn("max_epochs=50", "max_epochs=1", text)
+    assert replaced == 1
+    monkeypatch.chdir(tmp_path)
+    exec(text, {"MyLitModule": Watched, "MyDataModule": Blobs})
+    assert "| FedLF " in capsys.readouterr().out
+    assert (tmp_path / "comparison" / "report.html").exists()
