@@ -66,7 +66,10 @@ class Runner:
                 if isinstance(parts.data, OneLearner):
                     fitted = replace(fitted, record=parts.data.renamed(fitted.record))
         rate = fitted.record.learning_rate if run.learning_rate is None else run.learning_rate
-        record = replace(fitted.record, method=run.method, seed=run.seed, learning_rate=rate, status="finished")
+        record = replace(
+            fitted.record, method=run.method, seed=run.seed, learning_rate=rate, status="finished",
+            is_bound=run.method in (LOCAL, POOLED),
+        )  # fmt: skip
         write_fitted(self._file(run), Fitted(record, fitted.seconds))
         shutil.rmtree(folder, ignore_errors=True)
 

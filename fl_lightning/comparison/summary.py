@@ -12,7 +12,7 @@ from fl_lightning.comparison.fitted import Fitted
 from fl_lightning.comparison.methods import LOCAL, POOLED
 from fl_lightning.comparison.plan import Plan, Run
 from fl_lightning.comparison.selection import Measure, summary_of, values_of
-from fl_lightning.report.methods import goodness
+from fl_lightning.report.methods import goodness, mark
 
 NAN = float("nan")
 
@@ -141,21 +141,3 @@ def _figure(numbers: Mapping[int, float], reference: Mapping[int, float], larger
         return Figure(NAN, NAN)
     deviation = stdev(numbers.values()) if len(numbers) > 1 else NAN
     return Figure(fmean(numbers.values()), deviation, mark(numbers, reference, larger_is_better))
-
-
-def mark(numbers: Mapping[int, float], reference: Mapping[int, float], larger_is_better: bool) -> str:
-    """Whether the differences to the reference, seed by seed, have a mean beyond their standard deviation.
-
-    Args:
-        numbers: by seed.
-        reference: by seed.
-        larger_is_better: which direction is good.
-
-    Returns:
-        ``"+"`` for better, ``"-"`` for worse, and nothing where the mean is within the deviation or fewer than two
-        seeds are there to tell.
-    """
-    differences = [number - reference[seed] for seed, number in numbers.items() if seed in reference]
-    if len(differences) < 2 or abs(fmean(differences)) <= stdev(differences):
-        return ""
-    return "+" if (fmean(differences) > 0) == larger_is_better else "-"

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from statistics import fmean, stdev
+from typing import Any, Literal
 
 from fl_lightning.metrics.functional import Mode
 from fl_lightning.report.record import ClientValues, FitRecord, MetricSeries
@@ -24,6 +25,7 @@ class ClientPoint:
         size: evaluation samples.
         trained: training samples.
         value: of the metric, a mean over the seeds.
+        shared: all seeds have this client.
     """
 
     client_id: int
@@ -31,6 +33,7 @@ class ClientPoint:
     size: int
     trained: int
     value: float
+    shared: bool = True
 
     @property
     def label(self) -> str:
@@ -68,30 +71,46 @@ class Method:
                 spread = Spread.of(column)
                 name = record.client_names[client] if same else f"{record.client_names[client]} (seed {record.seed})"
                 if spread is not None:
-                    points.append(ClientPoint(client, name, size, record.client_sizes[client], spread.mean))
+                    points.append(ClientPoint(client, name, size, record.client_sizes[client], spread.mean, same))
         mode = found[0][1].modes[metric]
         return sorted(points, key=lambda point: goodness(point.value, mode))
 
-    def summary(self, metric: str, stage: Stage, key: str) -> Spread | None:
-        """The last value of one summary number, over the seeds."""
-        series = [self.series(record, metric, stage) for record in self.records]
-        return Spread.of([s.summaries[key][-1] for s in series if s is not None and s.rounds and key in s.summaries])
+    def summary(self, metric: str, stage: Stage, key: str) -> dict[int | None, float]:
+        """The last value of one summary number, by seed."""
+        series = {seed: self.series(record, metric, stage) for seed, record in self._by_seed}
+        last = {k: s.summaries[key][-1] for k, s in series.items() if s is not None and s.rounds and key in s.summaries}
+        return {seed: value for seed, value in last.items() if value is not None}
+
+    @property
+    def _by_seed(self) -> list[tuple[int | None, FitRecord]]:
+        """The records by their seeds, or by their places where seeds are not known."""
+        seeds = [record.seed for record in self.records]
+        known = len(set(seeds)) == len(seeds)
+        return list(zip(seeds if known else range(len(seeds)), self.records, strict=True))
 
     @staticmethod
     def series(record: FitRecord, metric: str, stage: Stage) -> MetricSeries | None:
         """A metric of one fit over its evaluations."""
         return next((s for s in record.metrics if (s.metric, s.stage) == (metric, stage)), None)
 
-    def worst(self, metric: str, stage: Stage) -> Spread | None:
-        """The worst client's value in each seed."""
-        worst = []
-        for record in self.records:
+    def worst(self, metric: str, stage: Stage) -> dict[int | None, float]:
+        """By seed, the value of the client that is worst off over the seeds (the first of :meth:`points`).
+
+        Where seeds have clients of their own, the value of each seed's worst client.
+        """
+        points, found = self.points(metric, stage), {}
+        for seed, record in self._by_seed:
             values = record.last_values(stage)
-            numbers = [] if values is None else [v for v in values.values.get(metric, ()) if v is not None]
-            if values is not None and numbers:
-                mode = values.modes[metric]
-                worst.append(min(numbers, key=lambda number: goodness(number, mode)))
-        return Spread.of(worst)
+            if values is None or metric not in values.values:
+                continue
+            mode, pairs = values.modes[metric], zip(values.client_ids, values.values[metric], strict=True)
+            numbers = {client: value for client, value in pairs if value is not None}
+            worst = points[0].client_id if points and points[0].shared else None
+            if worst is None and numbers:
+                worst = min(numbers, key=lambda client: goodness(numbers[client], mode))
+            if worst in numbers:
+                found[seed] = numbers[worst]
+        return found
 
     @property
     def conflicts(self) -> Spread | None:
@@ -138,6 +157,24 @@ def metrics_of(records: Sequence[FitRecord], stage: Stage) -> dict[str, Mode]:
 def goodness(value: float, mode: Mode) -> float:
     """The larger, the better."""
     return value if mode == "max" else -(abs(value) if mode == "abs" else value)
+
+
+def mark(numbers: Mapping[Any, float], reference: Mapping[Any, float], larger_is_better: bool) -> str:
+    """Whether the differences to the reference, seed by seed, have a mean beyond their standard deviation.
+
+    Args:
+        numbers: by seed.
+        reference: by seed.
+        larger_is_better: which direction is good.
+
+    Returns:
+        ``"+"`` for better, ``"-"`` for worse, and nothing where the mean is within the deviation or fewer than two
+        seeds are there to tell.
+    """
+    differences = [number - reference[seed] for seed, number in numbers.items() if seed in reference]
+    if len(differences) < 2 or abs(fmean(differences)) <= stdev(differences):
+        return ""
+    return "+" if (fmean(differences) > 0) == larger_is_better else "-"
 
 
 def seconds_of(record: FitRecord) -> dict[str, float]:

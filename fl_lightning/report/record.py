@@ -231,6 +231,7 @@ class FitRecord:
         method: what the method is called, such as ``"FedLF"`` or ``"FedHEAL with SCAFFOLDClient"``.
         seed: of the strategy.
         learning_rate: of the clients, in the first recorded round; ``None`` without a single one.
+        is_bound: the fit is no method, but bounds what methods can reach: clients that train alone, or on all data.
         status: whether the fit ``"runs"``, is ``"finished"`` or was ``"interrupted"`` when the record was made.
         planned_rounds: rounds that the trainer's limits allow; ``None`` if they do not say.
         settings: options of the strategy that change results.
@@ -256,6 +257,7 @@ class FitRecord:
     method: str
     seed: int | None = None
     learning_rate: float | None = None
+    is_bound: bool = False
     status: Literal["runs", "finished", "interrupted"] = "finished"
     planned_rounds: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from fl_lightning.metrics.functional import Mode
-from fl_lightning.report.methods import Method, Stage, first_values, goodness, metrics_of
+from fl_lightning.report.methods import Method, Stage, first_values, goodness, mark, metrics_of
 from fl_lightning.report.record import FitRecord
-from fl_lightning.report.words import STAGES, isolated, number, plural, shortened, spread
+from fl_lightning.report.words import STAGES, Spread, isolated, number, plural, shortened, spread
 
 
 def two_sentences(methods: Sequence[Method], stage: Stage) -> tuple[str, str]:
@@ -37,9 +38,10 @@ def two_sentences(methods: Sequence[Method], stage: Stage) -> tuple[str, str]:
         f"{after[0].upper()}{after[1:]}, {who} is worst off: its {metric} is {number(worst.value)}, and the "
         f"mean of {plural(len(points), 'client')} is {number(mean)}."
     )
-    if len(methods) == 1:
+    others = [method for method in methods[1:] if not any(record.is_bound for record in method.records)]
+    if not others:
         return opening, _since_the_beginning(first.records[0], metric, mode, stage)
-    return opening, _others(methods, metric, mode, stage)
+    return opening, _others([first, *others], metric, mode, stage)
 
 
 def _since_the_beginning(record: FitRecord, metric: str, mode: Mode, stage: Stage) -> str:
@@ -68,18 +70,17 @@ def _since_the_beginning(record: FitRecord, metric: str, mode: Mode, stage: Stag
 
 def _others(methods: Sequence[Method], metric: str, mode: Mode, stage: Stage) -> str:
     """Which other method does most for the worst client, and at what cost of the mean."""
-    base = methods[0].worst(metric, stage)
-    found = [(method, method.worst(metric, stage)) for method in methods[1:]]
-    others = [(method, worst) for method, worst in found if worst is not None]
-    if base is None or not others:
+    by_seed = [_good(method.worst(metric, stage), mode) for method in methods]
+    others = [(method, worst) for method, worst in zip(methods, by_seed, strict=True) if worst][1:]
+    if not by_seed[0] or not others:
         return f"No other method has values of {metric} to compare with."
-    best, worst = max(others, key=lambda pair: goodness(pair[1].mean, mode))
-    gain = goodness(worst.mean, mode) - goodness(base.mean, mode)
-    doubt = max(base.deviation or 0.0, worst.deviation or 0.0)
+    best, worst = max(others, key=lambda pair: fmean(pair[1].values()))
+    gain = fmean(worst.values()) - fmean(by_seed[0].values())
     seeds = min(len(best.records), len(methods[0].records))
     name = isolated(shortened(best.label, 60))
-    means = [method.summary(metric, stage, "mean") for method in (methods[0], best)]
-    numbers = f"whoever is worst{' in each seed' if seeds > 1 else ''} goes from {spread(base)} to {spread(worst)}"
+    ends = [Spread.of(list(method.worst(metric, stage).values())) for method in (methods[0], best)]
+    means = [Spread.of(list(method.summary(metric, stage, "mean").values())) for method in (methods[0], best)]
+    numbers = f"whoever is worst goes from {spread(ends[0])} to {spread(ends[1])}"
     if None not in means:
         numbers += f", and the mean from {spread(means[0])} to {spread(means[1])}"
     if gain <= 0 and len(others) == 1:
@@ -88,6 +89,10 @@ def _others(methods: Sequence[Method], metric: str, mode: Mode, stage: Stage) ->
         none = f"None of {plural(len(others), 'other method')} changes that for the better"
         return f"{none}, and {name} comes closest: {numbers}."
     names = f"Of {plural(len(others), 'other method')}, {name} helps most" if len(others) > 1 else f"{name} helps"
-    if seeds > 1 and gain <= doubt:
+    if seeds > 1 and mark(worst, by_seed[0], larger_is_better=True) != "+":
         return f"{names}, but by less than seeds differ, which may be chance: {numbers}."
     return f"{names}: {numbers}{'' if seeds > 1 else '; with one seed, this may be chance'}."
+
+
+def _good(numbers: Mapping[int | None, float], mode: Mode) -> dict[int | None, float]:
+    return {seed: goodness(value, mode) for seed, value in numbers.items()}

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from fl_lightning.metrics.functional import Mode
 from fl_lightning.report.cost_pictures import reasons as reason_rows
-from fl_lightning.report.methods import Method, Stage, goodness, metrics_of
+from fl_lightning.report.methods import Method, Stage, goodness, mark, metrics_of
 from fl_lightning.report.pictures import COLORS, both_ends
 from fl_lightning.report.words import STAGES, Spread, number, plural, seconds, shortened, spread
 
@@ -34,22 +35,22 @@ def comparison(methods: Sequence[Method], stage: Stage) -> str:
         cells = [f"<td>{swatch}{escape(shortened(method.label, 60))}{seeds}</td>"]
         for key in keys:
             found = method.summary(metric, stage, key)
-            up = mode if key in ("mean", "worst_10") else "min"
-            mark = _mark(base[key], found, lambda s, up=up: goodness(s.mean, up)) if place else ""
-            cells.append(f"<td><span{mark}>{spread(found)}</span></td>")
+            marked = _mark(base[key], found, mode if key in ("mean", "worst_10") else "min") if place else ""
+            cells.append(f"<td><span{marked}>{_spread(found)}</span></td>")
         points, worst = method.points(metric, stage), method.worst(metric, stage)
         name = f'<span class="name"><bdi>{escape(shortened(points[0].label, 48))}</bdi></span>' if points else ""
-        mark = _mark(methods[0].worst(metric, stage), worst, lambda s: goodness(s.mean, mode)) if place else ""
+        marked = _mark(methods[0].worst(metric, stage), worst, mode) if place else ""
         share = method.conflicts
         cells += [
-            f"<td><span{mark}>{spread(worst)}</span>{name}</td>",
+            f"<td><span{marked}>{_spread(worst)}</span>{name}</td>",
             f"<td>{'-' if share is None else f'{share.mean:.1f} %'}</td>",
             f"<td>{max(len(record.rounds) for record in method.records):,}</td>",
             f"<td>{'-' if method.seconds is None else seconds(method.seconds.mean)}</td>",
         ]
         rows.append(f"<tr>{''.join(cells)}</tr>")
     marks = (
-        f" ▲ and ▼: better and worse than {methods[0].label} by more than the deviation over seeds."
+        f" ▲ and ▼: better and worse than {methods[0].label}: the differences seed by seed have a mean beyond their "
+        "deviation."
         if len(methods) > 1 and max(len(method.records) for method in methods) > 1
         else ""
     )
@@ -65,14 +66,14 @@ def comparison(methods: Sequence[Method], stage: Stage) -> str:
     )
 
 
-def _mark(base: Spread | None, found: Spread | None, good: Any) -> str:
-    """Whether a number differs from the first method's by more than the deviation over seeds."""
-    if base is None or found is None or base.deviation is None or found.deviation is None:
-        return ""
-    gain = good(found) - good(base)
-    if abs(gain) <= max(base.deviation, found.deviation):
-        return ""
-    return ' class="better"' if gain > 0 else ' class="worse"'
+def _spread(numbers: Mapping[int | None, float]) -> str:
+    return spread(Spread.of(list(numbers.values())))
+
+
+def _mark(base: Mapping[int | None, float], found: Mapping[int | None, float], mode: Mode) -> str:
+    """Whether a number differs from the first method's by more than seeds do."""
+    base, found = ({seed: goodness(value, mode) for seed, value in each.items()} for each in (base, found))
+    return {"+": ' class="better"', "-": ' class="worse"', "": ""}[mark(found, base, larger_is_better=True)]
 
 
 def clients(methods: Sequence[Method], stage: Stage) -> str:

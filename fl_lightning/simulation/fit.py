@@ -174,15 +174,14 @@ class FederatedFit:
 
     def checksums(self) -> dict[str, int]:
         """Numbers that are equal in processes that hold the same model and the same state of the server, by name."""
-        rules, optimizer = (self._algorithm, self._rule), self._server.optimizer
+        rule, optimizer = self._algorithm, self._server.optimizer
         held: dict[str, Any] = {
             "the global parameters": self._binding.theta,
             "buffers": self.clients.buffers.global_values(),
         }
         shared = len(self._columns.spans) > 1
-        apart = [f"{type(rule).__name__}.{name}" for rule in rules for name in rule.column_state or () if shared]
-        held |= {type(rule).__name__: rule.state_dict() for rule in rules}
-        held |= {"server_optimizer": optimizer and optimizer.state_dict()}
+        apart = [f"{type(rule).__name__}.{name}" for name in rule.column_state or () if shared]
+        held |= {type(rule).__name__: rule.state_dict(), "server_optimizer": optimizer and optimizer.state_dict()}
         held |= {"skipped_rounds": self._server.skipped_rounds, "schedules": self.clients.schedules.state_dict()}
         return {name: number for key, part in held.items() for name, number in checksums(part, key, apart).items()}
 

@@ -210,8 +210,25 @@ class TestSentences:
         second = [fit_record("FedLF", rounds=21, seed=seed) for seed in range(3)]
         opening, words = self.said(*first, *second)
         assert "(3 seeds)" in opening
-        assert "but by less than seeds differ, which may be chance: whoever is worst in each seed" in words
+        assert "but by less than seeds differ, which may be chance: whoever is worst goes" in words
         assert "±" in words
+
+    def test_bounds_are_no_methods(self):
+        first, alone = fit_record("FedAvg", rounds=2), fit_record("local only", rounds=80, is_bound=True)
+        assert self.said(first, alone)[1].startswith("Since the validation")
+        both = self.said(first, fit_record("FedLF", rounds=40), alone)[1]
+        assert "FedLF\u2069 helps: whoever" in both
+        assert "local" not in both
+
+    def test_the_worst_client_is_one_over_all_seeds(self):
+        def run(method, seed, *values):
+            record = fit_record(method, clients=2, seed=seed, rounds=1)
+            last = replace(record.evaluations[-1], values={"acc": values}, modes={"acc": "max"})
+            return replace(record, evaluations=(last,))
+
+        (method,) = by_method([run("FedAvg", 0, 0.2, 0.6), run("FedAvg", 1, 0.5, 0.4)])
+        assert method.points("acc", "test")[0].client_id == 0
+        assert method.worst("acc", "test") == {0: 0.2, 1: 0.5}
 
     def test_values_near_zero_and_small_ones_count_as_good(self):
         record = fit_record(rounds=3)
