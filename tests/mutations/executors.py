@@ -27,14 +27,29 @@ executor = In(
     "tests/executors/test_aligned_rows.py tests/executors/test_parallel.py -k boundaries",
 )
 visits = In("fl_lightning/training/visits.py", f"tests/training/test_visits.py {WORKERS}")
+present = In(
+    "fl_lightning/training/visits.py",
+    f"{WORKERS} tests/executors/test_parallel.py -k 'between_clients or that_change'",
+)
+FAILURES = "tests/executors/test_rank_failures.py"
+ranked = In("fl_lightning/executors/ranks.py", f"{FAILURES} -k 'between and script'")
+compared = In("fl_lightning/simulation/fit.py", f"{FAILURES} -k 'state and script'")
+processes = In("fl_lightning/core/lightning/rank_processes.py", f"{FAILURES} -k 'hangs and script'")
 
 MUTATIONS = [
+    ranked(
+        "clients that callbacks have changed go on",
+        "if self._between is not None:\n            self._check",
+        "if False:\n            self._check",
+    ),
+    compared("ranks do not compare the server's state", "type(rule).__name__: rule.state_dict(), ", ""),
+    processes("a process that hangs is left", "            process.kill()\n", "            continue\n"),
     pool("the longest client always begins", "end(plain) <= 1.05 * end(longest)", "end(plain) < end(longest)"),
     pool("a full queue is not filled up", "        if self._waiting:\n            self._feed()\n", ""),
     pool("a part of a place goes into the queue", "self._waiting[:4096]", "self._waiting[:4095]"),
     runner("what one worker found frozen is forgotten", "self._frozen or message.frozen", "message.frozen"),
-    runner("another structure of the module is not noticed", "        found.add_structure(module)\n", ""),
-    runner("data that workers lack are not noticed", "            found.add(name, value)\n", "            pass\n"),
+    present("another structure of the module is not noticed", "        found.add_structure(clients.module)\n", ""),
+    present("data that workers lack are not noticed", "            found.add(name, value)\n", "            pass\n"),
     runner(
         "callbacks between clients are not looked for",
         "self._under_way and self._changes_between and self._is_stale()",
