@@ -13,10 +13,6 @@ runner = In(
     "fl_lightning/executors/parallel/runner.py",
     f"{WORKERS} tests/executors/test_parallel.py -k 'frozen or dies or dropped or between_clients or that_change'",
 )
-present = In(
-    "fl_lightning/training/visits.py",
-    f"{WORKERS} tests/executors/test_parallel.py -k 'frozen or dies or dropped or between_clients or that_change'",
-)
 worker = In(
     "fl_lightning/executors/parallel/worker.py",
     f"tests/executors/test_parallel_processes.py {WORKERS} -k 'processes or traces or dropped'",
@@ -31,8 +27,23 @@ executor = In(
     "tests/executors/test_aligned_rows.py tests/executors/test_parallel.py -k boundaries",
 )
 visits = In("fl_lightning/training/visits.py", f"tests/training/test_visits.py {WORKERS}")
+present = In(
+    "fl_lightning/training/visits.py",
+    f"{WORKERS} tests/executors/test_parallel.py -k 'between_clients or that_change'",
+)
+FAILURES = "tests/executors/test_rank_failures.py"
+ranked = In("fl_lightning/executors/ranks.py", f"{FAILURES} -k 'between and script'")
+compared = In("fl_lightning/simulation/fit.py", f"{FAILURES} -k 'state and script'")
+processes = In("fl_lightning/core/lightning/rank_processes.py", f"{FAILURES} -k 'hangs and script'")
 
 MUTATIONS = [
+    ranked(
+        "clients that callbacks have changed go on",
+        "if self._between is not None:\n            self._check",
+        "if False:\n            self._check",
+    ),
+    compared("ranks do not compare the server's state", "type(rule).__name__: rule.state_dict(), ", ""),
+    processes("a process that hangs is left", "            process.kill()\n", "            continue\n"),
     pool("the longest client always begins", "end(plain) <= 1.05 * end(longest)", "end(plain) < end(longest)"),
     pool("a full queue is not filled up", "        if self._waiting:\n            self._feed()\n", ""),
     pool("a part of a place goes into the queue", "self._waiting[:4096]", "self._waiting[:4095]"),
