@@ -38,7 +38,7 @@ class Traffic:
         @functools.wraps(call)
         def counted(group: Any, *args: Any, **kwargs: Any) -> Any:
             if count is None:
-                raise NotImplementedError(f"the bytes of ProcessGroup.{name} are not counted yet")
+                raise RuntimeError(f"the bytes of ProcessGroup.{name} are not counted yet")
             self.sent += count(group, *args, **kwargs)
             return call(group, *args, **kwargs)
 
