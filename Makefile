@@ -69,7 +69,7 @@ test-all: $(KERNELS)
 # torch. Old releases use what new ones of others call outdated, so such warnings are no errors here.
 .PHONY: test-oldest
 test-oldest: $(OLDEST)/.ready
-	FL_LIGHTNING_DISABLE_EXT=1 $(OLDEST)/bin/python -m pytest -n auto --dist worksteal -m 'not slow' \
+	$(OLDEST)/bin/python -m pytest -n auto --dist worksteal -m 'not slow' \
 	  -W ignore::DeprecationWarning $(PYTEST_ARGS)
 
 $(OLDEST)/.ready: pyproject.toml

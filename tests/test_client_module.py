@@ -180,7 +180,7 @@ def test_checkpoints_load_with_weights_only_and_with_load_from_checkpoint(net, t
     assert again.log_train_loss is True
 
 
-# jsonargparse 4.39, which the extra allows, has instantiate_classes alone; later ones call it outdated.
+# jsonargparse 4.43, which the extra allows, has instantiate_classes alone; later ones call it outdated.
 older_name = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 

@@ -25,6 +25,18 @@ def worker_ids() -> list[int]:
 
 
 def children() -> list[int]:
-    """Ids of processes that were started here and still are, ended ones that nobody waited for included."""
+    """Ids of processes that were started here and still are, ended ones that nobody waited for included.
+
+    Those in which torch compiles stay until Python ends.
+    """
     path = Path(f"/proc/self/task/{os.getpid()}/children")
-    return sorted(int(pid) for pid in path.read_text().split()) if path.exists() else []
+    started = map(int, path.read_text().split()) if path.exists() else ()
+    return sorted(pid for pid in started if not compiles(pid))
+
+
+def compiles(pid: int) -> bool:
+    """Whether a process is one of the pool of torch.compile."""
+    try:
+        return b"compile_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has just ended
+        return False

@@ -78,6 +78,7 @@ def test_backend_reports_every_public_op():
 
 def not_built(patch):
     patch.setitem(sys.modules, "fl_lightning._C", None)
+    patch.setattr(torch, "__version__", "2.10.0")
     patch.setattr(_extension, "_RECORD", Path("nowhere"))  # a build here has left its own
 
 
@@ -148,6 +149,7 @@ def test_a_damaged_extension_warns_once_and_gives_way_to_pure_torch(monkeypatch)
 
     monkeypatch.delenv("FL_LIGHTNING_DISABLE_EXT", raising=False)
     monkeypatch.delitem(sys.modules, "fl_lightning._C", raising=False)
+    monkeypatch.setattr(torch, "__version__", "2.10.0")
     monkeypatch.setattr(sys, "meta_path", [Damaged, *sys.meta_path])
     with pytest.warns(RuntimeWarning, match="do not load, so pure torch runs: undefined symbol: aoti") as caught:
         found = _extension.load()
@@ -210,6 +212,7 @@ def test_kernels_for_the_processor_load_whatever_those_for_cuda_do(
     monkeypatch.delenv("FL_LIGHTNING_DISABLE_EXT", raising=False)
     monkeypatch.setattr(_extension, "_RECORD", tmp_path / "built")
     monkeypatch.setattr(torch.version, "cuda", release)
+    monkeypatch.setattr(torch, "__version__", "2.10.0")
     loader = Loader(problem)
     monkeypatch.setattr(_extension.importlib, "import_module", loader)
     found = _extension.load()

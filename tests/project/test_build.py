@@ -162,7 +162,8 @@ def test_cuda_kernels_can_be_left_out(script, monkeypatch, capsys):
     monkeypatch.setenv("FORCE_CUDA", "0")
     (module,) = script.extension()["ext_modules"]
     assert module.name == "fl_lightning._C"
-    assert capsys.readouterr().err == "fl-lightning: kernels for the processor; none for CUDA: FORCE_CUDA=0\n"
+    # torch may speak first, the first time.
+    assert capsys.readouterr().err.endswith("fl-lightning: kernels for the processor; none for CUDA: FORCE_CUDA=0\n")
 
 
 @buildable

@@ -166,9 +166,25 @@ SPARSE = {
 }
 
 
-@pytest.mark.parametrize("path", [on_path(True), on_path(False)], ids=["lean", "full"])
+FULL = on_path(False)
+
+
+def clips_sparse_gradients():
+    """Whether torch takes the norm of a dense and a sparse gradient; 2.6 does not."""
+    dense, sparse = (torch.ones(2, requires_grad=True) for _ in range(2))
+    dense.grad, sparse.grad = torch.ones(2), torch.ones(2).to_sparse()
+    try:
+        torch.nn.utils.clip_grad_norm_([dense, sparse], 1.0)
+    except NotImplementedError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("path", [on_path(True), FULL], ids=["lean", "full"])
 @pytest.mark.parametrize("name", SPARSE)
 def test_sparse_gradients_train_like_dense_ones(name, path):
+    if name == "Ditto" and path is FULL and not clips_sparse_gradients():  # the others make them dense
+        pytest.skip("this torch clips no sparse gradients")
     options, found = SPARSE[name], []
     for sparse in (True, False):
         module = fresh(Words, sparse=sparse)
