@@ -66,9 +66,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return checkpoint
 
 
-def federated_state(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """What a checkpoint holds of a federated fit; empty if it holds none."""
-    state: dict[str, Any] = checkpoint.get("callbacks", {}).get(STATE_KEY, {})
+def federated_state(checkpoint: Any) -> dict[str, Any]:
+    """What a checkpoint holds of a federated fit; empty if it holds none, or is none."""
+    callbacks = checkpoint.get("callbacks", {}) if isinstance(checkpoint, Mapping) else {}
+    state: dict[str, Any] = callbacks.get(STATE_KEY, {})
     return state
 
 
@@ -101,7 +102,7 @@ def newest_checkpoint(directory: str | Path, weights_only: bool = True) -> Path 
         try:
             load = partial(torch.load, file, map_location="cpu", weights_only=weights_only)
             content = read_whole(file, load, "an older one may be whole")
-            if isinstance(content, Mapping) and SECTION in federated_state(content):
+            if SECTION in federated_state(content):
                 StoredColumns(file.resolve(), federated_state(content)[SECTION]).check()
         except Exception as error:  # whatever a damaged file raises, an older one may still be good
             rank_zero_warn(f"skipping checkpoint {file}: it does not load ({type(error).__name__}: {error})")
