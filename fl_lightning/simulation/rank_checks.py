@@ -93,6 +93,7 @@ def say_processes(ranks: Ranks, options: FitOptions, sizes: Sequence[int], rows:
     largest, per_round = max(sizes), len(rows)
     bound = min(ranks.size, per_round * sum(sizes) / (len(sizes) * largest)) if largest else 1.0
     machines = f"{ranks.num_nodes} machine{'s' * (ranks.num_nodes > 1)}"
+    clients = f"{per_round} client{'s' * (per_round > 1)}"
     width, total = rows.values.element_size(), rows.columns.total
     share, reason = max(end - begin for begin, end in rows.columns.spans), whole_rows_reason(options)
     if reason is None:
@@ -103,7 +104,7 @@ def say_processes(ranks: Ranks, options: FitOptions, sizes: Sequence[int], rows:
     else:
         held = f"{per_round * total * width:,} B in each process, which holds them whole because {reason}"
     rank_zero_info(
-        f"{ranks.size} processes on {machines}: with {per_round} clients per round, the largest of which trains as "
+        f"{ranks.size} processes on {machines}: with {clients} per round, the largest of which trains as "
         f"long as {largest} samples take, at most {max(bound, 1.0):.1f} times as fast as one. Updates take {held}"
     )
 

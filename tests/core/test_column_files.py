@@ -3,12 +3,15 @@
 
 import shutil
 from threading import Barrier
+from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from fl_lightning.core.columns import Columns
 from fl_lightning.core.lightning.checkpoint_io import STATE_KEY, AtomicCheckpointIO, newest_checkpoint
+from fl_lightning.core.lightning.last_checkpoint import complete_last_checkpoints
 from fl_lightning.core.storage.column_files import (
     SECTION,
     ColumnPart,
@@ -137,10 +140,22 @@ def test_files_go_and_come_with_their_checkpoint(tmp_path):
     AtomicCheckpointIO().remove_checkpoint(path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["last.ckpt", "last.ckpt.columns-abc"]
     assert same(read(other, Columns.whole(TOTAL)), state())
-    drop_columns(other, keep="abc")
+    drop_columns(other, keep=["abc"])
     assert StoredColumns(other, {"token": "abc", "borders": Columns.cut(TOTAL, 2)}).files
     AtomicCheckpointIO().save_checkpoint({"state_dict": {}}, other)
     assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_a_last_checkpoint_that_is_brought_up_to_date_keeps_no_older_files(tmp_path):
+    newest, last = tmp_path / "newest.ckpt", tmp_path / "last.ckpt"
+    written(newest, 2)
+
+    old = tmp_path / "last.ckpt.columns-old"
+    old.mkdir()
+    callback = ModelCheckpoint(tmp_path, save_last=True)
+    complete_last_checkpoints(SimpleNamespace(ckpt_path=newest, checkpoint_callbacks=[callback]))
+    assert last.exists()
+    assert sorted(path.name for path in tmp_path.glob("last.ckpt.columns-*")) == ["last.ckpt.columns-abc"]
 
 
 def test_a_fit_goes_on_from_its_own_columns():

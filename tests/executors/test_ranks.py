@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from datetime import timedelta
 
 import pytest
 import rank_session
@@ -23,6 +24,7 @@ from rank_runs import (
     started,
 )
 
+import fl_lightning as fl
 from fl_lightning.core.fair_shares import fair_shares
 from fl_lightning.core.lightning.ranks import metrics_apart
 from fl_lightning.core.lightning.single_device import check_devices
@@ -142,6 +144,12 @@ def test_metrics_come_back_as_they_were():
         assert not module.acc.distributed_available_fn()
         assert not module.both["a"].distributed_available_fn()
     assert [metric.distributed_available_fn for metric in (module.acc, module.both["a"])] == before
+
+
+@pytest.mark.parametrize("seconds", [0, -1])
+def test_ranks_wait_for_some_time(seconds):
+    with pytest.raises(ValueError, match="timeout of FederatedStrategy must be longer than 0 s, found"):
+        fl.FederatedStrategy(timeout=timedelta(seconds=seconds))
 
 
 def test_what_cannot_run_on_several_processes_is_refused(monkeypatch):

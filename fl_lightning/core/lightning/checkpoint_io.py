@@ -44,7 +44,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         write_whole(Path(path), checkpoint)
-        drop_columns(Path(path), federated_state(checkpoint).get(SECTION, {}).get("token"))
+        section = federated_state(checkpoint).get(SECTION)
+        drop_columns(Path(path), keep=[section["token"]] if section else [])
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Deletes a checkpoint, and what several processes have saved beside it."""

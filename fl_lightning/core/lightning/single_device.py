@@ -40,9 +40,14 @@ class OneDevice(SingleDeviceStrategy):
     Attributes:
         limits: the trainer's limits on batches while the strategy applies them per client.
         ranks: the processes; ``None`` for one.
+
+    Raises:
+        ValueError: ``timeout`` is not positive.
     """
 
     def __init__(self, timeout: timedelta = timedelta(minutes=30)) -> None:
+        if timeout <= timedelta(0):
+            raise ValueError(f"timeout of {type(self).__name__} must be longer than 0 s, found {timeout!r}")
         self._given: dict[str, Any] = {}
         super().__init__()
         self.limits: dict[str, int | float] = {}

@@ -8,7 +8,7 @@ checkpoint itself holds everything else, the weights among it.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -205,19 +205,22 @@ def write_part(checkpoint: Path, token: str, parts: Sequence[ColumnPart]) -> dic
     return {"token": token, "borders": list(columns.borders)}
 
 
-def drop_columns(checkpoint: Path, keep: str | None = None) -> None:
-    """Deletes the files beside a checkpoint, but for those with one token."""
+def drop_columns(checkpoint: Path, keep: Collection[str] = ()) -> None:
+    """Deletes the files beside a checkpoint, but for those with some tokens."""
     for folder in checkpoint.parent.glob(f"{_escaped(checkpoint.name)}.columns-*"):
-        if keep is None or folder != _folder(checkpoint, keep):
+        if folder.name.rpartition(".columns-")[2] not in keep:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def copy_columns(checkpoint: Path, other: Path) -> None:
-    """Copies the files beside a checkpoint for a copy of it."""
+def copy_columns(checkpoint: Path, other: Path) -> list[str]:
+    """Copies the files beside a checkpoint for a copy of it; returns their tokens."""
+    tokens = []
     for folder in checkpoint.parent.glob(f"{_escaped(checkpoint.name)}.columns-*"):
         token = folder.name.rpartition(".columns-")[2]
         for path in folder.glob("*.pt"):
             copy_whole(path, _folder(other, token) / path.name)
+        tokens.append(token)
+    return tokens
 
 
 def _folder(checkpoint: Path, token: str) -> Path:
