@@ -3,7 +3,7 @@
 
 from fl_lightning import algorithms, attacks, callbacks, data, executors, metrics, models, ops, optim, report, solvers
 from fl_lightning.client_module import ClientModule
-from fl_lightning.comparison import compare
+from fl_lightning.comparison import Comparison, compare
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.errors import ClientError
 from fl_lightning.core.fit_description import FitDescription
@@ -22,6 +22,7 @@ __all__ = [
     "ClientMessage",
     "ClientModule",
     "Cohort",
+    "Comparison",
     "EvaluationRecord",
     "FederatedClient",
     "FederatedDataModule",

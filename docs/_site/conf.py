@@ -50,7 +50,8 @@ napoleon_numpy_docstring = False
 nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!fl_lightning\.).*"),
-    (r"py:.*", r"fl_lightning\.(core|training|ops\.slices|algorithms\.(_shared|features|groups|ditto))\b.*"),
+    (r"py:.*", r"fl_lightning\.(core|training|ops\.slices|comparison\.(plan|fitted|selection|summary))\b.*"),
+    (r"py:.*", r"fl_lightning\.algorithms\.(_shared|features|groups|ditto)\b.*"),
 ]
 
 # The notebooks run while the site is built, in an empty folder and on one thread, and again when their cells change.

@@ -53,6 +53,11 @@ class Method:
     label: str
     records: tuple[FitRecord, ...]
 
+    @property
+    def is_bound(self) -> bool:
+        """It is no method, but bounds what methods can reach."""
+        return any(record.is_bound for record in self.records)
+
     def points(self, metric: str, stage: Stage) -> list[ClientPoint]:
         """Every client's last value, the worst first.
 
@@ -114,7 +119,9 @@ class Method:
 
     @property
     def conflicts(self) -> Spread | None:
-        """Share of a round's clients in conflict with the step, in percent."""
+        """Share of a round's clients in conflict with the step, in percent; bounds have none."""
+        if self.is_bound:
+            return None
         return Spread.of([
             100 * sum(record.rounds.conflicts) / sum(record.rounds.clients)
             for record in self.records

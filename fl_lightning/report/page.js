@@ -60,6 +60,7 @@
       hoverlabel: { bgcolor: colors.panel, bordercolor: colors.grid, align: "left",
         font: { family: page.fonts, size: 12.5, color: colors.ink } },
       dragmode: touch.matches ? false : "zoom", ...given,
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: colors.muted, activecolor: colors.ink },
       legend: { orientation: "h", x: 0, y: 1, xanchor: "left", yanchor: "bottom",
         font: { size: narrow.matches ? 11 : 12.5 }, ...given.legend },
     };

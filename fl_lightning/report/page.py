@@ -189,8 +189,14 @@ def _note(text: str, title: str = "") -> str | None:
 def _heading(methods: Sequence[Method]) -> str:
     labels = [isolated(shortened(method.label, 40)) for method in methods]
     if len(labels) > 4:
-        return f"{len(labels)} methods: {', '.join(labels[:3])} and others"
+        return f"{_counted(methods)}: {', '.join(labels[:3])} and others"
     return " and ".join(filter(None, (", ".join(labels[:-1]), labels[-1])))
+
+
+def _counted(methods: Sequence[Method]) -> str:
+    """How many methods and bounds there are."""
+    bounds = sum(method.is_bound for method in methods)
+    return plural(len(methods) - bounds, "method") + (f" and {plural(bounds, 'bound')}" if bounds else "")
 
 
 def _facts(records: Sequence[FitRecord], methods: Sequence[Method]) -> str:
@@ -200,7 +206,7 @@ def _facts(records: Sequence[FitRecord], methods: Sequence[Method]) -> str:
     facts = [plural(clients, "client"), plural(rounds, "round")] if clients else [plural(rounds, "round")]
     if len(records) > 1:
         seeds = max(len(method.records) for method in methods)
-        facts += [plural(len(methods), "method")] + ([plural(seeds, "seed")] if seeds > 1 else [])
+        facts += [_counted(methods)] + ([plural(seeds, "seed")] if seeds > 1 else [])
     running = [record for record in records if record.status == "runs"]
     if running:
         planned = running[0].planned_rounds

@@ -123,7 +123,7 @@ def conflicts(methods: Sequence[Method]) -> Picture | None:
 
     def shares(record: FitRecord) -> list[float | None]:
         pairs = zip(record.rounds.conflicts, record.rounds.clients, strict=True)
-        return [100 * count / clients if clients else None for count, clients in pairs]
+        return [100 * count / clients if clients and not record.is_bound else None for count, clients in pairs]
 
     spec, width = _per_round(methods, shares, "clients in conflict (%)")
     if spec is None:

@@ -38,7 +38,7 @@ def two_sentences(methods: Sequence[Method], stage: Stage) -> tuple[str, str]:
         f"{after[0].upper()}{after[1:]}, {who} is worst off: its {metric} is {number(worst.value)}, and the "
         f"mean of {plural(len(points), 'client')} is {number(mean)}."
     )
-    others = [method for method in methods[1:] if not any(record.is_bound for record in method.records)]
+    others = [method for method in methods[1:] if not method.is_bound]
     if not others:
         return opening, _since_the_beginning(first.records[0], metric, mode, stage)
     return opening, _others([first, *others], metric, mode, stage)

@@ -44,7 +44,7 @@ def comparison(methods: Sequence[Method], stage: Stage) -> str:
         cells += [
             f"<td><span{marked}>{_spread(worst)}</span>{name}</td>",
             f"<td>{'-' if share is None else f'{share.mean:.1f} %'}</td>",
-            f"<td>{max(len(record.rounds) for record in method.records):,}</td>",
+            f"<td>{max(len(record.rounds) for record in method.records) or '-'}</td>",
             f"<td>{'-' if method.seconds is None else seconds(method.seconds.mean)}</td>",
         ]
         rows.append(f"<tr>{''.join(cells)}</tr>")
@@ -54,9 +54,11 @@ def comparison(methods: Sequence[Method], stage: Stage) -> str:
         if len(methods) > 1 and max(len(method.records) for method in methods) > 1
         else ""
     )
+    names = " and ".join(method.label for method in methods if method.is_bound)
+    bounds = f" No methods, but bounds on what methods can reach, by plain training: {names}." if names else ""
     caption = (
         f"{metric} in the {STAGES[stage]}. Worst client: whose value is worst. Conflicts: share of a round's clients "
-        f"whose update the step went against.{marks}"
+        f"whose update the step went against. Time: training, server and evaluation of all rounds.{marks}{bounds}"
     )
     header = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     return (

@@ -122,6 +122,18 @@ def test_every_picture_has_data_and_hovering_names_the_client(opened, hospitals)
     assert "Île-de-France" in page.hovered("weights", 3, 2)
 
 
+def test_tools_appear_when_hovering_and_cover_nothing(opened, hospitals):
+    page = opened(hospitals)
+    shown = "() => [...document.querySelectorAll('.modebar')].filter((bar) => getComputedStyle(bar).opacity > 0).length"
+    page.page.mouse.move(0, 0)
+    assert page.page.evaluate(shown) == 0
+    page.hovered("weights", 3, 2)
+    assert page.page.evaluate(shown) == 1
+    above = """() => { const plot = document.getElementById("plot-weights");
+        return plot.querySelector(".modebar").getBoundingClientRect().bottom <= plot.getBoundingClientRect().top; }"""
+    assert page.page.evaluate(above)
+
+
 def test_buttons_choose_what_is_drawn(opened, hospitals):
     page = opened(hospitals)
     title = "document.getElementById('plot-mean-and-worst').layout.yaxis.title.text"

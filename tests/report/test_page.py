@@ -207,7 +207,7 @@ class TestSentences:
 
     def test_differences_within_the_deviation_over_seeds_may_be_chance(self):
         first = [fit_record("FedAvg", rounds=20, seed=seed) for seed in range(3)]
-        second = [fit_record("FedLF", rounds=21, seed=seed) for seed in range(3)]
+        second = [fit_record("FedLF", rounds=rounds, seed=seed) for seed, rounds in enumerate((21, 18, 22))]
         opening, words = self.said(*first, *second)
         assert "(3 seeds)" in opening
         assert "but by less than seeds differ, which may be chance: whoever is worst goes" in words
@@ -219,6 +219,18 @@ class TestSentences:
         both = self.said(first, fit_record("FedLF", rounds=40), alone)[1]
         assert "FedLF\u2069 helps: whoever" in both
         assert "local" not in both
+
+    def test_bounds_have_no_conflicts_and_are_told_apart(self, tmp_path):
+        first, pooled = fit_record("FedAvg", rounds=2), fit_record("pooled", rounds=3, is_bound=True)
+        alone = replace(fit_record("local only", is_bound=True), rounds=RoundSeries())
+        text = write_report([first, pooled, alone], tmp_path / "report.html").read_text()
+        assert "1 method and 2 bounds" in text
+        assert "No methods, but bounds on what methods can reach, by plain training: pooled and local only." in text
+        assert re.findall(r"pooled</td>.*?<td>(-)</td><td>(3)</td>", text)
+        assert re.findall(r"local only</td>.*?<td>(-)</td><td>(-)</td><td>(-)</td>", text)
+        (conflicts,) = pictures(text)["pictures"]["conflicts"]
+        (curve,) = conflicts["data"]
+        assert "FedAvg" in curve["hovertemplate"]
 
     def test_the_worst_client_is_one_over_all_seeds(self):
         def run(method, seed, *values):
