@@ -5,7 +5,7 @@ import pytest
 import torch
 from lightning.pytorch import callbacks
 from lightning.pytorch.callbacks import Callback, StochasticWeightAveraging
-from support import fit, fresh, weights
+from support import Classifier, fit, fresh, weights
 from watching import Watcher
 
 # Lightning 2.5 has no such callbacks.
@@ -73,3 +73,26 @@ def test_averages_after_steps_are_refused_before_training(callback, message):
     with pytest.raises(ValueError, match=message):
         fit(module, 1, callbacks=[callback()])
     assert torch.equal(weights(module), weights(fresh()))
+
+
+class Counting(Classifier):
+    """Counts its evaluation batches, over all evaluations."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.seen = 0.0
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        self.seen += 1
+        self.log("seen", self.seen)
+
+
+@since_2_6
+@pytest.mark.filterwarnings("ignore:clients have no values of their own of seen")
+def test_clients_have_values_of_averages_with_batchnorm():
+    """The callback lends the module averaged statistics while it is evaluated, and takes them back."""
+    for module, lost in ((fresh(norm=True), set()), (Counting(norm=True), {"seen"})):
+        ema = EMAWeightAveraging(decay=0.5, update_every_n_steps=0, update_starting_at_epoch=0)
+        record = fit(module, rounds=4, callbacks=[ema]).strategy.last_evaluation
+        assert {name for name, values in record.values.items() if values.isnan().any()} == lost

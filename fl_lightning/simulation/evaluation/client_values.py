@@ -15,6 +15,7 @@ from torchmetrics import Metric
 from fl_lightning.core.errors import RankError
 from fl_lightning.core.fair_shares import fair_shares
 from fl_lightning.core.lightning.evaluation_batches import ClientBatch, num_loaders
+from fl_lightning.core.lightning.inspection import averaging
 from fl_lightning.core.lightning.logged_values import ClientValues, active_results
 from fl_lightning.core.lightning.names import Trainer
 from fl_lightning.core.lightning.ranks import Ranks
@@ -72,6 +73,8 @@ class ClientEvaluation:
         self._values = ClientValues(active_results(trainer), self._noticed)
         self._alone = Alone(trainer, stage, self._noticed)
         self._personal = None if personal is None else personal(self._alone)
+        lends = averaging(trainer.callbacks) is not None  # type: ignore[attr-defined]
+        self._before = StateCopy(self._alone.module, metrics=False, known=notices.uncopied) if lends else None
         self._carried: Carried | None = None
         self._ending: EpochEnd | None = None
         self._rows: dict[int, LoggedRow] = {}
@@ -276,7 +279,7 @@ class ClientEvaluation:
         """The evaluation is over, the module's last hook included: what it leaves is everybody's."""
         if self._carried is not None:
             now = StateCopy(self._alone.module, metrics=False, known=self._notices.uncopied)
-            self._memory.end(self._carried.start, now)
+            self._memory.end(self._carried.start, now, self._before)
 
     def _forget(self) -> None:
         """Takes away values that depend on what earlier evaluations have left."""

@@ -48,14 +48,17 @@ class Memory:
         self._metrics = [m for m in top_metrics(module) if m._update_count > 0 and is_mergeable(m)]
         self._states = [MetricState(metric) for metric in self._metrics]
 
-    def end(self, start: StateCopy, now: StateCopy) -> None:
+    def end(self, start: StateCopy, now: StateCopy, before: StateCopy | None = None) -> None:
         """An evaluation is over.
 
         Args:
-            start: what the module held when it began.
+            start: what the module held at its first batch.
             now: what it holds.
+            before: what it held before the evaluation's first hook, if a callback lends the module other contents while
+                it is evaluated: what it has taken back is not left behind.
         """
-        self._changed.update(start.changes(now))
+        changed = set(start.changes(now))
+        self._changed.update(changed if before is None else changed.intersection(before.changes(now)))
 
     @property
     def is_empty(self) -> bool:
