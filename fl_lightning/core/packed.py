@@ -38,8 +38,12 @@ def unpack(packed: bytes, device: torch.device) -> Any:
 
 class _Packer(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
-        """Plain tensors travel as their bytes; all else as pickle has it."""
-        if type(obj) not in (Tensor, nn.Parameter) or obj.layout is not torch.strided or obj.is_quantized:
+        """Plain tensors travel as their bytes, sparse ones as files of torch; all else as pickle has it."""
+        if isinstance(obj, Tensor) and obj.layout is not torch.strided:
+            file = io.BytesIO()  # pickle's own way leaves them in a list of torch's that its next load goes through
+            torch.save(obj, file)
+            return _loaded, (file.getvalue(),)
+        if type(obj) not in (Tensor, nn.Parameter) or obj.is_quantized:
             return NotImplemented
         values = obj.detach().resolve_conj().resolve_neg().cpu().contiguous()
         content = values.reshape(-1).view(torch.uint8).numpy().tobytes()
@@ -54,6 +58,10 @@ class _Unpacker(pickle.Unpickler):
         """Tells tensors where to go."""
         found: Callable[..., Any] = super().find_class(module, name)
         return partial(found, self.device) if found is _tensor else found
+
+
+def _loaded(content: bytes) -> Any:
+    return torch.load(io.BytesIO(content), weights_only=False)
 
 
 def _tensor(

@@ -23,8 +23,10 @@ from fl_lightning.core.lightning.names import Trainer
 sys.path.insert(0, str(Path(__file__).parents[1] / "project"))
 import public_api
 
-NO_ARGUMENTS = {"fl_lightning.FederatedStrategy.register_strategies", "fl_lightning.ClientError"}
-"""What Lightning calls, and an exception, which takes what exceptions take."""
+NO_ARGUMENTS = {
+    "fl_lightning.FederatedStrategy.register_strategies", "fl_lightning.ClientError", "fl_lightning.Comparison",
+}  # fmt: skip
+"""What Lightning calls, an exception, which takes what exceptions take, and what ``fl.compare`` returns."""
 
 
 class Callee(NamedTuple):

@@ -132,7 +132,8 @@ def test_a_file_without_a_learning_rate_is_refused(project, capsys):
         (["--ckpt_path", "some.ckpt"], ["FedAvg"], "ckpt_path must be left out of a comparison, found some.ckpt"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_a_sentence(project, capsys, options, methods, words):
+def test_what_cannot_be_done_is_said_in_a_sentence(project, capsys, monkeypatch, options, methods, words):
+    monkeypatch.setattr(sys, "argv", [__file__])  # several processes need a program that they can run
     assert main(command(*options, methods=methods)) == 2
     assert f"compare: {words}" in capsys.readouterr().err
 

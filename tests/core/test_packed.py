@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Objects as bytes: whatever processes exchange comes back as it was."""
 
+import warnings
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -37,6 +39,14 @@ def test_tensors_come_back(tensor):
         assert torch.equal(found.detach().signbit(), tensor.detach().signbit())
     if found.numel() and not found.requires_grad and found.layout is torch.strided:
         found.zero_()  # memory of its own
+
+
+def test_sparse_tensors_leave_nothing_that_the_next_file_waits_for(tmp_path):
+    unpack(pack([torch.eye(3).to_sparse()] * 2), CPU)
+    torch.save(torch.zeros(1), tmp_path / "file")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch warns if there are sparse tensors to look through
+        torch.load(tmp_path / "file", weights_only=True)
 
 
 def test_objects_come_back():

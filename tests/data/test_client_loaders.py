@@ -318,7 +318,7 @@ def _tensor_bytes():
     gc.collect()
     storages = {}
     for thing in gc.get_objects():
-        if type(thing) is torch.Tensor:
+        if type(thing) is torch.Tensor and thing.layout is torch.strided:
             storages[thing.untyped_storage().data_ptr()] = thing.untyped_storage().nbytes()
     return sum(storages.values())
 

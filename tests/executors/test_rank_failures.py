@@ -50,7 +50,10 @@ def test_the_program_that_is_terminated_ends_all_ranks(tmp_path, torchrun):
         time.sleep(0.05)
     program.send_signal(signal.SIGTERM)
     finished(tmp_path, program, fails=torchrun)
-    assert results(tmp_path) == [{"round": 1, "error": "SIGTERMException"}] * 2
+    one, two = results(tmp_path)
+    assert one == two
+    assert one["error"] == "SIGTERMException"
+    assert one["round"] in (1, 2), "whichever round it was when the signal came"
     session(tmp_path, 1, "resume")
     (resumed,) = results(tmp_path)
     assert differences(uninterrupted(), resumed) == {}

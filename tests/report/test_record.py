@@ -12,7 +12,7 @@ from fl_lightning.report.record_builder import RecordBuilder, plain_json
 
 
 def test_json_gives_the_record_back():
-    record = fit_record(clients=5, rounds=20, status="interrupted")
+    record = fit_record(clients=5, rounds=20, status="interrupted", is_bound=True)
     text = record_to_json(record)
     assert record_from_json(text) == record
     assert record_to_json(record_from_json(text)) == text
