@@ -116,10 +116,10 @@ class FederatedStrategy(OneDevice):
             data that is wrapped.
         timeout: with several processes (``Trainer(devices=..., num_nodes=...)``), how long one waits for the others. It
             waits while they train their last clients of a round.
-        planned_steps: on the CPU, whether losses and gradients of local steps are computed from a plan: their operations,
-            traced once and repeated in memory that stays. Results have the same bits and come sooner; what cannot be
-            planned is computed as ever, and the log says why. ``"auto"`` plans for a shape of batches after 256 of them
-            in a process, ``"always"`` at once, ``"never"`` not.
+        planned_steps: on the CPU, whether losses and gradients come from plans: their operations, traced once and then
+            repeated in memory that stays. Results have the same bits and come sooner. What cannot be planned is
+            computed as ever, and the log says why. ``"auto"`` plans for a shape of batches after 256 of them in a
+            process, ``"always"`` at once, ``"never"`` not. See docs/speed.md.
 
     Raises:
         TypeError: an argument has the wrong type.

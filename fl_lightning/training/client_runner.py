@@ -100,7 +100,7 @@ class ClientRunner:
         self._local = LocalTrainer(
             trainer, self._calls, self.batches, rule, self.hooks, step, loop.fast_log(), loop.clock
         )  # fmt: skip
-        self._losses = ClientLosses(trainer, self._calls, self.batches, options.loss_batch_size)
+        self._losses = ClientLosses(trainer, self._calls, self.batches, options.loss_batch_size, self._patience)
         self.generators: list[Any] = []
         self.copies = ProcessCopies(
             loop, rule, binding, buffers, self.optimizers, self.schedules, self._local, self.copied_objects,
@@ -119,13 +119,18 @@ class ClientRunner:
 
     def _gradients(self, optimizer: FastSGD) -> tuple[FastSGD, LossGradients]:
         """What steps on the lean path are taken with: gradients from plans, if the options and the device allow it."""
-        eager, patience = EagerGradients(self._calls, self.hooks, optimizer), self._options.patience
-        if patience is None or self.global_params.device.type != "cpu":
+        eager, patience = EagerGradients(self._calls, self.hooks, optimizer), self._patience
+        if patience is None:
             return optimizer, eager
         self.plans = PlannedGradients(
             self._calls, self.hooks, eager, optimizer, self._binding.parameters, patience
         )  # fmt: skip
         return optimizer, self.plans
+
+    @property
+    def _patience(self) -> int | None:
+        """Batches before plans are made; ``None`` if none are."""
+        return self._options.patience if self.global_params.device.type == "cpu" else None
 
     @property
     def step_kind(self) -> str:
@@ -154,9 +159,11 @@ class ClientRunner:
         Returns:
             Why the round's steps from plans cannot be trusted, or ``None``.
         """
-        if self.plans is None or not self.plans.used:
-            return None
         with self._isolated(self.global_params.device, "plans"):
+            losses = self._losses.check_plans()
+            if losses is not None or self.plans is None or not self.plans.used:
+                self._buffers.restore()
+                return losses
             self.rows.bind()
             self.hooks.work = self._last_work
             try:
@@ -247,11 +254,11 @@ class ClientRunner:
             seed = derive_seed(self._options.seed, "attack", task.round, client)
             attack.replace(self.rows.update(task.index), self.global_params, seed)
 
-    def measure(self, client: int, round: int, needs: Needs) -> dict[str, float]:  # noqa: A002
+    def measure(self, client: int, round: int, needs: Needs, plan: bool = True) -> dict[str, float]:  # noqa: A002
         """Loss and accuracy of a client at the bound parameters, as far as ``needs`` names them."""
         with self._isolated(self.global_params.device, "loss", round, client):
             try:
-                return self._losses.measure(client, needs)
+                return self._losses.measure(client, needs, plan)
             finally:
                 self._buffers.restore()
 

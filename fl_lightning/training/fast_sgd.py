@@ -45,7 +45,7 @@ class FastSGD:
         """Takes one step along the gradients that are there."""
         optimizer = self._optimizer
         groups = optimizer.param_groups
-        if not self._eligible or not _unobserved(optimizer) or not all([_plain(group) for group in groups]):
+        if not self._eligible or not _unobserved(optimizer) or not all(map(_plain, groups)):
             optimizer.step()
             return
         enabled = torch.is_grad_enabled()
@@ -53,7 +53,7 @@ class FastSGD:
         try:
             for group in groups:
                 params, grads = group["params"], [parameter.grad for parameter in group["params"]]
-                if any([grad is None for grad in grads]):
+                if any(grad is None for grad in grads):
                     params = [parameter for parameter in params if parameter.grad is not None]
                     grads = [parameter.grad for parameter in params]
                 if not params:

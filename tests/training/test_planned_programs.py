@@ -55,14 +55,18 @@ def _features(*shape):
 CASES = {
     "linear": (lambda: nn.Linear(6, 5), _features(4, 6)),
     "without bias": (lambda: nn.Linear(6, 5, bias=False), _features(4, 6)),
-    "mlp": (lambda: nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 9), nn.ReLU(), nn.Linear(9, 5)), _features(4, 6)),
+    "mlp": (
+        lambda: nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 9), nn.ReLU(), nn.Linear(9, 5)), _features(4, 6)
+    ),
     "in place": (lambda: nn.Sequential(nn.Linear(6, 9), nn.ReLU(inplace=True), nn.Linear(9, 5)), _features(4, 6)),
     "other activations": (
         lambda: nn.Sequential(nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 9), nn.Tanh(), nn.Linear(9, 5), nn.SiLU()),
         _features(4, 6),
     ),
     "dropout": (lambda: nn.Sequential(nn.Linear(6, 9), nn.Dropout(0.4), nn.Linear(9, 5)), _features(4, 6)),
-    "batch norm": (lambda: nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, 5)), _features(4, 6)),
+    "batch norm": (
+        lambda: nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, 5)), _features(4, 6)
+    ),
     "convolutions": (
         lambda: nn.Sequential(
             nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 2), nn.AvgPool2d(2),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+from typing import ClassVar
 
 import pytest
 import torch
@@ -105,7 +106,7 @@ class Reads(Classifier):
 
     what = "attribute"
     factor = 1.0
-    table = {"factor": 1.0}
+    table: ClassVar = {"factor": 1.0}
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
@@ -200,8 +201,8 @@ class Refused(Classifier):
 
 
 REASONS = {
-    "item": "takes numbers out of tensors", "branch": "", "counter": "attribute 'count'", "keeps": "history", "draws": "Python's random",
-    "metric": "", "writes": "its batch", "skips": "", "prints": "",
+    "item": "takes numbers out of tensors", "branch": "", "counter": "attribute 'count'", "keeps": "history",
+    "draws": "Python's random", "metric": "", "writes": "its batch", "skips": "", "prints": "",
 }  # fmt: skip
 
 
@@ -304,7 +305,7 @@ class Raises(Classifier):
 def test_errors_of_a_step_are_raised_as_ever():
     errors = []
     for mode in ("never", "always"):
-        with pytest.raises(RuntimeError, match="IndexError: Target . is out of bounds") as raised:
+        with pytest.raises(RuntimeError, match="IndexError: Target 5 is out of bounds") as raised:
             fit(fresh(Raises), planned_steps=mode)
         errors.append(str(raised.value))
     assert errors[0] == errors[1]
@@ -313,11 +314,27 @@ def test_errors_of_a_step_are_raised_as_ever():
 def test_at_most_eight_shapes_are_planned(caplog):
     data = fl.FederatedDataModule(
         torch.utils.data.TensorDataset(torch.randn(300, 12), torch.randint(0, CLASSES, (300,))),
-        list(torch.arange(300).split([n for n in range(11, 35)][:12] + [300 - sum(range(11, 23))])), batch_size=50,
+        list(torch.arange(300).split([*range(11, 23), 300 - sum(range(11, 23))])), batch_size=50,
     )  # fmt: skip
     eager, planned, said = both(caplog, data=data, clients_per_round=13)
     agree(eager, planned)
     assert len(said) == 8
+
+
+class OwnLoss(Classifier):
+    def federated_loss(self, batch, batch_idx):
+        x, y = batch
+        return {"loss": F.cross_entropy(self(x), y, label_smoothing=0.1)}
+
+
+@pytest.mark.parametrize("module", [Classifier, OwnLoss])
+def test_losses_at_the_global_model_come_from_plans(module, caplog):
+    eager = fit(fresh(module, norm=True), algorithm=fl.algorithms.FedLF(), planned_steps="never")
+    with caplog.at_level("INFO"):
+        planned = fit(fresh(module, norm=True), algorithm=fl.algorithms.FedLF(), planned_steps="always")
+    agree(eager, planned)
+    assert torch.equal(eager.strategy.last_round.losses, planned.strategy.last_round.losses)
+    assert any(message.startswith("Losses: planned for") for message in caplog.messages)
 
 
 # ---- what happens if a plan is wrong after all
@@ -339,12 +356,17 @@ def broken_after(steps, monkeypatch):
     monkeypatch.setattr(Plan, "__call__", wrong)
 
 
-@pytest.mark.parametrize(
-    "strategy", [{}, {"algorithm": fl.algorithms.SCAFFOLD()}, {"options": {"norm": True, "momentum": 0.9}}], ids=str
-)
-def test_a_round_with_wrong_plans_is_repeated_without(strategy, caplog, monkeypatch):
-    options = {"log": True, **strategy.pop("options", {})} if "options" in strategy else {"log": True}
-    kept = {"client_optimizer_state": "keep", **strategy}
+REPEATED = {
+    "SGD": ({}, {}),
+    "SCAFFOLD": ({"algorithm": fl.algorithms.SCAFFOLD()}, {}),
+    "momentum and BatchNorm": ({}, {"norm": True, "momentum": 0.9}),
+}
+
+
+@pytest.mark.parametrize("case", REPEATED)
+def test_a_round_with_wrong_plans_is_repeated_without(case, caplog, monkeypatch):
+    strategy, options = REPEATED[case]
+    options, kept = {"log": True, **options}, {"client_optimizer_state": "keep", **strategy}
     eager = fit(fresh(**options), 4, planned_steps="never", **kept)
     broken_after(30, monkeypatch)
     with (

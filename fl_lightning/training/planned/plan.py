@@ -12,7 +12,7 @@ from torch import Tensor
 from fl_lightning.training.planned.capture import Captured
 from fl_lightning.training.planned.program import program_of
 from fl_lightning.training.planned.run import function_of
-from fl_lightning.training.planned.trace import CannotPlanError, trace
+from fl_lightning.training.planned.trace import CannotPlanError, Trace, trace
 
 _PROGRAMS = 4
 """Places in memory that a plan remembers: parameters are in one place in training, buffers may move."""
@@ -23,7 +23,7 @@ class Plan:
 
     Args:
         captured: tensor operations of a loss and of what is logged with it.
-        parameters: of the module, which gradients are wanted of.
+        parameters: of the module, which gradients are wanted of; none: the loss alone is wanted.
         fresh_gradients: see :func:`~fl_lightning.training.planned.program.program_of`.
         ran: told of every run.
 
@@ -44,7 +44,7 @@ class Plan:
         fresh_gradients: bool,
         ran: Callable[[Plan], None],
     ) -> None:
-        self._trace, self._ran, self._fresh = _traced(captured), ran, fresh_gradients
+        self._trace, self._ran, self._fresh = _traced(captured, bool(parameters)), ran, fresh_gradients
         inputs = captured.inputs
         self._from_batch = sorted(captured.from_batch)
         self._held = [place for place in range(len(inputs)) if place not in captured.from_batch]
@@ -101,9 +101,9 @@ class Plan:
         return self._programs[addresses]
 
 
-def _traced(captured: Captured) -> Any:
+def _traced(captured: Captured, differentiate: bool) -> Trace:
     state = torch.get_rng_state()
     try:
-        return trace(captured.function, captured.inputs)
+        return trace(captured.function, captured.inputs, differentiate)
     finally:
         torch.set_rng_state(state)

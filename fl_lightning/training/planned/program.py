@@ -179,7 +179,8 @@ class _Writer:
         static = not any(isinstance(value, Register) for value in _leaves((args, kwargs)))
         base = self._trace.base(node)
         if base is not node and op in _ITSELF:
-            return args[0]
+            shown: Value = args[0]
+            return shown
         if base is not node and static:
             made = op(*args, **kwargs)  # a view of memory that stays
             return tuple(made) if isinstance(made, (list, tuple)) else made
@@ -213,7 +214,7 @@ class _Writer:
             # transpose_ and the like: where it lies is known now, and in every run the same.
             if op.overloadpacket.__name__ in _RESIZING:
                 raise CannotPlanError(f"{op} changes the size of a tensor")
-            view = _ATEN.alias(value)
+            view: Tensor = _ATEN.alias(value)
             op(view, *args[1:], **kwargs)
             return view
         self._calls.append(Call(op, args, kwargs, ()))
@@ -242,10 +243,7 @@ class _Writer:
             key = (tuple(like.shape), tuple(like.stride()), like.dtype, like.device)
             idle = self._idle.setdefault(key, [])
             at = next((n for n, (last, _) in enumerate(idle) if last < place), None)
-            if at is None or node in self._kept:
-                buffer = _empty_like(like)
-            else:
-                buffer = idle.pop(at)[1]
+            buffer = _empty_like(like) if at is None or node in self._kept else idle.pop(at)[1]
             if node not in self._kept:
                 idle.append((self._last_use[node], buffer))
             buffers.append(buffer)

@@ -29,8 +29,8 @@ class Trace:
         graph: placeholders for the inputs, calls, and an output: first what the function returns, then the gradients.
         constants: tensors that the function made of numbers, by name.
         returns: how many of the outputs the function returns.
-        sources: of every node that shows the memory of another, which one; seen when the calls were made, because not all
-            schemas tell.
+        sources: of every node that shows the memory of another, which one; seen when the calls were made, because not
+            all schemas tell.
         trained: places of the inputs that the gradients are of, in their order.
         untouched: places of inputs that require gradients and on which the loss does not depend.
     """
@@ -66,19 +66,20 @@ class Trace:
         return tuple(place for place, node in enumerate(placeholders) if node in self.changed)
 
 
-def trace(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> Trace:
-    """Traces a function and the gradients of its loss; runs both once, on copies of the inputs.
+def trace(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], differentiate: bool = True) -> Trace:
+    """Traces a function and the gradients of its loss; runs both, on copies of the inputs.
 
     Args:
         function: returns tensors. The one that requires gradients is the loss.
         inputs: what it is called with; those that require gradients are leaves.
+        differentiate: False traces the function alone.
 
     Raises:
         CannotPlanError: what the function does depends on values of tensors, or not exactly one tensor that it returns
             requires gradients.
     """
     copies = [_copy(tensor) for tensor in inputs]
-    wanted = [place for place, tensor in enumerate(inputs) if tensor.requires_grad]
+    wanted = [place for place, tensor in enumerate(inputs) if tensor.requires_grad and differentiate]
     trained: list[int] = []
     returns = 0
 
@@ -86,6 +87,8 @@ def trace(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -
         nonlocal returns
         returned = list(function(*given))
         returns = len(returned)
+        if not differentiate:
+            return [tensor.detach() for tensor in returned]
         losses = [tensor for tensor in returned if tensor.requires_grad]
         if not losses:
             raise CannotPlanError("its loss has no gradients")
@@ -96,7 +99,7 @@ def trace(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -
         trained.extend(gradients)
         return [tensor.detach() for tensor in returned] + list(gradients.values())
 
-    with torch.enable_grad():
+    with torch.set_grad_enabled(differentiate):
         module = make_fx(with_gradients, tracing_mode="real")(*copies)
     for node in module.graph.nodes:
         _check(node)
