@@ -1,2 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forward and backward pass of a local step, traced once and repeated in memory that stays."""
+"""What is computed of a batch, recorded once and repeated in memory that stays.
+
+Uses ``training/`` and the rooms below it.
+"""
