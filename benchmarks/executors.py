@@ -81,10 +81,9 @@ class Alternate(CohortRunner):
         """In this process or a worker."""
         return self._workers.train(task) if self._parallel else self._clients.train(task)
 
-    def end_round(self) -> None:
+    def end_round(self) -> str | None:
         """Of either kind."""
-        if self._parallel:
-            self._workers.end_round()
+        return self._workers.end_round() if self._parallel else self._clients.check_plans()
 
     def close(self) -> None:
         """Ends the workers."""
@@ -170,7 +169,8 @@ def fitted(
 ) -> Tensor:
     """The weights ``[n]`` after a fit."""
     module = Classifier(shape, logs)
-    strategy = fl.FederatedStrategy(clients_per_round=shape.per_round, executor=executor)
+    # Plans are made in the rounds that do not count.
+    strategy = fl.FederatedStrategy(clients_per_round=shape.per_round, executor=executor, planned_steps="always")
     trainer = L.Trainer(
         max_epochs=rounds, strategy=strategy, callbacks=callbacks, accelerator="cpu", logger=False, limit_val_batches=0,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,

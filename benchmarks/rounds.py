@@ -25,7 +25,7 @@ from benchmarks._rounds import report
 from benchmarks._rounds.fits import CASES, measure
 from benchmarks._rounds.shape import SHAPES
 
-WARM_UP = 2
+WARM_UP = 4
 
 
 def main() -> None:

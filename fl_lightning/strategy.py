@@ -116,6 +116,10 @@ class FederatedStrategy(OneDevice):
             data that is wrapped.
         timeout: with several processes (``Trainer(devices=..., num_nodes=...)``), how long one waits for the others. It
             waits while they train their last clients of a round.
+        planned_steps: on the CPU, whether losses and gradients come from plans: their operations, traced once and then
+            repeated in memory that stays. Results have the same bits and come sooner. What cannot be planned is
+            computed as ever, and the log says why. ``"auto"`` plans for a shape of batches after 256 of them in a
+            process, ``"always"`` at once, ``"never"`` not. See docs/speed.md.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -165,6 +169,7 @@ class FederatedStrategy(OneDevice):
         log_client_names: bool = False,
         partition: PartitionLike | None = None,
         timeout: timedelta = timedelta(minutes=30),
+        planned_steps: Literal["auto", "always", "never"] = "auto",
     ) -> None:
         super().__init__(timeout)
         self._options = options = FitOptions(
@@ -185,6 +190,7 @@ class FederatedStrategy(OneDevice):
             seed=seed,
             executor=Sequential() if executor is None else executor,
             loss_batch_size=loss_batch_size,
+            planned_steps=planned_steps,
             min_clients=min_clients,
             max_failed_rounds=max_failed_rounds,
             strict_resume=strict_resume,

@@ -76,6 +76,10 @@ def _w2() -> nn.Module:
     return CifarCNN()
 
 
+def _linear() -> nn.Module:
+    return nn.Linear(60, CLASSES)
+
+
 def _tiny() -> nn.Module:
     return mlp(8, 4)
 
@@ -83,7 +87,9 @@ def _tiny() -> nn.Module:
 W1 = Shape("W1", "MLP 784-200-200-10, Fashion-MNIST's shape", _w1, (784,), 100, 600, 10, 50, 0.05)
 W2 = Shape("W2", "CNN 64-64-384-192-10, CIFAR-10's shape", _w2, (3, 32, 32), 100, 500, 10, 50, 0.05)
 TINY = Shape("tiny", "MLP 8-4-4-10, tries the program only", _tiny, (8,), 6, 20, 3, 10, 0.05)
-SHAPES = {shape.name: shape for shape in (W1, W2, TINY)}
+W1_10 = Shape("W1-10", "W1 with batches of 10", _w1, (784,), 100, 600, 10, 10, 0.05)
+LINEAR = Shape("linear", "logistic regression 60-10, batches of 10", _linear, (60,), 100, 600, 10, 10, 0.05)
+SHAPES = {shape.name: shape for shape in (W1, W1_10, LINEAR, W2, TINY)}
 
 
 class HandWritten:

@@ -24,6 +24,7 @@ from fl_lightning.metrics.functional import Mode, fairness_summary, guessed_mode
     skipped_rounds=Bounds(0),
     local_steps=Bounds(0),
     training_seconds=Bounds(0),
+    planned_steps=Bounds(0),
 )
 @dataclass(frozen=True)
 class RoundRecord:
@@ -49,6 +50,7 @@ class RoundRecord:
         skipped_rounds: how many rounds of the fit have changed nothing so far, this one included.
         client_names: what people call the clients of ``client_ids``.
         training_seconds: how many of the ``seconds`` passed before the last client had trained.
+        planned_steps: optimizer steps of this round whose gradients came from plans.
     """
 
     round: int
@@ -69,6 +71,7 @@ class RoundRecord:
     client_names: tuple[str, ...] = ()
     local_steps: int = 0
     training_seconds: float = 0.0
+    planned_steps: int = 0
 
 
 @checked(round=Bounds(0))

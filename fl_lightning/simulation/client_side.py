@@ -21,6 +21,7 @@ from fl_lightning.training.bound_parameters import BoundParameters
 from fl_lightning.training.buffers import BufferBank
 from fl_lightning.training.client_optimizers import client_learning_rate
 from fl_lightning.training.client_runner import ClientRunner
+from fl_lightning.training.recorders import LogRecorder
 from fl_lightning.training.schedules import Schedules
 from fl_lightning.training.upload import Upload
 
@@ -135,20 +136,41 @@ class ClientSide:
         """Losses of clients at other parameters ``[n]``, as they were measured in this round: float64 on the CPU."""
         self._binding.bind_flat(params.detach().to(self._binding.theta.dtype).contiguous())
         try:
-            losses = self._crew.losses(clients, lambda client: self.runner.measure(client, round, _LOSSES)["loss"])
+            losses = self._crew.losses(clients, lambda c: self.runner.measure(c, round, _LOSSES, plan=False)["loss"])
             return torch.tensor(losses, dtype=torch.float64)
         finally:
             self._binding.bind_global()
 
-    def end_round(self) -> None:
+    def end_round(self) -> str | None:
         """All clients of the round were trained.
+
+        Returns:
+            Why they have to be trained again: steps from plans turned out to be others than PyTorch's.
 
         Raises:
             ValueError: local training has changed parameters without gradients.
         """
-        self._crew.end_round()
+        distrusted = self._crew.end_round()
         self.runner.optimizers.restore()
         self.runner.check_frozen()
+        if distrusted is not None and self.runner.plans is not None:
+            self.runner.plans.give_up(distrusted)
+        return distrusted
+
+    def repeat(self, task: ClientTask) -> Upload:
+        """Trains a client of the round once more, in this process and unheard by loggers.
+
+        Raises:
+            Exception: what its training raised.
+        """
+        failed = True
+        try:
+            with self.runner.copies.recording_log(LogRecorder(self.runner.module)):
+                upload = self.runner.train(task)
+            failed = False
+            return upload
+        finally:
+            self.runner.restore(failed)
 
     def close(self) -> None:
         """The fit is over, however it ended."""

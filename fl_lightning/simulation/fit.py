@@ -18,7 +18,7 @@ from fl_lightning.core.digest import checksums
 from fl_lightning.core.errors import RankError
 from fl_lightning.core.fit_description import FitDescription
 from fl_lightning.core.lightning.epoch_loop import ClientTask
-from fl_lightning.core.lightning.names import Trainer, rank_zero_info
+from fl_lightning.core.lightning.names import Trainer, rank_zero_info, rank_zero_warn
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.core.storage.column_files import for_columns, in_columns
@@ -115,7 +115,8 @@ class FederatedFit:
         steps = self.clients.schedules.steps
         rank_zero_info(
             f"Federated fit on {theta.device}, {path_taken} path. Memory beside the module: {plan}. A round counts as "
-            f"{steps} step{'s' * (steps > 1)} (global_step, max_steps, learning-rate schedules)"
+            f"{steps} step{'s' * (steps > 1)} (global_step, max_steps, learning-rate schedules). Local steps: "
+            f"{self.clients.runner.step_kind}"
         )
 
     def _planned_rounds(self) -> int | None:
@@ -249,7 +250,21 @@ class FederatedFit:
             return None
         self.clients.schedules.arrived(client, upload.pace)
         current.uploads.append(upload)
+        current.tasks.append(task)
         return upload.train_loss
+
+    def _repeat(self, current: Round, reason: str) -> None:
+        """Trains the clients of the round again, without plans; nothing of the round has reached the model yet."""
+        rank_zero_warn(
+            f"Round {current.index} is repeated without planned steps, because {reason}. What its clients logged stays."
+        )
+        tasks, current.tasks, current.uploads = current.tasks, [], []
+        for task in tasks:
+            assert task.client_id is not None
+            try:
+                current.uploads.append(self._taken(self.clients.repeat(task)))
+            except Exception as error:
+                self._server.drop(current, task.client_id, f"{type(error).__name__}: {error}", error)
 
     def _taken(self, upload: Upload) -> Upload:
         """What a client has sent; vectors beside its update are in the round's rows now."""
@@ -262,7 +277,9 @@ class FederatedFit:
         """Aggregates the uploads that arrived and applies the step."""
         current, clients, runner = self._round, self.clients, self.clients.runner
         assert current is not None
-        clients.end_round()
+        distrusted = clients.end_round()
+        if distrusted is not None:
+            self._repeat(current, distrusted)
         began, index = self._began, current.index
         trained = time.perf_counter() - began
         record = self._server.close_round(
@@ -273,7 +290,12 @@ class FederatedFit:
         )
         runner.optimizers.commit(record.client_ids)
         self._round = None
-        return replace(record, local_steps=clients.schedules.count(record.client_ids), training_seconds=trained)
+        return replace(
+            record,
+            local_steps=clients.schedules.count(record.client_ids),
+            training_seconds=trained,
+            planned_steps=sum(upload.planned for upload in current.uploads if upload.client_id in record.client_ids),
+        )
 
     def close(self) -> None:
         """The fit is over, however it ended."""

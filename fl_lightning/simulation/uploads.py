@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.algorithms.base import ClientRule
+from fl_lightning.core.lightning.epoch_loop import ClientTask
 from fl_lightning.training.buffers import BufferBank
 from fl_lightning.training.update_rows import UpdateRows
 from fl_lightning.training.upload import Upload
@@ -28,12 +29,14 @@ class Round:
         uploads: what has arrived.
         dropped: clients that are left out, with the reason.
         trained: clients whose training began, whatever came of it.
+        tasks: of the clients whose uploads have arrived, in their order.
     """
 
     index: int
     uploads: list[Upload] = field(default_factory=list)
     dropped: dict[int, str] = field(default_factory=dict)
     trained: int = 0
+    tasks: list[ClientTask] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ class ClientHooks:
     Attributes:
         work: the client in training, or ``None``.
         index: place of the present batch in its pass; Lightning hides it from a ``training_step`` that does not ask.
+        keeps_gradients: the rule sees gradients, and may keep them beyond a step for all that is known.
         rate: gives the present learning rate where it may change within a visit; ``None`` elsewhere.
     """
 
@@ -34,6 +35,7 @@ class ClientHooks:
         self._changes_loss = rule.overrides("loss_term", "loss_weight")
         self._begins = rule.overrides("begin_batch")
         self._corrects = rule.overrides("correct_gradients")
+        self.keeps_gradients = self._corrects and not type(rule).__module__.startswith("fl_lightning.")
         self._features = FeatureRecorder(module) if rule.needs.features else None
         self.work: LocalWork | None = None
         self.index = 0

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from fl_lightning.core.lightning.names import Trainer
 from fl_lightning.core.module_state import silenced
 from fl_lightning.training.client_batches import ClientBatches
 from fl_lightning.training.module_calls import ModuleCalls
+from fl_lightning.training.planned.planned_calls import PlannedCalls
 
 
 class ClientLosses:
@@ -24,44 +26,73 @@ class ClientLosses:
         batches: the clients' batches.
         batch_size: samples per forward pass; ``None``: as many as in training, so that losses which depend on the batch
             (contrastive ones, sums) are those that clients train on.
+        patience: see :class:`~fl_lightning.training.planned.planned_calls.PlannedCalls`; ``None``: nothing is planned.
+
+    Attributes:
+        plans: what losses are planned with; ``None`` if none are.
     """
 
     def __init__(
-        self, trainer: Trainer, calls: ModuleCalls, batches: ClientBatches, batch_size: int | None = None
+        self,
+        trainer: Trainer,
+        calls: ModuleCalls,
+        batches: ClientBatches,
+        batch_size: int | None = None,
+        patience: int | None = None,
     ) -> None:
         self._trainer, self._calls, self._batches, self._batch_size = trainer, calls, batches, batch_size
         self._differentiates = False
+        self._loss: Callable[[Any, int], Any] = (
+            getattr(trainer.lightning_module, "federated_loss", None) or calls.training_output
+        )
+        self.plans: PlannedCalls | None = None
+        if patience is not None:
+            given, eager = (self._loss,), self._eager_loss
+            self.plans = PlannedCalls("Losses", calls.module, _loss_of_batch, given, eager, (), patience)
 
-    def measure(self, client: int, needs: Needs) -> dict[str, float]:
+    def check_plans(self) -> str | None:
+        """See :meth:`PlannedCalls.check`."""
+        if self.plans is None or not self.plans.used:
+            return None
+        with silenced(self._calls.module), torch.no_grad():
+            return self.plans.check()
+
+    def measure(self, client: int, needs: Needs, plan: bool = True) -> dict[str, float]:
         """Sample-weighted means over the client's training data at the bound parameters, in eval mode.
 
         Args:
             client: the client.
             needs: which of ``"loss"`` and ``"accuracy"`` to return.
+            plan: False where parameters are bound for a few calls only: a plan is for one place in memory.
         """
         module = self._trainer.lightning_module
         wanted: dict[str, Callable[[Any, int], Any]] = {}
         if needs.losses or needs.requery:
-            wanted["loss"] = getattr(module, "federated_loss", None) or self._calls.training_output
+            wanted["loss"] = self._eager_loss
+            if plan and self.plans is not None:
+                self.plans.begin_visit()
+                wanted["loss"] = self.plans
         if needs.accuracies:
-            wanted["accuracy"] = getattr(module, "federated_accuracy")  # noqa: B009 (nn.Module's type)
+            wanted["accuracy"] = partial(self._asked, getattr(module, "federated_accuracy"))  # noqa: B009 (nn.Module's type)
         with silenced(module), torch.no_grad():
             return self._means(client, wanted)
 
     def _means(self, client: int, wanted: Mapping[str, Callable[[Any, int], Any]]) -> dict[str, float]:
         precision = self._trainer.precision_plugin
-        totals = {name: torch.zeros((), dtype=torch.float64) for name in wanted}
+        totals = dict.fromkeys(wanted, 0.0)
         counts = dict.fromkeys(wanted, 0)
         for index, (batch, number) in enumerate(self._batches.in_order(client, self._batch_size)):
             moved = self._calls.converted(batch)
             for name, function in wanted.items():
                 with precision.val_step_context():
-                    output = self._asked(function, moved, index)
-                value = output.get("loss") if isinstance(output, Mapping) else output
+                    value = function(moved, index)
                 if value is not None:
-                    totals[name] = totals[name] + torch.as_tensor(value).detach().cpu().double() * number
+                    totals[name] += float(value) * number
                     counts[name] += number
-        return {name: float(totals[name] / count) if count else float("nan") for name, count in counts.items()}
+        return {name: totals[name] / count if count else float("nan") for name, count in counts.items()}
+
+    def _eager_loss(self, batch: Any, index: int) -> Any:
+        return _loss_in(self._asked(self._loss, batch, index))
 
     def _asked(self, function: Callable[[Any, int], Any], batch: Any, index: int) -> Any:
         if not self._differentiates:
@@ -73,3 +104,12 @@ class ClientLosses:
                 self._differentiates = True  # a gradient penalty, for instance: the loss is made of gradients
         with torch.enable_grad():
             return function(batch, index)
+
+
+def _loss_of_batch(batch: Any, index: int, records: list[Any], loss: Callable[[Any, int], Any]) -> Any:
+    records.clear()  # it is empty; TorchDynamo names a list by where it meets it first
+    return _loss_in(loss(batch, index))
+
+
+def _loss_in(output: Any) -> Any:
+    return output.get("loss") if isinstance(output, Mapping) else output

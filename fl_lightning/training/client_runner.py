@@ -26,11 +26,14 @@ from fl_lightning.training.client_batches import ClientBatches
 from fl_lightning.training.client_hooks import ClientHooks
 from fl_lightning.training.client_losses import ClientLosses
 from fl_lightning.training.client_optimizers import ClientOptimizers
+from fl_lightning.training.fast_sgd import FastSGD
 from fl_lightning.training.full_gradient import full_gradient
 from fl_lightning.training.local_options import LocalOptions
 from fl_lightning.training.local_steps import LeanStep, LightningStep, LocalStep
 from fl_lightning.training.local_trainer import LocalTrainer
+from fl_lightning.training.loss_gradients import EagerGradients, LossGradients
 from fl_lightning.training.module_calls import ModuleCalls
+from fl_lightning.training.planned.planned_gradients import PlannedGradients
 from fl_lightning.training.process_copies import ProcessCopies
 from fl_lightning.training.schedules import Schedules
 from fl_lightning.training.update_rows import UpdateRows
@@ -64,6 +67,7 @@ class ClientRunner:
         batches: the clients' batches.
         copies: what crosses between this object and its copies in other processes.
         generators: random generators that the training data keep for themselves.
+        plans: what local steps are planned with; ``None`` if none are.
         full_path: why local steps run through Lightning's own optimization; ``None`` on the lean path.
     """
 
@@ -89,12 +93,14 @@ class ClientRunner:
         self.batches = ClientBatches(loaders, options, accumulation(trainer), self.module)
         self._calls = ModuleCalls(trainer)
         step: LocalStep = LightningStep(loop)
+        self.plans: PlannedGradients | None = None
+        self._last_work: LocalWork | None = None
         if self.full_path is None:
-            step = LeanStep(loop, self._calls, self.hooks, trainer.optimizers[0])
+            step = LeanStep(loop, self._calls, self.hooks, *self._gradients(FastSGD(trainer.optimizers[0])))
         self._local = LocalTrainer(
             trainer, self._calls, self.batches, rule, self.hooks, step, loop.fast_log(), loop.clock
         )  # fmt: skip
-        self._losses = ClientLosses(trainer, self._calls, self.batches, options.loss_batch_size)
+        self._losses = ClientLosses(trainer, self._calls, self.batches, options.loss_batch_size, self._patience)
         self.generators: list[Any] = []
         self.copies = ProcessCopies(
             loop, rule, binding, buffers, self.optimizers, self.schedules, self._local, self.copied_objects,
@@ -111,6 +117,60 @@ class ClientRunner:
         """``[n]`` the global parameters."""
         return self._binding.theta
 
+    def _gradients(self, optimizer: FastSGD) -> tuple[FastSGD, LossGradients]:
+        """What steps on the lean path are taken with: gradients from plans, if the options and the device allow it."""
+        eager, patience = EagerGradients(self._calls, self.hooks, optimizer), self._patience
+        if patience is None:
+            return optimizer, eager
+        self.plans = PlannedGradients(
+            self._calls, self.hooks, eager, optimizer, self._binding.parameters, patience
+        )  # fmt: skip
+        return optimizer, self.plans
+
+    @property
+    def _patience(self) -> int | None:
+        """Batches before plans are made; ``None`` if none are."""
+        return self._options.patience if self.global_params.device.type == "cpu" else None
+
+    @property
+    def step_kind(self) -> str:
+        """How gradients of local steps are computed, and why, in words."""
+        patience, device = self._options.patience, self.global_params.device.type
+        if patience is None:
+            return "eager, because planned_steps='never'"
+        if self._needs.full_gradients:
+            return "none, because clients send full gradients"
+        if device != "cpu":
+            return f"eager, because plans are for the CPU, and this fit runs on {device}"
+        if self.full_path is not None:
+            return f"eager, because {self.full_path}"
+        return (
+            f"planned where they can be, after {patience} batches of a shape"
+            if patience
+            else "planned where they can be"
+        )
+
+    def _planned_steps(self) -> int:
+        return 0 if self.plans is None else self.plans.planned
+
+    def check_plans(self) -> str | None:
+        """Compares steps from plans with PyTorch's once more; called when all clients of a round were trained here.
+
+        Returns:
+            Why the round's steps from plans cannot be trusted, or ``None``.
+        """
+        with self._isolated(self.global_params.device, "plans"):
+            losses = self._losses.check_plans()
+            if losses is not None or self.plans is None or not self.plans.used:
+                self._buffers.restore()
+                return losses
+            self.rows.bind()
+            self.hooks.work = self._last_work
+            try:
+                return self.plans.check()
+            finally:
+                self.restore()
+
     # ---- one client
 
     def train(self, task: ClientTask) -> Upload:
@@ -121,7 +181,7 @@ class ClientRunner:
         """
         client = task.client_id
         assert client is not None
-        needs, optimizers, theta = self._needs, self.optimizers, self.global_params
+        needs, optimizers, theta, before = self._needs, self.optimizers, self.global_params, self._planned_steps()
         measured = self.measure(client, task.round, needs) if needs.losses or needs.accuracies else {}
         with self._isolated(theta.device, "client", task.round, client):
             self.rows.open(task.index)
@@ -139,6 +199,7 @@ class ClientRunner:
                 optimizers.begin_client(client)
                 loss = self._local.train(work)
                 optimizers.end_client(client)
+                self._last_work = work
                 work.end_steps()
                 self.rows.settle()
                 report = self.rule.end_client(work)
@@ -149,7 +210,7 @@ class ClientRunner:
             report = with_accuracy(report, measured["accuracy"], self.module)
         return Upload(
             task.index, client, task.num_samples, loss, measured.get("loss") if needs.losses else None,
-            report, self._buffers.report(task.num_samples), work.client_lr, pace,
+            report, self._buffers.report(task.num_samples), work.client_lr, pace, self._planned_steps() - before,
         )  # fmt: skip
 
     def _watch_rate(self) -> None:
@@ -193,11 +254,11 @@ class ClientRunner:
             seed = derive_seed(self._options.seed, "attack", task.round, client)
             attack.replace(self.rows.update(task.index), self.global_params, seed)
 
-    def measure(self, client: int, round: int, needs: Needs) -> dict[str, float]:  # noqa: A002
+    def measure(self, client: int, round: int, needs: Needs, plan: bool = True) -> dict[str, float]:  # noqa: A002
         """Loss and accuracy of a client at the bound parameters, as far as ``needs`` names them."""
         with self._isolated(self.global_params.device, "loss", round, client):
             try:
-                return self._losses.measure(client, needs)
+                return self._losses.measure(client, needs, plan)
             finally:
                 self._buffers.restore()
 

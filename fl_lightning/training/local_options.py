@@ -20,6 +20,8 @@ class LocalOptions:
         keep_optimizer: the client gets its optimizer's state of its last round back.
         loss_batch_size: samples per forward pass where losses are measured; ``None``: as in training.
         attack: what dishonest clients upload instead.
+        patience: batches of one shape that a process trains on before it plans steps for that shape; ``None``: it plans
+            none.
     """
 
     seed: int = 0
@@ -29,6 +31,7 @@ class LocalOptions:
     keep_optimizer: bool = False
     loss_batch_size: int | None = None
     attack: Attack | None = None
+    patience: int | None = None
 
 
 def limited(limit: int | float, available: int) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.core.lightning.epoch_loop import FederatedEpochLoop
 from fl_lightning.training.client_hooks import ClientHooks
 from fl_lightning.training.fast_sgd import FastSGD
+from fl_lightning.training.loss_gradients import LossGradients
 from fl_lightning.training.module_calls import ModuleCalls
 
 
@@ -31,6 +31,9 @@ class LocalStep(Protocol):
             The detached loss (``None`` if the module gave none), and whether a hook asked the client to stop.
         """
 
+    def begin_visit(self) -> None:
+        """A client is about to train."""
+
     def take_optimizer(self, optimizer: Optimizer) -> None:
         """Steps with another optimizer from now on."""
 
@@ -49,6 +52,9 @@ class LightningStep:
         """See :class:`LocalStep`."""
         return self._loop.local_step(batch, index, size, steps)
 
+    def begin_visit(self) -> None:
+        """A client is about to train."""
+
     def take_optimizer(self, optimizer: Optimizer) -> None:
         """Lightning steps with the trainer's."""
 
@@ -61,31 +67,38 @@ class LeanStep:
         calls: how the module takes a batch.
         hooks: what the client rule does.
         optimizer: the trainer's only optimizer.
+        gradients: computes the loss of a batch and its gradients.
     """
 
-    def __init__(self, loop: FederatedEpochLoop, calls: ModuleCalls, hooks: ClientHooks, optimizer: Optimizer) -> None:
+    def __init__(
+        self,
+        loop: FederatedEpochLoop,
+        calls: ModuleCalls,
+        hooks: ClientHooks,
+        optimizer: FastSGD,
+        gradients: LossGradients,
+    ) -> None:
         self._loop, self._calls, self._hooks = loop, calls, hooks
-        self.take_optimizer(optimizer)
+        self._optimizer, self._gradients = optimizer, gradients
 
     def __call__(self, batch: Any, index: int, size: int, steps: bool) -> tuple[Tensor | None, bool]:
         """See :class:`LocalStep`."""
-        hooks, calls, optimizer = self._hooks, self._calls, self._optimizer
-        batch = calls.to_device(batch)
+        batch = self._calls.to_device(batch)
         self._loop.expect(batch, size)
-        hooks.begin_batch(batch)
-        loss = calls.training_loss(batch, index)
-        if loss is not None:
-            loss = hooks.add_loss_term(loss, batch)
-        optimizer.zero_grad()
-        if loss is not None:
-            torch.autograd.backward(loss)
-        hooks.before_optimizer_step()
-        optimizer.step()
+        self._hooks.begin_batch(batch)
+        loss = self._gradients(batch, index)
+        self._hooks.before_optimizer_step()
+        self._optimizer.step()
         self._loop.count_step()
         if self._loop.clock.scheduled:
             self._loop.clock.end_step()
-        return (None if loss is None else loss.detach()), False
+        return loss, False
+
+    def begin_visit(self) -> None:
+        """A client is about to train."""
+        self._gradients.begin_visit()
 
     def take_optimizer(self, optimizer: Optimizer) -> None:
         """Steps with another optimizer from now on."""
         self._optimizer = FastSGD(optimizer)
+        self._gradients.take_optimizer(self._optimizer)

@@ -65,6 +65,7 @@ class LocalTrainer:
         self._rule.begin_client(work)
         self.log.install()
         hooks.install()
+        self.step.begin_visit()
         losses: list[Tensor] = []
         sizes: list[int] = []
         done, clock = 0, self._clock

@@ -85,6 +85,10 @@ class UpdateRows:
         """Binds the module to a copy of the global parameters; the client of row ``index`` may train."""
         self._received.discard(index)
         torch._foreach_copy_(self._training, self._binding.global_views)
+        self.bind()
+
+    def bind(self) -> None:
+        """Binds the module to the memory in which clients train, with what the last one has left there."""
         self._binding.bind(self._training)
 
     def settle(self) -> None:

@@ -27,6 +27,7 @@ class Upload:
         buffers: the client's buffers.
         client_lr: mean learning rate of its steps, if its optimizer defines one.
         pace: what its visit counted.
+        planned: steps whose gradients came from plans.
     """
 
     index: int
@@ -38,6 +39,7 @@ class Upload:
     buffers: BufferReport
     client_lr: float | None = None
     pace: Pace = field(default_factory=Pace)
+    planned: int = 0
 
 
 def with_accuracy(report: ClientReport, accuracy: float, module: object) -> ClientReport:

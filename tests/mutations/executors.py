@@ -64,8 +64,8 @@ MUTATIONS = [
     ),
     worker(
         "what is left at the end is not sent",
-        "        self._send()\n        messages.send(",
-        "        messages.send(",
+        "        self._send()\n        distrusted",
+        "        distrusted",
     ),
     process("children of workers outlive them", "os.killpg(worker.pid, signal.SIGKILL)", "pass"),
     process("Ctrl-C reaches workers", "    os.setpgid(0, 0)\n", ""),

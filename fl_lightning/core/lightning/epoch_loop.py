@@ -231,9 +231,15 @@ class FederatedEpochLoop(_TrainingEpochLoop):
 
     def count_step(self) -> None:
         """Counts an optimizer step that was taken outside Lightning's optimization loop."""
+        # As increment_by of both does, whose calls take as long as a small operation.
         progress = self.automatic_optimization.optim_progress.optimizer
-        progress.step.increment_by(1)
-        progress.zero_grad.increment_by(1)
+        for tracker in (progress.step.total, progress.step.current):
+            tracker.ready += 1
+            tracker.completed += 1
+        for tracker in (progress.zero_grad.total, progress.zero_grad.current):
+            tracker.ready += 1
+            tracker.started += 1  # type: ignore[attr-defined]  # its class says less than it is
+            tracker.completed += 1
 
     # ---- what local training asks for
 

@@ -60,6 +60,7 @@ class VisitClock:
         self.counts_clients = self.scheduled = self.stepping = False
         self._limit: int | None = None
         self._start = self._held = 0
+        self._counts_by_hand = False
         self._outside: tuple[Any, list[dict[str, int]]] | None = None
 
     # ---- what the trainer shows
@@ -106,7 +107,7 @@ class VisitClock:
         loop.batch_progress = type(loop.batch_progress)()
         if self.plan is not None:
             loop.batch_progress.total.ready = loop.trainer.current_epoch * self.plan.batches
-        self._held = 0
+        self._held, self._counts_by_hand = 0, self._by_hand
 
     def begin_batch(self, is_last: bool) -> None:
         """The client's next batch.
@@ -119,7 +120,7 @@ class VisitClock:
         progress.current.ready += 1
         progress.is_last_batch = is_last
         # A batch has one step at most, unless the module optimizes by hand.
-        if self._limit is not None and (self._by_hand or progress.current.ready > self._limit):
+        if self._limit is not None and (self._counts_by_hand or progress.current.ready > self._limit):
             over = max(self.tick - self._start - self._limit + 1, 0)
             self._move_to(self.tick - over)
             self._held += over

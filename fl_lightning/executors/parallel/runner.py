@@ -52,6 +52,7 @@ class ParallelRunner(CohortRunner):
         self._copied: Fingerprint | None = None  # of what is in the workers' copies
         self._replays = Replays(clients)
         self._order: RoundOrder | None = None
+        self._said: set[str] = set()
         callbacks: list[Callback] = clients.trainer.callbacks  # type: ignore[attr-defined]
         self._changes_between = users_callback(callbacks, "on_train_batch_start", "on_train_batch_end") is not None
         self.begin_round([])
@@ -69,6 +70,7 @@ class ParallelRunner(CohortRunner):
         self._turn = -1  # place of the client that is being handed over
         self._results: dict[int, Outcome] = {}
         self._under_way, self._frozen = False, ""
+        self._distrusted: str | None = None
         self._attempts, self._left = 0, len(tasks)  # to train clients whose workers have died
 
     def train(self, task: ClientTask) -> Upload:
@@ -94,8 +96,11 @@ class ParallelRunner(CohortRunner):
             return self._clients.train(task)
         return self._accept(task, self._results.pop(self._turn))
 
-    def end_round(self) -> None:
+    def end_round(self) -> str | None:
         """Waits until all workers are idle.
+
+        Returns:
+            See :meth:`CohortRunner.end_round`.
 
         Raises:
             ValueError: parameters without gradients changed in a worker.
@@ -107,6 +112,9 @@ class ParallelRunner(CohortRunner):
         self._under_way = False
         if self._frozen:
             raise ValueError(self._frozen)
+        if self._distrusted is not None:
+            self._pool.stop()  # new ones hear of it
+        return self._distrusted or self._clients.check_plans()
 
     def close(self) -> None:
         """Ends all workers."""
@@ -165,6 +173,8 @@ class ParallelRunner(CohortRunner):
                     self._fall_back(f"worker processes cannot train here ({message.obstacle})")
             elif isinstance(message, RoundDone):
                 self._frozen = self._frozen or message.frozen
+                self._distrusted = self._distrusted or message.distrusted
+                self._say(message.notes)
             elif not isinstance(message, Outcome):
                 self._fail_client_of(index, message)
             elif message.changed and self._replays.learn(message):
@@ -186,6 +196,13 @@ class ParallelRunner(CohortRunner):
                 raise WorkerDiedError(f"worker processes end before they train a client, {_ATTEMPTS} times in a row")
             self._pool.stop()
             self._hand_out(left)
+
+    def _say(self, notes: Sequence[str]) -> None:
+        """Says once what workers have said of their plans."""
+        for note in notes:
+            if note not in self._said:
+                self._said.add(note)
+                rank_zero_info(note)
 
     def _fail_client_of(self, index: int, end: str) -> None:
         """A worker has died: its client has failed, the others go on."""

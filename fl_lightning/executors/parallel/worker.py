@@ -31,9 +31,17 @@ class WorkerReady:
 
 @dataclass(frozen=True)
 class RoundDone:
-    """A worker's share of a round is over; ``frozen`` says if parameters without gradients have changed."""
+    """A worker's share of a round is over.
+
+    Attributes:
+        frozen: says if parameters without gradients have changed.
+        distrusted: why its steps from plans cannot be trusted.
+        notes: what it has to say of plans.
+    """
 
     frozen: str = ""
+    distrusted: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 class Worker:
@@ -56,10 +64,13 @@ class Worker:
         self._broken = False
         self._held: list[Outcome] = []
         self._sent = 0.0
+        self._notes: list[str] = []
 
     def serve(self) -> None:
         """Trains clients until the parent is gone."""
         messages.send(self._channel, WorkerReady(can_train()))
+        if self._clients.plans is not None:
+            self._clients.plans.announce = self._notes.append
         visits = Visits(self._clients)
         with visits.recording():
             while True:
@@ -77,7 +88,9 @@ class Worker:
                 self._finish(visits.visit(place))
             self._turn_to(STOP)
         self._send()
-        messages.send(self._channel, RoundDone(self._frozen()))
+        distrusted = None if self._broken else self._clients.check_plans()
+        notes, self._notes[:] = tuple(self._notes), []
+        messages.send(self._channel, RoundDone(self._frozen(), distrusted, notes))
 
     def _turn_to(self, place: int) -> None:
         self._since.fill_(time.monotonic())

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Python function under TorchDynamo's guards: what it reads is checked at every call, what it changes is refused.
+
+This file alone touches private parts of TorchDynamo. A release of PyTorch that lacks them gives a
+:class:`~fl_lightning.training.planned.trace.CannotPlanError`, and local steps are taken without a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from fl_lightning.training.planned.trace import CannotPlanError
+
+
+@dataclass(frozen=True)
+class Captured:
+    """The tensor operations of one call.
+
+    Attributes:
+        function: takes the inputs; gives the tensors that the call returns or records.
+        inputs: those of this call: plain tensors and parameters.
+        from_batch: places of inputs that are parts of the batch.
+    """
+
+    function: Callable[..., Sequence[Tensor]]
+    inputs: tuple[Tensor, ...]
+    from_batch: frozenset[int]
+
+
+Replacement = Callable[..., Sequence[Tensor]]
+"""Takes the inputs of a captured function and gives what it gives."""
+
+
+def guarded(
+    function: Callable[..., Any], batch: str, records: str, build: Callable[[Captured], Replacement]
+) -> Callable[..., Any]:
+    """Puts something in the place of the tensor operations of a function, for as long as its Python does the same.
+
+    Every call checks whether all that Python has read is as it was at a capture: attributes, global variables, numbers,
+    shapes of tensors. If so, the replacement runs. If not, the call is captured anew.
+
+    Args:
+        function: what to call, without free variables and with positional arguments alone.
+        batch: name of the argument whose tensors are others in every call.
+        records: name of the argument that holds a list. The function may write into it. A function
+            that changes anything else that outlives the call is refused.
+        build: makes the replacement.
+
+    Returns:
+        The function. Its calls raise what TorchDynamo raises for a function that it cannot capture as a whole, and
+        :class:`CannotPlanError`, perhaps as a cause.
+    """
+
+    def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Replacement:
+        return build(_captured(module, inputs, batch, records))
+
+    assert isinstance(function, FunctionType)
+    # TorchDynamo keeps what it has captured by code object, which two fits in one process must not share.
+    code = function.__code__.replace(co_filename=function.__code__.co_filename)
+    own = FunctionType(code, function.__globals__, function.__name__)
+    return _Guarded(own, torch.compile(own, backend=backend, fullgraph=True, dynamic=False))
+
+
+class _Guarded:
+    """Checks the guards of what was captured before, without the rest that TorchDynamo does at a call: a third of it.
+
+    Args:
+        function: the function, without free variables.
+        compiled: the same for TorchDynamo, which captures anew what no guards let through.
+    """
+
+    def __init__(self, function: FunctionType, compiled: Callable[..., Any]) -> None:
+        self._function, self._compiled = function, compiled
+        self._names = function.__code__.co_varnames[: function.__code__.co_argcount]
+        self._known: list[tuple[Any, Callable[..., Any]]] = []
+
+    def __call__(self, *args: Any) -> Any:
+        values = dict(zip(self._names, args, strict=True))
+        for guards, replaced in self._known:
+            if guards.cache_entry is not None and guards.check(values):  # without an entry, it was declared invalid
+                return replaced(*args)
+        result = self._compiled(*args)
+        self._known = _captures(self._function)
+        return result
+
+
+def _captures(function: FunctionType) -> list[tuple[Any, Callable[..., Any]]]:
+    """What TorchDynamo has captured of a function: guards, and what runs if they hold."""
+    try:
+        from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
+
+        found = [(entry.guard_manager, entry.code) for entry in _debug_get_cache_entry_list(function.__code__)]
+        if any(guards.cache_entry is None for guards, _ in found):
+            return []
+    except (ImportError, AttributeError):
+        return []
+    # TorchDynamo wraps what it calls so that it is not captured itself; nothing captures here.
+    names = {name: getattr(value, "_torchdynamo_orig_callable", value) for name, value in function.__globals__.items()}
+    return [(guards, FunctionType(code, names, function.__name__)) for guards, code in found]
+
+
+def _captured(module: fx.GraphModule, inputs: Sequence[Any], batch: str, records: str) -> Captured:
+    try:
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        output = InstructionTranslator.current_tx().output
+        effects = output.side_effects
+        changed = [
+            what for what in effects._get_modified_vars() if type(what.mutation_type).__name__.endswith("Existing")
+        ]
+        drawn = bool(output.random_calls)
+        sources = [node.meta["grapharg"].source for node in module.graph.nodes if node.op == "placeholder"]
+    except (ImportError, AttributeError, KeyError) as error:
+        raise CannotPlanError(
+            f"PyTorch {torch.__version__} does not show what a step reads and changes ({error})"
+        ) from error
+    if drawn:
+        raise CannotPlanError("it draws numbers from Python's random")
+    for what in changed:
+        if _root(what.source) != records:
+            raise CannotPlanError(f"it changes {_name(what, effects)}")
+    if any(node.op == "call_method" and node.target in ("item", "tolist") for node in module.graph.nodes):
+        raise CannotPlanError("it takes numbers out of tensors")
+    for value in inputs:
+        if type(value) not in (Tensor, nn.Parameter):
+            raise CannotPlanError(f"it computes with a {type(value).__name__} from outside")
+        if value.device.type != "cpu" or value.layout != torch.strided:
+            raise CannotPlanError(f"it computes with a tensor on {value.device}, {value.layout}")
+    from_batch = frozenset(place for place, source in enumerate(sources) if _root(source) == batch)
+    return Captured(module, tuple(inputs), from_batch)
+
+
+def _root(source: Any) -> str:
+    """The local variable that a value was read from."""
+    while getattr(source, "base", None) is not None:
+        source = source.base
+    return str(getattr(source, "local_name", ""))
+
+
+def _name(what: Any, effects: Any) -> str:
+    """A changed object in words."""
+    attributes = list(getattr(effects, "store_attr_mutations", {}).get(what, ()))
+    if attributes:
+        return f"attribute {attributes[0]!r} of a {what.python_type_name()}"
+    path = str(getattr(what.source, "name", "")).rpartition(".")[2].strip("'\"[]")
+    return f"a {what.python_type_name()}{f' ({path})' if path else ''}"

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What takes the place of a captured loss: a program for the memory that its parameters and buffers lie in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.training.planned.capture import Captured
+from fl_lightning.training.planned.program import program_of
+from fl_lightning.training.planned.run import function_of
+from fl_lightning.training.planned.trace import CannotPlanError, Trace, trace
+
+_PROGRAMS = 4
+"""Places in memory that a plan remembers: parameters are in one place in training, buffers may move."""
+
+
+class Plan:
+    """Computes a loss and its gradients from a trace; called with the inputs of what was captured.
+
+    Args:
+        captured: tensor operations of a loss and of what is logged with it.
+        parameters: of the module, which gradients are wanted of; none: the loss alone is wanted.
+        fresh_gradients: see :func:`~fl_lightning.training.planned.program.program_of`.
+        ran: told of every run.
+
+    Attributes:
+        verified: its results were compared with PyTorch's.
+        gradients: of the last run, one per parameter.
+        held: the inputs of the last run that was to be compared, apart from the batch.
+        size: operations per run.
+
+    Raises:
+        CannotPlanError: the loss cannot be repeated from a trace.
+    """
+
+    def __init__(
+        self,
+        captured: Captured,
+        parameters: Sequence[Tensor],
+        fresh_gradients: bool,
+        ran: Callable[[Plan], None],
+    ) -> None:
+        self._trace, self._ran, self._fresh = _traced(captured, bool(parameters)), ran, fresh_gradients
+        inputs = captured.inputs
+        self._from_batch = sorted(captured.from_batch)
+        self._held = [place for place in range(len(inputs)) if place not in captured.from_batch]
+        if captured.from_batch.intersection(self._trace.changed_inputs):
+            raise CannotPlanError("it changes its batch")
+        trained = [inputs[place] for place in self._trace.trained]
+        for tensor in (*trained, *(inputs[place] for place in self._trace.untouched)):
+            if not any(tensor is parameter for parameter in parameters):
+                raise CannotPlanError("it trains a tensor that is no parameter of the module")
+        places = {id(tensor): place for place, tensor in enumerate(trained)}
+        self._gradients = [places.get(id(parameter)) for parameter in parameters]
+        self._batch = [torch.empty_like(inputs[place]) for place in self._from_batch]
+        self._programs: dict[tuple[int, ...], Callable[[], Any]] = {}
+        self.verified = False
+        self.gradients: list[Tensor | None] = []
+        self.held: list[Tensor] = []
+        self._before: tuple[list[Tensor], Tensor] | None = None
+        self.size = 0
+
+    def __call__(self, *inputs: Tensor) -> Sequence[Tensor]:
+        """Runs it."""
+        self._ran(self)
+        addresses = tuple([inputs[place].data_ptr() for place in self._held])
+        program = self._programs.get(addresses)
+        if program is None:
+            program = self._program(addresses, inputs)
+        if not self.verified:
+            self.held = [inputs[place].detach() for place in self._held]
+            self._before = [tensor.clone() for tensor in self.held], torch.get_rng_state()
+        for own, place in zip(self._batch, self._from_batch, strict=True):
+            own.copy_(inputs[place])
+        returned: Sequence[Tensor]
+        returned, found = program()
+        self.gradients = [None if place is None else found[place] for place in self._gradients]
+        return returned
+
+    def undo(self) -> None:
+        """Puts back what the last run has changed that was to be compared: :attr:`held`, and the random generator."""
+        assert self._before is not None
+        (tensors, state), self._before = self._before, None
+        for tensor, before in zip(self.held, tensors, strict=True):
+            tensor.copy_(before)
+        torch.set_rng_state(state)
+
+    def _program(self, addresses: tuple[int, ...], inputs: Sequence[Tensor]) -> Callable[[], Any]:
+        while len(self._programs) >= _PROGRAMS:
+            del self._programs[next(iter(self._programs))]
+        given = list(inputs)
+        for own, place in zip(self._batch, self._from_batch, strict=True):
+            given[place] = own
+        program = program_of(self._trace, given, self._fresh)
+        self.size = len(program.calls)
+        self._programs[addresses] = function_of(program)
+        return self._programs[addresses]
+
+
+def _traced(captured: Captured, differentiate: bool) -> Trace:
+    state = torch.get_rng_state()
+    try:
+        return trace(captured.function, captured.inputs, differentiate)
+    finally:
+        torch.set_rng_state(state)

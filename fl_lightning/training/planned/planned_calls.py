@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is computed of a batch, from plans with the same bits: when to plan, what to check, when to give up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_modules
+
+from fl_lightning.core.lightning.fast_log import run_in_hook
+from fl_lightning.core.lightning.names import LightningModule, rank_zero_info
+from fl_lightning.core.modules import submodules
+from fl_lightning.training.planned.capture import Captured, guarded
+from fl_lightning.training.planned.plan import Plan
+from fl_lightning.training.planned.reasons import reason_of
+from fl_lightning.training.planned.results import Results
+from fl_lightning.training.planned.trace import CannotPlanError
+
+_SHAPES = 8
+"""Shapes of batches with plans of their own. Where clients differ in size, so do last batches: most stay eager."""
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class PlannedCalls:
+    """Computes the loss of a batch from a plan where it can, and without where it cannot.
+
+    A plan's first results, and its last ones of every round, are compared with PyTorch's bit for bit: loss, gradients,
+    buffers, what is logged, and the state of the random generator.
+
+    Args:
+        what: is computed, in the plural, for messages.
+        module: the module that computes it.
+        function: gives the loss: a function of the batch, its index, a list for records, and ``given``.
+        given: further arguments of the function, always the same.
+        eager: computes what is not planned, and leaves its gradients in the parameters.
+        parameters: gradients are wanted of; none: the loss alone is wanted.
+        patience: batches of one shape before one is planned. Tracing takes as long as some hundred small steps.
+        fresh_gradients: see :func:`~fl_lightning.training.planned.program.program_of`.
+
+    Attributes:
+        reason: why nothing is planned any more, to complete "eager, because ..."; ``None`` while there is none.
+        planned: batches from plans so far.
+        announce: told what is planned and what is not.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        module: LightningModule,
+        function: Callable[..., Tensor | None],
+        given: tuple[Any, ...],
+        eager: Callable[[Any, int], Tensor | None],
+        parameters: Sequence[nn.Parameter],
+        patience: int,
+        fresh_gradients: bool = False,
+    ) -> None:
+        self._what, self._module, self._eager, self._given = what, module, eager, given
+        self._parameters, self._patience, self._fresh = parameters, patience, fresh_gradients
+        self._seen: Counter[Any] = Counter()
+        self._shapes: set[Any] = set()
+        self._shape: Any = None
+        self._last: dict[Any, tuple[Plan, Any, int]] = {}
+        self._plan: Plan | None = None
+        self._checking = False
+        self._wrong: str | None = None
+        self._plans: list[Plan] = []
+        self._records: list[tuple[Any, ...]] = []
+        self._record = _recorder(self._records)
+        self._function = guarded(function, "batch", "records", self._build)
+        self._hooked: str | None = None
+        self.reason: str | None = None
+        self.planned = 0
+        self.announce: Callable[[str], None] = rank_zero_info
+
+    def begin_visit(self) -> None:
+        """A client's batches are about to come."""
+        if self.reason is None:
+            found = _hook_of(self._module, self._parameters)
+            if found is not None and found != self._hooked:
+                self.announce(f"{self._what}: eager, because {found}")
+            self._hooked = found
+
+    def __call__(self, batch: Any, index: int) -> Tensor | None:
+        """The loss of a batch, detached; ``None`` if there is none.
+
+        Args:
+            batch: on the module's device.
+            index: its place.
+        """
+        if self.reason is None and self._hooked is None:
+            shapes = self._shape = _shapes_of(batch)
+            if shapes in self._shapes or self._begins(shapes):
+                return self._from_plan(batch, index)
+        return self._eager(batch, index)
+
+    def _begins(self, shapes: Any) -> bool:
+        """Whether batches of these shapes are planned from now on."""
+        self._seen[shapes] += 1
+        begins = self._seen[shapes] > self._patience and len(self._shapes) < _SHAPES
+        if begins:
+            self._shapes.add(shapes)
+        return begins
+
+    def _from_plan(self, batch: Any, index: int) -> Tensor | None:
+        attributes = vars(self._module)
+        log, attributes["log"] = attributes["log"], self._record  # a context manager would cost a tenth of a small step
+        self._forget()
+        loss: Tensor | None = None
+        try:
+            loss = self._function(batch, index, self._records, *self._given)
+        except Exception as error:
+            if self._plan is not None:
+                raise  # as it would without a plan
+            self.give_up(reason_of(error))
+        finally:
+            attributes["log"] = log
+        plan = self._plan
+        if plan is None:
+            self.give_up("TorchDynamo leaves it alone")
+        if plan is None or loss is None:
+            return self._eager(batch, index)
+        if not plan.verified:
+            return self._verified(plan, loss, batch, index)
+        self.planned += 1
+        self._last[self._shape] = plan, batch, index
+        for parameter, gradient in zip(self._parameters, plan.gradients, strict=True):
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
+        if self._records:
+            run_in_hook(self._module, "training_step", self._replay, log)
+        return loss
+
+    def _forget(self) -> None:
+        """What the last call has done is of no interest to the next."""
+        self._plan = None
+        self._records.clear()
+
+    def _replay(self, log: Callable[..., None]) -> None:
+        for name, value, args, kwargs in self._records:
+            log(name, value, *args, **kwargs)
+
+    def _build(self, captured: Captured) -> Plan:
+        if self._checking:
+            raise CannotPlanError("a check plans nothing new")
+        try:
+            return Plan(captured, self._parameters, self._fresh, self._ran)
+        except CannotPlanError:
+            raise
+        except Exception as error:
+            first = next(iter(str(error).splitlines()), "")
+            raise CannotPlanError(f"its trace fails: {type(error).__name__}: {first}") from error
+
+    def _ran(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def give_up(self, reason: str) -> None:
+        """Plans nothing any more.
+
+        Args:
+            reason: completes "eager, because ...".
+        """
+        if self.reason is None:
+            self.reason = reason
+            self.announce(f"{self._what}: eager from now on, because {reason}")
+
+    # ---- checks
+
+    def check(self) -> str | None:
+        """Compares what plans and PyTorch give once more, on the last batches since the last check.
+
+        The module must be as it was in the last visit. Its buffers and gradients are others afterwards.
+
+        Returns:
+            Why the steps since then cannot be trusted; ``None`` if all is well.
+        """
+        last, self._last = self._last, {}
+        self._checking = True
+        for plan in self._plans:
+            plan.verified = False
+        with self._logging(_unheard):
+            for plan, batch, index in last.values() if self._wrong is None else ():
+                self._forget()
+                loss: Tensor | None = None
+                with self._logging(self._record), suppress(Exception):
+                    loss = self._function(batch, index, self._records, *self._given)
+                # Where the guards found something else than in the visit, the plan is compared when it is used again.
+                if self._plan is plan and loss is not None:
+                    self._verified(plan, loss, batch, index)
+        self._checking = False
+        wrong, self._wrong = self._wrong, None
+        return wrong
+
+    @property
+    def used(self) -> bool:
+        """Whether plans have been used since the last check."""
+        return bool(self._last)
+
+    @contextmanager
+    def _logging(self, log: Callable[..., None]) -> Iterator[Callable[..., None]]:
+        """Lets the module log elsewhere; gives what it logs to otherwise."""
+        attributes = vars(self._module)
+        had, before = "log" in attributes, attributes.get("log", self._module.log)
+        attributes["log"] = log
+        try:
+            yield before
+        finally:
+            if had:
+                attributes["log"] = before
+            else:
+                del attributes["log"]
+
+    def _verified(self, plan: Plan, loss: Tensor, batch: Any, index: int) -> Tensor | None:
+        """Computes once more without the plan, compares, and goes on with what PyTorch gives."""
+        planned = Results.of(loss, plan.gradients, plan.held, self._records)
+        plan.undo()
+        records: list[tuple[Any, ...]] = []
+        log, record = vars(self._module)["log"], _recorder(records)
+
+        def both(*args: Any, **kwargs: Any) -> None:
+            record(*args, **kwargs)
+            log(*args, **kwargs)
+
+        with self._logging(both):
+            eager = self._eager(batch, index)
+        gradients = [parameter.grad for parameter in self._parameters]
+        difference = planned.difference(Results.of(eager, gradients, plan.held, records))
+        if difference is not None:
+            self._wrong = f"{difference} from a plan would differ from PyTorch's"
+            self.give_up(self._wrong)
+            return eager
+        if plan not in self._plans:
+            self._plans.append(plan)
+            self.announce(
+                f"{self._what}: planned for batches of {_words(_shapes_of(batch))}, {plan.size} operations each"
+            )
+        plan.verified = True
+        return eager
+
+
+def _recorder(records: list[tuple[Any, ...]]) -> Callable[..., None]:
+    def record(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        records.append((name, value.detach() if isinstance(value, Tensor) else value, args, kwargs))
+
+    return record
+
+
+def _unheard(*args: Any, **kwargs: Any) -> None:
+    """Takes the place of ``self.log`` in checks."""
+
+
+def _shapes_of(batch: Any) -> Any:
+    """The shapes of a batch's tensors, as a key; whatever else is in a batch is left to the guards."""
+    if isinstance(batch, Tensor):
+        return batch.shape
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, (list, tuple)):
+        return tuple([part.shape if isinstance(part, Tensor) else _shapes_of(part) for part in batch])
+    return None
+
+
+def _words(shapes: Any) -> str:
+    if isinstance(shapes, torch.Size):
+        return str(list(shapes))
+    return ", ".join(_words(part) for part in shapes or ())
+
+
+def _hook_of(module: nn.Module, parameters: Sequence[nn.Parameter]) -> str | None:
+    """The first hook that PyTorch would run in a step, in words; a plan runs none."""
+    if any(getattr(torch_modules, f"_global{name}") for name in _HOOKS):
+        return "hooks are registered for all modules"
+    for name, part in submodules(module):
+        attributes = vars(part)
+        if any(attributes.get(kind) for kind in _HOOKS):
+            return f"{name or type(module).__name__} has hooks"
+    if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters):
+        return "parameters have hooks"
+    return None

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A traced loss that runs in memory that stays: the bits of autograd, step after step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call
+
+from fl_lightning.training.planned.program import Register, program_of
+from fl_lightning.training.planned.run import function_of
+from fl_lightning.training.planned.trace import CannotPlanError, trace
+
+
+class Tied(nn.Module):
+    """An output layer that shares the weights of the input layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(11, 6)
+
+    def forward(self, x):
+        return self.embedding(x).mean(1) @ self.embedding.weight.T
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.heads, self.out = (
+            nn.LayerNorm(8),
+            nn.MultiheadAttention(8, 2, batch_first=True),
+            nn.Linear(8, 5),
+        )
+
+    def forward(self, x):
+        x = self.norm(x)
+        return self.out(x + self.heads(x, x, x, need_weights=False)[0]).mean(1)
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.out = nn.GRU(4, 7, batch_first=True), nn.Linear(7, 5)
+
+    def forward(self, x):
+        return self.out(self.cell(x)[0][:, -1])
+
+
+def _features(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+
+
+CASES = {
+    "linear": (lambda: nn.Linear(6, 5), _features(4, 6)),
+    "without bias": (lambda: nn.Linear(6, 5, bias=False), _features(4, 6)),
+    "mlp": (
+        lambda: nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 9), nn.ReLU(), nn.Linear(9, 5)), _features(4, 6)
+    ),
+    "in place": (lambda: nn.Sequential(nn.Linear(6, 9), nn.ReLU(inplace=True), nn.Linear(9, 5)), _features(4, 6)),
+    "other activations": (
+        lambda: nn.Sequential(nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 9), nn.Tanh(), nn.Linear(9, 5), nn.SiLU()),
+        _features(4, 6),
+    ),
+    "dropout": (lambda: nn.Sequential(nn.Linear(6, 9), nn.Dropout(0.4), nn.Linear(9, 5)), _features(4, 6)),
+    "batch norm": (
+        lambda: nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, 5)), _features(4, 6)
+    ),
+    "convolutions": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 2), nn.AvgPool2d(2),
+            nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(16, 5),
+        ),
+        _features(4, 2, 12, 12),
+    ),
+    "attention": (Attention, _features(4, 3, 8)),
+    "recurrent": (Recurrent, _features(4, 3, 4)),
+    "tied": (Tied, torch.randint(0, 11, (4, 3), generator=torch.Generator().manual_seed(1))),
+}  # fmt: skip
+
+
+def prepared(case):
+    """Two copies of a network with a loss, and a program for one of them."""
+    build, x = CASES[case]
+    torch.manual_seed(0)
+    ours = build()
+    torch.manual_seed(0)
+    theirs = build()
+    y = torch.randint(0, 5, (4,), generator=torch.Generator().manual_seed(2))
+    parameters = dict(ours.named_parameters())
+    buffers = dict(ours.named_buffers())
+    names = [*parameters, *buffers]
+
+    def function(*inputs):
+        named = dict(zip(names, inputs, strict=False))
+        return [F.cross_entropy(functional_call(ours, named, (inputs[-2],)), inputs[-1])]
+
+    batch = [x.clone(), y.clone()]
+    inputs = [*parameters.values(), *buffers.values(), *batch]
+    return ours, theirs, batch, trace(function, inputs), inputs
+
+
+def same(one, other):
+    return all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_bits_of_autograd_over_steps_and_batches(case):
+    ours, theirs, batch, traced, inputs = prepared(case)
+    run = function_of(program_of(traced, inputs))
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    parameters = list(ours.parameters())
+    state, losses = torch.get_rng_state(), []
+    for step in range(6):
+        batch[1].copy_(batch[1].roll(1))  # other batches, in the same memory
+        (loss,), gradients = run()
+        losses.append(loss)
+        trained = [inputs[place].data for place in traced.trained]
+        torch._foreach_add_(trained, list(gradients), alpha=-0.1)
+        after = torch.get_rng_state()
+        torch.set_rng_state(state)
+        optimizer.zero_grad()
+        expected = F.cross_entropy(theirs(batch[0]), batch[1])
+        expected.backward()
+        optimizer.step()
+        assert torch.equal(loss, expected), step
+        assert same(ours, theirs), step
+        state = torch.get_rng_state()
+        assert torch.equal(state, after), step
+    assert len({loss.data_ptr() for loss in losses}) == len(losses)  # nobody else's memory
+    assert len(parameters) == len(traced.trained)
+
+
+def test_gradients_stay_in_their_memory_unless_they_have_to_be_fresh():
+    *_, traced, inputs = prepared("mlp")
+    run = function_of(program_of(traced, inputs))
+    assert [g.data_ptr() for g in run()[1]] == [g.data_ptr() for g in run()[1]]
+    program = program_of(traced, inputs, fresh_gradients=True)
+    assert all(isinstance(gradient, Register) for gradient in program.gradients)
+    run = function_of(program)
+    first, second = run()[1], run()[1]
+    assert not {g.data_ptr() for g in first} & {g.data_ptr() for g in second}
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_most_of_a_small_network_allocates_nothing():
+    """Whatever the loss itself takes: it is given away."""
+    for case, made in (("linear", 1), ("mlp", 1)):
+        *_, traced, inputs = prepared(case)
+        assert sum(bool(call.results) for call in program_of(traced, inputs).calls) == made
+
+
+def test_a_trace_changes_neither_parameters_nor_buffers():
+    ours, theirs, *_ = prepared("batch norm")
+    assert same(ours, theirs)
+
+
+def traced(function, *inputs):
+    return trace(function, [nn.Parameter(torch.ones(3)), *inputs])
+
+
+def test_what_cannot_be_traced():
+    with pytest.raises(CannotPlanError, match="depends on the values of tensors"):
+        traced(lambda w: [w[w > 0].sum()])
+    with pytest.raises(CannotPlanError, match="its loss has no gradients"):
+        traced(lambda w: [w.detach().sum()])
+    with pytest.raises(CannotPlanError, match="it keeps tensors with their graphs"):
+        traced(lambda w: [w.sum(), w * 2])
+
+
+def test_inputs_that_are_written_and_parameters_that_are_not_used():
+    spare, counter = nn.Parameter(torch.ones(2)), torch.zeros(1)
+
+    def function(w, spare, counter):
+        counter.add_(1)
+        return [(w * counter).sum()]
+
+    found = traced(function, spare, counter)
+    assert (found.trained, found.untouched, found.changed_inputs) == ((0,), (1,), (2,))
+    assert counter.item() == 0
