@@ -60,8 +60,6 @@ def layer_chosen_gram(
     if chosen.numel() and not 0 <= int(chosen.min()) <= int(chosen.max()) < others.shape[0]:
         raise ValueError(f"chosen must lie between 0 and {others.shape[0] - 1}, found {chosen.tolist()}")
     gram: Tensor = torch.ops.fl_lightning.layer_cross_gram(rows, others, offsets, total_columns)
-    if gram.is_cpu:
-        return gram.index_select(2, chosen)
     # Their numbers stay on the host: an index tensor would have to be copied, and the copy waits for the device.
     parts = [gram.narrow(2, other, 1) for other in chosen.tolist()]
     return torch.cat(parts, 2) if parts else gram[:, :, :0]

@@ -55,3 +55,14 @@ def test_scratch_memory_is_not_handed_out_while_a_kernel_uses_it():
             torch.full((1 << 20,), float("nan"), device="cuda")  # memory that was just freed, overwritten
     torch.cuda.synchronize()
     assert all(torch.equal(result, want) for result in results)
+
+
+@NO_GPU
+def test_other_work_on_the_device_changes_no_bit():
+    every_case, (offsets, _) = cases(300_001)
+    rows, other, noise = every_case["layer_gram"][0].cuda(), torch.randn(2048, 2048, device="cuda"), torch.cuda.Stream()
+    want = dispatched("layer_gram")(rows, offsets)
+    for _ in range(100):
+        with torch.cuda.stream(noise):
+            other @ other
+        assert torch.equal(dispatched("layer_gram")(rows, offsets), want)
