@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks._gpu.facts import facts
 from benchmarks._kernels import report
 from benchmarks._kernels.limits import Limits
 from benchmarks._kernels.problems import Shape, shapes
@@ -134,7 +135,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"), help="folder for the results")
     arguments = parser.parse_args()
     device, shape = torch.device(arguments.device), shapes(arguments.quick)[-1]
-    facts = report.environment(device, SEED, [torch.get_num_threads()], Limits(device).how) | {
+    environment = report.environment(device, SEED, [torch.get_num_threads()], Limits(device).how) | facts(device)
+    environment |= {
         "shape": f'{shape.name}: {shape.columns} parameters, {shape.layers} layers (FedLF(layers="tensor"))'
     }
     found = [
@@ -145,13 +147,13 @@ def main() -> None:
     first = found[0]
     seen, target = f"{1e3 * first.step.median:.3f} ms", f"target {1e3 * TARGET:g} ms on an H100 or H200"
     verdict = f"m = {first.rows}, {first.dtype}: {seen}, {target}"
-    lines = [*(f"- {name}: {value}" for name, value in facts.items()), "", HEAD, *(t.markdown() for t in found)]
+    lines = [*(f"- {name}: {value}" for name, value in environment.items()), "", HEAD, *(t.markdown() for t in found)]
     print("\n".join([*lines, "", verdict]))
     arguments.out.mkdir(parents=True, exist_ok=True)
     name = f"device-step-{arguments.device}" + "-quick" * arguments.quick
     text = "\n".join(["# The FedLF step on a device", "", *lines, "", verdict, ""])
     (arguments.out / f"{name}.md").write_text(text, "utf-8")
-    results = {"environment": facts, "results": [asdict(times) for times in found]}
+    results = {"environment": environment, "results": [asdict(times) for times in found]}
     (arguments.out / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n", "utf-8")
 
 

@@ -143,7 +143,8 @@ def test_the_programs_of_every_stage_run_on_the_cpu(script, tmp_path, monkeypatc
     assert printed["benchmarks._gpu.one_call"].count("called ") == 2
     for name in ("bandwidth", "step", "rounds"):
         table = (tmp_path / "out" / f"device-{name}-cpu-quick.md").read_text()
-        assert "- device: " in table or "- processor: " in table
+        assert "- device: " in table
+        assert "- driver: " in table
         assert "- date: " in table
 
 
