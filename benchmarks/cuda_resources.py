@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Registers, shared memory, stack and occupancy of the CUDA kernels in the built extension. No GPU is needed.
+"""Registers, shared memory, stack, occupancy and wide accesses of the CUDA kernels as built. No GPU is needed.
 
     python -m benchmarks.cuda_resources [--out FILE]
 
 Reads what the compiler left in the library, through cuobjdump (of the CUDA toolkit, or the one that comes with triton).
-Occupancy is what the registers alone allow. Bandwidth and time are not measured.
+Occupancy is what the registers alone allow. 16-byte loads and stores are the fewest instructions of any variant.
+Bandwidth and time are not measured.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 _REGISTERS, _THREADS, _WARP = 65536, 2048, 32  # per multiprocessor of these architectures
@@ -24,10 +26,10 @@ _FOUND = re.compile(
     r" LOCAL:(?P<local>\d+)",
     re.MULTILINE,
 )
+_ACCESS = re.compile(r"Function : (?P<name>\S+)|\b(?P<kind>LDG|STG)(?:\.\w+)*\.128\b")
 HEAD = (
-    "| file | kernel | variants | sm | registers | shared bytes | stack or local bytes | occupancy |\n"
-    + "|---" * 8
-    + "|"
+    "| file | kernel | variants | sm | registers | shared bytes | stack or local bytes | occupancy | 16-byte loads "
+    "| stores |\n" + "|---" * 10 + "|"
 )
 
 
@@ -48,26 +50,55 @@ def find_cuobjdump() -> str | None:
     )
 
 
-def table(report: str) -> list[str]:
-    """One line per kernel and architecture; of the variants for dtypes and tile sizes the largest numbers.
+def wide_accesses(sass: str) -> dict[str, Counter[str]]:
+    """How many 16-byte loads and stores of device memory the code of each kernel has: ``LDG`` and ``STG``.
+
+    Args:
+        sass: what ``cuobjdump --dump-sass`` prints for one architecture.
+    """
+    found, own = dict[str, Counter[str]](), Counter[str]()
+    for match in _ACCESS.finditer(sass):
+        if match["name"]:
+            own = found.setdefault(match["name"], Counter())
+        else:
+            own[match["kind"]] += 1
+    return found
+
+
+def plain_name(name: str) -> str:
+    """Of a mangled name ``_ZN<n>name...``, the last plain name before the template's arguments."""
+    names: list[str] = re.findall(r"(?<=\d)([a-z][a-z_]+)(?=I|E)", name)
+    return names[-1] if names else name
+
+
+def table(report: str, accesses: dict[int, dict[str, Counter[str]]]) -> list[str]:
+    """One line per kernel and architecture; of the variants for dtypes and tile sizes the worst numbers.
 
     Args:
         report: what ``cuobjdump --dump-resource-usage`` prints.
+        accesses: :func:`wide_accesses` by architecture.
     """
     arch, file, worst = "", "", dict[tuple[str, str, int], list[int]]()
+    wide = dict[tuple[str, str, int], list[Counter[str]]]()
     for match in _FOUND.finditer(report):
         arch, file = match["arch"] or arch, match["file"] or file
         if match["name"] is None:
             continue
-        # _ZN<n>name...: the last plain name before the template's arguments
-        names = re.findall(r"(?<=\d)([a-z][a-z_]+)(?=I|E)", match["name"])
-        own = worst.setdefault((file, names[-1] if names else match["name"], int(arch)), [0, 0, 0, 0])
+        key = file, plain_name(match["name"]), int(arch)
+        own = worst.setdefault(key, [0, 0, 0, 0])
+        wide.setdefault(key, []).append(accesses[int(arch)][match["name"]])
         numbers = int(match["registers"]), int(match["shared"]), int(match["stack"]) + int(match["local"])
         own[:] = [own[0] + 1, *(max(a, b) for a, b in zip(own[1:], numbers, strict=True))]
     return [
-        f"| {file} | {name} | {count} | {arch} | {registers} | {shared} | {local} | {occupancy(registers):.0%} |"
+        f"| {file} | {name} | {count} | {arch} | {registers} | {shared} | {local} | {occupancy(registers):.0%} "
+        f"| {min(c['LDG'] for c in wide[file, name, arch])} | {min(c['STG'] for c in wide[file, name, arch])} |"
         for (file, name, arch), (count, registers, shared, local) in sorted(worst.items())
     ]
+
+
+def dump(tool: str, file: Path, *options: str) -> str:
+    """What cuobjdump prints of a library or cubin."""
+    return subprocess.run([tool, *options, str(file)], capture_output=True, text=True, check=True).stdout
 
 
 def main() -> None:
@@ -79,8 +110,9 @@ def main() -> None:
     library = next((Path(__file__).parents[1] / "fl_lightning").glob("_C_cuda.*so"), None)
     if tool is None or library is None:
         sys.exit("no cuobjdump was found" if tool is None else "the CUDA kernels are not built (make kernels)")
-    command = [tool, "--dump-resource-usage", str(library)]
-    lines = table(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    report = dump(tool, library, "--dump-resource-usage")
+    found = sorted({int(match["arch"]) for match in _FOUND.finditer(report) if match["arch"]})
+    lines = table(report, {a: wide_accesses(dump(tool, library, "--dump-sass", "-arch", f"sm_{a}")) for a in found})
     if not lines:
         sys.exit("the extension has no CUDA kernels")
     text = "\n".join([HEAD, *lines])

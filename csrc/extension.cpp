@@ -33,7 +33,7 @@ namespace {
 template <class Device>
 struct Kernels {
   static Tensor layer_gram(const Tensor& rows_in, const Tensor& offsets_in, std::optional<int64_t> total_columns) {
-    const Device device(rows_in);
+    Device device(rows_in);
     const Tensor rows = with_columns_contiguous(rows_in), offsets = torch::stable::contiguous(offsets_in);
     const Matrix matrix = matrix_of(rows);
     const Layers layers = layers_of(offsets, matrix.columns, total_columns);
@@ -44,7 +44,7 @@ struct Kernels {
 
   static Tensor layer_cross_gram(const Tensor& rows_in, const Tensor& others_in, const Tensor& offsets_in,
                                  std::optional<int64_t> total_columns) {
-    const Device device(rows_in);
+    Device device(rows_in);
     const Tensor rows = with_columns_contiguous(rows_in), others = with_columns_contiguous(others_in);
     const Tensor offsets = torch::stable::contiguous(offsets_in);
     const Matrix matrix = matrix_of(rows), other = matrix_of(others);
@@ -58,7 +58,7 @@ struct Kernels {
   // Only on the processor: elsewhere all products are computed, and those that were asked for are taken.
   static Tensor layer_chosen_gram(const Tensor& rows_in, const Tensor& others_in, const Tensor& offsets_in,
                                   const Tensor& chosen_in, std::optional<int64_t> total_columns) {
-    const Device device(rows_in);
+    Device device(rows_in);
     const Tensor rows = with_columns_contiguous(rows_in), others = with_columns_contiguous(others_in);
     const Tensor offsets = torch::stable::contiguous(offsets_in), chosen = torch::stable::contiguous(chosen_in);
     const Matrix matrix = matrix_of(rows), other = matrix_of(others);
@@ -79,7 +79,7 @@ struct Kernels {
   // A step of another dtype keeps its accuracy: it goes through the kernel for two matrices.
   static Tensor layer_dots(const Tensor& rows_in, const Tensor& step_in, const Tensor& offsets_in,
                            std::optional<int64_t> total_columns) {
-    const Device device(rows_in);
+    Device device(rows_in);
     const Tensor rows = with_columns_contiguous(rows_in), step = torch::stable::contiguous(step_in);
     const Tensor offsets = torch::stable::contiguous(offsets_in);
     const Matrix matrix = matrix_of(rows), one = matrix_of(step);
@@ -102,11 +102,11 @@ struct Kernels {
 
   static Tensor layer_cross_combine(const Tensor& rows_in, const Tensor& others_in, const Tensor& offsets_in,
                                     const Tensor& coeff_in) {
-    const Device device(rows_in);
+    Device device(rows_in);
     require(rows_in.scalar_type() == others_in.scalar_type(), "others must have the rows' dtype");
     const Tensor rows = with_columns_contiguous(rows_in), others = with_columns_contiguous(others_in);
     const Tensor offsets = torch::stable::contiguous(offsets_in);
-    const Tensor coeff = usable(coeff_in, ScalarType::Double, rows);
+    const Tensor coeff = device.usable(coeff_in, ScalarType::Double);
     const Matrix matrix = matrix_of(rows), other = matrix_of(others);
     require(other.columns == matrix.columns, "others must have shape [any, ", matrix.columns, "]");
     const Layers layers = layers_of(offsets, matrix.columns);
@@ -121,22 +121,22 @@ struct Kernels {
     require(rows.dim() == 2 && rows.size(0) > 0, "rows must have shape [m, n] with at least one row");
     dtype_of(out, "out");
     require(out.dim() == 1 && out.size(0) == rows.size(1), "out must have shape [", rows.size(1), "]");
-    if (out.scalar_type() != rows.scalar_type()) return combine_add_mixed(out, rows, offsets, coeff);
+    if (out.scalar_type() != rows.scalar_type() && !Device::kMixed) return add_in_parts(out, rows, offsets, coeff);
     const Tensor target = torch::stable::contiguous(out);
     combine(rows, offsets, coeff, target, true);
     if (!out.is_contiguous()) torch::stable::copy_(out, target);
   }
 
-  // The kernel adds in the rows' dtype. For another, stretches of columns go through float64, to be rounded once.
-  static void combine_add_mixed(Tensor out, Tensor rows, const Tensor& offsets_in, const Tensor& coeff) {
+  // Where the kernel adds in the rows' dtype alone: stretches of columns go through float64, to be rounded once.
+  static void add_in_parts(Tensor out, Tensor rows, const Tensor& offsets_in, const Tensor& coeff) {
     const Tensor offsets = torch::stable::contiguous(offsets_in);
     const int64_t n = rows.size(1), width = std::max<int64_t>(4096, (int64_t{1} << 20) / rows.size(0));
     const Layers layers = layers_of(offsets, n);
     for (int64_t begin = 0; begin < n; begin += width) {
       const int64_t columns = std::min(width, n - begin);
       Tensor part = torch::stable::narrow(out, 0, begin, columns);
-      const Tensor total = usable(part, ScalarType::Double, rows);
-      const Tensor some = usable(torch::stable::narrow(rows, 1, begin, columns), ScalarType::Double, rows);
+      const Tensor total = usable(part, ScalarType::Double);
+      const Tensor some = usable(torch::stable::narrow(rows, 1, begin, columns), ScalarType::Double);
       Tensor part_offsets = empty(offsets, {layers.count + 1}, ScalarType::Long);
       for (int64_t i = 0; i <= layers.count; ++i) {
         write<int64_t>(part_offsets)[i] = std::clamp<int64_t>(layers.offsets[i] - begin, 0, columns);
@@ -148,13 +148,19 @@ struct Kernels {
 
   static void combine(const Tensor& rows_in, const Tensor& offsets_in, const Tensor& coeff_in, const Tensor& out,
                       bool add) {
-    const Device device(rows_in);
+    Device device(rows_in);
     const Tensor rows = with_columns_contiguous(rows_in), offsets = torch::stable::contiguous(offsets_in);
-    const Tensor coeff = usable(coeff_in, ScalarType::Double, rows);
+    const Tensor coeff = device.usable(coeff_in, ScalarType::Double);
     const Matrix matrix = matrix_of(rows);
     const Layers layers = layers_of(offsets, matrix.columns);
     require(coeff.numel() == layers.count * matrix.rows, "coeff must have shape [", layers.count, ", ", matrix.rows,
             "]");
+    if constexpr (Device::kMixed) {
+      if (const DType type = dtype_of(out, "out"); type != matrix.dtype) {
+        device.layer_combine_mixed(matrix, layers, read<double>(coeff), out.mutable_data_ptr(), type);
+        return;
+      }
+    }
     device.layer_combine(matrix, layers, read<double>(coeff), out.mutable_data_ptr(), add);
   }
 
@@ -165,9 +171,9 @@ struct Kernels {
     check_order(order_in, m);
     require_type("keep", keep_in, ScalarType::Bool);
     require(keep_in.numel() == m, "keep must have shape [", m, "]");
-    const Device device(gram_in);
-    const Tensor gram = torch::stable::contiguous(gram_in), order = usable(order_in, ScalarType::Long, gram);
-    const Tensor keep = usable(keep_in, ScalarType::Bool, gram);
+    Device device(gram_in);
+    const Tensor gram = torch::stable::contiguous(gram_in), order = device.usable(order_in, ScalarType::Long);
+    const Tensor keep = device.usable(keep_in, ScalarType::Bool);
     Tensor coeff = empty(gram, {batch, m, m}, ScalarType::Double);
     device.project_conflicts(read<double>(gram), batch, m, read<int64_t>(order), read<bool>(keep),
                              write<double>(coeff));
@@ -177,7 +183,7 @@ struct Kernels {
   static std::tuple<Tensor, Tensor> min_norm(const Tensor& gram_in) {
     require_type("gram", gram_in, ScalarType::Double);
     require(gram_in.dim() == 3 && gram_in.size(1) == gram_in.size(2), "gram must have shape [B, k, k]");
-    const Device device(gram_in);
+    Device device(gram_in);
     const Tensor gram = torch::stable::contiguous(gram_in);
     const int64_t batch = gram.size(0), k = gram.size(1);
     Tensor lam = empty(gram, {batch, k}, ScalarType::Double), gap = empty(gram, {batch}, ScalarType::Double);
@@ -188,7 +194,7 @@ struct Kernels {
   static std::tuple<Tensor, Tensor> puc_track(const Tensor& row_in, Tensor counts, int64_t threshold,
                                               int64_t participations, const Tensor& offsets_in,
                                               std::optional<int64_t> total_columns) {
-    const Device device(row_in);
+    Device device(row_in);
     const Tensor row = torch::stable::contiguous(row_in), offsets = torch::stable::contiguous(offsets_in);
     const int64_t n = row.numel();
     require(row.dim() == 1 && counts.numel() == n, "counts must have shape [", n, "]");
@@ -204,9 +210,9 @@ struct Kernels {
 
   static Tensor puc_combine(const Tensor& rows_in, const Tensor& keep_in, const Tensor& weights_in) {
     check_weights(weights_in);
-    const Device device(rows_in);
+    Device device(rows_in);
     const Tensor rows = with_columns_contiguous(rows_in), keep = torch::stable::contiguous(keep_in);
-    const Tensor weights = usable(weights_in, ScalarType::Double, rows);
+    const Tensor weights = device.usable(weights_in, ScalarType::Double);
     const Matrix matrix = matrix_of(rows);
     const int64_t words = (matrix.columns + 31) / 32;
     require_type("keep", keep, ScalarType::Int);
@@ -221,7 +227,7 @@ struct Kernels {
 // Forwards every kernel with one more argument, `last`.
 #define FL_LIGHTNING_FORWARD(space, op, last) \
   template <class... A>                       \
-  void op(A... a) const {                     \
+  void op(A... a) {                           \
     space::op(a..., last);                    \
   }
 #define FL_LIGHTNING_FORWARD_ALL(space, last)            \
@@ -237,7 +243,9 @@ struct Kernels {
 
 #ifndef FL_LIGHTNING_CUDA
 struct OnCpu {
+  static constexpr bool kMixed = false;  // whether layer_combine adds to an out of another dtype than the rows
   explicit OnCpu(const Tensor&) {}
+  static Tensor usable(const Tensor& t, ScalarType type) { return fl_lightning::usable(t, type); }
   static void parallel(int64_t tasks, cpu::Body body, void* context) {
     torch::stable::parallel_for(0, tasks, 1, [=](int64_t begin, int64_t end) {
       for (int64_t task = begin; task < end; ++task) body(task, context);
@@ -249,8 +257,19 @@ struct OnCpu {
 #else
 class OnCuda {
  public:
+  static constexpr bool kMixed = true;
   explicit OnCuda(const Tensor& t) : device_(t.device()), guard_(device_.index()) {}
   FL_LIGHTNING_FORWARD_ALL(cuda, context())
+  FL_LIGHTNING_FORWARD(cuda, layer_combine_mixed, context())
+  // On this device. A few numbers from the host come without waiting for the device, and into a captured graph.
+  Tensor usable(const Tensor& t, ScalarType type) {
+    if (!t.is_cpu()) return fl_lightning::usable(t.device() == device_ ? t : torch::stable::to(t, device_), type);
+    const Tensor host = fl_lightning::usable(t, type);
+    Tensor here = torch::stable::empty(host.sizes(), type, std::nullopt, device_);
+    const auto bytes = host.numel() * static_cast<int64_t>(host.element_size());
+    cuda::copy_in("arguments", host.const_data_ptr(), bytes, here.mutable_data_ptr(), context());
+    return here;
+  }
 
  private:
   // The caching allocator reuses a freed block only for work queued later on the same stream.
@@ -259,10 +278,12 @@ class OnCuda {
     self->scratch_.push_back(torch::stable::empty({bytes}, ScalarType::Byte, std::nullopt, self->device_));
     return self->scratch_.back().mutable_data_ptr();
   }
-  cuda::Context context() const {
+  cuda::Context context() {
     void* stream = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_.index(), &stream));
-    return {stream, &OnCuda::allocate, const_cast<OnCuda*>(this)};
+    // Of torch's macros for this check each release has its own.
+    require(aoti_torch_get_current_cuda_stream(device_.index(), &stream) == AOTI_TORCH_SUCCESS,
+            "torch does not tell the current stream of the CUDA device ", device_.index());
+    return {stream, &OnCuda::allocate, this};
   }
   torch::stable::Device device_;
   torch::stable::accelerator::DeviceGuard guard_;

@@ -88,10 +88,18 @@ struct Context {
   void* owner;
 };
 
+// Copies numbers of the host to device memory, and has them before it returns. They travel as kernel arguments, which a
+// launch copies: the host array may go at once, nothing waits for the device, and a captured graph holds the values. A
+// cudaMemcpyAsync from pageable memory would have to wait for the stream, and a captured one would read the host array
+// at every replay. For some thousands of numbers: one launch takes 3584 bytes.
+void copy_in(const char* op, const void* host, std::int64_t bytes, void* to, Context context);
+
 void layer_gram(Matrix rows, Layers layers, double* gram, Context context);
 void layer_cross_gram(Matrix rows, Matrix others, Layers layers, double* gram, Context context);
 void layer_dots(Matrix rows, const void* step, Layers layers, double* dots, Context context);
 void layer_combine(Matrix rows, Layers layers, const double* coeff, void* out, bool add, Context context);
+// Added to an out of any dtype.
+void layer_combine_mixed(Matrix rows, Layers layers, const double* coeff, void* out, DType type, Context context);
 void layer_cross_combine(Matrix rows, Matrix others, Layers layers, const double* coeff, void* out, Context context);
 void project_conflicts(const double* gram, std::int64_t batch, std::int64_t m, const std::int64_t* order,
                        const bool* keep, double* coeff, Context context);

@@ -74,10 +74,9 @@ inline void require_type(const char* name, const Tensor& t, ScalarType type) {
   require(t.scalar_type() == type, name, " has the wrong dtype");
 }
 
-// Contiguous, in a dtype and where `beside` is.
-inline Tensor usable(const Tensor& t, ScalarType type, const Tensor& beside) {
-  if (t.scalar_type() == type && t.device() == beside.device()) return torch::stable::contiguous(t);
-  return torch::stable::contiguous(torch::stable::to(t, type, std::nullopt, beside.device()));
+// Contiguous, in a dtype.
+inline Tensor usable(const Tensor& t, ScalarType type) {
+  return torch::stable::contiguous(t.scalar_type() == type ? t : torch::stable::to(t, type));
 }
 
 // Columns must be contiguous, rows may be apart: a slice of a larger matrix is used where it lies.
@@ -133,7 +132,7 @@ inline void check_order(const Tensor& order, int64_t m) {
 
 inline void check_weights(const Tensor& weights) {
   if (!weights.is_cpu()) return;
-  const Tensor own = usable(weights, ScalarType::Double, weights);
+  const Tensor own = usable(weights, ScalarType::Double);
   const auto* first = read<double>(own);
   const bool positive = std::all_of(first, first + own.numel(), [](double w) { return w > 0; });
   if (!positive) require(false, "weights must be positive, found ", listed(first, own.numel()));

@@ -2,6 +2,10 @@
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A process that has used a GPU cannot be copied, as tests of worker processes do. So the suite sees a GPU only where
+# it is asked to: benchmarks/gpu.sh runs the tests that need one.
+if os.environ.get("FL_LIGHTNING_TEST_DEVICE") != "cuda":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import logging
 

@@ -44,7 +44,8 @@ def dispatched(op: str) -> Callable[..., Any]:
 REFERENCE = Implementation(lambda op: _library._OPS[op].kernel, "cpu")
 MISSING = pytest.mark.skipif(EXTENSION is None, reason=f"no compiled kernels: {_library.EXTENSION.reason}")
 NO_GPU = pytest.mark.skipif(
-    not _library.EXTENSION.cuda or not torch.cuda.is_available(), reason="no CUDA kernels, or no GPU"
+    not _library.EXTENSION.cuda or not torch.cuda.is_available(),
+    reason="no CUDA kernels, or no GPU that tests may see (FL_LIGHTNING_TEST_DEVICE=cuda)",
 )
 COMPILED = [
     pytest.param(Implementation(dispatched, "cpu"), id="compiled", marks=MISSING),

@@ -126,7 +126,8 @@ class HandWritten:
             with torch.no_grad():
                 for p, w in zip(parameters, weights, strict=True):
                     p.copy_(w)
-            self.steps += train(self.model, self.shape, self.x, self.y, client * size + torch.randperm(size))
+            order = (client * size + torch.randperm(size)).to(self.x.device)
+            self.steps += train(self.model, self.shape, self.x, self.y, order)
             with torch.no_grad():
                 for u, p, w in zip(update, parameters, weights, strict=True):
                     u.add_(p - w, alpha=1 / self.shape.per_round)

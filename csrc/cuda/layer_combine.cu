@@ -32,26 +32,35 @@ __device__ inline void add_rows(const T* rows, std::int64_t stride, std::int64_t
   }
 }
 
-template <class T, bool kAdd, bool kCross>
+// Items from the last to the first: the last rows that layer_gram has read before are in the second-level cache.
+template <class T, class Out, bool kAdd, bool kCross>
 __global__ void __launch_bounds__(kThreads)
     combine(const T* rows, std::int64_t stride, std::int64_t m, const T* others, std::int64_t other_stride,
-            std::int64_t h, const __grid_constant__ LayerTable table, const double* coeff, T* out) {
-  const Item item = find_item(table, blockIdx.x);
+            std::int64_t h, const __grid_constant__ LayerTable table, const double* coeff, Out* out) {
+  const Item item = find_item(table, gridDim.x - 1 - blockIdx.x);
   if (item.start >= item.stop) return;
   const double* own = coeff + item.layer * (kCross ? m + h : m);
   const std::int64_t first = aligned_start(rows, item.start);
-  const int width = vector_width(rows, stride, first), out_width = vector_width<T>(out, 0, first);
+  const int width = vector_width(rows, stride, first), out_width = vector_width<Out>(out, 0, first);
   const int other_width = kCross ? vector_width(others, other_stride, first) : 0;
   for (std::int64_t column = first + threadIdx.x * kRun<T>; column < item.stop; column += kThreads * kRun<T>) {
     double sum[kRun<T>] = {};
     add_rows<kCross>(rows, stride, m, own, column, item, width, sum);
     if (kCross) add_rows<kCross>(others, other_stride, h, own + m, column, item, other_width, sum);
-    T result[kRun<T>];
-    if (kAdd) load_run(static_cast<const T*>(out), column, item.start, item.stop, out_width, result);
+    Out result[kRun<T>];
+    if (kAdd) load_run(static_cast<const Out*>(out), column, item.start, item.stop, out_width, result);
 #pragma unroll
-    for (int v = 0; v < kRun<T>; ++v) result[v] = narrow<T>(kAdd ? sum[v] + widen<double>(result[v]) : sum[v]);
+    for (int v = 0; v < kRun<T>; ++v) result[v] = narrow<Out>(kAdd ? sum[v] + widen<double>(result[v]) : sum[v]);
     store_run(result, column, item.start, item.stop, out_width, out);
   }
+}
+
+template <class T, class Out>
+void launch_single(void (*kernel)(const T*, std::int64_t, std::int64_t, const T*, std::int64_t, std::int64_t,
+                                  LayerTable, const double*, Out*),
+                   Matrix rows, const LayerTable& table, const double* coeff, Out* out, const Context& context) {
+  launch(kOp, kernel, item_count(table, rows.columns), kThreads, context, static_cast<const T*>(rows.data), rows.stride,
+         rows.rows, static_cast<const T*>(nullptr), std::int64_t{0}, std::int64_t{0}, table, coeff, out);
 }
 
 }  // namespace
@@ -60,9 +69,19 @@ void layer_combine(Matrix rows, Layers layers, const double* coeff, void* out, b
   const LayerTable table = make_table(kOp, layers, chunk_shift(layers), context);
   with_type(rows.dtype, [&](auto zero) {
     using T = decltype(zero);
-    launch(kOp, add ? combine<T, true, false> : combine<T, false, false>, item_count(table, rows.columns), kThreads,
-           context, static_cast<const T*>(rows.data), rows.stride, rows.rows, static_cast<const T*>(nullptr),
-           std::int64_t{0}, std::int64_t{0}, table, coeff, static_cast<T*>(out));
+    launch_single(add ? combine<T, T, true, false> : combine<T, T, false, false>, rows, table, coeff,
+                  static_cast<T*>(out), context);
+  });
+}
+
+void layer_combine_mixed(Matrix rows, Layers layers, const double* coeff, void* out, DType type, Context context) {
+  const LayerTable table = make_table(kOp, layers, chunk_shift(layers), context);
+  with_type(rows.dtype, [&](auto zero) {
+    with_type(type, [&](auto out_zero) {
+      using T = decltype(zero);
+      using Out = decltype(out_zero);
+      launch_single(combine<T, Out, true, false>, rows, table, coeff, static_cast<Out*>(out), context);
+    });
   });
 }
 
@@ -70,7 +89,7 @@ void layer_cross_combine(Matrix rows, Matrix others, Layers layers, const double
   const LayerTable table = make_table("layer_cross_combine", layers, chunk_shift(layers), context);
   with_type(rows.dtype, [&](auto zero) {
     using T = decltype(zero);
-    launch("layer_cross_combine", combine<T, false, true>, item_count(table, rows.columns), kThreads, context,
+    launch("layer_cross_combine", combine<T, T, false, true>, item_count(table, rows.columns), kThreads, context,
            static_cast<const T*>(rows.data), rows.stride, rows.rows, static_cast<const T*>(others.data), others.stride,
            others.rows, table, coeff, static_cast<T*>(out));
   });

@@ -49,10 +49,14 @@ __global__ void __launch_bounds__(kThreads, 2)
     if (threadIdx.x % kWarp == 0) warps[threadIdx.x / kWarp * kRows + r] = sum;
   }
   __syncthreads();
-  if (threadIdx.x >= count) return;
   double sum = 0.0;
-  for (int w = 0; w < kThreads / kWarp; ++w) sum += warps[w * kRows + threadIdx.x];
-  partial[(first_row + threadIdx.x) * items + index] = sum;
+  const auto place = [&](int e) { return (first_row + e) * items + index; };
+  if (threadIdx.x < count) {
+    for (int w = 0; w < kThreads / kWarp; ++w) sum += warps[w * kRows + threadIdx.x];
+    partial[place(threadIdx.x)] = sum;
+  }
+  sum_again(!isfinite(sum), item, static_cast<int>(count), partial, place,
+            [&](int e, std::int64_t c) { return widen<double>(own[e * stride + c]) * widen<double>(step[c]); });
 }
 
 }  // namespace

@@ -8,6 +8,9 @@ constexpr const char* kOp = "project_conflicts";
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
 constexpr std::int64_t kSharedRows = 256;  // up to here a row's products lie in shared memory
 
+// Of one matrix.
+__host__ __device__ inline std::int64_t blocks_of(std::int64_t m) { return (m + kWarps - 1) / kWarps; }
+
 // One warp carries out one update's projections; products holds those of the projected update with all originals.
 template <class Products>
 __device__ inline void project(const double* gram, std::int64_t m, const std::int64_t* order, bool keep, std::int64_t i,
@@ -39,21 +42,20 @@ __device__ inline void project(const double* gram, std::int64_t m, const std::in
   }
 }
 
-// One block per matrix, one warp per row at a time.
+// One warp per row, which depends on no other: a matrix has as many blocks as its rows take.
 template <bool kShared>
 __global__ void __launch_bounds__(kThreads, 4)
     project_all(const double* grams, std::int64_t m, const std::int64_t* order, const bool* keep, double* coeffs,
                 double* scratch) {
-  const std::int64_t matrix = std::int64_t{blockIdx.x} * m * m, warp = threadIdx.x / kWarp;
-  for (std::int64_t i = warp; i < m; i += kWarps) {
-    double* coeff = coeffs + matrix + i * m;
-    if constexpr (kShared) {
-      SHARED(double, products, kWarps* kSharedRows);
-      project(grams + matrix, m, order, keep[i], i, products + warp * m, coeff);
-    } else {
-      project(grams + matrix, m, order, keep[i], i, scratch + matrix + i * m, coeff);
-    }
-    __syncwarp();
+  const std::int64_t blocks = blocks_of(m), matrix = blockIdx.x / blocks * m * m, warp = threadIdx.x / kWarp;
+  const std::int64_t i = blockIdx.x % blocks * kWarps + warp;
+  if (i >= m) return;
+  double* coeff = coeffs + matrix + i * m;
+  if constexpr (kShared) {
+    SHARED(double, products, kWarps* kSharedRows);
+    project(grams + matrix, m, order, keep[i], i, products + warp * m, coeff);
+  } else {
+    project(grams + matrix, m, order, keep[i], i, scratch + matrix + i * m, coeff);
   }
 }
 
@@ -63,8 +65,8 @@ void project_conflicts(const double* gram, std::int64_t batch, std::int64_t m, c
                        const bool* keep, double* coeff, Context context) {
   const bool small = m <= kSharedRows;
   double* products = small ? nullptr : scratch<double>(context, batch * m * m);
-  launch(kOp, small ? project_all<true> : project_all<false>, batch, kThreads, context, gram, m, order, keep, coeff,
-         products);
+  launch(kOp, small ? project_all<true> : project_all<false>, batch * blocks_of(m), kThreads, context, gram, m, order,
+         keep, coeff, products);
 }
 
 }  // namespace fl_lightning::cuda

@@ -5,10 +5,15 @@ namespace fl_lightning::cuda {
 namespace {
 
 constexpr const char* kOp = "puc_track";
-constexpr int kThreads = 256, kWarps = kThreads / kWarp, kTogether = 4;  // keep words that a warp works on at once
+constexpr int kThreads = 256, kWarps = kThreads / kWarp, kTogether = 2;  // spans that a warp works on at once
 constexpr int kWords = (1 << kLargestShift) / 32;
+template <class T>
+constexpr int kSpan = kWarp * kRun<T>;  // columns of a warp, a run per lane
+template <class T>
+constexpr int kLanes = 32 / kRun<T>;  // that have the columns of one keep word
 
-// One block per chunk, one lane per column. A keep word may belong to several layers: the block takes its layers one
+// One block per chunk. A lane's runs begin at multiples of their size within the chunk, whatever the addresses: norms
+// have the same bits wherever the row lies. A keep word may belong to several layers: the block takes its layers one
 // after the other and puts their bits together in shared memory.
 template <class T, class Count>
 __global__ void __launch_bounds__(kThreads)
@@ -18,6 +23,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t chunk = blockIdx.x, start = chunk << table.shift, left = columns - start;
   const int size = static_cast<int>(left < (1 << table.shift) ? left : 1 << table.shift);
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const int width = vector_width(row, 0, start), count_width = vector_width<Count>(counts, 0, start);
   SHARED(unsigned, words, kWords);
   SHARED(double, sums, kWarps);
   for (int w = threadIdx.x; w * 32 < size; w += kThreads) words[w] = 0;
@@ -29,26 +35,34 @@ __global__ void __launch_bounds__(kThreads)
     const int from = begin > 0 ? static_cast<int>(begin) : 0, to = end < size ? static_cast<int>(end) : size;
     if (from >= to) continue;
     double total = 0.0;
-    for (int word = from / 32 + warp * kTogether; word * 32 < to; word += kWarps * kTogether) {
-      Real x[kTogether];
-      std::int32_t past[kTogether];
+    for (int span = from / kSpan<T> + warp * kTogether; span * kSpan<T> < to; span += kWarps * kTogether) {
+      Run<T> x[kTogether][1];
+      Count past[kTogether][kRun<T>];
 #pragma unroll
       for (int k = 0; k < kTogether; ++k) {
-        const int c = (word + k) * 32 + lane;
-        const bool inside = c >= from && c < to;
-        x[k] = inside ? widen<Real>(row[start + c]) : Real{0};
-        past[k] = inside ? static_cast<std::int32_t>(counts[start + c]) : 0;
+        const std::int64_t column = start + (span + k) * kSpan<T> + lane * kRun<T>;
+        load_runs(row, 0, 1, column, start + from, start + to, width, x[k]);
+        load_run(static_cast<const Count*>(counts), column, start + from, start + to, count_width, past[k]);
       }
 #pragma unroll
       for (int k = 0; k < kTogether; ++k) {
-        const int c = (word + k) * 32 + lane;
-        const bool inside = c >= from && c < to;
-        const bool increase = x[k] <= 0;
-        const bool kept = inside && (increase ? past[k] : participations - past[k]) >= threshold;
-        if (inside) counts[start + c] = static_cast<Count>(past[k] + (increase ? 1 : 0));
-        if (kept) total += static_cast<double>(x[k]) * static_cast<double>(x[k]);
-        const unsigned bits = __ballot_sync(kFullWarp, kept);
-        if (lane == 0 && (word + k) * 32 < to) words[word + k] |= bits;
+        const int first = (span + k) * kSpan<T> + lane * kRun<T>;
+        unsigned bits = 0;
+        Count now[kRun<T>];
+#pragma unroll
+        for (int v = 0; v < kRun<T>; ++v) {
+          const Real value = x[k][0].template get<Real>(v);
+          const std::int32_t before = past[k][v];
+          const bool inside = first + v >= from && first + v < to, increase = value <= 0;
+          const bool kept = inside && (increase ? before : participations - before) >= threshold;
+          now[v] = static_cast<Count>(before + (increase ? 1 : 0));
+          if (kept) total += static_cast<double>(value) * static_cast<double>(value);
+          bits |= (kept ? 1u : 0u) << v;
+        }
+        store_run(now, start + first, start + from, start + to, count_width, counts);
+        bits <<= lane % kLanes<T> * kRun<T>;
+        for (int mask = 1; mask < kLanes<T>; mask *= 2) bits |= __shfl_xor_sync(kFullWarp, bits, mask);
+        if (lane % kLanes<T> == 0 && first < to) words[first / 32] |= bits;
       }
     }
     total = warp_sum(total);

@@ -60,7 +60,9 @@ def layer_chosen_gram(
     if chosen.numel() and not 0 <= int(chosen.min()) <= int(chosen.max()) < others.shape[0]:
         raise ValueError(f"chosen must lie between 0 and {others.shape[0] - 1}, found {chosen.tolist()}")
     gram: Tensor = torch.ops.fl_lightning.layer_cross_gram(rows, others, offsets, total_columns)
-    return gram.index_select(2, chosen.to(gram.device, non_blocking=True))
+    # Their numbers stay on the host: an index tensor would have to be copied, and the copy waits for the device.
+    parts = [gram.narrow(2, other, 1) for other in chosen.tolist()]
+    return torch.cat(parts, 2) if parts else gram[:, :, :0]
 
 
 def layer_dots(rows: Tensor, step: Tensor, offsets: Tensor, total_columns: int | None = None) -> Tensor:

@@ -195,6 +195,12 @@ def test_copies_that_cannot_train_are_given_up(monkeypatch):
     assert torch.equal(weights(module), weights(alone))
 
 
+def test_a_process_that_has_used_cuda_is_not_copied(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    strategy = fit_in_workers(rounds=1).strategy
+    assert strategy.executor_fallback == "this process has used CUDA, which copies of it cannot use again"
+
+
 def test_rules_that_say_what_they_keep_are_no_obstacle():
     class Keeping(fl.algorithms.SCAFFOLD().client_rule().__class__):
         def commit(self, cohort):

@@ -6,12 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import fl_lightning as fl
 
 TWO = fl.executors.Parallel(workers=2)
 FORKS = [
     pytest.mark.skipif(sys.platform != "linux", reason="workers are made by fork"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="a process that may have used a GPU cannot be copied"),
     pytest.mark.usefixtures("no_process_is_left"),
 ]
 

@@ -9,23 +9,25 @@ from mutations.change import In
 LAYERS = "tests/simt/test_simt_layers.py"
 SOLVERS = "tests/simt/test_simt_solvers.py"
 SLICES = "tests/simt/test_simt_slices.py"
+OUTPUTS = "tests/simt/test_simt_outputs.py"
 
-combine = In("csrc/cuda/layer_combine.cu", f"{LAYERS} -k combin", "layer_combine")
+combine = In("csrc/cuda/layer_combine.cu", f"{LAYERS} {OUTPUTS} -k combin", "layer_combine")
 dots = In("csrc/cuda/layer_dots.cu", f"{LAYERS} -k 'dots or layers or large'", "layer_dots")
-track = In("csrc/cuda/puc_track.cu", f"{SOLVERS} -k puc", "puc_track")
+track = In("csrc/cuda/puc_track.cu", f"{SOLVERS} {OUTPUTS} -k 'puc or tracking'", "puc_track")
 means = In("csrc/cuda/puc_combine.cu", f"{SOLVERS} -k puc", "puc_combine")
 project = In("csrc/cuda/project_conflicts.cu", f"{SOLVERS} -k project", "project_conflicts")
 solve = In("csrc/cuda/min_norm.cu", f"{SOLVERS} -k min_norm", "min_norm")
 active = In("csrc/cuda/kernels/active_set.cuh", f"{SOLVERS} -k min_norm", "min_norm")
-columns = In("csrc/cuda/device/columns.cuh", f"{LAYERS} -k 'combin or beyond'", "layer_combine")
+columns = In("csrc/cuda/device/columns.cuh", f"{LAYERS} {OUTPUTS} -k 'combin or beyond'", "layer_combine")
 sums = In("csrc/cuda/device/columns.cuh", f"{LAYERS} -k dots", "layer_dots")
 runs = In("csrc/cuda/device/columns.cuh", f"{LAYERS} -k gram", "layer_gram")
 table = In("csrc/cuda/device/layers.cu", f"{LAYERS} -k layers", "layers")
+brought = In("csrc/cuda/device/copy_in.cu", f"{OUTPUTS} -k host", "copy_in")
 layers = In("csrc/cuda/device/layers.cuh", LAYERS, "layer_gram")
-partials = In("csrc/cuda/kernels/partials.cuh", f"{LAYERS} {SLICES}", "layer_gram")
-direct = In("csrc/cuda/kernels/gram_direct.cuh", f"{LAYERS} {SLICES}", "layer_gram")
-tiled = In("csrc/cuda/kernels/products_tiled.cuh", LAYERS, "layer_cross_gram")
-mma = In("csrc/cuda/kernels/products_mma.cuh", LAYERS, "layer_gram")
+partials = In("csrc/cuda/kernels/partials.cuh", f"{LAYERS} {SLICES} {OUTPUTS}", "layer_gram")
+direct = In("csrc/cuda/kernels/gram_direct.cuh", f"{LAYERS} {SLICES} {OUTPUTS}", "layer_gram")
+tiled = In("csrc/cuda/kernels/products_tiled.cuh", f"{LAYERS} {OUTPUTS}", "layer_cross_gram")
+mma = In("csrc/cuda/kernels/products_mma.cuh", f"{LAYERS} {OUTPUTS}", "layer_gram")
 
 MUTATIONS = [
     combine("coefficients of the rows for the others", "h, own + m, column", "h, own, column"),
@@ -42,14 +44,15 @@ MUTATIONS = [
     dots("the last warp's sums are lost", "w < kThreads / kWarp; ++w) sum", "w < kThreads / kWarp - 1; ++w) sum"),
     dots("the width of the rows for the step", "item.stop, step_width, s)", "item.stop, width, s)"),
     dots("rows of the first group for all", "rows + first_row * stride", "rows"),
-    track("a word of two layers keeps the last one's bits", "words[word + k] |= bits", "words[word + k] = bits"),
+    track("a word of two layers keeps the last one's bits", "words[first / 32] |= bits", "words[first / 32] = bits"),
     track(
         "the new sign counts as a past one",
-        "past[k] : participations - past[k]) >=",
-        "past[k] + 1 : participations - past[k]) >=",
+        "before : participations - before) >=",
+        "before + 1 : participations - before) >=",
     ),
+    track("the width of the row for the counts", "start + to, count_width, past", "start + to, width, past"),
     track("the threshold is missed by one", ">= threshold;", "> threshold;"),
-    track("the first group of words of a layer alone", "word += kWarps * kTogether", "word += 1 << 20"),
+    track("the first spans of a layer alone", "span += kWarps * kTogether", "span += 1 << 20"),
     means("bits of the last row alone", "any |= bits", "any = bits"),
     means("the last run of columns is not written", "rows.columns + 2 * kRun<T> - 2", "rows.columns + kRun<T> - 1"),
     means(
@@ -57,6 +60,14 @@ MUTATIONS = [
         "rows + i * stride, stride, m - i, column, 0",
         "rows, stride, m - i, column, 0",
     ),
+    combine("the width of the rows for the output", "item.stop, out_width, out)", "item.stop, width, out)"),
+    combine(
+        "items in the order in which layer_gram reads them",
+        "gridDim.x - 1 - blockIdx.x",
+        "blockIdx.x",
+        unseen="only the time tells, on a GPU",
+    ),
+    project("rows of the first block for all", "blockIdx.x % blocks * kWarps + warp", "warp"),
     project("conflicts of NaN do not count", "dot >= 0.0 || square <= 0.0", "!(dot < 0.0) || square <= 0.0"),
     project("zero rows are divided by", "dot >= 0.0 || square <= 0.0", "dot >= 0.0"),
     project(
@@ -95,9 +106,12 @@ MUTATIONS = [
         "} else if (width == 4) {\n    load_vectors<8>(row",
     ),
     columns("rows beyond the last are read", "if (r < count) {", "if (r <= count) {"),
-    table("the second part of the offsets over the first", "count, far + first)", "count, far)"),
-    table(
-        "offsets beyond the first threads are not written",
+    table("the last offset stays behind", "entries * static_cast", "layers.count * static_cast"),
+    brought(
+        "the second part over the first", "static_cast<unsigned char*>(to) + first", "static_cast<unsigned char*>(to)"
+    ),
+    brought(
+        "bytes beyond the first threads are not written",
         "i < count; i += blockDim.x) to",
         "i < count && i < blockDim.x; i += blockDim.x) to",
     ),
@@ -117,6 +131,14 @@ MUTATIONS = [
         "right nodes are added to the left neighbour's place",
         "if (lane == level) left = sum;",
         "if (lane == 0) left = sum;",
+    ),
+    partials("sums of too large products stay", "if (!__syncthreads_or(bad)) return;", "return;"),
+    partials("only what is NaN is summed again", "isfinite(partial[at])) continue;", "!isnan(partial[at])) continue;"),
+    partials(
+        "sums go on when they are NaN",
+        "if (__ballot_sync(kFullWarp, isnan(sum)) != 0) return NAN;",
+        "",
+        unseen="only the time tells",
     ),
     direct("sums of earlier columns are lost", "totals[first + lane] += sum", "totals[first + lane] = sum"),
     direct(

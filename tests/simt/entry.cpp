@@ -69,6 +69,13 @@ const char* layer_combine(Matrix rows, Layers layers, const double* coeff, void*
 const char* layer_cross_combine(Matrix rows, Matrix others, Layers layers, const double* coeff, void* out) {
   return guarded([&](Context context) { cuda::layer_cross_combine(rows, others, layers, coeff, out, context); });
 }
+const char* layer_combine_mixed(Matrix rows, Layers layers, const double* coeff, void* out, int type) {
+  return guarded(
+      [&](Context context) { cuda::layer_combine_mixed(rows, layers, coeff, out, static_cast<DType>(type), context); });
+}
+const char* copy_in(const void* host, I64 bytes, void* to) {
+  return guarded([&](Context context) { cuda::copy_in("copy_in", host, bytes, to, context); });
+}
 const char* project_conflicts(const double* gram, I64 batch, I64 m, const I64* order, const bool* keep, double* coeff) {
   return guarded([&](Context context) { cuda::project_conflicts(gram, batch, m, order, keep, coeff, context); });
 }

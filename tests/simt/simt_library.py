@@ -12,6 +12,7 @@ from fl_lightning.ops.slices import slice_columns
 
 SCHEDULES = ("forward", "reverse", "random", "low_warp", "high_warp")
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+ALIGNED, ODD = 64, 37  # margins of an output: it begins at a multiple of 16 bytes, and at none of two elements
 _COUNTS = (torch.uint8, torch.int16, torch.int32)
 
 
@@ -46,17 +47,15 @@ def _pointer(x):
 class Guarded:
     """An output tensor full of garbage, between margins that must not change."""
 
-    MARGIN = 37
-
-    def __init__(self, *shape, dtype=torch.float64):
+    def __init__(self, *shape, dtype=torch.float64, margin=ODD):
         size = torch.Size(shape).numel()
-        self._all = torch.full((size + 2 * self.MARGIN,), 85, dtype=dtype)
-        self.tensor = self._all[self.MARGIN : self.MARGIN + size].view(shape)
+        self._margin, self._all = margin, torch.full((size + 2 * margin,), 85, dtype=dtype)
+        self.tensor = self._all[margin : margin + size].view(shape)
         if dtype.is_floating_point:
             self.tensor.fill_(float("nan"))
 
     def done(self):
-        edges = torch.cat([self._all[: self.MARGIN], self._all[-self.MARGIN :]])
+        edges = torch.cat([self._all[: self._margin], self._all[-self._margin :]])
         assert (edges == 85).all(), "written outside of the output"
         return self.tensor
 
@@ -66,6 +65,15 @@ class Kernels:
 
     def __init__(self, library):
         self._library = ctypes.CDLL(str(library))
+        self._margin = ODD
+
+    def outputs(self, margin):
+        """Where outputs begin: ``ALIGNED`` or ``ODD``."""
+        self._margin = margin
+        return self
+
+    def _guarded(self, *shape, dtype=torch.float64):
+        return Guarded(*shape, dtype=dtype, margin=self._margin)
 
     def schedule(self, name, seed=0):
         self._library.simt_configure(SCHEDULES.index(name), seed)
@@ -85,7 +93,7 @@ class Kernels:
 
     def fault(self, number: int, numbers: Tensor) -> Tensor:
         """Runs the kernel of faults.cpp with one fault, or with none (0)."""
-        out = Guarded(len(numbers))
+        out = self._guarded(len(numbers))
         self.call("simt_fault", ctypes.c_int(number), _pointer(numbers), _pointer(out.tensor))
         return out.done()
 
@@ -94,24 +102,24 @@ class Kernels:
         return _Layers(offsets.data_ptr(), len(offsets) - 1, slice_of)
 
     def layer_gram(self, rows: Tensor, offsets: Tensor, total: int | None = None) -> Tensor:
-        out = Guarded(len(offsets) - 1, len(rows), len(rows))
+        out = self._guarded(len(offsets) - 1, len(rows), len(rows))
         self.call("layer_gram", _matrix(rows), self._layers(offsets, total), _pointer(out.tensor))
         return out.done()
 
     def layer_cross_gram(self, rows: Tensor, others: Tensor, offsets: Tensor, total: int | None = None) -> Tensor:
-        out = Guarded(len(offsets) - 1, len(rows), len(others))
+        out = self._guarded(len(offsets) - 1, len(rows), len(others))
         self.call(
             "layer_cross_gram", _matrix(rows), _matrix(others), self._layers(offsets, total), _pointer(out.tensor)
         )
         return out.done()
 
     def layer_dots(self, rows: Tensor, step: Tensor, offsets: Tensor, total: int | None = None) -> Tensor:
-        out = Guarded(len(offsets) - 1, len(rows))
+        out = self._guarded(len(offsets) - 1, len(rows))
         self.call("layer_dots", _matrix(rows), _pointer(step), self._layers(offsets, total), _pointer(out.tensor))
         return out.done()
 
     def layer_combine(self, rows: Tensor, offsets: Tensor, coeff: Tensor, add: Tensor | None = None) -> Tensor:
-        out = Guarded(rows.shape[1], dtype=rows.dtype)
+        out = self._guarded(rows.shape[1], dtype=rows.dtype)
         if add is not None:
             out.tensor.copy_(add)
         coeff = coeff.double().contiguous()
@@ -119,22 +127,35 @@ class Kernels:
         self.call("layer_combine", *arguments, ctypes.c_bool(add is not None))
         return out.done()
 
+    def layer_combine_mixed(self, rows: Tensor, offsets: Tensor, coeff: Tensor, add: Tensor) -> Tensor:
+        out = self._guarded(rows.shape[1], dtype=add.dtype)
+        out.tensor.copy_(add)
+        coeff, kind = coeff.double().contiguous(), ctypes.c_int(_DTYPES.index(add.dtype))
+        arguments = (_matrix(rows), self._layers(offsets), _pointer(coeff), _pointer(out.tensor), kind)
+        self.call("layer_combine_mixed", *arguments)
+        return out.done()
+
+    def copy_in(self, host: Tensor) -> Tensor:
+        out = self._guarded(*host.shape, dtype=host.dtype)
+        self.call("copy_in", _pointer(host), ctypes.c_int64(host.nbytes), _pointer(out.tensor))
+        return out.done()
+
     def layer_cross_combine(self, rows: Tensor, others: Tensor, offsets: Tensor, coeff: Tensor) -> Tensor:
-        out = Guarded(rows.shape[1], dtype=rows.dtype)
+        out = self._guarded(rows.shape[1], dtype=rows.dtype)
         coeff = coeff.double().contiguous()
         arguments = (_matrix(rows), _matrix(others), self._layers(offsets), _pointer(coeff), _pointer(out.tensor))
         self.call("layer_cross_combine", *arguments)
         return out.done()
 
     def project_conflicts(self, gram: Tensor, order: Tensor, keep: Tensor) -> Tensor:
-        out = Guarded(*gram.shape)
+        out = self._guarded(*gram.shape)
         sizes = (ctypes.c_int64(gram.shape[0]), ctypes.c_int64(gram.shape[1]))
         self.call("project_conflicts", _pointer(gram), *sizes, _pointer(order), _pointer(keep), _pointer(out.tensor))
         return out.done()
 
     def min_norm(self, gram: Tensor) -> tuple[Tensor, Tensor]:
         batch, k, _ = gram.shape
-        lam, gap = Guarded(batch, k), Guarded(batch)
+        lam, gap = self._guarded(batch, k), self._guarded(batch)
         sizes = (ctypes.c_int64(batch), ctypes.c_int64(k))
         self.call("min_norm", _pointer(gram), *sizes, _pointer(lam.tensor), _pointer(gap.tensor))
         return lam.done(), gap.done()
@@ -148,8 +169,8 @@ class Kernels:
         offsets: Tensor,
         total: int | None = None,
     ) -> tuple[Tensor, Tensor]:
-        keep, norms = Guarded((len(row) + 31) // 32, dtype=torch.int32), Guarded(len(offsets) - 1)
-        own = Guarded(len(counts), dtype=counts.dtype)
+        keep, norms = self._guarded((len(row) + 31) // 32, dtype=torch.int32), self._guarded(len(offsets) - 1)
+        own = self._guarded(len(counts), dtype=counts.dtype)
         own.tensor.copy_(counts)
         numbers = (ctypes.c_int64(threshold), ctypes.c_int64(participations))
         outputs = (_pointer(keep.tensor), _pointer(norms.tensor))
@@ -161,7 +182,7 @@ class Kernels:
         return keep.done(), norms.done()
 
     def puc_combine(self, rows: Tensor, keep: Tensor, weights: Tensor) -> Tensor:
-        out = Guarded(rows.shape[1], dtype=rows.dtype)
+        out = self._guarded(rows.shape[1], dtype=rows.dtype)
         weights = weights.double()
         self.call("puc_combine", _matrix(rows), _pointer(keep), _pointer(weights), _pointer(out.tensor))
         return out.done()

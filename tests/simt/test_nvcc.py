@@ -10,7 +10,22 @@ from pathlib import Path
 import pytest
 import simt_build
 
+from benchmarks.cuda_resources import dump, find_cuobjdump, plain_name, wide_accesses
+
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+
+# The 16-byte loads and stores that the code of every variant of a kernel must have at least: a run of each row that is
+# read together, and what is written of it. Where a compiler splits them, nothing but speed tells.
+WIDE = {
+    "layer_combine": {"combine": (8, 0)},
+    "layer_cross_gram": {"products_mma": (4, 0), "products_tiled": (1, 0)},
+    "layer_dots": {"dots": (9, 0)},
+    "layer_gram": {"gram_direct": (4, 0), "products_mma": (4, 0), "products_tiled": (1, 0)},
+    "puc_combine": {"combine": (8, 1)},
+    "puc_track": {"track": (2, 0)},
+}
+# combine, for an output of the rows' dtype. To others it may store less than 16 bytes at a time.
+SAME = re.compile(r"combineI(?:(\w)\1|\d+(?:__half|__nv_bfloat16)S\d*_)L")
 
 
 def headers():
@@ -27,7 +42,7 @@ def headers():
 
 @pytest.mark.skipif(NVCC is None, reason="no nvcc: the CUDA sources are not compiled for a device")
 @pytest.mark.parametrize("source", sorted(simt_build.CUDA.rglob("*.cu")), ids=lambda source: source.stem)
-def test_nvcc_compiles_without_warnings_and_spills(source, tmp_path):
+def test_nvcc_compiles_without_warnings_and_spills_and_with_wide_accesses(source, tmp_path):
     folder = headers()
     if folder is None:
         pytest.skip("no CUDA headers: neither a toolkit's nor a pip package's")
@@ -36,6 +51,15 @@ def test_nvcc_compiles_without_warnings_and_spills(source, tmp_path):
     assert result.returncode == 0, result.stderr
     assert "warning" not in result.stderr, result.stderr
     stores = [int(number) for number in re.findall(r"(\d+) bytes spill stores", result.stderr)]
-    assert stores
+    assert stores or source.stem == "layers"  # which has no kernel
     # A table of registers and shared memory: nvcc -Xptxas -v, as above.
-    assert max(stores) == 0, result.stderr
+    assert max(stores, default=0) == 0, result.stderr
+    if find_cuobjdump() is None:
+        pytest.skip("no cuobjdump: neither a toolkit's nor triton's")
+    found = wide_accesses(dump(find_cuobjdump(), tmp_path / "kernel.cubin", "--dump-sass"))
+    for kernel, (loads, stores) in WIDE.get(source.stem, {}).items():
+        variants = {name: count for name, count in found.items() if plain_name(name) == kernel}
+        assert variants
+        for name, count in variants.items():
+            assert count["LDG"] >= loads, name
+            assert count["STG"] >= stores + bool(SAME.search(name)), name

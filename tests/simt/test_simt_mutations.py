@@ -153,9 +153,9 @@ MUTATIONS = {
     "sums: upper triangle": Planted(
         "kernels/partials.cuh", "if (kSymmetric) matrix[", "if (false) matrix[", "layer_gram", gram_is_right
     ),
-    # A warp of which not all lanes vote.
-    "tracking: half a ballot": Planted(
-        "puc_track.cu", "__ballot_sync(kFullWarp", "__ballot_sync(0xffffu", "puc_track", tracking_is_right
+    # A warp of which not all lanes take part.
+    "tracking: half a warp's bits": Planted(
+        "puc_track.cu", "__shfl_xor_sync(kFullWarp", "__shfl_xor_sync(0xffffu", "puc_track", tracking_is_right
     ),
 }
 

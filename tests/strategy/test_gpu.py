@@ -2,10 +2,10 @@
 """Training on a GPU ends where training on the CPU does. FL_LIGHTNING_TEST_DEVICE=cpu tries the tests themselves."""
 
 import os
-from functools import partial
 
 import pytest
 import torch
+from resuming import ALGORITHMS
 from support import federated_blobs, fit, fresh, quiet_trainer, weights
 
 import fl_lightning as fl
@@ -13,31 +13,16 @@ import fl_lightning as fl
 DEVICE = os.environ.get("FL_LIGHTNING_TEST_DEVICE", "cuda")
 pytestmark = pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available(), reason="needs a GPU")
 
-RULES = [
-    fl.algorithms.FedAvg,
-    fl.algorithms.FedProx,
-    fl.algorithms.SCAFFOLD,
-    fl.algorithms.FedHEAL,
-    fl.algorithms.FedMDFG,
-    fl.algorithms.FedLF,
-    fl.algorithms.QFedAvg,
-    fl.algorithms.AFL,
-    fl.algorithms.FedFa,
-    partial(fl.algorithms.FCFL, stage1_rounds=2),
-    fl.algorithms.FairReg,
-    partial(fl.algorithms.FA, 2 * torch.eye(12), 4.0),
-]
-
 
 def fit_on(device, rule):
     """A module in float64 trained for three rounds, so that rounding cannot turn a decision of the rule."""
     return fit(algorithm=rule(), accelerator=device, devices=1, precision="64-true", clients_per_round=4, seed=0)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: getattr(rule, "func", rule).__name__)
-def test_a_fit_agrees_with_that_on_the_cpu(rule):
-    there, there_strategy, _ = fit_on(DEVICE, rule)
-    here, here_strategy, _ = fit_on("cpu", rule)
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_a_fit_agrees_with_that_on_the_cpu(name):
+    there, there_strategy, _ = fit_on(DEVICE, ALGORITHMS[name])
+    here, here_strategy, _ = fit_on("cpu", ALGORITHMS[name])
     torch.testing.assert_close(weights(there).cpu(), weights(here), rtol=1e-6, atol=1e-9)
     assert there_strategy.last_round.client_ids == here_strategy.last_round.client_ids
 

@@ -60,6 +60,26 @@ __device__ inline void store_vectors(const T (&from)[kCount], T* to) {
   }
 }
 
+// The same to memory of the device, by one instruction per vector: a copy of a struct may be split where branches for
+// several widths join. Outputs are written once, so they leave the second-level cache to what is read again.
+template <int kBytes, int kCount, class T>
+__device__ inline void store_streamed(const T (&from)[kCount], T* to) {
+  using Word = std::conditional_t<kBytes == 16, uint4, std::conditional_t<kBytes == 8, uint2, unsigned>>;
+  if constexpr (kBytes > kCount * sizeof(T)) {
+    store_streamed<kBytes / 2>(from, to);
+  } else if constexpr (kBytes < 4) {
+    store_vectors<kBytes>(from, to);
+  } else if constexpr (kBytes >= sizeof(T)) {
+    constexpr int kEach = kBytes / static_cast<int>(sizeof(T));
+#pragma unroll
+    for (int k = 0; k < kCount / kEach; ++k) {
+      Word word;
+      memcpy(&word, from + k * kEach, kBytes);
+      __stcs(reinterpret_cast<Word*>(to) + k, word);
+    }
+  }
+}
+
 // The run of one row that starts at column; width is the row's vector_width there.
 template <int kCount, class T>
 __device__ inline void load_run(const T* row, std::int64_t column, std::int64_t start, std::int64_t stop, int width,
@@ -90,13 +110,13 @@ __device__ inline void store_run(const T (&from)[kCount], std::int64_t column, s
       if (column + v >= start && column + v < stop) row[column + v] = from[v];
     }
   } else if (width == 16) {
-    store_vectors<16>(from, row + column);
+    store_streamed<16>(from, row + column);
   } else if (width == 8) {
-    store_vectors<8>(from, row + column);
+    store_streamed<8>(from, row + column);
   } else if (width == 4) {
-    store_vectors<4>(from, row + column);
+    store_streamed<4>(from, row + column);
   } else {
-    store_vectors<sizeof(T)>(from, row + column);
+    store_streamed<sizeof(T)>(from, row + column);
   }
 }
 

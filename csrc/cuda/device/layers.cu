@@ -4,17 +4,6 @@
 #include "layers.cuh"
 
 namespace fl_lightning::cuda {
-namespace {
-
-struct Offsets {
-  std::int64_t values[kNearLayers];
-};
-
-__global__ void write_offsets(const __grid_constant__ Offsets offsets, std::int64_t count, std::int64_t* to) {
-  for (std::int64_t i = threadIdx.x; i < count; i += blockDim.x) to[i] = offsets.values[i];
-}
-
-}  // namespace
 
 LayerTable make_table(const char* op, Layers layers, int shift, const Context& context) {
   LayerTable table = {};
@@ -26,12 +15,7 @@ LayerTable make_table(const char* op, Layers layers, int shift, const Context& c
     return table;
   }
   std::int64_t* far = scratch<std::int64_t>(context, entries);
-  for (std::int64_t first = 0; first < entries; first += kNearLayers) {
-    Offsets part = {};
-    const std::int64_t count = std::min<std::int64_t>(kNearLayers, entries - first);
-    std::copy_n(layers.offsets + first, count, part.values);
-    launch(op, write_offsets, 1, 128, context, part, count, far + first);
-  }
+  copy_in(op, layers.offsets, entries * static_cast<std::int64_t>(sizeof *far), far, context);
   table.far = far;
   return table;
 }

@@ -66,9 +66,7 @@ inline std::int64_t item_count(const LayerTable& table, std::int64_t columns) {
   return (columns >> table.shift) + table.count;
 }
 
-// Copies the offsets before it returns. They travel as kernel arguments, which a launch copies too: a host array may
-// go at once, nothing waits for the device, and a captured graph holds the values. A cudaMemcpyAsync from pageable
-// memory would have to wait for the stream, and a captured one would read the host array at every replay.
+// Copies the offsets before it returns, as copy_in does.
 LayerTable make_table(const char* op, Layers layers, int shift, const Context& context);
 
 }  // namespace fl_lightning::cuda

@@ -72,11 +72,19 @@ __global__ void __launch_bounds__(kDirectThreads)
   }
 
   __syncthreads();
-  for (int e = threadIdx.x; e < m * (m + 1) / 2; e += kDirectThreads) {
+  bool bad = false;
+  const int entries = m * (m + 1) / 2;
+  for (int e = threadIdx.x; e < entries; e += kDirectThreads) {
     double sum = 0.0;
     for (int w = 0; w < kWarps; ++w) sum += totals[w * kEntries + e];
     partial[e * items + blockIdx.x] = sum;
+    bad |= !isfinite(sum);
   }
+  const auto place = [&](int e) { return e * items + blockIdx.x; };
+  sum_again(bad, item, entries, partial, place, [&](int e, std::int64_t column) {
+    const auto [i, j] = tile_pair<true>(e, 0);
+    return widen<double>(rows[i * stride + column]) * widen<double>(rows[j * stride + column]);
+  });
 }
 
 }  // namespace fl_lightning::cuda

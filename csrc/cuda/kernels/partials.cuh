@@ -8,7 +8,8 @@
 //
 // Products of float32 and narrower rows are summed in float32 over kBlock columns, then in float64. The rounding error
 // is at most 8.5 * 2^-24 (5.1e-7) of the sum of the absolute products, and far less where many blocks average it out.
-// Items too short for that are summed in float64 alone, by the second stage.
+// Items too short for that are summed in float64 alone, by the second stage; and what overflows, and rows with
+// numbers that are not finite, by the first stage once more.
 #pragma once
 
 #include "../device/columns.cuh"
@@ -46,19 +47,57 @@ __device__ inline TilePair tile_pair(std::int64_t number, std::int64_t across) {
   return {down, number - triangle(down)};
 }
 
+// Of one item, the partials of a block's pairs of rows.
+template <bool kSymmetric>
+struct Grid {
+  std::int64_t down, across, rows, others, items, item;
+
+  // Where that of row y and other x of the block stands; -1: it is no pair, or one above the diagonal.
+  __device__ std::int64_t place(int y, int x) const {
+    const std::int64_t i = down + y, j = across + x;
+    if (i >= rows || j >= others || (kSymmetric && j > i)) return -1;
+    return (kSymmetric ? triangle(i) + j : i * others + j) * items + item;
+  }
+};
+
 __device__ inline double element(const Matrix& matrix, std::int64_t row, std::int64_t column) {
   double x = 0.0;
   visit_row(matrix, row, [&](auto* values) { x = widen<double>(values[column]); });
   return x;
 }
 
-// The warp's sum in float64. Slow: for short items, and for what is too large for float32 and fits float64.
-__device__ inline double wide_dot(const Matrix& a, std::int64_t i, const Matrix& b, std::int64_t j, std::int64_t start,
-                                  std::int64_t stop) {
-  double sum = 0.0;
+// A lane's part of the sum of product(column) in float64, on top of an earlier part. Slow: for short items, and for
+// what is too large for float32 and fits float64.
+template <class Product>
+__device__ inline double add_columns(double sum, std::int64_t start, std::int64_t stop, Product product) {
 #pragma unroll 4
-  for (std::int64_t c = start + threadIdx.x % kWarp; c < stop; c += kWarp) sum += element(a, i, c) * element(b, j, c);
+  for (std::int64_t column = start + threadIdx.x % kWarp; column < stop; column += kWarp) sum += product(column);
+  return sum;
+}
+
+// The warp's sum over any number of columns. It ends where it has become NaN, which it stays.
+template <class Product>
+__device__ inline double wide_sum(std::int64_t start, std::int64_t stop, Product product) {
+  double sum = 0.0;
+  for (; start < stop; start += kShort) {
+    sum = add_columns(sum, start, start + kShort < stop ? start + kShort : stop, product);
+    if (__ballot_sync(kFullWarp, isnan(sum)) != 0) return NAN;
+  }
   return warp_sum(sum);
+}
+
+// What float32 could not sum is summed again by the block that has the item, whose warps share it. bad: whether this
+// thread has written a partial that is not finite. place(e) is where the block's partial e < count stands (negative:
+// not its own), product(e, column) what it sums.
+template <class Place, class Product>
+__device__ inline void sum_again(bool bad, const Item& item, int count, double* partial, Place place, Product product) {
+  if (!__syncthreads_or(bad)) return;
+  for (int e = threadIdx.x / kWarp; e < count; e += blockDim.x / kWarp) {
+    const std::int64_t at = place(e);
+    if (at < 0 || isfinite(partial[at])) continue;
+    const double sum = wide_sum(item.start, item.stop, [&](std::int64_t column) { return product(e, column); });
+    if (threadIdx.x % kWarp == 0) partial[at] = sum;
+  }
 }
 
 constexpr int kAhead = 4;  // groups of chunks whose partials are on their way together
@@ -102,6 +141,7 @@ __device__ inline double layer_sum(const LayerTable& table, std::int64_t layer, 
 }
 
 constexpr int kSumThreads = 128;
+constexpr long long kSkipped = 0x7ff8736b69707321;  // in place of the partial of a short item: a NaN that no sum gives
 
 // One warp per entry and layer. partial[e][item]; out[layer][i][j].
 template <bool kSymmetric>
@@ -119,14 +159,17 @@ __global__ void __launch_bounds__(kSumThreads, 8)
     j = entry - triangle(i);
   }
   const auto load = [&](std::int64_t item) {
-    return skips(item_of(table, layer, item)) ? NAN : partial[entry * items + item];
+    return skips(item_of(table, layer, item)) ? __longlong_as_double(kSkipped) : partial[entry * items + item];
   };
   const double sum = layer_sum(table, layer, load, [&](double own, std::int64_t first) {
-    for (unsigned lanes = __ballot_sync(kFullWarp, !isfinite(own)); lanes != 0; lanes &= lanes - 1) {
+    for (unsigned lanes = __ballot_sync(kFullWarp, __double_as_longlong(own) == kSkipped); lanes != 0;
+         lanes &= lanes - 1) {
       const int lane = __ffs(static_cast<int>(lanes)) - 1;
       const Item item = item_of(table, layer, first + lane);
-      const double wide = wide_dot(a, i, b, j, item.start, item.stop);
-      if (threadIdx.x % kWarp == lane) own = wide;
+      const double sum = warp_sum(add_columns(0.0, item.start, item.stop, [&](std::int64_t column) {
+        return element(a, i, column) * element(b, j, column);
+      }));
+      if (threadIdx.x % kWarp == lane) own = sum;
     }
     return own;
   });

@@ -191,15 +191,23 @@ __global__ void __launch_bounds__(kMmaThreads, 2)
   }
   flush_sums(sums, total);
 
+  const Grid<kSymmetric> grid{down * kMmaRows, right_of * kMmaRows, a.rows, b.rows, items, index};
+  bool bad = false;
 #pragma unroll
   for (int k = 0; k < 16; ++k) {
     const int tile = k / 4, c = k % 4;
     const int y = row + (tile / 2 * 2 + c / 2) * kApartRows + lane / 4;
     const int x = other + tile % 2 * kApartRows + lane % 4 * 2 + c % 2;
-    const std::int64_t i = down * kMmaRows + y, j = right_of * kMmaRows + x;
-    if (i >= a.rows || j >= b.rows || (kSymmetric && j > i)) continue;
-    partial[(kSymmetric ? triangle(i) + j : i * b.rows + j) * items + index] = total[tile][c];
+    const std::int64_t at = grid.place(y, x);
+    if (at < 0) continue;
+    partial[at] = total[tile][c];
+    bad |= !isfinite(total[tile][c]);
   }
+  const auto place = [&](int e) { return grid.place(e / kMmaRows, e % kMmaRows); };
+  sum_again(bad, item, kMmaRows * kMmaRows, partial, place, [&](int e, std::int64_t c) {
+    const double x = widen<double>(left.rows[e / kMmaRows * left.stride + c]);
+    return x * widen<double>(right.rows[e % kMmaRows * right.stride + c]);
+  });
 }
 
 // Whether tensor cores are there for these rows, and enough rows for them.

@@ -134,13 +134,20 @@ __global__ void __launch_bounds__(kTiledThreads, sizeof(Real) == 8 ? 1 : 2)
     }
     __syncthreads();
   }
-  if (group > 0) return;
+  const Grid<kSymmetric> grid{left.first, right.first, a.rows, b.rows, items, index};
+  bool bad = false;
 #pragma unroll
   for (int k = 0; k < kEach * kEach; ++k) {
-    const std::int64_t i = left.first + y + k / kEach * kApart, j = right.first + x + k % kEach * kApart;
-    if (i >= a.rows || j >= b.rows || (kSymmetric && j > i)) continue;
-    partial[(kSymmetric ? triangle(i) + j : i * b.rows + j) * items + index] = total[k / kEach][k % kEach];
+    const std::int64_t at = grid.place(y + k / kEach * kApart, x + k % kEach * kApart);
+    if (group > 0 || at < 0) continue;
+    const double sum = total[k / kEach][k % kEach];
+    partial[at] = sum;
+    bad |= !isfinite(sum);
   }
+  const auto place = [&](int e) { return grid.place(e / kTile, e % kTile); };
+  sum_again(bad, item, kTile * kTile, partial, place, [&](int e, std::int64_t c) {
+    return element(a, left.first + e / kTile, c) * element(b, right.first + e % kTile, c);
+  });
 }
 
 template <bool kSymmetric>

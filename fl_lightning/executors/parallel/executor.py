@@ -7,6 +7,7 @@ import os
 import sys
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fl_lightning.arguments import Bounds, checked
@@ -52,6 +53,9 @@ class Parallel(Executor):
             return f"worker processes train on the CPU, and this fit runs on {device}"
         if sys.platform != "linux":
             return f"worker processes are copies of a running process, which {sys.platform} does not support safely"
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            # Adam, for one, asks CUDA for its stream wherever there is a GPU, also for parameters on the CPU.
+            return "this process has used CUDA, which copies of it cannot use again"
         profiler = profiler_of(trainer)
         if profiler is not None:
             return f"Trainer(profiler={profiler}) would not see what happens in worker processes"

@@ -28,10 +28,21 @@ struct dim3 {
   unsigned x, y, z;
   constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+template <class T>
+void __stcs(T* to, T value) {
+  *to = value;
+}
 extern uint3 threadIdx, blockIdx;
 extern dim3 blockDim, gridDim;
 
 using std::isfinite;
+using std::isnan;
 
 inline void __syncthreads(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   simt::barrier(file, line);
@@ -86,6 +97,16 @@ inline float __uint_as_float(unsigned bits) {
 }
 inline unsigned __float_as_uint(float value) {
   unsigned bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+inline double __longlong_as_double(long long bits) {
+  double value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+inline long long __double_as_longlong(double value) {
+  long long bits;
   std::memcpy(&bits, &value, sizeof bits);
   return bits;
 }

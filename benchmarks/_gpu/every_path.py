@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls every path of every kernel for CUDA once, on small odd shapes; compute-sanitizer watches.
+
+    python -m benchmarks._gpu.every_path [--device cuda|cpu]
+
+Without a tool it takes seconds, and checks that what must be finite is. PYTORCH_NO_CUDA_MEMORY_CACHING=1 makes every
+tensor end where its memory ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from benchmarks._gpu.facts import add_device
+from fl_lightning import ops
+
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+SIZES = (300, 0, 3, 2474)
+# Of the direct kernel each size, tiles, tiles in several blocks, tensor cores in one block and in several.
+ROWS = (1, 4, 7, 9, 11, 16, 17, 34, 66)
+SOLVED = (1, 2, 3, 40, 74)  # 74: the first whose numbers do not fit shared memory
+PROJECTED = (3, 40, 257)  # 257: likewise
+
+
+def offsets_of(sizes: tuple[int, ...]) -> Tensor:
+    """Offsets of layers of these sizes."""
+    return torch.tensor([0, *sizes]).cumsum(0)
+
+
+def results(device: torch.device) -> Iterator[tuple[str, Tensor]]:
+    """What ops return, and the name of each."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    offsets, n = offsets_of(SIZES), sum(SIZES)
+    many = offsets_of((*[9] * 300, n - 2700))
+    for dtype in DTYPES:
+        for m in ROWS:
+            rows = normal(m, n).to(dtype).to(device)  # its last row ends where memory ends
+            apart = torch.zeros(m, n + 3, dtype=dtype, device=device)[:, 2:-1].copy_(rows)  # and none is aligned
+            coeff = normal(len(SIZES), m + 2)
+            keep = torch.randint(-(2**31), 2**31, (m, -(-n // 32)), dtype=torch.int32, generator=generator).to(device)
+            for held in (rows, apart):
+                yield "layer_gram", ops.layer_gram(held, offsets)
+                yield "layer_dots", ops.layer_dots(held, rows[-1].clone(), offsets)
+                for own in (coeff, coeff.to(device)):  # numbers of the host travel with the launch
+                    yield "layer_combine", ops.layer_combine(held, offsets, own[:, :m].contiguous())
+                    yield "layer_cross_combine", ops.layer_cross_combine(held, normal(2, n).to(held), offsets, own)
+                yield "puc_combine", ops.puc_combine(held, keep, torch.ones(m))
+            for other in DTYPES:
+                few = normal(3, n).to(other).to(device)
+                yield "layer_cross_gram", ops.layer_cross_gram(rows, few, offsets)
+                out = torch.zeros(n, dtype=other, device=device)
+                yield "layer_combine", ops.layer_combine(rows, offsets, coeff[:, :m].contiguous(), out)
+            yield "layer_cross_gram", ops.layer_cross_gram(rows, rows[: m // 2 + 1].clone(), offsets)
+            yield "layer_cross_gram", ops.layer_cross_gram(rows, rows, offsets, torch.tensor([m - 1, 0]))
+            for counts in (torch.uint8, torch.int16, torch.int32):
+                for where in (offsets, many):
+                    past = torch.zeros(n, dtype=counts, device=device)
+                    yield "puc_track", ops.puc_track(rows[0].clone(), past, 1, 2, where)[1]
+            yield "layer_gram", ops.layer_gram(rows, many)
+            rows[0, 5] = torch.inf  # sums that float32 cannot hold are summed again
+            ops.layer_gram(rows, offsets)
+            ops.layer_cross_gram(rows, rows[:1].clone(), offsets)
+            ops.layer_dots(rows, rows[0].clone(), offsets)
+    for k in SOLVED:
+        vectors = normal(2, k, max(1, k // 2))
+        yield "min_norm", ops.min_norm((vectors @ vectors.mT).to(device))[0]
+    for m in PROJECTED:
+        vectors, kept = normal(1, m, m), torch.arange(m) % max(1, m // 3) > 0  # few rows are projected where many are
+        order = torch.randperm(m, generator=generator)
+        yield "project_conflicts", ops.project_conflicts((vectors @ vectors.mT).to(device), order, kept)
+
+
+def run(device: torch.device) -> dict[str, int]:
+    """How often each op was called.
+
+    Raises:
+        RuntimeError: something that must be finite is not, or some op was not called.
+    """
+    calls = dict.fromkeys(ops.backend(), 0)
+    calls.pop("layer_squares")  # layer_gram, row by row
+    for name, result in results(device):
+        calls[name] += 1
+        if not result.isfinite().all():
+            raise RuntimeError(f"call {calls[name]} of {name} gives numbers that are not finite")
+    missing = [name for name, count in calls.items() if count == 0]
+    if missing:
+        raise RuntimeError(f"not called: {missing}")
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return calls
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_device(parser)
+    found = run(torch.device(parser.parse_args().device))
+    print("called " + ", ".join(f"{name} {count} times" for name, count in found.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stages of benchmarks/gpu.sh, on a machine without a GPU: what the script does, and everything that it runs."""
+
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import device_bandwidth as bandwidth
+from benchmarks._kernels.timing import Spread
+
+ROOT = Path(__file__).parents[2]
+STAGES = ("correct", "bandwidth", "sanitize", "train", "profile")
+pytestmark = pytest.mark.skipif(shutil.which("bash") is None or shutil.which("timeout") is None, reason="needs bash")
+
+# Notes its arguments, and prints what the real program might.
+STAND_IN = """#!{python} -S
+import json, os, sys
+arguments = sys.argv[1:]
+if "-m" in arguments and "benchmarks._gpu.facts" in arguments:
+    print("- device: stand-in" + os.environ.get("DRIVER", ""))
+    print("- date: now")
+elif arguments[:1] != ["-c"] and arguments[:2] != ["-W", "ignore"]:
+    with open({record!r}, "a") as file:
+        print(json.dumps([sys.argv[0].rpartition("/")[2], *arguments]), file=file)
+    print("called it; ERROR SUMMARY: 0 errors; 3 of 3 targets are met; == 7 passed in 2 s ==")
+    sys.exit(os.environ.get("FAILS", "nothing fails") in " ".join(arguments))
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Runs gpu.sh with a stand-in for Python and CUDA's tools: its exit status, its report, and the commands."""
+    tools, record = tmp_path / "tools", tmp_path / "record"
+    tools.mkdir()
+    for name in ("python", "compute-sanitizer", "ncu"):
+        (tools / name).write_text(STAND_IN.format(python=sys.executable, record=str(record)))
+        (tools / name).chmod(0o755)
+
+    def run(*arguments, **environment):
+        record.unlink(missing_ok=True)
+        command = ["bash", str(ROOT / "benchmarks" / "gpu.sh"), "--out", str(tmp_path / "out"), *arguments]
+        path = f"{tools}:{os.environ['PATH']}"
+        done = subprocess.run(
+            command,
+            env=os.environ | {"PATH": path, "PYTHON": str(tools / "python")} | environment,
+            capture_output=True,
+            text=True,
+        )
+        report = tmp_path / "out" / "gpu.md"
+        commands = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+        return done, report.read_text() if report.exists() else "", commands
+
+    return run
+
+
+def results_of_bandwidth(folder):
+    (folder / "out").mkdir()
+    for name in ("device-bandwidth-cuda.json", "device-bandwidth-cpu-quick.json"):
+        (folder / "out" / name).write_text("{}")
+
+
+def test_all_stages_run_in_order_and_leave_their_outcomes(script, tmp_path):
+    results_of_bandwidth(tmp_path)
+    done, report, commands = script()
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line.split(" | ") for line in report.splitlines() if line.startswith("| ")][1:]
+    assert list(dict.fromkeys(row[0].removeprefix("| ") for row in rows)) == list(STAGES)
+    assert {row[2] for row in rows} == {"passed"}
+    assert "- device: stand-in" in report
+    tools = [command[2] for command in commands if command[0] == "compute-sanitizer"]
+    assert tools == ["memcheck", "racecheck", "synccheck", "initcheck"]
+    assert commands[-1][0] == "ncu"
+    assert all(command[-2:] == ["--device", "cuda"] for command in commands if "every_path" in " ".join(command))
+
+
+def test_a_failed_step_shows_and_the_others_run(script, tmp_path):
+    results_of_bandwidth(tmp_path)
+    done, report, commands = script(FAILS="racecheck")
+    assert done.returncode == 1
+    failed = [line for line in report.splitlines() if "| failed |" in line]
+    assert [line.split(" | ")[1] for line in failed] == ["racecheck"]
+    assert commands[-1][0] == "ncu"
+
+
+def test_a_later_stage_goes_below_the_earlier_ones_of_the_same_machine(script):
+    script("sanitize")
+    _, report, _ = script("train")
+    assert [line.split(" | ")[0] for line in report.splitlines() if "passed" in line] == ["| sanitize"] * 5 + [
+        "| train"
+    ] * 2
+    assert "| train" in script("train", DRIVER=", another")[1]
+    assert "| sanitize" not in script("train", DRIVER=", another")[1]
+
+
+def test_profile_needs_the_results_of_bandwidth(script):
+    done, report, commands = script("--quick", "profile")
+    assert done.returncode == 1
+    assert "run bandwidth first" in report
+    assert commands == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("sanitise",), "unknown argument 'sanitise'"),
+        (("--device", "tpu"), "--device must be cuda or cpu, found 'tpu'"),
+        (("--device",), "--device needs a value"),
+    ],
+)
+def test_wrong_arguments_are_refused(script, arguments, message):
+    done, _, commands = script(*arguments)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert commands == []
+
+
+def test_the_programs_of_every_stage_run_on_the_cpu(script, tmp_path, monkeypatch, capsys):
+    """With the arguments that the script gives them."""
+    results_of_bandwidth(tmp_path)
+    _, _, commands = script("--device", "cpu", "--quick")
+    programs = [command[2:] for command in commands if command[1] == "-m" and command[2].startswith("benchmarks.")]
+    assert [name for name, *_ in programs] == [
+        "benchmarks.device_bandwidth", "benchmarks.device_step", "benchmarks._gpu.every_path",
+        "benchmarks.device_rounds", "benchmarks._gpu.one_call",
+    ]  # fmt: skip
+    monkeypatch.chdir(ROOT)
+    printed = {}
+    for name, *arguments in programs:
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        importlib.import_module(name).main()
+        printed[name] = capsys.readouterr().out
+    assert "targets are met" in printed["benchmarks.device_bandwidth"]
+    assert "target 0.6 ms" in printed["benchmarks.device_step"]
+    assert "called layer_gram" in printed["benchmarks._gpu.every_path"]
+    assert printed["benchmarks.device_rounds"].count("| yes |") == 2
+    assert printed["benchmarks._gpu.one_call"].count("called ") == 2
+    for name in ("bandwidth", "step", "rounds"):
+        table = (tmp_path / "out" / f"device-{name}-cpu-quick.md").read_text()
+        assert "- device: " in table
+        assert "- driver: " in table
+        assert "- date: " in table
+
+
+@pytest.mark.process
+def test_the_tests_of_the_stages_run_on_the_cpu(script):
+    _, _, commands = script("--device", "cpu", "--quick", "correct", "train")
+    suites = [command[1:] for command in commands if command[1:3] == ["-m", "pytest"]]
+    assert len(suites) == 2
+    environment = os.environ | {"FL_LIGHTNING_TEST_DEVICE": "cpu"}
+    for arguments in suites:
+        done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert " passed" in done.stdout
+
+
+def line(op, seconds, bound=1e-3, **options):
+    spread = Spread(seconds, seconds, seconds, 1)
+    given = {"rows": 10, "dtype": "float32", "bytes": 10**9, "by": "memory", "target": 0.85} | options
+    return bandwidth.Line(op, time=spread, bound=bound, **given)
+
+
+def test_a_line_says_how_near_an_op_comes():
+    cells = [cell.strip() for cell in line("layer_dots", 1.25e-3).markdown().split("|")]
+    assert cells[4:6] == ["1000", "1.2500"]
+    assert cells[7:12] == ["0.800", "80%", "memory", "85%", "**no**"]
+    assert "yes" in line("layer_dots", 1.1e-3).markdown()
+    assert len(cells) == len(bandwidth.HEAD.splitlines()[0].split("|"))
+
+
+def test_the_worst_ops_are_those_whose_kernels_are_the_farthest_from_what_is_possible():
+    lines = [
+        line("layer_gram", 2e-3), line("layer_gram", 9e-3, rows=100), line("layer_dots", 3e-3),
+        line("layer_combine", 4e-3), line("layer_combine after layer_gram", 1.0), line("min_norm", 1.0, by=""),
+        line("layer_squares", 1.0),
+    ]  # fmt: skip
+    assert [(x.op, x.rows) for x in bandwidth.worst(lines)] == [("layer_gram", 100), ("layer_combine", 10)]
+
+
+def test_products_of_many_rows_are_bound_by_tensor_cores():
+    shape, best = bandwidth.shapes(True)[0], bandwidth.Rates(1e12, {"float32": 1e6, "bfloat16": 1e6})
+    lines = list(bandwidth.measure(shape, 33, torch.float32, torch.device("cpu"), best, 1))
+    by = {x.op: x.by for x in lines}
+    assert by["layer_gram"] == by["layer_cross_gram"] == "tensor cores"
+    assert by["layer_combine"] == "memory"
+    assert by["min_norm"] == ""
+    gram = next(x for x in lines if x.op == "layer_gram")
+    assert gram.bound == pytest.approx(3 * shape.columns * 33 * 34 / 1e6)
