@@ -34,6 +34,7 @@ from fl_lightning.algorithms.qfedavg import QFedAvg
 from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs, StepReport, mean_rate
 from fl_lightning.algorithms.scaffold import SCAFFOLD
 from fl_lightning.algorithms.term import TERM
+from fl_lightning.algorithms.upgrad import UPGrad
 
 __all__ = [
     "AFL",
@@ -67,6 +68,7 @@ __all__ = [
     "QFedAvg",
     "ServerRule",
     "StepReport",
+    "UPGrad",
     "data_weights",
     "mean_rate",
     "uniform_weights",

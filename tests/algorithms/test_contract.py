@@ -53,6 +53,7 @@ RULES = {
     "FedLF-few": lambda: fl.FedLF(max_history=3),
     "FedLF-none": lambda: fl.FedLF(history_window="none"),
     "FedFV-none": lambda: fl.FedFV(tau=0),
+    "UPGrad": fl.UPGrad,
 }
 STATEFUL = [
     "AFL",
@@ -91,6 +92,8 @@ MEANS = (
     "MMPF",
     "FA",
 )
+# The report has one weight per client, and the step is no combination of the rows with these.
+STEPS_BY_LAYER = (fl.FedLF, fl.UPGrad, fl.FedHEAL, fl.FedFa)
 every_rule = pytest.mark.parametrize("name", RULES)
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 
@@ -223,7 +226,7 @@ def test_reports_what_it_did(name):
         if isinstance(rule, fl.FedLF) and rule.blocks is not None:
             layers = [layer for block in rule.blocks for layer in block]
             assert layers == list(range(cohort.updates.layout.num_layers))
-        if rule.report.scalars.get("history_rows", 0) == 0 and not isinstance(rule, (fl.FedLF, fl.FedHEAL, fl.FedFa)):
+        if rule.report.scalars.get("history_rows", 0) == 0 and not isinstance(rule, STEPS_BY_LAYER):
             torch.testing.assert_close(report.weights @ cohort.updates.rows, step)
 
 
