@@ -51,6 +51,7 @@ RULES = {
     "FedLF-paper": lambda: fl.FedLF(reading="paper", history_window="all"),
     "FedLF-code": lambda: fl.FedLF(reading="code", history_window="last"),
     "FedLF-few": lambda: fl.FedLF(max_history=3),
+    "FedLF-needed": lambda: fl.FedLF(fair_row="needed"),
     "FedLF-none": lambda: fl.FedLF(history_window="none"),
     "FedFV-none": lambda: fl.FedFV(tau=0),
     "UPGrad": fl.UPGrad,
@@ -70,6 +71,7 @@ STATEFUL = [
     "FedLF-paper",
     "FedLF-code",
     "FedLF-few",
+    "FedLF-needed",
 ]
 # A mean of the updates, in which somebody may lose.
 MEANS = (
