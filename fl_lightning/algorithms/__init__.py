@@ -16,6 +16,7 @@ from fl_lightning.algorithms.fa import FA
 from fl_lightning.algorithms.fairreg import FairReg
 from fl_lightning.algorithms.fcfl import FCFL
 from fl_lightning.algorithms.fedavg import FedAvg
+from fl_lightning.algorithms.fedbn import FedBN
 from fl_lightning.algorithms.fedcka import FedCKA
 from fl_lightning.algorithms.feddyn import FedDyn
 from fl_lightning.algorithms.fedfa import FedFa
@@ -25,9 +26,11 @@ from fl_lightning.algorithms.fedheal import FedHEAL
 from fl_lightning.algorithms.fedlf import FedLF
 from fl_lightning.algorithms.fedmdfg import FedMDFG
 from fl_lightning.algorithms.fedmgda import FedMGDAPlus
+from fl_lightning.algorithms.fedper import FedPer
 from fl_lightning.algorithms.fedproc import FedProc
 from fl_lightning.algorithms.fedproto import FedProto
 from fl_lightning.algorithms.fedprox import FedProx
+from fl_lightning.algorithms.fedrep import FedRep
 from fl_lightning.algorithms.mmpf import MMPF
 from fl_lightning.algorithms.moon import MOON
 from fl_lightning.algorithms.qfedavg import QFedAvg
@@ -50,6 +53,7 @@ __all__ = [
     "Ditto",
     "FairReg",
     "FedAvg",
+    "FedBN",
     "FedCKA",
     "FedDyn",
     "FedFV",
@@ -59,9 +63,11 @@ __all__ = [
     "FedLF",
     "FedMDFG",
     "FedMGDAPlus",
+    "FedPer",
     "FedProc",
     "FedProto",
     "FedProx",
+    "FedRep",
     "Federation",
     "LocalWork",
     "Needs",

@@ -14,7 +14,7 @@ from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork,
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.fit_description import constructor_arguments
 from fl_lightning.core.layout import LayerSpec
-from fl_lightning.core.model_snapshot import Snapshot
+from fl_lightning.core.model_snapshot import ModelPart, Snapshot
 
 
 class ClientRule:
@@ -162,11 +162,14 @@ class ClientRule:
     def take_state(self, client_id: int, state: State) -> None:
         """At a client: takes what :meth:`state_for` returned at the server."""
 
-    def personal_model(self, client_id: int) -> Snapshot | None:
-        """The client's own model, to be evaluated on its data beside the global one; ``None`` if it has none."""
+    def personal_model(self, client_id: int) -> Snapshot | ModelPart | None:
+        """The client's own model, to be evaluated on its data beside the global one; ``None`` if it has none.
+
+        What a part of a model lacks comes from the global one.
+        """
         return None
 
-    def personal_models(self, state: State) -> Callable[[int], Snapshot | None]:
+    def personal_models(self, state: State) -> Callable[[int], Snapshot | ModelPart | None]:
         """:meth:`personal_model` as it was when :meth:`state_dict` returned this state; the rule stays as it is."""
         other = deepcopy(self)
         other.load_state_dict(state)

@@ -22,6 +22,9 @@ RULES = {
     "SCAFFOLD": fl.SCAFFOLD,
     "FedDyn": fl.FedDyn,
     "Ditto": fl.Ditto,
+    "FedBN": fl.FedBN,
+    "FedPer": fl.FedPer,
+    "FedRep": fl.FedRep,
     "FedCKA": fl.FedCKA,
     "MOON": fl.MOON,
     "FedProc": lambda: fl.FedProc(num_classes=3),
@@ -76,6 +79,9 @@ STATEFUL = [
 # A mean of the updates, in which somebody may lose.
 MEANS = (
     "Ditto",
+    "FedBN",
+    "FedPer",
+    "FedRep",
     "FedCKA",
     "FedDyn",
     "MOON",
