@@ -33,6 +33,7 @@ from fl_lightning.algorithms.fedprox import FedProx
 from fl_lightning.algorithms.fedrep import FedRep
 from fl_lightning.algorithms.mmpf import MMPF
 from fl_lightning.algorithms.moon import MOON
+from fl_lightning.algorithms.propfair import PropFair
 from fl_lightning.algorithms.qfedavg import QFedAvg
 from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs, StepReport, mean_rate
 from fl_lightning.algorithms.scaffold import SCAFFOLD
@@ -71,6 +72,7 @@ __all__ = [
     "Federation",
     "LocalWork",
     "Needs",
+    "PropFair",
     "QFedAvg",
     "ServerRule",
     "StepReport",

@@ -117,6 +117,13 @@ class ClientRule:
         """Factor of the module's own loss; 1 unless the method weighs it against its term."""
         return 1.0
 
+    def shape_loss(self, work: LocalWork, loss: Tensor) -> Tensor:
+        """What takes the place of the module's loss of a batch, as a function of it; the loss itself unless changed.
+
+        :meth:`loss_weight` and :meth:`loss_term` apply to what is returned.
+        """
+        return loss
+
     def loss_term(self, work: LocalWork, batch: Any, batch_idx: int) -> Tensor | None:
         """A differentiable scalar added to the loss of a batch, or ``None``."""
         return None

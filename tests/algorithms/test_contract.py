@@ -58,6 +58,7 @@ RULES = {
     "FedLF-none": lambda: fl.FedLF(history_window="none"),
     "FedFV-none": lambda: fl.FedFV(tau=0),
     "UPGrad": fl.UPGrad,
+    "PropFair": fl.PropFair,
 }
 STATEFUL = [
     "AFL",
@@ -87,6 +88,7 @@ MEANS = (
     "MOON",
     "FedProc",
     "FedProto",
+    "PropFair",
     "QFedAvg",
     "AFL",
     "TERM",
