@@ -8,6 +8,7 @@ what several methods compute alike.
 from __future__ import annotations
 
 from fl_lightning.algorithms._shared.weighting import data_weights, uniform_weights
+from fl_lightning.algorithms.aaggff import AAggFF
 from fl_lightning.algorithms.afl import AFL
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.ditto import Ditto
@@ -49,6 +50,7 @@ __all__ = [
     "MOON",
     "SCAFFOLD",
     "TERM",
+    "AAggFF",
     "ClientReport",
     "ClientRule",
     "Ditto",

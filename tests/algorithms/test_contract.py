@@ -59,8 +59,12 @@ RULES = {
     "FedFV-none": lambda: fl.FedFV(tau=0),
     "UPGrad": fl.UPGrad,
     "PropFair": fl.PropFair,
+    "AAggFF": fl.AAggFF,
+    "AAggFF-silo": lambda: fl.AAggFF("silo", "normal"),
 }
 STATEFUL = [
+    "AAggFF",
+    "AAggFF-silo",
     "AFL",
     "TERM-paper",
     "FedFa",
@@ -89,6 +93,8 @@ MEANS = (
     "FedProc",
     "FedProto",
     "PropFair",
+    "AAggFF",
+    "AAggFF-silo",
     "QFedAvg",
     "AFL",
     "TERM",
