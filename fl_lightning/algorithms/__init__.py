@@ -14,6 +14,7 @@ from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.ditto import Ditto
 from fl_lightning.algorithms.drfl import DRFL
 from fl_lightning.algorithms.fa import FA
+from fl_lightning.algorithms.fairfed import FairFed
 from fl_lightning.algorithms.fairreg import FairReg
 from fl_lightning.algorithms.fcfl import FCFL
 from fl_lightning.algorithms.fedavg import FedAvg
@@ -54,6 +55,7 @@ __all__ = [
     "ClientReport",
     "ClientRule",
     "Ditto",
+    "FairFed",
     "FairReg",
     "FedAvg",
     "FedBN",

@@ -59,10 +59,12 @@ RULES = {
     "FedFV-none": lambda: fl.FedFV(tau=0),
     "UPGrad": fl.UPGrad,
     "PropFair": fl.PropFair,
+    "FairFed": fl.FairFed,
     "AAggFF": fl.AAggFF,
     "AAggFF-silo": lambda: fl.AAggFF("silo", "normal"),
 }
 STATEFUL = [
+    "FairFed",
     "AAggFF",
     "AAggFF-silo",
     "AFL",
@@ -93,6 +95,7 @@ MEANS = (
     "FedProc",
     "FedProto",
     "PropFair",
+    "FairFed",
     "AAggFF",
     "AAggFF-silo",
     "QFedAvg",
