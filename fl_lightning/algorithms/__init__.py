@@ -25,6 +25,7 @@ from fl_lightning.algorithms.fedfa import FedFa
 from fl_lightning.algorithms.fedfv import FedFV
 from fl_lightning.algorithms.fedgini import FedGini
 from fl_lightning.algorithms.fedheal import FedHEAL
+from fl_lightning.algorithms.fedism import FedISM
 from fl_lightning.algorithms.fedlf import FedLF
 from fl_lightning.algorithms.fedmdfg import FedMDFG
 from fl_lightning.algorithms.fedmgda import FedMGDAPlus
@@ -65,6 +66,7 @@ __all__ = [
     "FedFa",
     "FedGini",
     "FedHEAL",
+    "FedISM",
     "FedLF",
     "FedMDFG",
     "FedMGDAPlus",

@@ -60,11 +60,14 @@ RULES = {
     "UPGrad": fl.UPGrad,
     "PropFair": fl.PropFair,
     "FairFed": fl.FairFed,
+    "FedISM": fl.FedISM,
     "AAggFF": fl.AAggFF,
     "AAggFF-silo": lambda: fl.AAggFF("silo", "normal"),
 }
 STATEFUL = [
+    "FedISM",
     "FairFed",
+    "FedISM",
     "AAggFF",
     "AAggFF-silo",
     "AFL",
@@ -96,6 +99,7 @@ MEANS = (
     "FedProto",
     "PropFair",
     "FairFed",
+    "FedISM",
     "AAggFF",
     "AAggFF-silo",
     "QFedAvg",
