@@ -37,6 +37,10 @@ def make_cohort(
     if extras is None:
         extras = {"accuracy": torch.exp(-(torch.arange(m, dtype=torch.float64) if losses is None else losses))}
         extras["disparity"] = torch.full((m,), 0.05, dtype=torch.float64)
+        extras["sharpness"] = 0.01 + 0.1 * extras["accuracy"]
+        rates, count = torch.stack([extras["accuracy"], extras["accuracy"] ** 2], 1), torch.full((m, 2), 20.0)
+        extras["group_predictions"] = torch.stack([20 * rates, count.double()], 1)
+        extras["right_predictions"] = torch.stack([20 * extras["accuracy"], count[:, 0].double()], 1)
         extras["kernel_sums"] = torch.rand(m, 4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(when))
         extras["group_counts"] = torch.tensor([[2.0, 1.0]], dtype=torch.float64).expand(m, 2)
         if n >= 12:  # features of three classes, not all of which everybody has

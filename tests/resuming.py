@@ -22,6 +22,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "FA": {"bases": 2 * torch.eye(FEATURES), "sigma": 4.0},
     "FedMDFG": {"s": 2},
     "FedProx": {"mu": 0.1},
+    "FedRep": {"head_epochs": 0},  # there is one local epoch
     "MMPF": {"inner_rounds": 1},
 }
 ALGORITHMS: dict[str, Callable[[], Any]] = {

@@ -26,7 +26,7 @@ _SHIFT = 64  # elements between the beginnings of two clients' noise
 class NoFairRow(FedLF):
     """FedLF without the fair-driven row."""
 
-    _fair_row = "none"
+    _fair_kind = "none"
 
 
 class Server:

@@ -14,7 +14,7 @@ from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork,
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.fit_description import constructor_arguments
 from fl_lightning.core.layout import LayerSpec
-from fl_lightning.core.model_snapshot import Snapshot
+from fl_lightning.core.model_snapshot import ModelPart, Snapshot
 
 
 class ClientRule:
@@ -117,6 +117,13 @@ class ClientRule:
         """Factor of the module's own loss; 1 unless the method weighs it against its term."""
         return 1.0
 
+    def shape_loss(self, work: LocalWork, loss: Tensor) -> Tensor:
+        """What takes the place of the module's loss of a batch, as a function of it; the loss itself unless changed.
+
+        :meth:`loss_weight` and :meth:`loss_term` apply to what is returned.
+        """
+        return loss
+
     def loss_term(self, work: LocalWork, batch: Any, batch_idx: int) -> Tensor | None:
         """A differentiable scalar added to the loss of a batch, or ``None``."""
         return None
@@ -162,11 +169,14 @@ class ClientRule:
     def take_state(self, client_id: int, state: State) -> None:
         """At a client: takes what :meth:`state_for` returned at the server."""
 
-    def personal_model(self, client_id: int) -> Snapshot | None:
-        """The client's own model, to be evaluated on its data beside the global one; ``None`` if it has none."""
+    def personal_model(self, client_id: int) -> Snapshot | ModelPart | None:
+        """The client's own model, to be evaluated on its data beside the global one; ``None`` if it has none.
+
+        What a part of a model lacks comes from the global one.
+        """
         return None
 
-    def personal_models(self, state: State) -> Callable[[int], Snapshot | None]:
+    def personal_models(self, state: State) -> Callable[[int], Snapshot | ModelPart | None]:
         """:meth:`personal_model` as it was when :meth:`state_dict` returned this state; the rule stays as it is."""
         other = deepcopy(self)
         other.load_state_dict(state)

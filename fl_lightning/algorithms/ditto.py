@@ -18,8 +18,7 @@ from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork,
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.model_snapshot import Snapshot, packed_buffers, standing_in
 from fl_lightning.core.seeding import derive_seed, isolated
-from fl_lightning.core.storage.model_files import ClientFiles
-from fl_lightning.core.storage.models import ClientModels
+from fl_lightning.core.storage.model_store import ModelStore, in_files, model_store, restore, restored
 
 
 class Ditto(FedAvg):
@@ -53,8 +52,7 @@ class Ditto(FedAvg):
         super().__init__(weighting)
         self.lam, self.personal_lr = lam, personal_lr
         self.directory, self.keep_checkpoints = directory, keep_checkpoints
-        store = ClientModels("cpu") if directory is None else ClientFiles(directory, keep_checkpoints)
-        self._client = PersonalModels(lam, personal_lr, store)
+        self._client = PersonalModels(lam, personal_lr, model_store(directory, keep_checkpoints))
 
     def client_rule(self) -> PersonalModels:
         """The personal models; the same object on every call."""
@@ -78,7 +76,7 @@ class PersonalModels(ClientRule):
     column_state = ()
     placement = ("store",)
 
-    def __init__(self, lam: float, lr: float | None, store: ClientModels | ClientFiles) -> None:
+    def __init__(self, lam: float, lr: float | None, store: ModelStore) -> None:
         self.needs = Needs(client_lr=lr is None)
         self.lam, self.lr, self._store = lam, lr, store
         self._model: Snapshot | None = None
@@ -166,7 +164,7 @@ class PersonalModels(ClientRule):
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """Bytes on the CPU: all personal models, or with files those of one round."""
         size = federation.layout.numel * federation.dtype.itemsize + self._buffer_bytes
-        kept = federation.num_clients if isinstance(self._store, ClientModels) else 0
+        kept = 0 if in_files(self._store) else federation.num_clients
         return {"personal_models (CPU)": (kept + cohort_size) * size}
 
     def reset(self) -> None:
@@ -183,7 +181,7 @@ class PersonalModels(ClientRule):
         Raises:
             ValueError: the checkpoint keeps models elsewhere than this rule.
         """
-        _restore(self._store, state)
+        restore(self._store, state, "Ditto")
 
     def personal_models(self, state: State) -> Callable[[int], Snapshot | None]:
         """The models of a checkpoint, without a copy of those at hand.
@@ -192,14 +190,4 @@ class PersonalModels(ClientRule):
             ValueError: the checkpoint keeps models elsewhere than this rule.
             FileNotFoundError: a file that it refers to is gone.
         """
-        store = ClientFiles(self._store.directory) if isinstance(self._store, ClientFiles) else ClientModels("cpu")
-        _restore(store, state)
-        return store.get
-
-
-def _restore(store: ClientModels | ClientFiles, state: State) -> None:
-    in_files = isinstance(store, ClientFiles)
-    if ("files" in state) != in_files:
-        there = "in files: give Ditto the same directory" if not in_files else "itself: leave directory out"
-        raise ValueError(f"the checkpoint has the personal models {there}")
-    store.load_state_dict(state)
+        return restored(self._store, state, "Ditto").get

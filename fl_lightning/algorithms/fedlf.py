@@ -7,14 +7,15 @@ https://github.com/zibinpan/FedLF
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fl_lightning.algorithms._shared.choices import Reading
-from fl_lightning.algorithms._shared.common_descent import common_descent, fair_weights
-from fl_lightning.algorithms._shared.layer_blocks import Block, BlockSolver, joined_blocks
+from fl_lightning.algorithms._shared.common_descent import EQUAL_LOSSES, common_descent, fair_weights
+from fl_lightning.algorithms._shared.layer_blocks import Block, BlockSolver, Directions, joined_blocks
 from fl_lightning.algorithms._shared.row_memory import RemembersRows
 from fl_lightning.algorithms._shared.rows import (
     SHORT_DIRECTION,
@@ -31,6 +32,9 @@ from fl_lightning.algorithms.records import Needs, State, StepReport
 from fl_lightning.arguments import DEVICE, FILLED, Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.layout import LayerSpec
+
+FAIR_ENOUGH = math.pi / 16  # radians between losses and (1, ..., 1): theta of FedMDFG
+KEPT_DESCENT = 0.9  # of the descent of the mean loss, which the fair-driven row must leave
 
 
 class FedLF(RemembersRows):
@@ -65,9 +69,11 @@ class FedLF(RemembersRows):
         history_window: which absent clients count: ``"ratio"`` those of the last (clients seen) / (cohort size) rounds
             (section 3.3), ``"last"`` of the previous round, ``"all"`` or ``"none"``; a number: those of so many rounds.
         gradient_source: ``"update"`` for local training (the paper), ``"full"`` for full gradients (the authors' code).
-        max_history: most rows to remember, oldest dropped first; ``None``: one for every client seen, if the rows of
-            all clients take no more than 8 GiB.
-        history_device: where remembered rows live, for instance ``"cpu"``; ``None``: beside the updates.
+        fair_row: ``"always"`` lets the fair-driven row take part wherever losses differ (the paper). ``"needed"``, of
+            this library, leaves it out where it costs more than it gives: in rounds in which the angle between losses
+            and ``(1, ..., 1)`` is at most pi / 16, and in layers in which the mean update falls along the direction
+            less than 0.9 times as steeply as without it. No client conflicts with the step either way; losses then turn
+            towards equality in fewer rounds.
 
     Attributes:
         blocks: the layers that shared a direction in the last step, as tuples of indices; ``None`` if none did.
@@ -78,7 +84,7 @@ class FedLF(RemembersRows):
 
     column_state = RemembersRows.column_state
 
-    _fair_row: Literal["cos", "h", "none"] = "cos"  # equation 5; "h" as in FedMDFG (ablation M5); none (M4)
+    _fair_kind: Literal["cos", "h", "none"] = "cos"  # equation 5; "h" as in FedMDFG (ablation M5); none (M4)
 
     @checked(layers=FILLED, history_window=Bounds(0), max_history=Bounds(1), history_device=DEVICE)
     def __init__(
@@ -89,11 +95,12 @@ class FedLF(RemembersRows):
         gradient_source: Literal["update", "full"] = "update",
         max_history: int | None = None,
         history_device: str | None = None,
+        fair_row: Literal["always", "needed"] = "always",
     ) -> None:
         rounds = {"none": 0, "last": 1}.get(history_window) if isinstance(history_window, str) else history_window
         super().__init__(rounds, max_history, history_device)
         self.layers, self.history_window = layers, history_window
-        self.reading, self.gradient_source = reading, gradient_source
+        self.reading, self.gradient_source, self.fair_row = reading, gradient_source, fair_row
         self.needs = Needs(losses=True, full_gradients=gradient_source == "full")
         self.blocks: tuple[tuple[int, ...], ...] | None = None
         self._equal_lengths, self._combines = reading != "paper", reading != "code"
@@ -107,12 +114,13 @@ class FedLF(RemembersRows):
         """
         m, q = len(cohort), self._fair_weights(cohort.known_losses)  # line 5, equation 5
         rows = self.joint_rows(cohort, self._since(cohort))  # line 4, and the absent clients of section 3.3
-        fragments, nonzero = self._fragments(rows.gram, cohort, q, len(rows.absent))  # lines 6 to 8
+        fragments = self._fragments(rows.gram, cohort, q, len(rows.absent))  # lines 6 to 8
         self.blocks, blocks = None, list[Block]()
+        step = as_long_as_mean(fragments.coeff, rows.gram, m)  # lines 13 and 15
         decision = rows.decide(
-            as_long_as_mean(fragments, rows.gram, m),  # lines 13 and 15
-            nonzero.all(),
-            lambda gram: self._combine_layers(blocks, gram, fragments.cpu(), nonzero.cpu(), cohort, q),
+            step._replace(noted=fragments.fair.to(rows.gram).mean()),
+            fragments.solved.all(),
+            lambda gram: self._combine_layers(blocks, gram, fragments, cohort, q),
         )
         if decision is None:
             return no_step(self, cohort, merged_layers=0.0, block_conflicts=0.0)  # line 14
@@ -123,9 +131,10 @@ class FedLF(RemembersRows):
 
     def _fair_weights(self, losses: Tensor) -> Tensor | None:
         """``q`` ``[m]``; ``None``, or zeros on a device, which is not asked, where it is undefined."""
-        if self._fair_row == "none":
+        if self._fair_kind == "none":
             return None
-        q = fair_weights(losses, cosine=self._fair_row == "cos")
+        equal = FAIR_ENOUGH if self.fair_row == "needed" else EQUAL_LOSSES
+        q = fair_weights(losses, self._fair_kind == "cos", equal)
         return None if q.is_cpu and not bool(q.any()) else q
 
     def _since(self, cohort: Cohort) -> float | None:
@@ -133,8 +142,8 @@ class FedLF(RemembersRows):
         tau = len(self._seen) / len(cohort) if self.history_window == "ratio" else self.window  # M / |S^t|
         return None if tau is None else cohort.round - tau
 
-    def _fragments(self, gram: Tensor, cohort: Cohort, q: Tensor | None, history: int) -> tuple[Tensor, Tensor]:
-        """Equation 8 for a batch of layers or blocks: directions ``[B, m + h]``, and ``[B]`` whether they are not zero.
+    def _fragments(self, gram: Tensor, cohort: Cohort, q: Tensor | None, history: int) -> Directions:
+        """Equation 8 for a batch of layers or blocks.
 
         Args:
             gram: ``[B, m + h, m + h]``.
@@ -159,20 +168,30 @@ class FedLF(RemembersRows):
             if self._equal_lengths:
                 size = (fair * (gram @ fair[:, :, None])[:, :, 0]).sum(1, keepdim=True).clamp_min(0).sqrt()
                 fair = torch.where(size > ZERO_DIRECTION * q.norm() * mu, fair * mu / size, 0.0)
-        return common_descent(gram, scale, fair, m, rounding_error(cohort))
+        coeff, solved = common_descent(gram, scale, fair, m, rounding_error(cohort))
+        if fair is None:
+            return Directions(coeff, solved, torch.zeros_like(solved))
+        found = Directions(coeff, solved, fair.ne(0).any(1))
+        if self.fair_row == "always":
+            return found
+        coeff, solved = common_descent(gram, scale, None, m, rounding_error(cohort))
+        helps = found.solved & (~solved | (_descent(found.coeff, gram, m) >= KEPT_DESCENT * _descent(coeff, gram, m)))
+        return Directions(torch.where(helps[:, None], found.coeff, coeff), helps | solved, found.fair & helps)
 
     def _combine_layers(
-        self, blocks: list[Block], gram: Tensor, fragments: Tensor, nonzero: Tensor, cohort: Cohort, q: Tensor | None
+        self, blocks: list[Block], gram: Tensor, fragments: Directions, cohort: Cohort, q: Tensor | None
     ) -> Rescaled:
         """Lines 9 to 12, then 13 and 15: the step's coefficients ``[L, m + h]``, on the CPU, and its ``blocks``."""
         q = None if q is None or not bool(q.any()) else q.cpu()
 
-        def descend(k: Tensor, fair: bool, history: int) -> tuple[Tensor, Tensor]:
+        def descend(k: Tensor, fair: bool, history: int) -> Directions:
             return self._fragments(k, cohort, q if fair else None, history)
 
         solver, layout = BlockSolver(descend, len(cohort), q is not None), cohort.updates.layout
-        blocks += joined_blocks(gram, fragments, nonzero, layout.layer_starts, solver, self._combines)
-        return as_long_as_mean(torch.cat([b.coeff.expand(len(b.layers), -1) for b in blocks]), gram, len(cohort))
+        found = Directions(*(part.cpu() for part in fragments))
+        blocks += joined_blocks(gram, found, layout.layer_starts, solver, self._combines)
+        step = as_long_as_mean(torch.cat([b.coeff.expand(len(b.layers), -1) for b in blocks]), gram, len(cohort))
+        return step._replace(noted=sum(len(b.layers) for b in blocks if b.fair) / len(gram))
 
     def _write_report(self, cohort: Cohort, decision: Decision, blocks: list[Block], remembered: int) -> None:
         layout = cohort.updates.layout
@@ -180,6 +199,7 @@ class FedLF(RemembersRows):
             self.blocks = tuple(block.layers for block in blocks)
         solved = self.blocks or tuple((layer,) for layer in range(layout.num_layers))
         shares = layout.offsets.diff().to(torch.float64) / layout.numel
+        fair_layers = {"fair_layers": decision.noted} if self.fair_row == "needed" else {}
         self.report = StepReport(
             weights=shares @ decision.coeff[:, : len(cohort)],
             flagged=any(block.flagged for block in blocks) or decision.ratio < SHORT_DIRECTION,
@@ -189,6 +209,7 @@ class FedLF(RemembersRows):
                 "blocks": float(len(solved)),
                 "merged_layers": float(sum(len(block) for block in solved if len(block) > 1)),
                 "block_conflicts": float(sum(int((decision.slopes[list(b)].sum(0) < 0).sum()) for b in solved)),
+                **fair_layers,
             },
         )
 
@@ -205,3 +226,10 @@ class FedLF(RemembersRows):
     def load_own_state(self, state: State) -> None:
         """Restores what :meth:`own_state` returned."""
         self._seen = set(state["seen"].tolist())
+
+
+def _descent(coeff: Tensor, gram: Tensor, online: int) -> Tensor:
+    """``[B]`` slopes of the sum of the online rows along unit directions with coefficients ``[B, k]``."""
+    products = (gram @ coeff[:, :, None])[:, :, 0]
+    size = (coeff * products).sum(1).clamp_min(0).sqrt()
+    return torch.where(size > 0, products[:, :online].sum(1) / size, 0.0)

@@ -11,7 +11,7 @@ For such methods the module defines ``federated_groups(batch)``. It returns, for
         inputs, labels, groups = batch
         return self.net(inputs).squeeze(1), labels, groups
 
-FCFL and FairReg call it at the global model, in eval mode, and drop what it logs; FA calls it on every training batch.
+FCFL, FairReg and FairFed call it at the global model, in eval mode; FA calls it on every training batch.
 """
 
 from __future__ import annotations

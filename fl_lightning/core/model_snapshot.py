@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.core.layout import ParamLayout
-from fl_lightning.core.modules import model_buffers, modes_kept, outside_metrics, submodules
+from fl_lightning.core.modules import model_buffers, modes_kept, named_model_buffers, outside_metrics, submodules
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,74 @@ class Snapshot:
         return self.params.numel() * self.params.element_size() + self.buffers.numel()
 
 
+@dataclass(frozen=True)
+class Layers:
+    """Some layers of a module.
+
+    Attributes:
+        parameters: names of their trainable parameters.
+        buffers: names of their persistent buffers.
+    """
+
+    parameters: frozenset[str]
+    buffers: frozenset[str]
+
+    def of(self, tensors: Sequence[Tensor], layout: ParamLayout) -> list[Tensor]:
+        """Those of a module's parameters, given in flat order, that are of these layers."""
+        return [tensor for name, tensor in zip(layout.names, tensors, strict=True) if name in self.parameters]
+
+    def buffers_of(self, module: nn.Module) -> list[Tensor]:
+        """Those of the module's persistent buffers that are of these layers."""
+        return [value for name, value in named_model_buffers(module) if name in self.buffers]
+
+
+@dataclass(frozen=True)
+class ModelPart:
+    """Some layers of one model; what it lacks comes from the module that it is put into.
+
+    Attributes:
+        values: ``params`` has the parameters of these layers, one after the other in flat order, ``buffers`` theirs.
+        find: finds the layers in a module.
+    """
+
+    values: Snapshot
+    find: Callable[[nn.Module], Layers]
+
+    def completed(self, module: nn.Module, parameters: Sequence[nn.Parameter], layout: ParamLayout) -> Snapshot:
+        """The module's present model, with these layers in the places of its own.
+
+        Raises:
+            ValueError: the layers are not those of the module.
+        """
+        values, layers = self.values.to(parameters[0].device), self.find(module)
+        params = layout.flatten(parameters)
+        put_flat(values.params, layers.of(layout.views(params), layout))
+        with buffers_kept(module):
+            unpack(values.buffers, layers.buffers_of(module))
+            return Snapshot(params, packed_buffers(module, params.device))
+
+
+def put_flat(flat: Tensor, into: Sequence[Tensor]) -> None:
+    """Writes a vector into tensors, one after the other.
+
+    Raises:
+        ValueError: it has another length than they have together.
+    """
+    sizes = [tensor.numel() for tensor in into]
+    if len(flat) != sum(sizes):
+        raise ValueError(f"a client's layers must have {sum(sizes)} parameters, found {len(flat)}")
+    for tensor, part in zip(into, torch.split(flat, sizes), strict=True):
+        tensor.copy_(part.view(tensor.shape))
+
+
 def packed_buffers(module: nn.Module, device: torch.device) -> Tensor:
     """The module's persistent buffers (those of its metrics left out) as bytes, a copy on ``device``."""
-    values = [value.detach().reshape(-1).contiguous() for value in model_buffers(module)]
+    return packed(model_buffers(module), device)
+
+
+def packed(buffers: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Tensors of any dtypes as bytes, a copy on ``device``."""
+    values = [value.detach().reshape(-1).contiguous() for value in buffers]
     parts = [value.view(torch.uint8).to(device) for value in values if value.numel() > 0]
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8, device=device)
 
@@ -70,7 +135,7 @@ def standing_in(
     with buffers_kept(module), modes_kept(submodules(module)):
         try:
             if model is not None:
-                _unpack(model.buffers, model_buffers(module))
+                unpack(model.buffers, model_buffers(module))
                 for parameter, view in zip(parameters, layout.views(model.params), strict=True):
                     parameter.data = view
             if evaluate:
@@ -101,7 +166,12 @@ def _buffer_slots(parts: Sequence[tuple[str, nn.Module]]) -> list[tuple[nn.Modul
     return [(owner, key, value) for owner in owners for key, value in owner._buffers.items() if value is not None]
 
 
-def _unpack(packed: Tensor, into: Sequence[Tensor]) -> None:
+def unpack(packed: Tensor, into: Sequence[Tensor]) -> None:
+    """Writes what :func:`packed` returned into the tensors.
+
+    Raises:
+        ValueError: they have another size.
+    """
     sizes = [value.numel() * value.element_size() for value in into]
     if packed.numel() != sum(sizes):
         raise ValueError(f"a client's stored model must have {sum(sizes)} B of buffers, found {packed.numel()} B")

@@ -66,7 +66,12 @@ class _Buffer(NamedTuple):
 
 def model_buffers(module: nn.Module) -> list[Tensor]:
     """The persistent buffers of a module without those of its metrics, each once, in a fixed order."""
-    return [buffer.value for buffer in _buffers_of(module)[0]]
+    return [value for _, value in named_model_buffers(module)]
+
+
+def named_model_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """:func:`model_buffers` with their names."""
+    return [(buffer.name, buffer.value) for buffer in _buffers_of(module)[0]]
 
 
 def _buffers_of(module: nn.Module) -> tuple[list[_Buffer], list[_Buffer]]:

@@ -180,8 +180,8 @@ def check_module(module: LightningModule, method: Method, optimizers: int, clien
         raise ValueError(
             f"{asking('full_gradients')} needs full gradients, which a module with manual optimization does not give"
         )
-    if rule.overrides("loss_term", "loss_weight") and manual:
-        raise ValueError(f"{method.client} adds a term to the loss, which manual optimization keeps to itself")
+    if rule.overrides("loss_term", "loss_weight", "shape_loss") and manual:
+        raise ValueError(f"{method.client} changes the loss, which manual optimization keeps to itself")
     if rule.overrides("correct_gradients") and optimizers > 1:
         raise ValueError(f"{method.client} corrects gradients and needs one optimizer, found {optimizers}")
     if (needs.client_lr or needs.full_gradients) and client_lr is None:

@@ -103,7 +103,7 @@ class Rounds:
                 self.client.begin_batch(work, batch, index)
                 loss = self.module.loss(batch)
                 term = self.client.loss_term(work, batch, index)
-                loss = self.client.loss_weight(work) * loss
+                loss = self.client.loss_weight(work) * self.client.shape_loss(work, loss)
                 optimizer.zero_grad()
                 (loss if term is None else loss + term).backward()
                 self.client.correct_gradients(work)

@@ -22,6 +22,9 @@ RULES = {
     "SCAFFOLD": fl.SCAFFOLD,
     "FedDyn": fl.FedDyn,
     "Ditto": fl.Ditto,
+    "FedBN": fl.FedBN,
+    "FedPer": fl.FedPer,
+    "FedRep": fl.FedRep,
     "FedCKA": fl.FedCKA,
     "MOON": fl.MOON,
     "FedProc": lambda: fl.FedProc(num_classes=3),
@@ -51,10 +54,22 @@ RULES = {
     "FedLF-paper": lambda: fl.FedLF(reading="paper", history_window="all"),
     "FedLF-code": lambda: fl.FedLF(reading="code", history_window="last"),
     "FedLF-few": lambda: fl.FedLF(max_history=3),
+    "FedLF-needed": lambda: fl.FedLF(fair_row="needed"),
     "FedLF-none": lambda: fl.FedLF(history_window="none"),
     "FedFV-none": lambda: fl.FedFV(tau=0),
+    "UPGrad": fl.UPGrad,
+    "PropFair": fl.PropFair,
+    "FairFed": fl.FairFed,
+    "FedISM": fl.FedISM,
+    "AAggFF": fl.AAggFF,
+    "AAggFF-silo": lambda: fl.AAggFF("silo", "normal"),
 }
 STATEFUL = [
+    "FedISM",
+    "FairFed",
+    "FedISM",
+    "AAggFF",
+    "AAggFF-silo",
     "AFL",
     "TERM-paper",
     "FedFa",
@@ -69,15 +84,24 @@ STATEFUL = [
     "FedLF-paper",
     "FedLF-code",
     "FedLF-few",
+    "FedLF-needed",
 ]
 # A mean of the updates, in which somebody may lose.
 MEANS = (
     "Ditto",
+    "FedBN",
+    "FedPer",
+    "FedRep",
     "FedCKA",
     "FedDyn",
     "MOON",
     "FedProc",
     "FedProto",
+    "PropFair",
+    "FairFed",
+    "FedISM",
+    "AAggFF",
+    "AAggFF-silo",
     "QFedAvg",
     "AFL",
     "TERM",
@@ -91,6 +115,8 @@ MEANS = (
     "MMPF",
     "FA",
 )
+# The report has one weight per client, and the step is no combination of the rows with these.
+STEPS_BY_LAYER = (fl.FedLF, fl.UPGrad, fl.FedHEAL, fl.FedFa)
 every_rule = pytest.mark.parametrize("name", RULES)
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 
@@ -223,7 +249,7 @@ def test_reports_what_it_did(name):
         if isinstance(rule, fl.FedLF) and rule.blocks is not None:
             layers = [layer for block in rule.blocks for layer in block]
             assert layers == list(range(cohort.updates.layout.num_layers))
-        if rule.report.scalars.get("history_rows", 0) == 0 and not isinstance(rule, (fl.FedLF, fl.FedHEAL, fl.FedFa)):
+        if rule.report.scalars.get("history_rows", 0) == 0 and not isinstance(rule, STEPS_BY_LAYER):
             torch.testing.assert_close(report.weights @ cohort.updates.rows, step)
 
 

@@ -62,6 +62,68 @@ def test_equals_vector_form_over_rounds(window, equalise):
     assert (used == 0) == (window == "none")
 
 
+@pytest.mark.parametrize("sizes", [SIZES, (2, 1, 12, 1, 3)], ids=str)
+def test_a_fair_row_only_where_needed_equals_its_vector_form(sizes):
+    """Rounds with equal losses, with unequal ones, and with rows that are alike, of which the fair row is noise."""
+    layout, shares = ParamLayout.from_sizes(sizes), set()
+    for seed in range(3):
+        rule, memory = FedLF(fair_row="needed"), Remembered("ratio")
+        for cohort in sampled_rounds(9, 7, 3, seed, n=sum(sizes), layout=layout):
+            rows, losses = cohort.updates.rows, cohort.losses
+            if cohort.round % 3 == 1:
+                losses = 1 + 0.1 * losses
+            if cohort.round % 3 == 2:
+                rows = rows.mean(0) + 0.1 * rows
+            cohort = make_cohort(rows, losses, cohort.client_ids, cohort.round, layout)
+            expected, blocks, _ = vector_forms.fedlf(
+                rows.numpy(), losses.numpy(), memory.absent(cohort.client_ids, cohort.round), layout.layer_starts,
+                needed=True,
+            )  # fmt: skip
+            step = rule.aggregate(cohort)
+            np.testing.assert_allclose(step.numpy(), expected, rtol=0, atol=1e-9 * np.linalg.norm(expected))
+            assert [(part.start, part.stop) for part in blocks_of(rule, layout)] == blocks
+            assert conflicts(rule, cohort, step) == 0
+            share = rule.report.scalars["fair_layers"]
+            assert share == 0 or cohort.round % 3 != 1
+            shares.add(share)
+            memory.store(cohort)
+    assert 0 in shares
+    assert any(0 < share < 1 for share in shares)
+
+
+@pytest.mark.parametrize(("angle", "takes_part"), [(0.99, False), (1.01, True)])
+@pytest.mark.parametrize("m", [2, 6])
+def test_losses_within_a_sixteenth_of_pi_need_no_fair_row(angle, takes_part, m):
+    away = torch.zeros(m, dtype=torch.float64)
+    away[0], away[1] = 1, -1
+    losses = 1 + away / away.norm() * math.tan(angle * math.pi / 16) * math.sqrt(m)
+    assert (FedLF(fair_row="needed")._fair_weights(losses) is not None) == takes_part
+
+
+@pytest.mark.parametrize(("noise", "least"), [(0.1, 0.99), (0.01, 0.9999)])
+def test_clients_that_are_alike_get_the_step_that_all_want(noise, least):
+    """With the fair row the step is noise: the table of the method's page."""
+    generator = torch.Generator().manual_seed(40)
+    common, each = torch.randn(1, 92, generator=generator), torch.randn(10, 92, generator=generator)
+    cohort = make_cohort((common + noise * each).double(), torch.linspace(0.5, 1.5, 10))
+    cosines = []
+    for fair_row in ("needed", "always"):
+        step = FedLF(fair_row=fair_row).aggregate(cohort)
+        assert conflicts(FedLF(), cohort, step) == 0
+        cosines.append(float(torch.nn.functional.cosine_similarity(step, cohort.updates.rows.mean(0), dim=0)))
+    assert cosines[0] > least
+    assert cosines[1] < 0.3
+
+
+def test_a_fair_row_that_would_stall_is_left_out_without_a_flag():
+    row = random_rows(1, 23)
+    rule = FedLF(fair_row="needed")
+    step = rule.aggregate(make_cohort(row.expand(3, -1).clone(), [1.0, 1.0, 5.0]))
+    torch.testing.assert_close(step, row[0])
+    assert not rule.report.flagged
+    assert rule.report.scalars["fair_layers"] == 0
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_equals_vector_form_where_layers_must_merge(seed):
     """Layers of 1 to 3 columns and 4 clients: no common direction in most of them."""
@@ -140,17 +202,17 @@ def test_fair_row_lets_the_worst_client_gain_most():
     rows, losses = random_rows(4, 24), [0.5, 0.5, 0.5, 4.0]
     gains = {}
     for fair_row in ("cos", "none"):
-        step = switched(FedLF(), fair_row=fair_row).aggregate(make_cohort(rows, losses))
+        step = switched(FedLF(), fair_kind=fair_row).aggregate(make_cohort(rows, losses))
         gains[fair_row] = (rows @ step)[3] / (rows @ step).sum()
     assert gains["cos"] > 1.05 * gains["none"]
 
 
 def test_equal_norms_make_no_difference_between_fair_rows():
     rows, losses = random_rows(4, 25), [0.5, 1.0, 2.0, 4.0]
-    steps = [switched(FedLF(), fair_row=kind).aggregate(make_cohort(rows, losses)) for kind in ("cos", "h")]
+    steps = [switched(FedLF(), fair_kind=kind).aggregate(make_cohort(rows, losses)) for kind in ("cos", "h")]
     torch.testing.assert_close(*steps)
     raw = [
-        switched(FedLF(reading="paper"), fair_row=kind).aggregate(make_cohort(rows, losses)) for kind in ("cos", "h")
+        switched(FedLF(reading="paper"), fair_kind=kind).aggregate(make_cohort(rows, losses)) for kind in ("cos", "h")
     ]
     assert not torch.allclose(*raw)
 
@@ -159,7 +221,7 @@ def test_one_block_of_equal_rows_is_the_direction_of_fedmdfg():
     rows, losses = random_rows(4, 26), [0.5, 1.0, 2.0, 4.0]
     rows = rows / rows.norm(dim=1, keepdim=True)
     layout = ParamLayout.from_sizes(SIZES).merged()
-    rule = switched(FedLF("model", "paper"), fair_row="h")
+    rule = switched(FedLF("model", "paper"), fair_kind="h")
     step = rule.aggregate(make_cohort(rows, losses, layout=layout))
     other = FedMDFG(theta=0.01).aggregate(make_cohort(rows, losses))
     torch.testing.assert_close(step / step.norm(), other / other.norm())
@@ -169,12 +231,12 @@ def test_merging_everything_equals_one_block():
     """Every layer holds a client and its opposite, but not the model."""
     layout = ParamLayout.from_sizes([1, 1, 1])
     rows = torch.tensor([[1.0, -1, 1], [-1, 1, 1], [1, 1, -1]], dtype=torch.float64)
-    rule, whole = switched(FedLF(), fair_row="none"), switched(FedLF("model"), fair_row="none")
+    rule, whole = switched(FedLF(), fair_kind="none"), switched(FedLF("model"), fair_kind="none")
     step = rule.aggregate(make_cohort(rows, layout=layout))
     assert rule.blocks == ((0, 1, 2),)
     torch.testing.assert_close(step, whole.aggregate(make_cohort(rows, layout=layout.merged())))
     assert (rows @ step > 0).all()
-    plain = switched(FedLF(reading="code"), fair_row="none")
+    plain = switched(FedLF(reading="code"), fair_kind="none")
     assert not plain.aggregate(make_cohort(rows, layout=layout)).any()
     assert plain.blocks is None
 
@@ -217,7 +279,7 @@ def test_history_in_a_layer_that_nobody_online_moves_is_ignored(equalise):
 def test_absent_clients_are_respected_too():
     remembered = random_rows(3, 30)
     for window, respected in (("ratio", True), ("none", False)):
-        rule, minimum = switched(FedLF(history_window=window), fair_row="none"), math.inf
+        rule, minimum = switched(FedLF(history_window=window), fair_kind="none"), math.inf
         rule.aggregate(make_cohort(remembered, ids=[0, 1, 2]))
         rows = random_rows(3, 31) - 0.25 * remembered.mean(0)
         step = rule.aggregate(make_cohort(rows, ids=[3, 4, 5], when=1))
@@ -313,9 +375,11 @@ def test_max_history_keeps_the_newest():
     assert len(rule.history) == 4
 
 
-@pytest.mark.parametrize("arguments", [{"reading": "both"}, {"max_history": 0}, {"history_window": -1}])
+@pytest.mark.parametrize(
+    "arguments", [{"reading": "both"}, {"max_history": 0}, {"history_window": -1}, {"fair_row": "no"}]
+)
 def test_bad_arguments(arguments):
-    with pytest.raises(ValueError, match=r"(reading|max_history|history_window) of FedLF must be"):
+    with pytest.raises(ValueError, match=r"(reading|max_history|history_window|fair_row) of FedLF must be"):
         FedLF(**arguments)
 
 

@@ -52,13 +52,17 @@ def assert_same(step, want, report, other):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("switches", [{}, {"equal_lengths": False}, {"fair_row": "h"}, {"fair_row": "none"}])
+@pytest.mark.parametrize(
+    "switches", [{}, {"equal_lengths": False}, {"fair_kind": "h"}, {"fair_kind": "none"}, {"fair_row": "needed"}]
+)
 @pytest.mark.parametrize("window", ["none", "last", "all"])
 def test_one_look_per_step(window, switches, dtype):
     layout = ParamLayout.from_sizes([300, 0, 80, 120])
     cohorts, rows = sampled_rounds(6, 9, 3, 51, dtype, 500, layout), 0.0
+    switches = dict(switches)
+    asked = switches.pop("fair_row", "always")
     for step, want, report, other, reads, waits in both(
-        lambda: switched(FedLF(history_window=window), **switches), cohorts
+        lambda: switched(FedLF(history_window=window, fair_row=asked), **switches), cohorts
     ):
         assert not report.flagged
         assert len(reads) == 1

@@ -45,6 +45,7 @@ COMMON_DESCENT = {
     "FedMGDAPlus": lambda: FedMGDAPlus(epsilon=1.0),
     "FedMDFG": lambda: FedMDFG(theta=0.01),
     "FedLF": FedLF,
+    "FedLF-needed": lambda: FedLF(fair_row="needed"),
     "FedLF-raw": lambda: FedLF(reading="paper"),
 }
 ALL = {**COMMON_DESCENT, "FedAvg": FedAvg, "FedFV": lambda: FedFV(alpha=0.3), "FedMGDAPlus-near": FedMGDAPlus}
@@ -108,7 +109,7 @@ def test_one_block_of_rows_of_one_length_is_fedmdfg(cohort):
     rows = cohort.updates.rows / cohort.updates.rows.norm(dim=1, keepdim=True)
     assume(loss_angle(cohort.losses) > 0.02)
     whole = make_cohort(rows, cohort.losses, layout=LAYOUT.merged())
-    one = switched(FedLF("model", "paper"), fair_row="h").aggregate(whole)
+    one = switched(FedLF("model", "paper"), fair_kind="h").aggregate(whole)
     two = FedMDFG(theta=0.01).aggregate(whole)
     torch.testing.assert_close(one / one.norm(), two / two.norm(), rtol=0, atol=1e-9)
 

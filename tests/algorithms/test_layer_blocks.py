@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fl_lightning.algorithms._shared.layer_blocks import BlockSolver, joined_blocks
+from fl_lightning.algorithms._shared.layer_blocks import BlockSolver, Directions, joined_blocks
 
 ONLINE, REMEMBERED = 2, 4
 ROWS = ONLINE + REMEMBERED
@@ -19,14 +19,16 @@ def tried(sizes, fair=True, merge=True, works=None):
     def descend(gram, with_fair, history):
         calls.append((with_fair, history))
         found = (with_fair, history) == works
-        return torch.full((1, ROWS), float(found), dtype=torch.float64), torch.tensor([found])
+        coeff = torch.full((1, ROWS), float(found), dtype=torch.float64)
+        return Directions(coeff, torch.tensor([found]), torch.tensor([with_fair]))
 
     layers = len(sizes)
     starts = [sum(sizes[:layer]) for layer in range(layers + 1)]
     gram = torch.eye(ROWS, dtype=torch.float64).expand(layers, -1, -1)
-    coeff, solved = torch.zeros(layers, ROWS, dtype=torch.float64), torch.zeros(layers, dtype=torch.bool)
+    nothing = torch.zeros(layers, dtype=torch.bool)
+    found = Directions(torch.zeros(layers, ROWS, dtype=torch.float64), nothing, nothing)
     solve = BlockSolver(descend, ONLINE, fair)
-    return calls, joined_blocks(gram, coeff, solved, starts, solve, merge)
+    return calls, joined_blocks(gram, found, starts, solve, merge)
 
 
 @pytest.mark.parametrize(

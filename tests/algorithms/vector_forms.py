@@ -43,8 +43,8 @@ def unit(vector):
     return vector / np.linalg.norm(vector)
 
 
-def fedlf(rows, losses, remembered, starts, equalise=True, fair=True, merge=True, solver=shortest_point):
-    """FedLF, Algorithm 1; ``remembered`` newest first.
+def fedlf(rows, losses, remembered, starts, equalise=True, fair=True, merge=True, solver=shortest_point, needed=False):
+    """FedLF, Algorithm 1; ``remembered`` newest first. ``needed``: the fair row takes part only where it pays.
 
     Returns the step, the blocks, and the shortest direction of a block in units of its rows.
     """
@@ -54,7 +54,7 @@ def fedlf(rows, losses, remembered, starts, equalise=True, fair=True, merge=True
     if fair and m > 1 and np.linalg.norm(F) > 0:
         norm = np.linalg.norm(F)
         q = (F @ one * F / (np.sqrt(m) * norm) - one * norm / np.sqrt(m)) / norm**2  # equation 5
-        if np.linalg.norm(q) * norm <= 1e-6:
+        if np.linalg.norm(q) * norm <= 1e-6 or (needed and np.arccos(F @ one / norm / np.sqrt(m)) <= np.pi / 16):
             q = None
 
     def hull(block, with_fair, count):
@@ -87,6 +87,11 @@ def fedlf(rows, losses, remembered, starts, equalise=True, fair=True, merge=True
             if vectors is None:
                 return np.zeros(block[1] - block[0])
             point = solver(vectors)
+            if needed and attempt[0]:
+                plain, total = solver(hull(block, False, attempt[1])[0]), rows[:, block[0] : block[1]].sum(0)
+                found = length_in(point, base) > 1e-4
+                if length_in(plain, base) > 1e-4 and not (found and unit(point) @ total >= 0.9 * (unit(plain) @ total)):
+                    point = plain
             if length_in(point, base) > 1e-4:
                 lengths.append(length_in(point, base))
                 return point

@@ -142,3 +142,45 @@ def compare(rule, form, cohorts, **more):
         assert np.linalg.norm(step - expected) <= 1e-9 * max(np.linalg.norm(expected), 1e-3 * longest)
         rounds += 1
     assert rounds > 0
+
+
+class AAggFF(Form):
+    """The authors' server, with its vectors over all ``K`` clients, and defects of theirs on request.
+
+    ``defects``: decisions start at ``C`` each, and the estimate of a client's response lacks the mean.
+    """
+
+    def __init__(self, setting, clients, cdf, defects=False, minimise=None):
+        self.setting, self.K, self.cdf, self.defects, self.minimise = setting, clients, cdf, defects, minimise
+        self.p, self.g, self.t = None, np.zeros(clients), 0
+        self.H = 4.0 * np.eye(clients)
+
+    def step(self, rows, losses, ids, **more):
+        ids, K = list(ids), self.K
+        C = len(ids) / K
+        self.t += 1
+        if self.p is None:
+            self.p = np.full(K, C if self.defects else 1 / K)
+        x = np.asarray(losses, dtype=float) / np.mean(losses)
+        r = np.zeros(K)
+        r[ids] = [self.cdf(value) for value in x]
+        if self.setting == "silo":
+            r[ids] = r[ids] / K
+            grad = -r / (self.p @ r + 1)
+            self.g = self.g + grad
+            self.H = self.H + np.outer(grad, grad)
+            self.p = self.minimise(4.0 * np.eye(K) + K / 4 * self.H, self.g)
+        else:
+            r[ids] = r[ids] * C
+            mean = r[ids].mean()
+            robust = np.full(K, mean)
+            robust[ids] = (r[ids] - mean) / C + (0 if self.defects else mean)
+            below = self.p.sum() * mean + 1
+            first = -robust / below
+            second = np.outer(np.ones(K), self.p) * mean @ (robust - mean) / below**2
+            self.g = self.g + first + second
+            scaled = -self.g * np.sqrt(np.log(K)) / np.sqrt(self.t) / (2 + C)
+            self.p = np.exp(scaled - scaled.max())
+            self.p = self.p / self.p.sum()
+        weights = self.p[ids] / self.p[ids].sum()
+        return sum(w * np.asarray(row) for w, row in zip(weights, rows, strict=True))

@@ -66,7 +66,8 @@ class Counts(L.Callback):
 METHODS = {
     "FedProx": A.FedProx, "FedProc": A.FedProc, "FedCKA": A.FedCKA, "FedMGDAPlus": A.FedMGDAPlus, "TERM": A.TERM,
     "QFedAvg": A.QFedAvg, "FedFa": A.FedFa, "FedGini": A.FedGini, "DRFL": A.DRFL, "MMPF": A.MMPF, "FairReg": A.FairReg,
-    "FA": lambda: A.FA(torch.eye(12).double(), sigma=4.0),
+    "FA": lambda: A.FA(torch.eye(12).double(), sigma=4.0), "FedPer": A.FedPer, "UPGrad": A.UPGrad,
+    "FedLF, fair row where needed": lambda: A.FedLF(fair_row="needed"),
 }  # fmt: skip
 OPTIONS_OF_STRATEGIES = {
     "availability": {"sampler": D.AvailabilitySampler(0.8, 0.2)},

@@ -9,7 +9,18 @@ from resuming import ALGORITHMS
 from support import Classifier, Manual, federated_blobs, fit, fresh, on_path, weights
 
 import fl_lightning as fl
-from fl_lightning.algorithms import MOON, SCAFFOLD, ClientRule, Ditto, FedAvg, FedDyn, FedLF, FedMDFG
+from fl_lightning.algorithms import (
+    MOON,
+    SCAFFOLD,
+    ClientRule,
+    Ditto,
+    FedAvg,
+    FedBN,
+    FedDyn,
+    FedLF,
+    FedMDFG,
+    FedPer,
+)
 
 
 class Records(L.Callback):
@@ -108,14 +119,17 @@ def test_what_a_client_kept_of_a_round_that_did_not_count_is_forgotten(tmp_path,
     assert any(2 in record.client_ids for record in seen[2:])
 
 
-def test_personal_models_are_those_of_the_fit(tmp_path):
-    inside, apart, _ = compare(Ditto, options={"norm": True}, folder=tmp_path)
+@pytest.mark.parametrize("method", [Ditto, FedBN, FedPer])
+def test_personal_models_are_those_of_the_fit(tmp_path, method):
+    inside, apart, _ = compare(method, options={"norm": True}, folder=tmp_path)
     mine = inside.strategy.client_rule
     for client, when in apart.counted.items():
         path = tmp_path / f"client-{client:06d}" / f"round-{when:06d}.pt"
         kept = torch.load(path, weights_only=True)["rule"]
-        assert torch.equal(kept["params"], mine.personal_model(client).params)
-        assert torch.equal(kept["buffers"], mine.personal_model(client).buffers)
+        own = mine.personal_model(client)
+        own = own if method is Ditto else own.values
+        assert torch.equal(kept["params"], own.params)
+        assert torch.equal(kept["buffers"], own.buffers)
         assert len(list(path.parent.iterdir())) <= 2
 
 
@@ -210,7 +224,7 @@ def test_nothing_is_written_where_nothing_stays(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("method", [Ditto, MOON])
+@pytest.mark.parametrize("method", [Ditto, MOON, FedPer])
 def test_what_stays_at_the_client_is_not_sent(method):
     client = one_client(algorithm=method())
     client.train(message(0))

@@ -5,6 +5,7 @@ import csv
 import re
 import warnings
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 import lightning as L
@@ -20,9 +21,9 @@ import fl_lightning as fl
 TABLE = Path(__file__).parents[2] / "docs" / "logged.md"
 
 
-def fit_logging(rounds=3, **options):
+def fit_logging(rounds=3, norm=False, **options):
     """A fit of a module that logs its loss."""
-    return fit(fresh(log=True), rounds, **options)
+    return fit(fresh(log=True, norm=norm), rounds, **options)
 
 
 def csv_rows(logger):
@@ -157,9 +158,12 @@ def pattern(name):
 
 def test_the_documented_table_is_what_is_logged(tmp_path):
     names = set()
-    for method, algorithm in ALGORITHMS.items():
+    needed = partial(fl.algorithms.FedLF, fair_row="needed")
+    for method, algorithm in {**ALGORITHMS, "FedLF where needed": needed}.items():
         logger = CSVLogger(tmp_path, version=method)
-        module, _, trainer = fit_logging(2 if method == "MMPF" else 1, algorithm=algorithm(), logger=logger)
+        module, _, trainer = fit_logging(
+            2 if method == "MMPF" else 1, norm=method == "FedBN", algorithm=algorithm(), logger=logger
+        )
         names |= {name for row in csv_rows(logger) for name in row}
         names |= set(trainer.callback_metrics) | set(trainer.progress_bar_metrics)
         trainer.test(module, federated_blobs(), verbose=False)

@@ -154,7 +154,7 @@ class FullGradients(FedAvg):
         (FullGradients, Manual, "FullGradients needs full gradients, which a module with manual optimization"),
         (FedMDFG, adam, "FedMDFG needs the clients' learning rate"),
         (FedLF, Manual, r"FedLF needs each client's loss, .* define federated_loss\(self, batch, batch_idx\)"),
-        (FedProx, Manual, "^FedProx adds a term to the loss"),
+        (FedProx, Manual, "^FedProx changes the loss"),
     ],
 )
 def test_modules_that_lack_what_a_method_needs_are_refused(algorithm, module, words):
@@ -167,7 +167,7 @@ def test_modules_that_lack_what_a_method_needs_are_refused(algorithm, module, wo
     [
         (SCAFFOLD, adam, "^SCAFFOLD needs the clients' learning rate"),
         (SCAFFOLD, Two, "^SCAFFOLD corrects gradients and needs one optimizer, found 2"),
-        (FedProx, Manual, "^FedProx adds a term to the loss"),
+        (FedProx, Manual, "^FedProx changes the loss"),
         (FedProto, Bare, "^FedProto compares features: define federated_features"),
         (MOON, Bare, "^MOON compares features: define federated_features"),
     ],

@@ -47,13 +47,13 @@ class Fragments(FedLF):
 class NoFairRow(FedLF):
     """FedLF without the fair-driven row (M4)."""
 
-    _fair_row = "none"
+    _fair_kind = "none"
 
 
 class FairRowOfFedMDFG(FedLF):
     """FedLF with FedMDFG's row in place of the fair-driven one (M5)."""
 
-    _fair_row = "h"
+    _fair_kind = "h"
 
 
 ABLATION_RULES: dict[str, tuple[Rule, float, float]] = {

@@ -21,7 +21,7 @@ def loss_angle(losses: Tensor) -> float:
     return math.atan2(float((losses - mean).norm()), float(mean) * math.sqrt(len(losses)))
 
 
-def fair_weights(losses: Tensor, cosine: bool = False) -> Tensor:
+def fair_weights(losses: Tensor, cosine: bool = False, equal: float = EQUAL_LOSSES) -> Tensor:
     """Weights of the fair-driven objective: positive for clients whose loss must fall faster.
 
     Losses stay on their device, which is not waited for.
@@ -30,13 +30,14 @@ def fair_weights(losses: Tensor, cosine: bool = False) -> Tensor:
         losses: ``[m]``.
         cosine: the gradient of ``-cos(1, F)`` (FedLF, equation 5), which is ``sin(angle(F, 1)) / ||F||`` long, in place
             of weights ``h`` of unit length along it (FedMDFG, Algorithm 1, line 14).
+        equal: angle in radians between losses and ``(1, ..., 1)`` up to which losses count as equal.
 
     Returns:
         ``[m]``; zeros where the direction is undefined: one client, equal losses, or all losses 0.
     """
     squares, deviation = losses.square().sum(), (losses - losses.mean()).norm()
     h = losses.sum() / squares * losses - 1
-    apart = deviation > math.tan(EQUAL_LOSSES) / math.sqrt(len(losses)) * losses.sum().abs()
+    apart = deviation > math.tan(equal) / math.sqrt(len(losses)) * losses.sum().abs()
     return torch.where(apart, h / h.norm() * (deviation / squares if cosine else 1.0), 0.0)
 
 

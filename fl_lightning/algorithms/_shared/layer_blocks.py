@@ -9,9 +9,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-Descend = Callable[[Tensor, bool, int], tuple[Tensor, Tensor]]
-"""From Gram matrices ``[B, m + h, m + h]``, with a fair row or not, and so many remembered rows, newest first: the
-directions' coefficients ``[B, m + h]``, and ``[B]`` whether they are not zero."""
+
+class Directions(NamedTuple):
+    """Directions of ``B`` layers or blocks.
+
+    Attributes:
+        coeff: ``[B, m + h]`` their coefficients.
+        solved: ``[B]`` whether they are not zero.
+        fair: ``[B]`` whether the hull had the fair row.
+    """
+
+    coeff: Tensor
+    solved: Tensor
+    fair: Tensor
+
+
+Descend = Callable[[Tensor, bool, int], Directions]
+"""From Gram matrices ``[B, m + h, m + h]``, with a fair row or not, and so many remembered rows, newest first."""
 
 
 class Block(NamedTuple):
@@ -23,6 +37,7 @@ class Block(NamedTuple):
     coeff: Tensor
     solved: bool
     flagged: bool = False
+    fair: bool = False
 
 
 class BlockSolver(NamedTuple):
@@ -46,28 +61,27 @@ class BlockSolver(NamedTuple):
         if last:
             attempts += [(self.fair, 0), (False, 0)]
         for number, (fair, history) in enumerate(dict.fromkeys(attempts)):
-            coeff, solved = self.descend(block.gram[None], fair, history)
-            if bool(solved):
-                return block._replace(coeff=coeff[0], solved=True, flagged=number > 0)
-        return block._replace(coeff=torch.zeros_like(block.gram[0]), solved=False, flagged=True)
+            found = self.descend(block.gram[None], fair, history)
+            if bool(found.solved):
+                return block._replace(coeff=found.coeff[0], solved=True, flagged=number > 0, fair=bool(found.fair))
+        return block._replace(coeff=torch.zeros_like(block.gram[0]), solved=False, flagged=True, fair=False)
 
 
 def joined_blocks(
-    gram: Tensor, coeff: Tensor, solved: Tensor, starts: Sequence[int], solve: BlockSolver, merge: bool
+    gram: Tensor, found: Directions, starts: Sequence[int], solve: BlockSolver, merge: bool
 ) -> list[Block]:
     """Directions of all layers; zero ones are combined with the next layer, the last one with the previous.
 
     Args:
         gram: ``[L, m + h, m + h]`` on the CPU.
-        coeff: ``[L, m + h]`` directions of the layers, all rows taken.
-        solved: ``[L]`` whether they are not zero.
+        found: of the ``L`` layers, all rows taken.
         starts: ``L + 1`` first columns of the layers.
         solve: for layers and blocks without a direction.
         merge: whether layers may be combined.
     """
     blocks = [
-        Block((layer,), starts[layer + 1] - starts[layer], gram[layer], coeff[layer], bool(solved[layer]))
-        for layer in range(len(gram))
+        Block((layer,), starts[layer + 1] - starts[layer], gram[layer], coeff, bool(solved), fair=bool(fair))
+        for layer, (coeff, solved, fair) in enumerate(zip(*found, strict=True))
     ]
     blocks = [block if block.solved else solve(block) for block in blocks]
     while merge and len(blocks) > 1 and not all(block.solved for block in blocks):

@@ -46,10 +46,14 @@ def length(coeff: Tensor, gram: Tensor) -> Tensor:
 
 
 class Rescaled(NamedTuple):
-    """Coefficients ``[L, k]`` of a direction at its final length, and what it was before beside the mean row."""
+    """Coefficients ``[L, k]`` of a direction at its final length, and what it was before beside the mean row.
+
+    ``noted`` is a number that the rule wants to report of it.
+    """
 
     coeff: Tensor
     ratio: Tensor
+    noted: Tensor | float = 0.0
 
 
 def as_long_as_mean(coeff: Tensor, gram: Tensor, online: int) -> Rescaled:
@@ -95,12 +99,14 @@ class Decision(NamedTuple):
         coeff: ``[L, k]`` its coefficients.
         slopes: ``[L, m]`` its products with the online rows.
         ratio: length of its direction before it was rescaled, beside that of the mean row.
+        noted: as in :class:`Rescaled`.
     """
 
     step: Tensor
     coeff: Tensor
     slopes: Tensor
     ratio: float
+    noted: float
 
 
 class JointRows:
@@ -156,17 +162,20 @@ class JointRows:
         Raises:
             ValueError: a row of the round is not finite.
         """
-        (coeff, ratio), m, norms = found, len(self.cohort), row_norms(self.gram)
+        (coeff, ratio, noted), m, norms = found, len(self.cohort), row_norms(self.gram)
         sure = sure & norms.isfinite().all() & norms[:, :m].any()
         slopes = (self.gram @ coeff[:, :, None])[:, :m, 0]
         step = None if self.gram.is_cpu else self.combine(coeff)
-        parts = [sure.to(coeff)[None], ratio[None], coeff.flatten(), slopes.flatten()]
+        noted = noted if isinstance(noted, Tensor) else torch.full_like(ratio, noted)
+        parts = [sure.to(coeff)[None], ratio[None], coeff.flatten(), slopes.flatten(), noted.to(coeff)[None]]
         seen = torch.split(torch.cat(parts).cpu(), [len(part) for part in parts])  # the only look
         if bool(seen[0]):
             coeff, slopes = seen[2].view(coeff.shape), seen[3].view(slopes.shape)
-            return Decision(self.combine(coeff) if step is None else step, coeff, slopes, float(seen[1]))
+            step = self.combine(coeff) if step is None else step
+            return Decision(step, coeff, slopes, float(seen[1]), float(seen[4]))
         gram = self.on_cpu()
         if not bool(row_norms(gram)[:, :m].any()):
             return None
-        coeff, ratio = again(gram)
-        return Decision(self.combine(coeff), coeff, (gram @ coeff[:, :, None])[:, :m, 0], float(ratio))
+        coeff, ratio, noted = again(gram)
+        slopes = (gram @ coeff[:, :, None])[:, :m, 0]
+        return Decision(self.combine(coeff), coeff, slopes, float(ratio), float(noted))

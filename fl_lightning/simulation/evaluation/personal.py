@@ -13,7 +13,7 @@ from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.core.layout import LayerSpec, ParamLayout, layout_difference, layout_fingerprint
 from fl_lightning.core.lightning.names import Trainer, TrainerFn, rank_zero_warn
 from fl_lightning.core.logged_row import LoggedRow
-from fl_lightning.core.model_snapshot import Snapshot, standing_in
+from fl_lightning.core.model_snapshot import ModelPart, Snapshot, standing_in
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.core.state_copy import StateCopy
 from fl_lightning.simulation.evaluation.alone import Alone
@@ -23,7 +23,7 @@ PREFIX = "personal/"
 
 def models_to_evaluate(
     trainer: Trainer, rule: ClientRule, loaded: Mapping[str, Any] | None, layers: LayerSpec
-) -> Callable[[int], Snapshot | None] | None:
+) -> Callable[[int], Snapshot | ModelPart | None] | None:
     """The clients' own models that belong to the global one, or ``None`` where there are none to evaluate.
 
     Those of the rule, or, if ``validate`` or ``test`` loads a checkpoint, that checkpoint's. Warns if it has none that
@@ -61,12 +61,12 @@ class PersonalEvaluation:
     Args:
         trainer: the trainer whose evaluation is running.
         alone: runs the module for a client alone.
-        model_of: the client's model, ``None`` if it has none.
+        model_of: the client's model, ``None`` if it has none; what a part of one lacks comes from the global model.
         layers: the order of the models' parameters.
     """
 
     def __init__(
-        self, trainer: Trainer, alone: Alone, model_of: Callable[[int], Snapshot | None], layers: LayerSpec
+        self, trainer: Trainer, alone: Alone, model_of: Callable[[int], Snapshot | ModelPart | None], layers: LayerSpec
     ) -> None:
         self._trainer, self._alone, self._model_of = trainer, alone, model_of
         self._layout = ParamLayout.from_module(alone.module, layers)
@@ -87,6 +87,9 @@ class PersonalEvaluation:
             return None
         device = self._trainer.strategy.root_device
         parameters = self._layout.parameters(self._alone.module)
+        if isinstance(model, ModelPart):
+            with torch.inference_mode(False), torch.no_grad():
+                model = model.completed(self._alone.module, parameters, self._layout)
         seed = derive_seed(torch.initial_seed(), "personal", client_id)
         found = LoggedRow()
         # Lightning evaluates in inference mode, whose tensors must not become parameters.

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What FedBN, FedPer and FedRep share: layers that stay at their client."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, State
+from fl_lightning.core.model_snapshot import Layers, ModelPart, Snapshot, packed, put_flat, unpack
+from fl_lightning.core.modules import named_model_buffers, outside_metrics, submodules
+from fl_lightning.core.storage.model_store import ModelStore, in_files, restore, restored
+
+
+class PersonalLayers(ClientRule):
+    """Some layers, parameters and persistent buffers alike, are each client's own and are never sent.
+
+    A client trains the received model with its own values of these layers in place. Its update is zero there, so the
+    global model keeps the values with which training began; they are a client's own until its first report counts.
+
+    Args:
+        store: where the layers live between rounds.
+    """
+
+    reads = "sums"
+    column_state = ()
+    placement = ("store",)
+    method: str  # the name of the method, for errors
+
+    def __init__(self, store: ModelStore) -> None:
+        self._store = store
+        self._received: tuple[Tensor, Tensor] | None = None
+        self._bytes = 0
+
+    @abstractmethod
+    def find(self, module: nn.Module) -> Layers:
+        """The layers of a module that stay at its client."""
+
+    def refusal(self, server: ServerRule) -> str | None:
+        """Losses and gradients at the global model say nothing about clients with layers of their own."""
+        asked = [name for name in ("losses", "accuracies", "requery", "full_gradients") if getattr(server.needs, name)]
+        if not asked:
+            return None
+        what = asked[0].replace("_", " ")
+        return f"keeps layers at the clients, and {type(server).__name__} asks for {what} at the global model"
+
+    def check_module(self, module: nn.Module) -> None:
+        """Finds the layers.
+
+        Raises:
+            ValueError: there are none, or all parameters are theirs.
+        """
+        layers = self.find(module)
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        if not trained.keys() - layers.parameters:
+            raise ValueError(f"{self.method} must leave clients something to share, found all parameters in {layers}")
+        own = [trained[name] for name in layers.parameters] + layers.buffers_of(module)
+        self._bytes = sum(value.numel() * value.element_size() for value in own)
+
+    def personal_model(self, client_id: int) -> ModelPart | None:
+        """The client's layers, or ``None`` before the end of its first round."""
+        return self._part(self._store.get(client_id))
+
+    def _part(self, held: Snapshot | None) -> ModelPart | None:
+        return None if held is None else ModelPart(held, self.find)
+
+    @torch.no_grad()
+    def begin_client(self, work: LocalWork) -> None:
+        """Puts the client's layers in the places of those received."""
+        layers, device = self.find(work.module), work.params.device
+        buffers = layers.buffers_of(work.module)
+        self._received = _joined(layers.of(work.parameters, work.layout), work.params), packed(buffers, device)
+        held = self._store.get(work.client_id)
+        if held is not None:
+            self._put(work, layers, held.params.to(work.params), held.buffers.to(device))
+
+    @torch.no_grad()
+    def end_client(self, work: LocalWork) -> ClientReport:
+        """Keeps the client's layers, and puts those received back: the update is zero there.
+
+        Raises:
+            ValueError: they are not finite.
+        """
+        assert self._received is not None
+        layers, cpu = self.find(work.module), torch.device("cpu")
+        own = _joined(layers.of(work.parameters, work.layout), work.params).to(cpu)
+        buffers = packed(layers.buffers_of(work.module), cpu)
+        self._put(work, layers, *self._received)
+        self._received = None
+        if not bool(own.isfinite().all()):
+            raise ValueError(f"the layers of client {work.client_id} diverged under {self.method}: lower the rate")
+        return ClientReport(kept={"params": own, "buffers": buffers})
+
+    def _put(self, work: LocalWork, layers: Layers, params: Tensor, buffers: Tensor) -> None:
+        put_flat(params, [parameter.data for parameter in layers.of(work.parameters, work.layout)])
+        unpack(buffers, layers.buffers_of(work.module))
+
+    def keep(self, client_id: int, kept: State, when: int) -> None:
+        """Replaces the client's layers."""
+        self._store.set(client_id, Snapshot(**kept), when)
+
+    def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
+        """Bytes on the CPU: the layers of all clients, or with files those of one round."""
+        size = self._bytes or federation.layout.numel * federation.dtype.itemsize
+        kept = 0 if in_files(self._store) else federation.num_clients
+        return {"personal_layers (CPU)": (kept + cohort_size) * size}
+
+    def reset(self) -> None:
+        """Forgets all layers."""
+        self._store.clear()
+
+    def state_dict(self) -> State:
+        """The layers, or which files they are in."""
+        return self._store.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        """Restores what :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: the checkpoint keeps layers elsewhere than this rule.
+        """
+        restore(self._store, state, self.method)
+
+    def personal_models(self, state: State) -> Callable[[int], ModelPart | None]:
+        """The layers of a checkpoint, without a copy of those at hand.
+
+        Raises:
+            ValueError: the checkpoint keeps layers elsewhere than this rule.
+            FileNotFoundError: a file that it refers to is gone.
+        """
+        store = restored(self._store, state, self.method)
+        return lambda client_id: self._part(store.get(client_id))
+
+
+def layers_under(module: nn.Module, names: Sequence[str] | None, count: int, method: str) -> Layers:
+    """The layers of submodules, or the last ones that own trainable parameters.
+
+    Args:
+        module: the module.
+        names: of submodules, with all that is below them; ``None``: the last ``count``.
+        count: how many.
+        method: the method's name, for errors.
+
+    Raises:
+        ValueError: a name is no submodule, has no trainable parameter, or there are no more than ``count`` layers.
+    """
+    trained = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+    owners = list(dict.fromkeys(name.rpartition(".")[0] for name in trained))
+    known = {name for name, _ in submodules(module) if name}
+    if names is None:
+        if len(owners) <= count:
+            raise ValueError(f"{method} needs more than {count} layers with parameters, found {owners}")
+        names = owners[-count:]
+    for name in names:
+        if name not in known or not any(_under(parameter, name) for parameter in trained):
+            near = ", ".join(sorted({owner for owner in owners if owner}))
+            raise ValueError(f"personal of {method} must name submodules with trainable parameters, such as {near}; "
+                             f"found {name!r}")  # fmt: skip
+    buffers = [name for name, _ in named_model_buffers(module)]
+    return Layers(*(frozenset(n for n in all_ if any(_under(n, o) for o in names)) for all_ in (trained, buffers)))
+
+
+def layers_of_type(module: nn.Module, kind: type[nn.Module]) -> Layers:
+    """The layers of all submodules of a type."""
+    owners = [name for name, part in outside_metrics(submodules(module)) if isinstance(part, kind)]
+    trained = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+    buffers = [name for name, _ in named_model_buffers(module)]
+    return Layers(*(frozenset(n for n in all_ if n.rpartition(".")[0] in owners) for all_ in (trained, buffers)))
+
+
+def _under(name: str, owner: str) -> bool:
+    return name.startswith(f"{owner}.")
+
+
+def _joined(tensors: Sequence[Tensor], like: Tensor) -> Tensor:
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors]) if tensors else like.new_empty(0)

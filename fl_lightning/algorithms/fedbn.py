@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedBN: Federated Learning on Non-IID Features via Local Batch Normalization.
+
+Xiaoxiao Li, Meirui Jiang, Xiaofei Zhang, Michael Kamp, Qi Dou. ICLR 2021. https://arxiv.org/abs/2102.07623
+https://github.com/med-air/FedBN
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fl_lightning.algorithms._shared.personal_layers import PersonalLayers, layers_of_type
+from fl_lightning.algorithms.fedavg import FedAvg
+from fl_lightning.arguments import Bounds, checked
+from fl_lightning.core.model_snapshot import Layers
+from fl_lightning.core.storage.model_store import model_store
+
+
+class FedBN(FedAvg):
+    """FedAvg on everything but BatchNorm layers, whose weights and statistics stay at their client (Algorithm 1).
+
+    Validation and test evaluate every client with its own BatchNorm layers as well; what the module logs then stands
+    under ``personal/<metric>``. The values without ``personal/`` are those of the global model with the BatchNorm
+    layers that training began with, and say little.
+
+    Args:
+        weighting: how the server weighs clients; alike in the paper.
+        directory: where the clients' layers live in files; ``None``: in memory on the CPU and in the checkpoint.
+        keep_checkpoints: with ``directory``, how many of the newest checkpoints can be resumed from; ``None``: all.
+
+    Raises:
+        ValueError: ``keep_checkpoints`` is not positive.
+    """
+
+    placement = ("directory", "keep_checkpoints")
+
+    @checked(keep_checkpoints=Bounds(1))
+    def __init__(
+        self,
+        weighting: Literal["samples", "uniform"] = "uniform",
+        directory: str | None = None,
+        keep_checkpoints: int | None = 2,
+    ) -> None:
+        super().__init__(weighting)
+        self.directory, self.keep_checkpoints = directory, keep_checkpoints
+        self._client = LocalNorms(model_store(directory, keep_checkpoints))
+
+    def client_rule(self) -> PersonalLayers:
+        """The clients' BatchNorm layers; the same object on every call."""
+        return self._client
+
+
+class LocalNorms(PersonalLayers):
+    """BatchNorm layers stay at their client."""
+
+    method = "FedBN"
+
+    def find(self, module: nn.Module) -> Layers:
+        """All BatchNorm layers.
+
+        Raises:
+            ValueError: there are none.
+        """
+        layers = layers_of_type(module, _BatchNorm)
+        if not layers.parameters | layers.buffers:
+            raise ValueError("FedBN needs a module with BatchNorm layers, found none")
+        return layers

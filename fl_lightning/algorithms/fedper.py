@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedPer: Federated Learning with Personalization Layers.
+
+Manoj Ghuhan Arivazhagan, Vinay Aggarwal, Aaditya Kumar Singh, Sunav Choudhary. 2019. https://arxiv.org/abs/1912.00818
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from torch import nn
+
+from fl_lightning.algorithms._shared.personal_layers import PersonalLayers, layers_under
+from fl_lightning.algorithms.fedavg import FedAvg
+from fl_lightning.arguments import FILLED, Bounds, checked
+from fl_lightning.core.model_snapshot import Layers
+from fl_lightning.core.storage.model_store import ModelStore, model_store
+
+
+class FedPer(FedAvg):
+    """FedAvg on base layers; the personalization layers, the last ones, stay at their client (Algorithms 1 and 2).
+
+    Both kinds are trained together. Validation and test evaluate every client with its own layers as well; what the
+    module logs then stands under ``personal/<metric>``. The values without ``personal/`` are those of the trained base
+    under the head that training began with, and say little.
+
+    Args:
+        personal: names of the submodules that stay at clients, with all that is below them; ``None``: the last
+            ``num_layers`` that own trainable parameters.
+        num_layers: how many, where ``personal`` does not name them; the paper's K_P.
+        weighting: how the server weighs clients; by samples in the paper.
+        directory: where the clients' layers live in files; ``None``: in memory on the CPU and in the checkpoint.
+        keep_checkpoints: with ``directory``, how many of the newest checkpoints can be resumed from; ``None``: all.
+
+    Raises:
+        ValueError: ``personal`` is empty, or ``num_layers`` or ``keep_checkpoints`` is not positive.
+    """
+
+    placement = ("directory", "keep_checkpoints")
+
+    @checked(personal=FILLED, num_layers=Bounds(1), keep_checkpoints=Bounds(1))
+    def __init__(
+        self,
+        personal: Sequence[str] | None = None,
+        num_layers: int = 1,
+        weighting: Literal["samples", "uniform"] = "samples",
+        directory: str | None = None,
+        keep_checkpoints: int | None = 2,
+    ) -> None:
+        super().__init__(weighting)
+        self.personal, self.num_layers = personal, num_layers
+        self.directory, self.keep_checkpoints = directory, keep_checkpoints
+        self._client = LocalLayers(personal, num_layers, model_store(directory, keep_checkpoints))
+
+    def client_rule(self) -> PersonalLayers:
+        """The clients' layers; the same object on every call."""
+        return self._client
+
+
+class LocalLayers(PersonalLayers):
+    """Named layers, or the last ones, stay at their client.
+
+    Args:
+        personal: see :class:`FedPer`.
+        num_layers: see there.
+        store: where the layers live between rounds.
+    """
+
+    method = "FedPer"
+
+    def __init__(self, personal: Sequence[str] | None, num_layers: int, store: ModelStore) -> None:
+        super().__init__(store)
+        self.personal, self.num_layers = personal, num_layers
+
+    def find(self, module: nn.Module) -> Layers:
+        """The layers.
+
+        Raises:
+            ValueError: a name is no submodule with trainable parameters, or the module has too few layers.
+        """
+        return layers_under(module, self.personal, self.num_layers, self.method)

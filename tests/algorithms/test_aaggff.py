@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from math import erf, exp, sqrt
+
+import numpy as np
+import pytest
+import torch
+import weight_forms
+from algorithm_cohorts import make_cohort, random_rows
+
+from fl_lightning.algorithms import AAggFF
+
+CDFS = {
+    "weibull": lambda x: 1 - exp(-(x**2)),
+    "exponential": lambda x: 1 - exp(-x),
+    "frechet": lambda x: exp(-1 / x),
+    "normal": lambda x: (1 + erf((x - 1) / sqrt(2))) / 2,
+    "gumbel": lambda x: exp(-exp(-(x - 1))),
+    "logistic": lambda x: 1 / (1 + exp(-(x - 1))),
+}
+
+
+def minimise(curvature, slope):
+    """On the simplex, by projected gradients."""
+    p, rate = np.full(len(slope), 1 / len(slope)), 1 / np.linalg.eigvalsh(curvature).max()
+    for _ in range(200):
+        p = np.asarray(weight_forms.nearest_on_simplex(list(p - rate * (curvature @ p + slope))))
+    return p
+
+
+def rounds(m, clients, count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    for when in range(count):
+        ids = torch.randperm(clients, generator=generator)[:m].tolist()
+        losses = torch.rand(clients, generator=generator).double().square()[ids] + 0.1 * torch.tensor(ids) + 0.05
+        yield make_cohort(random_rows(m, when), losses, ids, when, num_clients=clients)
+
+
+@pytest.mark.parametrize("response", CDFS)
+@pytest.mark.parametrize(("m", "clients"), [(3, 9), (4, 4), (1, 5)])
+def test_few_clients_equal_the_authors_vectors(response, m, clients):
+    """A softmax over the round's clients is theirs over all, divided by its sum."""
+    form = weight_forms.AAggFF("device", clients, CDFS[response])
+    weight_forms.compare(AAggFF("device", response), form, rounds(m, clients, 8, 1))
+
+
+@pytest.mark.parametrize("response", ["gumbel", "weibull"])
+@pytest.mark.parametrize("clients", [2, 5])
+def test_all_clients_equal_the_authors_program(response, clients):
+    """Solved by other means than theirs and than the package's."""
+    rule = AAggFF("silo", response)
+    form = weight_forms.AAggFF("silo", clients, CDFS[response], minimise=minimise)
+    for cohort in rounds(clients, clients, 6, 2):
+        rule.aggregate(cohort)
+        form.step(cohort.updates.rows.numpy(), cohort.losses.tolist(), cohort.client_ids)
+        np.testing.assert_allclose(rule.report.weights.numpy(), form.p[list(cohort.client_ids)], rtol=0, atol=1e-7)
+    assert rule.report.weights.std() > 1e-3
+
+
+def test_what_the_authors_code_leaves_out_of_its_estimate():
+    """The page's ledger: without the mean, absent clients gain on present ones."""
+    found = []
+    for defects in (False, True):
+        form = weight_forms.AAggFF("device", 6, CDFS["gumbel"], defects)
+        for cohort in rounds(3, 6, 5, 3):
+            form.step(cohort.updates.rows.numpy(), cohort.losses.tolist(), cohort.client_ids)
+        found.append(form.p)
+    assert np.abs(found[0] - found[1]).max() > 1e-3
+
+
+@pytest.mark.parametrize("setting", ["device", "silo"])
+def test_clients_with_larger_losses_gain_weight_round_by_round(setting):
+    rule, worst = AAggFF(setting), []
+    for when in range(12):
+        rule.aggregate(make_cohort(random_rows(4, when), [0.2, 0.2, 0.2, 2.0], when=when, num_clients=4))
+        worst.append(float(rule.report.weights[3]))
+        assert float(rule.report.weights[:3].std()) < 1e-9
+    assert worst == sorted(worst)
+    assert worst[-1] > worst[0] > 0.25
+
+
+def test_losses_count_beside_their_mean():
+    weights = []
+    for scale in (1.0, 1e-6, 1e6):
+        rule = AAggFF()
+        for cohort in rounds(3, 6, 3, 4):
+            rule.aggregate(make_cohort(cohort.updates.rows, scale * cohort.losses, cohort.client_ids, num_clients=6))
+        weights.append(rule.report.weights)
+    torch.testing.assert_close(weights[1], weights[0])
+    torch.testing.assert_close(weights[2], weights[0])
+
+
+def test_newcomers_join_without_a_history():
+    rule = AAggFF("silo")
+    for when in range(3):
+        rule.aggregate(make_cohort(random_rows(2, when), [0.1, 3.0], [4, 7], when))
+    before = rule.report.weights
+    rule.aggregate(make_cohort(random_rows(3, 9), [1.0, 1.0, 1.0], [4, 9, 7], 3))
+    new = rule.report.weights
+    assert float(new.sum()) == pytest.approx(1)
+    assert new[1] < new[0] < new[2]  # what the others have lost in three rounds speaks for them
+    assert before[0] < before[1]
+
+
+def test_negative_losses_and_unknown_forms_are_refused():
+    with pytest.raises(ValueError, match="losses must not be negative for AAggFF"):
+        AAggFF().aggregate(make_cohort(random_rows(2, 1), [-0.1, 1.0]))
+    with pytest.raises(ValueError, match="response of AAggFF must be"):
+        AAggFF(response="cauchy")
+    with pytest.raises(ValueError, match="setting of AAggFF must be"):
+        AAggFF("cross")

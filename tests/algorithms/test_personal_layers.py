@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedBN, FedPer and FedRep against deep copies of whole models."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from client_rounds import Net, Rounds, client_data, flat
+from method_fits import assert_paths_agree, assert_resumes, fit_method
+from support import Classifier, federated_blobs, fresh, on_path, quiet_trainer
+
+import fl_lightning as fl
+from fl_lightning.algorithms import AFL, FedAvg, FedBN, FedHEAL, FedLF, FedPer, FedRep
+
+LR, EPOCHS = 0.2, 3
+
+METHODS = {
+    "FedBN": (lambda **o: FedBN(**o), lambda name: name.startswith("encoder.1.")),
+    "FedPer": (lambda **o: FedPer(**o), lambda name: name.startswith("head.")),
+    "FedPer-two": (lambda **o: FedPer(num_layers=2, **o), lambda name: name.startswith(("encoder.1.", "head."))),
+    "FedPer-named": (lambda **o: FedPer(["encoder"], **o), lambda name: name.startswith("encoder.")),
+    "FedRep": (lambda **o: FedRep(head_epochs=2, **o), lambda name: name.startswith("head.")),
+}
+every_method = pytest.mark.parametrize("name", METHODS)
+every_home = pytest.mark.parametrize("in_files", [False, True])
+
+
+def made(name, folder=None):
+    return METHODS[name][0](directory=None if folder is None else str(folder))
+
+
+def federate(rounds, cohorts, data, name, lost, momentum):
+    """Whole models by deep copy: what is personal stays in ``own``, the rest is averaged."""
+    personal = METHODS[name][1]
+    server, own = Net(), {}
+    for t in range(rounds):
+        ends, sizes = {}, {}
+        for i in cohorts(t):
+            net = copy.deepcopy(server)
+            net.load_state_dict({**net.state_dict(), **own.get(i, {})})
+            optimizer = torch.optim.SGD(net.parameters(), LR, momentum)
+            for epoch in range(EPOCHS):
+                for key, parameter in net.named_parameters():
+                    parameter.requires_grad_(name != "FedRep" or personal(key) == (epoch < 2))
+                for batch in data[i]:
+                    optimizer.zero_grad()
+                    net.loss(batch).backward()
+                    optimizer.step()
+            ends[i], sizes[i] = {k: v.detach().clone() for k, v in net.state_dict().items()}, 1.0
+            if name.startswith("FedPer"):
+                sizes[i] = float(sum(len(y) for _, y in data[i]))
+        arrived = [i for i in cohorts(t) if i not in lost(t)]
+        own |= {i: {k: v for k, v in ends[i].items() if personal(k)} for i in arrived}
+        total = sum(sizes[i] for i in arrived)
+        shared = [key for key, _ in server.named_parameters() if not personal(key)]
+        mean = {key: sum(sizes[i] / total * ends[i][key] for i in arrived) for key in shared}
+        server.load_state_dict({**server.state_dict(), **mean})
+    return server, own
+
+
+def partial(t):
+    return [[0, 2], [1, 2], [0, 3], [0, 1, 2, 3], [2, 0]][t]
+
+
+def lost(t):
+    return (2,) if t == 1 else ()
+
+
+def unequal_data():
+    data = client_data(seed=7)
+    data[1] = data[1][:2]
+    return data
+
+
+@every_method
+@every_home
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_equals_models_with_layers_of_their_own(name, in_files, momentum, tmp_path):
+    """Late joiners, a drop-out, BatchNorm, three local epochs, a reload in the middle."""
+    folder, data = tmp_path if in_files else None, unequal_data()
+    method = made(name, folder)
+    run = Rounds(method, method.client_rule(), data, lr=LR, epochs=EPOCHS, momentum=momentum)
+    for t in range(5):
+        if t == 3:
+            state, run.server = run.client.state_dict(), made(name, folder)
+            run.client = run.server.client_rule()
+            run.client.load_state_dict(state)
+            run.begin()
+        cohort, _ = run.round(partial(t), lost(t))
+        personal = torch.cat([torch.full((p.numel(),), METHODS[name][1](k)) for k, p in Net().named_parameters()])
+        assert not cohort.updates.rows[:, personal].any()
+        assert (cohort.updates.rows[:, ~personal] != 0).any(1).all()
+    server, own = federate(5, partial, data, name, lost, momentum)
+    torch.testing.assert_close(run.params, flat(server), rtol=0, atol=1e-9)
+    assert sorted(own) == [0, 1, 2, 3]
+    for parameter, view in zip(run.parameters, run.layout.views(run.params), strict=True):
+        parameter.data = view
+    for i, expected in own.items():
+        before = {key: value.clone() for key, value in run.module.state_dict().items()}
+        model = run.client.personal_model(i).completed(run.module, run.parameters, run.layout)
+        for key, value in run.module.state_dict().items():
+            assert torch.equal(value, before[key])
+        whole = {**server.state_dict(), **expected}
+        torch.testing.assert_close(
+            model.params, torch.cat([whole[k].flatten() for k, _ in server.named_parameters()]), rtol=0, atol=1e-9
+        )
+        buffers = model.buffers[: 2 * 6 * 8].clone().view(torch.float64)
+        expected_buffers = torch.cat([whole["encoder.1.running_mean"], whole["encoder.1.running_var"]])
+        torch.testing.assert_close(buffers, expected_buffers, rtol=0, atol=1e-9)
+    assert run.client.personal_model(9) is None
+
+
+@every_method
+def test_what_a_client_sends_says_nothing_of_its_layers(name):
+    method = made(name)
+    run = Rounds(method, method.client_rule(), unequal_data(), lr=LR, epochs=EPOCHS)
+    before = {k: v.clone() for k, v in run.buffers.items()}
+    _, report, _, after = run.train(0)
+    assert not report.extras
+    assert not report.companions
+    own = METHODS[name][1]
+    for key, value in after.items():
+        assert torch.equal(value, before[key]) == own(key)
+
+
+def test_the_head_is_trained_before_the_representation():
+    method = FedRep(head_epochs=1)
+    run = Rounds(method, method.client_rule(), client_data(), lr=LR, epochs=2)
+    moved, correct = [], run.client.correct_gradients
+
+    def watch(work):
+        correct(work)
+        moved.append({n for n, p in zip(work.layout.names, work.parameters, strict=True) if p.grad is not None})
+
+    run.client.correct_gradients = watch
+    run.train(0)
+    head = {"head.weight", "head.bias"}
+    assert moved == 3 * [head] + 3 * [set(run.layout.names) - head]
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_too_few_epochs_for_a_representation_are_named(epochs):
+    method = FedRep(head_epochs=2)
+    run = Rounds(method, method.client_rule(), client_data(), epochs=epochs)
+    with pytest.raises(ValueError, match=rf"head_epochs=2\) needs more passes .* found {epochs}: set local_epochs"):
+        run.train(0)
+
+
+@pytest.mark.parametrize(
+    ("method", "module", "words"),
+    [
+        (FedBN(), Net(norm=False), "FedBN needs a module with BatchNorm layers"),
+        (FedPer(["hat"]), Net(), r"personal of FedPer must name submodules .* encoder.0, encoder.1, head; found 'hat'"),
+        (FedPer(["encoder.2"]), Net(), "found 'encoder.2'"),
+        (FedPer(num_layers=3), Net(), "FedPer needs more than 3 layers with parameters, found"),
+        (FedPer(["encoder", "head"]), Net(), "FedPer must leave clients something to share"),
+        (FedRep(["hea"]), Net(), "found 'hea'"),
+    ],
+)
+def test_modules_that_do_not_fit(method, module, words):
+    with pytest.raises(ValueError, match=words):
+        method.client_rule().check_module(module)
+
+
+@pytest.mark.parametrize("server", [FedLF, AFL])
+def test_rules_that_ask_for_losses_at_the_global_model_are_refused(server):
+    with pytest.raises(ValueError, match=f"keeps layers at the clients, and {server.__name__} asks for losses at the"):
+        fl.FederatedStrategy(server(), client=FedPer())
+    fl.FederatedStrategy(FedHEAL(), client=FedPer())
+
+
+def test_memory_plan_counts_the_layers_alone():
+    rule, module = FedPer().client_rule(), Net()
+    rule.check_module(module)
+    layout = fl.ParamLayout.from_module(module)
+    federation = fl.algorithms.Federation(10, layout, torch.device("cpu"), torch.float64, 3)
+    assert rule.memory(federation, 3) == {"personal_layers (CPU)": 13 * 8 * (6 * 4 + 4)}
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        (FedBN, {"keep_checkpoints": 0}),
+        (FedPer, {"num_layers": 0}),
+        (FedPer, {"personal": []}),
+        (FedRep, {"head_epochs": -1}),
+    ],
+)
+def test_arguments_out_of_range(method, options):
+    (name,) = options
+    with pytest.raises(ValueError, match=f"{name} of {method.__name__} must be"):
+        method(**options)
+
+
+def own_loss(run, client):
+    """Of the client's own model on its data; the global one where it has none."""
+    part = run.client.personal_model(client)
+    for parameter, view in zip(run.parameters, run.layout.views(run.params.clone()), strict=True):
+        parameter.data = view
+    if part is not None:
+        model = part.completed(run.module, run.parameters, run.layout)
+        for parameter, view in zip(run.parameters, run.layout.views(model.params), strict=True):
+            parameter.data = view
+    with torch.no_grad():
+        return float(sum(run.module.loss(batch) for batch in run.data[client]) / len(run.data[client]))
+
+
+def test_heads_of_their_own_serve_clients_who_call_things_differently():
+    """Every client shifts the labels: no single model is right for two of them."""
+    data = {i: [(x, (y + i) % 4) for x, y in batches] for i, batches in client_data(batches=4, size=16).items()}
+    losses = {}
+    for method in (FedAvg(), FedPer(), FedRep(head_epochs=2)):
+        run = Rounds(method, method.client_rule(), data, lr=0.3, epochs=3)
+        for _ in range(12):
+            run.round(list(data))
+        losses[type(method).__name__] = max(own_loss(run, client) for client in data)
+    assert max(losses["FedPer"], losses["FedRep"]) < 0.6 * losses["FedAvg"], losses
+
+
+# ---- in a trainer
+
+FITS = {"FedBN": FedBN, "FedPer": FedPer, "FedRep": lambda **o: FedRep(head_epochs=1, **o)}
+every_fit = pytest.mark.parametrize("name", FITS)
+
+
+@every_fit
+@every_home
+@pytest.mark.fit
+def test_fit_resumes_bit_for_bit(name, in_files, tmp_path):
+    folder = {"directory": str(tmp_path / "own")} if in_files else {}
+    assert_resumes(lambda: FITS[name](**folder), tmp_path, local_epochs=2)
+
+
+@every_fit
+@pytest.mark.fit
+def test_lean_and_full_path_agree(name):
+    assert_paths_agree(FITS[name], local_epochs=2)
+
+
+def own_accuracies(strategy, module, data):
+    """Accuracy of every client's own model on its validation data, with a copy of the module."""
+    loaders, copied, found = data.val_dataloader(), copy.deepcopy(module).eval(), {}
+    layout = fl.ParamLayout.from_module(module)
+    for client in range(len(loaders)):
+        part = strategy.client_rule.personal_model(client)
+        batches = [batch for batch, _ in loaders.batches(client, seed=None)]
+        if part is None or not batches:
+            continue
+        layers, state = part.find(module), dict(module.state_dict())
+        sizes = [module.get_parameter(n).numel() for n in layout.names if n in layers.parameters]
+        kept = iter(part.values.params.split(sizes))
+        state |= {n: next(kept).view_as(state[n]) for n in layout.names if n in layers.parameters}
+        names = [n for n, _ in module.named_buffers() if n in layers.buffers]
+        bytes_ = part.values.buffers.split([state[n].numel() * state[n].element_size() for n in names])
+        state |= {n: b.clone().view(state[n].dtype).view(state[n].shape) for n, b in zip(names, bytes_, strict=True)}
+        copied.load_state_dict(state)
+        x, y = (torch.cat(column) for column in zip(*batches, strict=True))
+        with torch.no_grad():
+            found[client] = float((copied(x).argmax(1) == y).float().mean())
+    return found
+
+
+@every_fit
+@every_home
+@pytest.mark.fit
+def test_clients_are_evaluated_with_their_own_layers(name, in_files, tmp_path):
+    folder = {"directory": str(tmp_path / "own"), "keep_checkpoints": None} if in_files else {}
+    make, data = lambda: FITS[name](**folder), federated_blobs()
+    module, strategy = fit_method(make(), 2, data=data, clients_per_round=2, local_epochs=2)
+    expected, record = own_accuracies(strategy, module, data), strategy.last_evaluation
+    assert 2 < len(expected) < 6
+    for place, client in enumerate(record.client_ids):
+        found = float(record.values["personal/val_acc"][place])
+        assert found == pytest.approx(expected.get(client, float("nan")), abs=1e-6, nan_ok=True)
+    # A checkpoint in a process that has not trained.
+    module.trainer.save_checkpoint(path := tmp_path / "two.ckpt")
+    trainer = quiet_trainer(fl.FederatedStrategy(make()))
+    trainer.validate(fresh(Classifier, seed=9, norm=True), federated_blobs(), ckpt_path=path, verbose=False)
+    again = trainer.strategy.last_evaluation.values
+    assert torch.equal(again["personal/val_acc"].nan_to_num(9), record.values["personal/val_acc"].nan_to_num(9))
+
+
+@every_fit
+@pytest.mark.parametrize("options", [on_path(True), on_path(False)], ids=["lean", "full"])
+@pytest.mark.fit
+def test_the_global_model_keeps_the_layers_that_it_began_with(name, options):
+    module, strategy = fit_method(FITS[name](), local_epochs=2, **options)
+    began = fresh(Classifier, norm=True, momentum=0.5).state_dict()
+    layers = strategy.client_rule.find(module)
+    for key, value in module.state_dict().items():
+        if key in layers.parameters | layers.buffers:
+            assert torch.equal(value, began[key]), key
+        elif not key.endswith("bias"):  # BatchNorm takes a bias before it away
+            assert not torch.equal(value, began[key]), key

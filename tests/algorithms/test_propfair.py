@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from client_rounds import Net, Rounds, client_data, flat
+from method_fits import assert_paths_agree, assert_resumes
+
+from fl_lightning.algorithms import FedAvg, PropFair
+
+M, EPS, LR = 1.5, 0.3, 0.1
+
+
+def slope(loss, huber):
+    """Of the surrogate, from the authors' code, differentiated by hand."""
+    if M - loss < EPS:
+        return 1 / EPS if huber else 1 / M
+    return 1 / (M - loss)
+
+
+@pytest.mark.parametrize("huber", [False, True])
+def test_equals_gradients_scaled_by_hand(huber):
+    data = client_data(seed=3)
+    data[0] = data[0][:1]
+    server = PropFair(M, EPS, huber)
+    run, module, beyond = Rounds(server, server.client_rule(), data, lr=LR, epochs=2), Net(), 0
+    for _ in range(6):
+        run.round(list(data))
+        ends = {}
+        for client, batches in data.items():
+            net = copy.deepcopy(module)
+            for batch in batches * 2:
+                loss = net.loss(batch)
+                size = float(loss.detach())
+                beyond += M - size < EPS
+                gradients = torch.autograd.grad(loss, list(net.parameters()))
+                with torch.no_grad():
+                    for p, g in zip(net.parameters(), gradients, strict=True):
+                        p -= LR * slope(size, huber) * g
+            ends[client] = sum(len(y) for _, y in batches), flat(net)
+        total = sum(size for size, _ in ends.values())
+        end = sum(size / total * params for size, params in ends.values())
+        with torch.no_grad():
+            for p, part in zip(module.parameters(), end.split([p.numel() for p in module.parameters()]), strict=True):
+                p.copy_(part.view_as(p))
+    assert 0 < beyond < 6 * 2 * 10  # both pieces of the surrogate
+    torch.testing.assert_close(run.params, flat(module), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("huber", [False, True])
+@pytest.mark.parametrize("loss", [0.0, 0.7, M - EPS - 1e-9, M - EPS + 1e-9, M, 40.0])
+def test_slopes_on_both_sides_of_the_bound(loss, huber):
+    x = torch.tensor(loss, dtype=torch.float64, requires_grad=True)
+    value = PropFair(M, EPS, huber).client_rule().shape_loss(None, x)
+    value.backward()
+    assert float(x.grad) == pytest.approx(slope(loss, huber), rel=1e-6)
+    if loss < M - EPS:
+        assert float(value.detach()) == pytest.approx(-math.log(1 - loss / M))
+
+
+def test_a_large_base_is_fedavg_with_a_smaller_rate():
+    """Relative gains are absolute ones where utilities hardly differ."""
+    data = client_data(seed=4)
+    runs = []
+    for server, lr in ((PropFair(1e7), 0.1 * 1e7), (FedAvg(), 0.1)):
+        run = Rounds(server, server.client_rule(), data, lr=lr)
+        for _ in range(3):
+            run.round(list(data))
+        runs.append(run.params)
+    torch.testing.assert_close(*runs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{"base": 0.0}, {"epsilon": 0.0}, {"base": 1.0, "epsilon": 1.0}])
+def test_arguments_out_of_range(options):
+    name = next(reversed(options))
+    with pytest.raises(ValueError, match=f"{name} of PropFair must be"):
+        PropFair(**options)
+
+
+@pytest.mark.fit
+def test_lean_and_full_path_agree():
+    assert_paths_agree(PropFair)
+
+
+@pytest.mark.fit
+def test_fit_resumes_bit_for_bit(tmp_path):
+    assert_resumes(PropFair, tmp_path)
