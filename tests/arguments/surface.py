@@ -25,8 +25,9 @@ import public_api
 
 NO_ARGUMENTS = {
     "fl_lightning.FederatedStrategy.register_strategies", "fl_lightning.ClientError", "fl_lightning.Comparison",
+    "fl_lightning.guards.CannotGuardError",
 }  # fmt: skip
-"""What Lightning calls, an exception, which takes what exceptions take, and what ``fl.compare`` returns."""
+"""What Lightning calls, exceptions, which take what exceptions take, and what ``fl.compare`` returns."""
 
 
 class Callee(NamedTuple):
@@ -103,10 +104,12 @@ def shared_arguments() -> dict[str, Any]:
     cohort = fl.Cohort(torch.zeros(3), updates, None, torch.ones(2), (0, 1), 0)
     module = nn.Linear(2, 1)
     return {
-        "alpha": 0.5, "availability": 0.5, "bases": [[0.0, 1.0], [1.0, 0.0]], "blocks": 1, "bounds": torch.zeros(1),
+        "alpha": 0.5, "availability": 0.5, "bases": [[0.0, 1.0], [1.0, 0.0]], "blocks": 1, "bound": 5.0,
+        "bounds": torch.zeros(1),
         "buffers": {}, "classes_per_client": 1, "client": fl.algorithms.ClientRule(), "client_id": 0,
         "client_ids": (0, 1), "client_lr": 0.1, "clients": (0, 1), "cohort": cohort, "companions": {}, "conflicts": 0,
         "data": dataset(), "dataset": dataset(), "device": torch.device("cpu"), "directory": "checkpoints",
+        "dishonest": 0.1,
         "dots": torch.ones(2, 3), "dropped": {}, "dtype": torch.float32, "eval_labels": torch.tensor([0, 1, 2]),
         "extras": {}, "flagged": False, "fraction": 0.1, "gram": torch.eye(2, dtype=torch.float64),
         "groups": ((0,), (1, 2)), "implementation": "torch", "keys": ["a", "b", "a"],
