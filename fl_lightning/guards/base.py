@@ -160,6 +160,18 @@ def assumed(dishonest: float, m: int) -> int:
     return dishonest if isinstance(dishonest, int) else ceil(round(dishonest * m, 9))
 
 
+def below_half(dishonest: float | int, guard: Guard) -> float | int:
+    """Refuses a share that leaves no honest majority.
+
+    Raises:
+        ValueError: it is a share of half or more.
+    """
+    if isinstance(dishonest, float) and not dishonest < 0.5:
+        name = type(guard).__name__
+        raise ValueError(f"dishonest of {name} must be a count or a share below .5, found {dishonest}")
+    return dishonest
+
+
 def require_clients(m: int, least: int, guard: Guard, dishonest: int) -> None:
     """Refuses cohorts that are too small for what a guard promises.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.updates import UpdateMatrix
-from fl_lightning.guards.base import CannotGuardError, Guard, Verdict, assumed, require_clients
+from fl_lightning.guards.base import CannotGuardError, Guard, Verdict, assumed, below_half, require_clients
 
 
 def squared_distances(updates: UpdateMatrix) -> Tensor:
@@ -61,11 +61,7 @@ class MultiKrum(Guard):
 
     @checked(dishonest=Bounds(0), keep=Bounds(1))
     def __init__(self, dishonest: float | int, keep: int | None = None) -> None:
-        if isinstance(dishonest, float) and not dishonest < 0.5:
-            raise ValueError(
-                f"dishonest of {type(self).__name__} must be a count or a share below .5, found {dishonest}"
-            )
-        self.dishonest, self.keep = dishonest, keep
+        self.dishonest, self.keep = below_half(dishonest, self), keep
 
     def judge(self, cohort: Cohort) -> Verdict:
         """See the class.

@@ -51,6 +51,7 @@ ACCEPTED = {
         (r"Record\(client_(ids|names)$", "no client took part, or names are the ids"),
         (r"Selection\((client_ids|drop_outs)$", "no client was available, or none dropped out"),
         (r"(FairnessCurve|RoundSeries|FitRecord)\(", "before the first round"),
+        (r"UniformSampler\(always$", "all are drawn"),
         (r"(Holdings\(counts|Absence\(client_ids)$", "no clients"),
         (r"LocalWork\((parameters|rates)$", "before the first step"),
         (r"(labels_of|Samples)\(dataset$", "no samples, no labels"),

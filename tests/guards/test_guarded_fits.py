@@ -117,3 +117,14 @@ def test_bad_guards():
         fl.FederatedStrategy(guard="krum")
     with pytest.raises(ValueError, match=r"guard of FederatedStrategy must be None or at least one guard, found \[\]"):
         fl.FederatedStrategy(guard=[])
+
+
+def test_cosine_trust_with_a_client_of_the_server():
+    _, strategy, trainer, _ = fitted(
+        rounds=2,
+        guard=fl.guards.CosineTrust(3, rows="own"),
+        sampler=fl.data.UniformSampler(always=(3,)),
+        clients_per_round=4,
+    )
+    assert strategy.last_round.dropped[3] == "CosineTrust compares the others with it"
+    assert 0 < float(trainer.callback_metrics["fed/CosineTrust/mean_trust"]) <= 1
