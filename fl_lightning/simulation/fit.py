@@ -68,7 +68,7 @@ class FederatedFit:
         self._server = Server(
             self._algorithm, self._rule, binding, clients.buffers, self._num_clients, options.server_optimizer,
             options.on_client_error, options.min_clients, options.max_failed_rounds,
-            self._guards,
+            self._guards, options.attack,
         )  # fmt: skip
         self._server.names = clients.loaders.names
         self._server.num_samples = sum(clients.loaders.sizes)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import isfinite, nan
 
 import torch
@@ -12,6 +13,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.records import StepReport, mean_rate
+from fl_lightning.attacks.base import Attack
 from fl_lightning.core.client_names import client_label, numbered
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.errors import ClientError, ModuleError
@@ -44,6 +46,7 @@ class Server:
         min_clients: fewest usable uploads with which a round counts.
         max_failed_rounds: after so many failed rounds in a row the fit stops; ``None``: never.
         guards: see the uploads before anybody else.
+        attack: what dishonest clients do, some of it here, because it takes the updates of others.
 
     Attributes:
         skipped_rounds: rounds that changed nothing.
@@ -68,11 +71,12 @@ class Server:
         min_clients: int,
         max_failed_rounds: int | None,
         guards: Guards,
+        attack: Attack | None,
     ) -> None:
         self._algorithm, self._rule = algorithm, client_rule
         self._binding, self._buffers = binding, buffers
         self._num_clients, self._policy, self._min_clients = num_clients, on_client_error, min_clients
-        self._max_failed_rounds, self._guards = max_failed_rounds, guards
+        self._max_failed_rounds, self._guards, self._attack = max_failed_rounds, guards, attack
         self.skipped_rounds, self.failed_rounds = 0, 0
         self._step = GlobalStep(binding, optimizer)
         self.names = numbered(num_clients)
@@ -184,6 +188,11 @@ class Server:
 
         indices = [upload.index for upload in reports.uploads]
         cohort = self._cohort(current.index, reports, indices, rows, losses_at, reports.norms)
+        dishonest = [] if self._attack is None else self._attack.among(cohort.client_ids)
+        if self._attack is not None and dishonest and self._attack.conspire(cohort.updates, dishonest):
+            places = list(range(len(cohort)))
+            cohort = self._cohort(current.index, reports, places, rows, losses_at, norms=None)
+            left = reports = replace(reports, norms=cohort.updates.norms().cpu())
         found = self._guards.guarded(cohort, rebuilt)
         for place, reason in sorted(found.left_out.items()):
             current.dropped[reports.uploads[place].client_id] = reason

@@ -34,6 +34,7 @@ ACCEPTED = {
     "-1": (
         (r"\(seed$", "any integer is a seed"),
         (r"ScaledUpdates\(factor$", "turns the update around"),
+        (r"attacks\.\w+\(labels$", "the last part of a batch"),
         (rf"({LOSSES}|LinearProgram\(value)$", "losses and objectives have any sign"),
     ),
     "NaN inf": (
