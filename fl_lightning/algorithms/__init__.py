@@ -10,6 +10,7 @@ from __future__ import annotations
 from fl_lightning.algorithms._shared.weighting import data_weights, uniform_weights
 from fl_lightning.algorithms.afl import AFL
 from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.algorithms.differential_privacy import DifferentialPrivacy
 from fl_lightning.algorithms.ditto import Ditto
 from fl_lightning.algorithms.drfl import DRFL
 from fl_lightning.algorithms.fa import FA
@@ -46,6 +47,7 @@ __all__ = [
     "TERM",
     "ClientReport",
     "ClientRule",
+    "DifferentialPrivacy",
     "Ditto",
     "FairReg",
     "FedAvg",

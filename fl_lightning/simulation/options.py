@@ -10,8 +10,9 @@ from typing import Any, Literal
 from torch import nn
 from torch.optim import Optimizer
 
+from fl_lightning.algorithms.differential_privacy import DifferentialPrivacy, accounting
 from fl_lightning.core.fit_description import plain
-from fl_lightning.data.cohort_samplers import CohortSampler, check_clients_per_round
+from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler, check_clients_per_round
 from fl_lightning.executors.base import Executor
 from fl_lightning.guards.base import Guard
 from fl_lightning.metrics.functional import Mode
@@ -50,6 +51,25 @@ class FitOptions(ClientOptions):
         check_clients_per_round(self.clients_per_round)
         if isinstance(self.clients_per_round, int):
             self.check_min_clients(self.clients_per_round)
+
+        self._check_privacy()
+
+    def _check_privacy(self) -> None:
+        """Raises an error where differential privacy would not hold what it promises, or could not say it."""
+        rule = self.client_rule
+        if not isinstance(rule, DifferentialPrivacy):
+            return
+        accounting()
+        if rule.where == "central" and self.guard is not None:
+            raise ValueError(
+                "guard must be left out with DifferentialPrivacy(where='central'), whose noise covers a plain mean: "
+                f"use where='local', found {self.guard!r}"
+            )
+        if rule.amplified and self.sampler != UniformSampler():
+            raise ValueError(
+                "sampler must be UniformSampler() with DifferentialPrivacy(amplified=True), which counts on uniform "
+                f"draws, found {self.sampler!r}"
+            )
 
     @property
     def guards(self) -> tuple[Guard, ...]:

@@ -278,7 +278,7 @@ class Server:
             layer_conflicts=dict(zip(layout.layer_names, counts.layers.tolist(), strict=True)),
             flagged=report.flagged,
             weights=report.weights,
-            scalars={**report.scalars, **scalars},
+            scalars={**report.scalars, **self._rule.scalars(), **scalars},
             seconds=seconds(),
             skipped_rounds=self.skipped_rounds,
             client_names=tuple(self.names[client] for client in cohort.client_ids),

@@ -116,7 +116,7 @@ def shared_arguments() -> dict[str, Any]:
         "label_counts": torch.ones(2, 3, dtype=torch.int64), "labels": torch.tensor([0, 1, 2, 0, 1, 2]),
         "layer_conflicts": {}, "layer_names": ("a",), "layer_starts": (0, 3), "layers": {"a": 1}, "layout": layout(),
         "loader": torch.utils.data.DataLoader(dataset()), "loss": 0.5, "losses": torch.ones(2),
-        "num_classes": 3, "source": 0, "target": 1,
+        "clip": 1.0, "noise_multiplier": 1.0, "num_classes": 3, "source": 0, "target": 1,
         "lower": torch.zeros(2), "lr": 0.1, "matrix": torch.zeros(1, 2), "merged": 0.0, "merged_layers": 0,
         "merged_or_flagged": 0.0, "method": "FedAvg with ClientRule", "metric_name": "acc", "model": 1,
         "module": module, "names": ("a",), "net": module, "num_clients": 3, "num_samples": 6,
