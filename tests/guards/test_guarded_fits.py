@@ -6,6 +6,7 @@ import torch
 from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
 
 import fl_lightning as fl
+from fl_lightning.simulation.rank_checks import whole_rows_reason
 
 pytestmark = pytest.mark.fit
 LOUD = fl.attacks.ScaledUpdates((1, 4), factor=50.0)
@@ -128,3 +129,15 @@ def test_cosine_trust_with_a_client_of_the_server():
     )
     assert strategy.last_round.dropped[3] == "CosineTrust compares the others with it"
     assert 0 < float(trainer.callback_metrics["fed/CosineTrust/mean_trust"]) <= 1
+
+
+def test_a_guard_that_needs_whole_rows_is_named():
+    class Whole(fl.guards.NormClipping):
+        def judge(self, cohort):
+            return super().judge(cohort)
+
+    def reason(*guards):
+        return whole_rows_reason(fl.FederatedStrategy(guard=list(guards))._options)
+
+    assert reason(fl.guards.NormClipping(1.0)) is None
+    assert reason(fl.guards.NormClipping(1.0), Whole(1.0)).startswith("Whole does not say that it works on columns")
