@@ -222,6 +222,17 @@ struct Kernels {
     device.puc_combine(matrix, read<int32_t>(keep), read<double>(weights), step.mutable_data_ptr());
     return step;
   }
+
+  static Tensor trimmed_mean(const Tensor& rows_in, int64_t trim) {
+    const Device device(rows_in);
+    const Tensor rows = with_columns_contiguous(rows_in);
+    const Matrix matrix = matrix_of(rows);
+    require(matrix.rows > 0 && trim >= 0 && trim <= (matrix.rows - 1) / 2, "trim must be below half of the ",
+            matrix.rows, " rows");
+    Tensor mean = empty(rows, {matrix.columns}, rows.scalar_type());
+    device.trimmed_mean(matrix, trim, mean.mutable_data_ptr());
+    return mean;
+  }
 };
 
 // Forwards every kernel with one more argument, `last`.
@@ -239,7 +250,8 @@ struct Kernels {
   FL_LIGHTNING_FORWARD(space, project_conflicts, last)   \
   FL_LIGHTNING_FORWARD(space, min_norm, last)            \
   FL_LIGHTNING_FORWARD(space, puc_track, last)           \
-  FL_LIGHTNING_FORWARD(space, puc_combine, last)
+  FL_LIGHTNING_FORWARD(space, puc_combine, last)         \
+  FL_LIGHTNING_FORWARD(space, trimmed_mean, last)
 
 #ifndef FL_LIGHTNING_CUDA
 struct OnCpu {
@@ -304,6 +316,7 @@ void register_kernels(Library& library) {
   library.impl("min_norm", TORCH_BOX(&K::min_norm));
   library.impl("puc_track", TORCH_BOX(&K::puc_track));
   library.impl("puc_combine", TORCH_BOX(&K::puc_combine));
+  library.impl("trimmed_mean", TORCH_BOX(&K::trimmed_mean));
 }
 
 #ifdef FL_LIGHTNING_CUDA

@@ -73,6 +73,8 @@ void puc_track(Matrix row, void* counts, CountType type, std::int64_t threshold,
                Layers layers, std::int32_t* keep, double* norms, ParallelFor parallel);
 // FedHEAL, pass 2: weighted mean over the rows whose bit is set; keep is [m, ceil(n / 32)].
 void puc_combine(Matrix rows, const std::int32_t* keep, const double* weights, void* out, ParallelFor parallel);
+// out[c] = mean of column c without its `trim` least and `trim` largest numbers, 2 trim < rows; NaN if one is NaN.
+void trimmed_mean(Matrix rows, std::int64_t trim, void* out, ParallelFor parallel);
 // The instruction set that the kernels of this process use: "avx512", "avx2", "sse2", "neon" or "generic".
 const char* instruction_set();
 
@@ -107,6 +109,8 @@ void min_norm(const double* gram, std::int64_t batch, std::int64_t k, double* la
 void puc_track(Matrix row, void* counts, CountType type, std::int64_t threshold, std::int64_t participations,
                Layers layers, std::int32_t* keep, double* norms, Context context);
 void puc_combine(Matrix rows, const std::int32_t* keep, const double* weights, void* out, Context context);
+// A block holds whole columns: at most 6144 rows in float64, and twice as many in other types.
+void trimmed_mean(Matrix rows, std::int64_t trim, void* out, Context context);
 
 }  // namespace cuda
 }  // namespace fl_lightning

@@ -1,7 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fair federated learning for PyTorch Lightning."""
 
-from fl_lightning import algorithms, attacks, callbacks, data, executors, metrics, models, ops, optim, report, solvers
+from fl_lightning import (
+    algorithms,
+    attacks,
+    callbacks,
+    data,
+    executors,
+    guards,
+    metrics,
+    models,
+    ops,
+    optim,
+    report,
+    solvers,
+)
 from fl_lightning.client_module import ClientModule
 from fl_lightning.comparison import Comparison, compare
 from fl_lightning.core.cohort import Cohort
@@ -39,6 +52,7 @@ __all__ = [
     "compare",
     "data",
     "executors",
+    "guards",
     "metrics",
     "models",
     "newest_checkpoint",

@@ -34,6 +34,7 @@ from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.executors.base import Executor
 from fl_lightning.executors.sequential import Sequential
+from fl_lightning.guards.base import Guard
 from fl_lightning.simulation.attached_data import AttachedData, PartitionLike
 from fl_lightning.simulation.checks import check_trainer
 from fl_lightning.simulation.evaluation.evaluator import Evaluator
@@ -96,6 +97,8 @@ class FederatedStrategy(OneDevice):
             ``"raise"`` stops with an error that names the client. ``"drop"`` leaves the client out of the round, counts
             and logs it, and warns. Where updates are finite and the step or the model that it leads to would not be,
             the round changes nothing: ``"raise"`` stops with the largest norms, ``"drop"`` warns of them.
+        guard: a defence against dishonest clients (:mod:`fl_lightning.guards`), or several, each of which sees what the
+            one before has left. They leave clients out of a round, or change updates, before the method sees them.
         attack: what dishonest clients send instead of their updates (:mod:`fl_lightning.attacks`), for robustness runs.
         seed: seed of sampling, shuffling and local randomness. These depend only on (seed, round, client).
         executor: trains the clients of a round (:mod:`fl_lightning.executors`); default one after the other.
@@ -137,6 +140,7 @@ class FederatedStrategy(OneDevice):
         local_steps=Bounds(1),
         server_optimizer=Example("functools.partial(torch.optim.SGD, lr=1.0, momentum=0.9)"),
         sampler=Example("fl.data.UniformSampler()"),
+        guard=Example("fl.guards.MultiKrum(dishonest=0.1)"),
         attack=Example("fl.attacks.ZeroUpdates(clients=(3, 7))"),
         executor=Example("fl.executors.Sequential()"),
         loss_batch_size=Bounds(1),
@@ -159,6 +163,7 @@ class FederatedStrategy(OneDevice):
         fairness_metric: str | None = None,
         fairness_mode: Literal["max", "min", "abs"] | Mapping[str, Literal["max", "min", "abs"]] = "max",
         on_client_error: Literal["raise", "drop"] = "raise",
+        guard: Guard | list[Guard] | tuple[Guard, ...] | None = None,
         attack: Attack | None = None,
         seed: int = 0,
         executor: Executor | None = None,
@@ -186,6 +191,7 @@ class FederatedStrategy(OneDevice):
             fairness_metric=fairness_metric,
             fairness_mode=fairness_mode,
             on_client_error=on_client_error,
+            guard=guard,
             attack=attack,
             seed=seed,
             executor=Sequential() if executor is None else executor,

@@ -104,4 +104,5 @@ def samples(m: int = 3, n: int = 50) -> dict[str, tuple[Any, ...]]:
         "min_norm": (gram,),
         "puc_track": (rows[0].clone(), torch.zeros(n, dtype=torch.uint8), 1, 2, offsets),
         "puc_combine": (rows, random_bits(m, n)[1], torch.ones(m)),
+        "trimmed_mean": (rows, (m - 1) // 2),
     }

@@ -13,12 +13,16 @@ from torchvision.models import resnet18
 
 from fl_lightning import ops
 from fl_lightning.models import MLP, CifarCNN
-from fl_lightning.ops import _min_norm, _reference
+from fl_lightning.ops import _min_norm, _reference, _trimmed_mean
 
 OPS = tuple(ops.backend())
 ON_GRAM = ("project_conflicts", "min_norm")  # float64 whatever the rows' dtype
 REMEMBERED = 10  # rows of the other matrix of layer_cross_gram and layer_cross_combine
 TRACKED = 10  # clients that puc_track passes over in turn
+
+
+OWN_FILES = {"min_norm": _min_norm, "trimmed_mean": _trimmed_mean}
+"""Where the pure-torch implementations lie that are not in ``_reference``."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,7 @@ class Problem:
             return run
 
         def both(name: str, *arguments: object) -> tuple[Callable[[], object], Callable[[], object]]:
-            public, reference = getattr(ops, name), getattr(_min_norm if name == "min_norm" else _reference, name)
+            public, reference = getattr(ops, name), getattr(OWN_FILES.get(name, _reference), name)
             return lambda: public(*arguments), lambda: reference(*arguments)
 
         square = 8 * layers * m * m
@@ -173,6 +177,7 @@ class Problem:
                 read + bits + n * size,
                 3 * n * m,
             ),
+            "trimmed_mean": (*both("trimmed_mean", rows, m // 5), read + n * size, 0),
         }
         compared = {"layer_gram": product_loop(rows, offsets)} if rows.dtype == torch.float32 else {}
         for op in chosen:

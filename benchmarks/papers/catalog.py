@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from benchmarks.papers.experiment import Experiment
-from benchmarks.papers.tables import fcfl, fedfv, fedheal, fedlf, fedlf_variants, fedmdfg
+from benchmarks.papers.tables import defences, fcfl, fedfv, fedheal, fedlf, fedlf_variants, fedmdfg
 
 EXPERIMENTS: tuple[Experiment, ...] = (
     fedlf.TABLE1,
@@ -16,6 +16,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     fcfl.ADULT,
     fcfl.SYNTHETIC_PROBLEM,
     fedheal.TABLE2,
+    defences.DEFENCES,
 )
 
 

@@ -20,6 +20,7 @@ import fl_lightning as fl
 from benchmarks.papers.experiment import Case, Job, Log
 from benchmarks.papers.networks import seconds_per_sample
 from fl_lightning.algorithms import ClientRule, ServerRule
+from fl_lightning.guards import Guard
 from fl_lightning.metrics.functional import fairness_summary
 
 KEPT = ("mean", "angle", "std", "worst_5", "worst_10", "best_5", "min", "max")
@@ -94,6 +95,8 @@ class FederatedCase(Case):
         every: rounds from one evaluation to the next.
         client: makes the client half of another method.
         attack: what dishonest clients do.
+        honest_only: accuracies of dishonest clients do not count.
+        guard: makes the guard before the method; ``None``: none.
         classes: outputs of the network.
     """
 
@@ -108,6 +111,8 @@ class FederatedCase(Case):
     published: Mapping[str, float] = field(default_factory=dict)
     client: Callable[[], ClientRule | ServerRule] | None = None
     attack: Attacks | None = None
+    honest_only: bool = False
+    guard: Callable[[], Guard] | None = None
     classes: int = 10
 
     def check(self, root: Path) -> None:
@@ -138,13 +143,16 @@ class FederatedCase(Case):
             lr_scheduler=partial(torch.optim.lr_scheduler.ExponentialLR, gamma=training.decay),
             num_classes=self.classes,
         )
+        attack = None if self.attack is None else self.attack(job.seed)
+        left_out = attack.clients if attack is not None and self.honest_only else ()
         strategy = fl.FederatedStrategy(
             self.rule(),
             client=None if self.client is None else self.client(),
             clients_per_round=training.online,
             local_epochs=training.epochs,
             full_gradients=training.full_gradients,
-            attack=None if self.attack is None else self.attack(job.seed),
+            attack=attack,
+            guard=None if self.guard is None else self.guard(),
             on_client_error="raise" if self.attack is None else "drop",
             seed=job.seed,
             loss_batch_size=LOSS_BATCH,
@@ -156,7 +164,7 @@ class FederatedCase(Case):
             accelerator=job.accelerator,
             devices=1,
             logger=False,
-            callbacks=[LogRecorder(log, every)],
+            callbacks=[LogRecorder(log, every, frozenset(left_out))],
             check_val_every_n_epoch=every,
             num_sanity_val_steps=0,
             enable_checkpointing=False,
@@ -171,10 +179,16 @@ class FederatedCase(Case):
 
 
 class LogRecorder(L.Callback):
-    """Writes a line per evaluation, and a checkpoint after it; sums and time go on when the run is resumed."""
+    """Writes a line per evaluation, and a checkpoint after it; sums and time go on when the run is resumed.
 
-    def __init__(self, log: Log, every: int) -> None:
-        self._log, self._every = log, every
+    Args:
+        log: where to.
+        every: rounds from one checkpoint to the next.
+        left_out: clients whose accuracies do not count.
+    """
+
+    def __init__(self, log: Log, every: int, left_out: frozenset[int] = frozenset()) -> None:
+        self._log, self._every, self._left_out = log, every, left_out
         self._parent = os.getppid()
         self._seconds, self._began, self._rounds = 0.0, 0.0, 0
         self._sums: dict[str, float] = {}
@@ -209,7 +223,9 @@ class LogRecorder(L.Callback):
         for name, values in evaluation.values.items():
             prefix = {"val_acc": "", "personal/val_acc": "personal_"}.get(name)
             if prefix is not None:
-                summary = fairness_summary(values, evaluation.sizes, True)
+                counted = [k for k, client in enumerate(evaluation.client_ids) if client not in self._left_out]
+                values = values[counted]
+                summary = fairness_summary(values, evaluation.sizes[counted], True)
                 metrics |= {f"{prefix}{key}": _short(summary[key]) for key in KEPT}
                 metrics[f"{prefix}sample_std"] = _short(values.std()) if len(values) > 1 else 0.0
                 if len(values) <= FEW:

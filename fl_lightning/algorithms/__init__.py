@@ -11,6 +11,7 @@ from fl_lightning.algorithms._shared.weighting import data_weights, uniform_weig
 from fl_lightning.algorithms.aaggff import AAggFF
 from fl_lightning.algorithms.afl import AFL
 from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.algorithms.differential_privacy import DifferentialPrivacy
 from fl_lightning.algorithms.ditto import Ditto
 from fl_lightning.algorithms.drfl import DRFL
 from fl_lightning.algorithms.fa import FA
@@ -55,6 +56,7 @@ __all__ = [
     "AAggFF",
     "ClientReport",
     "ClientRule",
+    "DifferentialPrivacy",
     "Ditto",
     "FairFed",
     "FairReg",

@@ -148,6 +148,10 @@ class ClientRule:
     def commit(self, cohort: Cohort) -> None:
         """The round happened: update what the server keeps from the reports that arrived."""
 
+    def scalars(self) -> Mapping[str, float]:
+        """Numbers worth logging of the round that :meth:`commit` was called for."""
+        return {}
+
     def keep(self, client_id: int, kept: State, when: int) -> None:
         """The client's report entered the step of round ``when``: what it kept of its visit replaces what it had.
 

@@ -40,6 +40,7 @@ def bound_strategy(strategy: FederatedStrategy, clients: int) -> FederatedStrate
         server_optimizer=None,
         sampler=None,
         client_optimizer_state="keep",
+        guard=None,
         attack=None,
         executor=None,
         min_clients=1,

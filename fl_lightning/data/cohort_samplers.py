@@ -57,17 +57,37 @@ class CohortSampler(ABC):
         """
 
 
+@checked(always=Bounds(0))
 @dataclass(frozen=True)
 class UniformSampler(CohortSampler):
     """Draws ``cohort_size`` clients uniformly without replacement.
 
     Clients without data are drawn like all others; the strategy's ``on_client_error`` says what happens to them.
+
+    Attributes:
+        always: ids of clients that are in every cohort, such as one with data of the server; the others are drawn.
+
+    Raises:
+        ValueError: an id of ``always`` is negative or, when clients are drawn, not that of a client, or it has more ids
+            than a cohort.
     """
+
+    always: tuple[int, ...] = ()
 
     def select(self, round: int, cohort_size: int, sizes: Tensor, seed: int) -> Selection:  # noqa: A002
         """Draws the round's clients."""
         n = _check(cohort_size, sizes)
-        return _selection(_generator(seed, round, "uniform").choice(n, cohort_size, replace=False))
+        generator = _generator(seed, round, "uniform")
+        if not self.always:
+            return _selection(generator.choice(n, cohort_size, replace=False))
+        fixed = np.unique(self.always)
+        if len(fixed) > cohort_size or fixed[-1] >= n:
+            raise ValueError(
+                f"always must name at most {cohort_size} clients with ids below {n} (clients_per_round), "
+                f"found {self.always}"
+            )
+        others = np.setdiff1d(np.arange(n), fixed)
+        return _selection(np.append(fixed, generator.choice(others, cohort_size - len(fixed), replace=False)))
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from fl_lightning.ops._layers import (
 )
 from fl_lightning.ops._puc import puc_combine, puc_track
 from fl_lightning.ops._qp import min_norm, project_conflicts
+from fl_lightning.ops._trim import trimmed_mean
 
 __all__ = [
     "Backend",
@@ -43,4 +44,5 @@ __all__ = [
     "project_conflicts",
     "puc_combine",
     "puc_track",
+    "trimmed_mean",
 ]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fl_lightning.ops import _extension, _reference
 from fl_lightning.ops._min_norm import min_norm
+from fl_lightning.ops._trimmed_mean import trimmed_mean
 from fl_lightning.ops.dtypes import accumulation_device
 
 
@@ -77,6 +78,10 @@ def _puc_combine(rows: Tensor, keep: Tensor, weights: Tensor) -> Tensor:
     return rows.new_empty(rows.shape[1])
 
 
+def _trimmed_mean(rows: Tensor, trim: int) -> Tensor:
+    return rows.new_empty(rows.shape[1])
+
+
 def _float64(rows: Tensor, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.float64, device=accumulation_device(rows))
 
@@ -124,6 +129,7 @@ _OPS = {
         _puc_track,
     ),
     "puc_combine": _Op("(Tensor rows, Tensor keep, Tensor weights) -> Tensor", _reference.puc_combine, _puc_combine),
+    "trimmed_mean": _Op("(Tensor rows, int trim) -> Tensor", trimmed_mean, _trimmed_mean),
 }
 NAMES = tuple(_OPS)
 VARIANTS = ("layer_combine_add", "layer_chosen_gram")  # of layer_combine and layer_cross_gram, which call them

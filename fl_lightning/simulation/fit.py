@@ -25,6 +25,7 @@ from fl_lightning.core.storage.column_files import for_columns, in_columns
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.simulation.checks import check_selection
 from fl_lightning.simulation.client_side import ClientSide
+from fl_lightning.simulation.guarding import Guards
 from fl_lightning.simulation.memory_plan import memory_plan
 from fl_lightning.simulation.options import FitOptions
 from fl_lightning.simulation.resume_checks import check_resume, remembers
@@ -63,9 +64,11 @@ class FederatedFit:
         self._algorithm, self._rule = options.algorithm, options.client_rule
         if options.attack is not None:
             options.attack.check(self._num_clients)
+        self._guards = Guards(options.guards)
         self._server = Server(
             self._algorithm, self._rule, binding, clients.buffers, self._num_clients, options.server_optimizer,
             options.on_client_error, options.min_clients, options.max_failed_rounds,
+            self._guards, options.attack,
         )  # fmt: skip
         self._server.names = clients.loaders.names
         self._server.num_samples = sum(clients.loaders.sizes)
@@ -84,6 +87,7 @@ class FederatedFit:
         if states is None:
             algorithm.reset()
             rule.reset()
+            self._guards.reset()
         else:
             path = self._trainer.ckpt_path
             source = "the last fit's state" if path is None else f"the checkpoint {path}"
@@ -91,6 +95,7 @@ class FederatedFit:
             check_resume(found, self.description, source, remembers(states), self._options.strict_resume)
             algorithm.load_state_dict(for_columns(states["algorithm"], algorithm.column_state, self._columns))
             rule.load_state_dict(for_columns(states["client_rule"], rule.column_state, self._columns))
+            self._guards.load_state_dict(states.get("guards", {}), self._columns)
             self.clients.runner.optimizers.load_state_dict(states["client_optimizers"])
             if "schedules" in states:  # files of earlier versions have none
                 self.clients.schedules.load_state_dict(states["schedules"])
@@ -166,6 +171,7 @@ class FederatedFit:
             "fit": self.description.state_dict(),
             "algorithm": in_columns(self._algorithm.state_dict(), self._algorithm.column_state, self._columns),
             "client_rule": in_columns(self._rule.state_dict(), self._rule.column_state, self._columns),
+            "guards": self._guards.state_dict(self._columns),
             "client_optimizers": self.clients.runner.optimizers.state_dict(),
             "schedules": self.clients.schedules.state_dict(),
             "skipped_rounds": self._server.skipped_rounds,
@@ -181,7 +187,9 @@ class FederatedFit:
             "buffers": self.clients.buffers.global_values(),
         }
         shared = len(self._columns.spans) > 1
-        apart = [f"{type(rule).__name__}.{name}" for name in rule.column_state or () if shared]
+        apart = [f"{type(rule).__name__}.{name}" for name in rule.column_state or ()] if shared else []
+        apart += [f"guards.{name}" for name in self._guards.in_columns()] if shared else []
+        held["guards"] = self._guards.states()
         held |= {type(rule).__name__: rule.state_dict(), "server_optimizer": optimizer and optimizer.state_dict()}
         held |= {"skipped_rounds": self._server.skipped_rounds, "schedules": self.clients.schedules.state_dict()}
         return {name: number for key, part in held.items() for name, number in checksums(part, key, apart).items()}

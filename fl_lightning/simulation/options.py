@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import nn
 from torch.optim import Optimizer
 
+from fl_lightning.algorithms.differential_privacy import DifferentialPrivacy, accounting
 from fl_lightning.core.fit_description import plain
-from fl_lightning.data.cohort_samplers import CohortSampler, check_clients_per_round
+from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler, check_clients_per_round
 from fl_lightning.executors.base import Executor
+from fl_lightning.guards.base import Guard
 from fl_lightning.metrics.functional import Mode
 from fl_lightning.simulation.client_options import ClientOptions
 
@@ -35,6 +37,7 @@ class FitOptions(ClientOptions):
     min_clients: int
     strict_resume: bool
     max_failed_rounds: int | None
+    guard: Guard | Sequence[Guard] | None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,9 +46,37 @@ class FitOptions(ClientOptions):
                 f"server_optimizer must be left out with {type(self.algorithm).__name__}, which goes back to earlier "
                 f"parameters by steps of its own, found {self.server_optimizer!r}: it would take other steps"
             )
+        if self.guard is not None and not self.guards:
+            raise ValueError(f"guard of FederatedStrategy must be None or at least one guard, found {self.guard!r}")
         check_clients_per_round(self.clients_per_round)
         if isinstance(self.clients_per_round, int):
             self.check_min_clients(self.clients_per_round)
+
+        self._check_privacy()
+
+    def _check_privacy(self) -> None:
+        """Raises an error where differential privacy would not hold what it promises, or could not say it."""
+        rule = self.client_rule
+        if not isinstance(rule, DifferentialPrivacy):
+            return
+        accounting()
+        if rule.where == "central" and self.guard is not None:
+            raise ValueError(
+                "guard must be left out with DifferentialPrivacy(where='central'), whose noise covers a plain mean: "
+                f"use where='local', found {self.guard!r}"
+            )
+        if rule.amplified and self.sampler != UniformSampler():
+            raise ValueError(
+                "sampler must be UniformSampler() with DifferentialPrivacy(amplified=True), which counts on uniform "
+                f"draws, found {self.sampler!r}"
+            )
+
+    @property
+    def guards(self) -> tuple[Guard, ...]:
+        """The guards, in the order in which they see the updates."""
+        if self.guard is None:
+            return ()
+        return (self.guard,) if isinstance(self.guard, Guard) else tuple(self.guard)
 
     def check_min_clients(self, cohort_size: int) -> None:
         """Raises ValueError if no round can have ``min_clients`` usable uploads.
@@ -62,4 +93,5 @@ class FitOptions(ClientOptions):
     def settings(self) -> dict[str, Any]:
         """Those of the clients, and what decides who takes part."""
         own = {name: plain(getattr(self, name)) for name in ("sampler", "attack", "min_clients")}
+        own["guard"] = plain(self.guards)
         return {**super().settings(), **own}

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.core.digest import checksum, checksums
 from fl_lightning.core.errors import RankError
 from fl_lightning.core.fit_description import FitDescription, plain
@@ -19,6 +20,7 @@ from fl_lightning.core.lightning.names import Trainer, rank_zero_info
 from fl_lightning.core.lightning.ranks import Ranks
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.versions import versions
+from fl_lightning.guards.base import Guard
 from fl_lightning.simulation.options import FitOptions
 from fl_lightning.training.update_rows import UpdateRows
 
@@ -111,9 +113,10 @@ def say_processes(ranks: Ranks, options: FitOptions, sizes: Sequence[int], rows:
 
 def whole_rows_reason(options: FitOptions) -> str | None:
     """Why every rank holds whole updates, as the end of a sentence; ``None`` if each holds a share of the columns."""
-    for rule in (options.algorithm, options.client_rule):
-        if rule.column_state is None:
-            return f"{type(rule).__name__} does not say that it works on columns (column_state)"
+    parts: tuple[ServerRule | ClientRule | Guard, ...] = (options.algorithm, options.client_rule, *options.guards)
+    for part in parts:
+        if part.column_state is None:
+            return f"{type(part).__name__} does not say that it works on columns (column_state)"
     rule = options.client_rule
     if rule.column_state and rule.overrides("keep"):
         return f"{type(rule).__name__} has state in columns and clients that keep some"

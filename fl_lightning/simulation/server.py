@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import isfinite, nan
 
 import torch
@@ -12,13 +13,16 @@ from torch.optim import Optimizer
 
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.records import StepReport, mean_rate
+from fl_lightning.attacks.base import Attack
 from fl_lightning.core.client_names import client_label, numbered
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.errors import ClientError, ModuleError
 from fl_lightning.core.lightning.names import rank_zero_warn
 from fl_lightning.core.records import RoundRecord
+from fl_lightning.guards.base import CannotGuardError
 from fl_lightning.metrics.functional import conflict_counts
 from fl_lightning.simulation.global_step import GlobalStep, OptimizerFactory, RefusedStepError
+from fl_lightning.simulation.guarding import Guards
 from fl_lightning.simulation.uploads import ErrorPolicy, Round, UsableUploads, stacked, usable
 from fl_lightning.training.bound_parameters import BoundParameters
 from fl_lightning.training.buffers import BufferBank
@@ -41,6 +45,8 @@ class Server:
         on_client_error: what to do about clients whose upload is missing or not finite, and about a step that is not.
         min_clients: fewest usable uploads with which a round counts.
         max_failed_rounds: after so many failed rounds in a row the fit stops; ``None``: never.
+        guards: see the uploads before anybody else.
+        attack: what dishonest clients do, some of it here, because it takes the updates of others.
 
     Attributes:
         skipped_rounds: rounds that changed nothing.
@@ -64,11 +70,13 @@ class Server:
         on_client_error: ErrorPolicy,
         min_clients: int,
         max_failed_rounds: int | None,
+        guards: Guards,
+        attack: Attack | None,
     ) -> None:
         self._algorithm, self._rule = algorithm, client_rule
         self._binding, self._buffers = binding, buffers
         self._num_clients, self._policy, self._min_clients = num_clients, on_client_error, min_clients
-        self._max_failed_rounds = max_failed_rounds
+        self._max_failed_rounds, self._guards, self._attack = max_failed_rounds, guards, attack
         self.skipped_rounds, self.failed_rounds = 0, 0
         self._step = GlobalStep(binding, optimizer)
         self.names = numbered(num_clients)
@@ -133,7 +141,10 @@ class Server:
             reason = f"{count} usable report{'s' * (count > 1)}, fewer than min_clients={self._min_clients}"
             reason = reason if uploads else "no usable report"
             return self._skip(current, uploads, f"had {reason}", reason, seconds, current.trained > 0 and count == 0)
-        cohort = self._cohort(current.index, reports, rows, losses_at)
+        try:
+            cohort, reports, scalars = self._guarded(current, reports, rows, losses_at)
+        except CannotGuardError as flaw:
+            return self._skip(current, uploads, f"had {flaw}", str(flaw), seconds, failed=True)
         settle = self._algorithm.tentatively()
         try:
             step, step_norm = self._aggregate(cohort)
@@ -146,14 +157,46 @@ class Server:
             raise
         dots = cohort.updates.dots(step).cpu()
         settle(True)
+        self._guards.commit()
         self._rule.commit(cohort)
-        for upload in uploads:
+        for upload in reports.uploads:
             if upload.report.kept:
                 self._rule.keep(upload.client_id, upload.report.kept, current.index)
         take()
-        self._buffers.commit([upload.buffers for upload in uploads])
+        self._buffers.commit([upload.buffers for upload in reports.uploads])
         self.failed_rounds = 0
-        return self._record(current, cohort, step_norm, reports, dots, seconds)
+        return self._record(current, cohort, step_norm, reports, dots, scalars, seconds)
+
+    def _guarded(
+        self,
+        current: Round,
+        reports: UsableUploads,
+        rows: UpdateRows,
+        losses_at: Callable[[Tensor, Sequence[int]], Tensor] | None,
+    ) -> tuple[Cohort, UsableUploads, dict[str, float]]:
+        """The cohort behind the guards, the reports of the clients in it, and numbers to log.
+
+        Raises:
+            CannotGuardError: a guard can make nothing of the cohort.
+        """
+        left = reports
+
+        def rebuilt(places: list[int], changed: bool) -> Cohort:
+            nonlocal left
+            left = left.at(places)
+            return self._cohort(current.index, left, places, rows, losses_at, norms=None if changed else left.norms)
+
+        indices = [upload.index for upload in reports.uploads]
+        cohort = self._cohort(current.index, reports, indices, rows, losses_at, reports.norms)
+        dishonest = [] if self._attack is None else self._attack.among(cohort.client_ids)
+        if self._attack is not None and dishonest and self._attack.conspire(cohort.updates, dishonest):
+            places = list(range(len(cohort)))
+            cohort = self._cohort(current.index, reports, places, rows, losses_at, norms=None)
+            left = reports = replace(reports, norms=cohort.updates.norms().cpu())
+        found = self._guards.guarded(cohort, rebuilt)
+        for place, reason in sorted(found.left_out.items()):
+            current.dropped[reports.uploads[place].client_id] = reason
+        return found.cohort, left, found.scalars
 
     def _aggregate(self, cohort: Cohort) -> tuple[Tensor, float]:
         """The step ``[n]`` and its norm.
@@ -177,14 +220,17 @@ class Server:
         self,
         index: int,
         reports: UsableUploads,
+        places: Sequence[int],
         rows: UpdateRows,
         losses_at: Callable[[Tensor, Sequence[int]], Tensor] | None,
+        norms: Tensor | None,
     ) -> Cohort:
+        """The cohort of these reports, whose updates lie in these rows and move to the front."""
         uploads, columns = reports.uploads, rows.columns
         ids, rule = tuple(upload.client_id for upload in uploads), type(self._rule).__name__
         extras = stacked([upload.report.extras for upload in uploads], ids, f"extras of {rule}")
-        names = rows.same_companions({upload.index: upload.client_id for upload in uploads})
-        updates = rows.gathered([upload.index for upload in uploads], reports.norms)
+        names = rows.same_companions(dict(zip(places, ids, strict=True)))
+        updates = rows.gathered(places, norms)
         ask = None if losses_at is None else (lambda params: losses_at(columns.joined(params), ids))
         rates = [upload.client_lr for upload in uploads if upload.client_lr is not None]
         losses = [upload.loss for upload in uploads if upload.loss is not None]
@@ -210,6 +256,7 @@ class Server:
         step_norm: float,
         reports: UsableUploads,
         dots: Tensor,
+        scalars: Mapping[str, float],
         seconds: Callable[[], float],
     ) -> RoundRecord:
         report, layout = self._algorithm.report, self._binding.layout
@@ -231,7 +278,7 @@ class Server:
             layer_conflicts=dict(zip(layout.layer_names, counts.layers.tolist(), strict=True)),
             flagged=report.flagged,
             weights=report.weights,
-            scalars=dict(report.scalars),
+            scalars={**report.scalars, **self._rule.scalars(), **scalars},
             seconds=seconds(),
             skipped_rounds=self.skipped_rounds,
             client_names=tuple(self.names[client] for client in cohort.client_ids),

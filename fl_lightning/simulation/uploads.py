@@ -53,6 +53,12 @@ class UsableUploads:
     norms: Tensor
     train_losses: list[float | None]
 
+    def at(self, places: Sequence[int]) -> UsableUploads:
+        """Those at these places."""
+        return UsableUploads(
+            [self.uploads[k] for k in places], self.norms[places], [self.train_losses[k] for k in places]
+        )
+
 
 def usable(
     uploads: Sequence[Upload],
@@ -92,7 +98,7 @@ def usable(
             drop(upload, f"what {type(rule).__name__} sends besides its update is not finite (extras {extras})")
         else:
             kept.append(place)
-    return UsableUploads([uploads[k] for k in kept], norms[kept], [losses[k] for k in kept])
+    return UsableUploads(list(uploads), norms, losses).at(kept)
 
 
 def stacked(parts: Sequence[Mapping[str, Tensor]], client_ids: Sequence[int], what: str) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from math import ceil
 from typing import Any
@@ -41,7 +41,7 @@ class ClientBatches:
         left = sum(take for _, take in passes)
         for seed, take in passes:
             batches = self.loaders.batches(client, seed=seed, merge_single=self.merges)
-            for index, (batch, size) in enumerate(islice(batches, take)):
+            for index, (batch, size) in enumerate(self._seen(client, islice(batches, take))):
                 left -= 1
                 yield batch, size, index, index + 1 == take, left == 0
 
@@ -94,4 +94,9 @@ class ClientBatches:
             batch_size: ``None``: as in training. A size of one's own choosing: ``drop_last`` does not apply to it.
         """
         size = batch_size or self.loaders.batch_size
-        return self.loaders.batches(client, seed=None, batch_size=size, merge_single=self.merges)
+        return self._seen(client, self.loaders.batches(client, seed=None, batch_size=size, merge_single=self.merges))
+
+    def _seen(self, client: int, batches: Iterable[tuple[Any, int]]) -> Iterator[tuple[Any, int]]:
+        """Batches as the client takes them, which a dishonest one may change."""
+        attack = self._options.attack_of(client)
+        return iter(batches) if attack is None else ((attack.change_batch(batch), size) for batch, size in batches)

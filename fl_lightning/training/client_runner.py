@@ -249,8 +249,9 @@ class ClientRunner:
 
     def _attack(self, task: ClientTask) -> None:
         """Puts what a dishonest client sends in place of its update."""
-        attack, client = self._options.attack, task.client_id
-        if attack is not None and client is not None and client in attack.clients:
+        client = task.client_id
+        attack = None if client is None else self._options.attack_of(client)
+        if attack is not None and client is not None:
             seed = derive_seed(self._options.seed, "attack", task.round, client)
             attack.replace(self.rows.update(task.index), self.global_params, seed)
 
@@ -258,9 +259,11 @@ class ClientRunner:
         """Loss and accuracy of a client at the bound parameters, as far as ``needs`` names them."""
         with self._isolated(self.global_params.device, "loss", round, client):
             try:
-                return self._losses.measure(client, needs, plan)
+                measured = self._losses.measure(client, needs, plan)
             finally:
                 self._buffers.restore()
+        attack = self._options.attack_of(client)
+        return measured if attack is None else attack.report(measured)
 
     @contextmanager
     def _isolated(self, device: torch.device, *parts: int | str) -> Iterator[None]:

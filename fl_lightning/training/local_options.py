@@ -33,6 +33,10 @@ class LocalOptions:
     attack: Attack | None = None
     patience: int | None = None
 
+    def attack_of(self, client: int) -> Attack | None:
+        """What this client does instead of what it should; ``None`` if it is honest."""
+        return self.attack if self.attack is not None and client in self.attack.clients else None
+
 
 def limited(limit: int | float, available: int) -> int:
     """How many of a client's ``available`` batches a limit leaves: a count, or a fraction that leaves at least one."""

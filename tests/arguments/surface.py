@@ -25,8 +25,9 @@ import public_api
 
 NO_ARGUMENTS = {
     "fl_lightning.FederatedStrategy.register_strategies", "fl_lightning.ClientError", "fl_lightning.Comparison",
+    "fl_lightning.guards.CannotGuardError",
 }  # fmt: skip
-"""What Lightning calls, an exception, which takes what exceptions take, and what ``fl.compare`` returns."""
+"""What Lightning calls, exceptions, which take what exceptions take, and what ``fl.compare`` returns."""
 
 
 class Callee(NamedTuple):
@@ -103,22 +104,26 @@ def shared_arguments() -> dict[str, Any]:
     cohort = fl.Cohort(torch.zeros(3), updates, None, torch.ones(2), (0, 1), 0)
     module = nn.Linear(2, 1)
     return {
-        "alpha": 0.5, "availability": 0.5, "bases": [[0.0, 1.0], [1.0, 0.0]], "blocks": 1, "bounds": torch.zeros(1),
+        "alpha": 0.5, "availability": 0.5, "bases": [[0.0, 1.0], [1.0, 0.0]], "blocks": 1, "bound": 5.0,
+        "bounds": torch.zeros(1),
         "buffers": {}, "classes_per_client": 1, "client": fl.algorithms.ClientRule(), "client_id": 0,
         "client_ids": (0, 1), "client_lr": 0.1, "clients": (0, 1), "cohort": cohort, "companions": {}, "conflicts": 0,
         "data": dataset(), "dataset": dataset(), "device": torch.device("cpu"), "directory": "checkpoints",
+        "dishonest": 0.1,
         "dots": torch.ones(2, 3), "dropped": {}, "dtype": torch.float32, "eval_labels": torch.tensor([0, 1, 2]),
         "extras": {}, "flagged": False, "fraction": 0.1, "gram": torch.eye(2, dtype=torch.float64),
         "groups": ((0,), (1, 2)), "implementation": "torch", "keys": ["a", "b", "a"],
         "label_counts": torch.ones(2, 3, dtype=torch.int64), "labels": torch.tensor([0, 1, 2, 0, 1, 2]),
         "layer_conflicts": {}, "layer_names": ("a",), "layer_starts": (0, 3), "layers": {"a": 1}, "layout": layout(),
         "loader": torch.utils.data.DataLoader(dataset()), "loss": 0.5, "losses": torch.ones(2),
+        "clip": 1.0, "noise_multiplier": 1.0, "num_classes": 3, "source": 0, "target": 1,
         "lower": torch.zeros(2), "lr": 0.1, "matrix": torch.zeros(1, 2), "merged": 0.0, "merged_layers": 0,
         "merged_or_flagged": 0.0, "method": "FedAvg with ClientRule", "metric_name": "acc", "model": 1,
         "module": module, "names": ("a",), "net": module, "num_clients": 3, "num_samples": 6,
         "objective": torch.zeros(2), "op": "layer_gram", "parameters": list(module.parameters()),
         "params": torch.zeros(3), "partition": fl.data.IID(2), "parts": [torch.arange(3), torch.arange(3, 6)],
-        "rates": [0.1, 0.2], "reason": "no compiler", "record": record(), "round": 0, "rounds": 1, "rows": rows,
+        "radius": 1.0, "rates": [0.1, 0.2],
+        "reason": "no compiler", "record": record(), "round": 0, "rounds": 1, "rows": rows,
         "rule": fl.algorithms.ClientRule(), "scalars": {}, "schedule": None, "seconds": 1.0, "seed": 0,
         "server": fl.algorithms.FedAvg(), "shapes": ((3,),), "shards_per_client": 2, "share": 0.5, "size": 3,
         "sizes": torch.ones(2), "stage": "val", "state": {"method": "FedAvg"}, "status": "optimal", "step_norm": 0.5,
@@ -148,6 +153,7 @@ def own_arguments() -> dict[str, dict[str, Any]]:
             "trainer": partial(Trainer, max_epochs=1, accelerator="cpu", logger=False),
             "folder": tempfile.mkdtemp(),
         },
+        "guards.CosineTrust": {"client": 0},
         "EvaluationRecord": {"values": {"acc": torch.ones(2)}},
         "FederatedClient": {"module": fl.ClientModule(nn.Linear(2, 3)), "num_clients": 3},
         "metrics.functional.ConflictCounts": {"model": torch.tensor(1), "layers": torch.ones(3)},

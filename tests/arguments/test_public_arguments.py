@@ -34,6 +34,7 @@ ACCEPTED = {
     "-1": (
         (r"\(seed$", "any integer is a seed"),
         (r"ScaledUpdates\(factor$", "turns the update around"),
+        (r"attacks\.\w+\(labels$", "the last part of a batch"),
         (rf"({LOSSES}|LinearProgram\(value)$", "losses and objectives have any sign"),
     ),
     "NaN inf": (
@@ -51,6 +52,7 @@ ACCEPTED = {
         (r"Record\(client_(ids|names)$", "no client took part, or names are the ids"),
         (r"Selection\((client_ids|drop_outs)$", "no client was available, or none dropped out"),
         (r"(FairnessCurve|RoundSeries|FitRecord)\(", "before the first round"),
+        (r"UniformSampler\(always$", "all are drawn"),
         (r"(Holdings\(counts|Absence\(client_ids)$", "no clients"),
         (r"LocalWork\((parameters|rates)$", "before the first step"),
         (r"(labels_of|Samples)\(dataset$", "no samples, no labels"),

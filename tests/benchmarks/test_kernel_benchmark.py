@@ -84,6 +84,7 @@ def test_counted_bytes_and_operations():
     assert counted["layer_cross_combine"] == (n * 14 * 2 + n * 2 + layers * 14 * 8, 2 * n * 14)
     assert counted["puc_track"] == (n * 2 + 2 * n + n // 8 + layers * 8, 2 * n)
     assert counted["puc_combine"] == (n * 4 * 2 + n * 4 // 8 + n * 2, 3 * n * 4)
+    assert counted["trimmed_mean"] == (n * 4 * 2 + n * 2, 0)
 
 
 def test_shares_are_ratios_of_medians():

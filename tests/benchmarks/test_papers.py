@@ -3,6 +3,7 @@
 
 import gzip
 import json
+import pickle
 import queue
 import sys
 from dataclasses import replace
@@ -330,9 +331,24 @@ def test_every_case_can_be_made(experiment):
             assert isinstance(case.rule(), fl.algorithms.ServerRule)
             if case.client is not None:
                 fl.FederatedStrategy(case.rule(), client=case.client())
+            if case.guard is not None:
+                fl.FederatedStrategy(case.rule(), guard=case.guard())
+            if case.attack is not None:
+                assert pickle.loads(pickle.dumps(case)).attack(3) == case.attack(3)  # runs are processes
             images = torch.zeros(2, *case.task.shape, dtype=torch.uint8)
             if case is experiment.cases[0]:
                 assert case.network()(images).shape == (2, case.classes)
+
+
+def test_guards_work_and_dishonest_clients_do_not_count(root, tmp_path):
+    case = case_of(training=Training(10, 10), attack=lambda seed: fl.attacks.ZeroUpdates((0, 1)))
+    everybody = execute(case, job_of(case, root, tmp_path / "a", 2))[0]
+    honest = replace(case, honest_only=True)
+    counted = execute(honest, job_of(honest, root, tmp_path / "b", 2))[0]
+    assert counted["clients"] == everybody["clients"][2:]
+    assert counted["mean"] == pytest.approx(sum(everybody["clients"][2:]) / 8, rel=1e-3)
+    guarded = replace(honest, guard=partial(fl.guards.MultiKrum, 3))
+    assert execute(guarded, job_of(guarded, root, tmp_path / "c", 2))[0]["per_round_dropped"] == 3
 
 
 def test_two_cases_of_one_name_are_refused():

@@ -121,3 +121,17 @@ def test_samplers_are_values(sampler):
     assert isinstance(sampler, CohortSampler)
     assert pickle.loads(pickle.dumps(sampler)) == sampler
     assert hash(sampler) == hash(pickle.loads(pickle.dumps(sampler)))
+
+
+def test_clients_that_are_always_there():
+    sampler, sizes, seen = UniformSampler(always=(4, 1)), torch.ones(9), set()
+    for when in range(40):
+        chosen = sampler.select(when, 4, sizes, 0).client_ids
+        assert {1, 4} <= set(chosen)
+        assert len(set(chosen)) == 4
+        seen |= set(chosen)
+    assert seen == set(range(9))
+    with pytest.raises(ValueError, match="always must name at most 1 clients with ids below 9"):
+        sampler.select(0, 1, sizes, 0)
+    with pytest.raises(ValueError, match="ids below 4"):
+        sampler.select(0, 3, torch.ones(4), 0)

@@ -72,9 +72,11 @@ MUTATIONS = [
         "if rates else None",
         unseen="the clients of a round all have a learning rate, or none has: their optimizers are of one kind",
     ),
-    uploads("norms of the first clients in place of the kept", "norms[kept]", "norms[: len(kept)]"),
+    uploads("norms of the first clients in place of the kept", "self.norms[places]", "self.norms[: len(places)]"),
     uploads(
-        "training losses of the first clients in place of the kept", "[losses[k] for k in kept]", "losses[: len(kept)]"
+        "training losses of the first clients in place of the kept",
+        "[self.train_losses[k] for k in places]",
+        "self.train_losses[: len(places)]",
     ),
     uploads(
         "losses at the global model are not checked",

@@ -17,7 +17,7 @@ FLOORS = (
     ("strategy", "integrations"),
     ("simulation",),
     ("executors",),
-    ("training",),
+    ("training", "guards"),
     ("algorithms", "data", "callbacks", "attacks", "client_module"),
     ("report",),
     ("core", "solvers"),

@@ -101,6 +101,7 @@ int64_t layer_combine();
 int64_t layer_cross_combine();
 int64_t puc_track();
 int64_t puc_combine();
+int64_t trimmed_mean();
 int64_t project_conflicts();
 int64_t min_norm();
 // A call of a kernel with a mistake, 1 to 8, or with none, 0.

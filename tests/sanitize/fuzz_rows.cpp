@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ops on rows of updates against plain double loops.
+#include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <vector>
 
 #include "fuzz.h"
 
@@ -190,6 +193,26 @@ int64_t puc_combine() {
       mass += weight;
     }
     check("mean", c, get(out.as<void>(), c, dtype), rounded(mass == 0 ? 0.0 : total / mass, dtype));
+  }
+  return 1;
+}
+
+int64_t trimmed_mean() {
+  const DType dtype = any_dtype();
+  const int64_t m = any_rows(), n = any_columns_of_output(m, dtype), trim = between(0, (m - 1) / 2);
+  describe("trimmed_mean", m, n);
+  const Values values = any_values(dtype) == Values::bits ? Values::bits : Values::whole;
+  const Rows rows(m, n, dtype, values);
+  Buffer out(n, size_of(dtype));
+  const auto run = [&](ParallelFor parallel) { cpu::trimmed_mean(rows.matrix, trim, out.as<void>(), parallel); };
+  if (values == Values::bits) return same_bits_twice({&out}, run), 2;
+  run(any_parallel());
+  std::vector<double> column(static_cast<std::size_t>(m));
+  for (int64_t c = 0; c < n; ++c) {
+    for (int64_t i = 0; i < m; ++i) column[static_cast<std::size_t>(i)] = rows.at(i, c);
+    std::sort(column.begin(), column.end());
+    const double total = std::accumulate(column.begin() + trim, column.end() - trim, 0.0);
+    check("mean", c, get(out.as<void>(), c, dtype), rounded(total / static_cast<double>(m - 2 * trim), dtype));
   }
   return 1;
 }

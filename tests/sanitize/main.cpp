@@ -33,6 +33,7 @@ Op ops[] = {
     {"layer_cross_combine", fuzz::layer_cross_combine, 2},
     {"puc_track", fuzz::puc_track, 3},
     {"puc_combine", fuzz::puc_combine, 3},
+    {"trimmed_mean", fuzz::trimmed_mean, 2},
     {"project_conflicts", fuzz::project_conflicts, 2},
     {"min_norm", fuzz::min_norm, 2},
 };

@@ -91,5 +91,8 @@ const char* puc_track(Matrix row, void* counts, int type, I64 threshold, I64 par
 const char* puc_combine(Matrix rows, const std::int32_t* keep, const double* weights, void* out) {
   return guarded([&](Context context) { cuda::puc_combine(rows, keep, weights, out, context); });
 }
+const char* trimmed_mean(Matrix rows, I64 trim, void* out) {
+  return guarded([&](Context context) { cuda::trimmed_mean(rows, trim, out, context); });
+}
 
 }  // extern "C"

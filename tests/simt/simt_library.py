@@ -186,3 +186,8 @@ class Kernels:
         weights = weights.double()
         self.call("puc_combine", _matrix(rows), _pointer(keep), _pointer(weights), _pointer(out.tensor))
         return out.done()
+
+    def trimmed_mean(self, rows: Tensor, trim: int) -> Tensor:
+        out = Guarded(rows.shape[1], dtype=rows.dtype)
+        self.call("trimmed_mean", _matrix(rows), ctypes.c_int64(trim), _pointer(out.tensor))
+        return out.done()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clients on their own and a server by hand give the bits of ``trainer.fit``."""
 
+from importlib.util import find_spec
+
 import lightning as L
 import pytest
 import torch
@@ -13,6 +15,7 @@ from fl_lightning.algorithms import (
     MOON,
     SCAFFOLD,
     ClientRule,
+    DifferentialPrivacy,
     Ditto,
     FedAvg,
     FedBN,
@@ -77,6 +80,14 @@ CASES = {
     "global buffers": {"method": MOON, "options": {"norm": True}, "buffers": "global"},
     "FedLF with SCAFFOLD": {"method": FedLF, "client": SCAFFOLD},
 }
+if find_spec("dp_accounting") is not None:
+    CASES |= {
+        "central privacy": {
+            "method": lambda: FedAvg("uniform"),
+            "client": lambda: DifferentialPrivacy(0.1, 1.0, seed=0),
+        },
+        "local privacy": {"method": FedAvg, "client": lambda: DifferentialPrivacy(0.1, 1.0, "local", seed=0)},
+    }
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -67,4 +67,17 @@ struct PucCombine {
   bool stream;  // write past the caches
 };
 
+// Puts the lesser of the numbers in two rows into the row `low`.
+struct Exchange {
+  std::int64_t low, high;
+};
+
+struct TrimmedMean {
+  Matrix rows;
+  std::int64_t trim;
+  const Exchange* network;
+  std::int64_t exchanges;
+  void* out;
+};
+
 }  // namespace fl_lightning::cpu

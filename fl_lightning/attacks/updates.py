@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dishonest clients, for robustness runs: they train and report their loss honestly, and send another update.
+"""Clients that train and report honestly, and send another update.
 
 Pan, Li, Chen, Li, Zheng: FedMDFG (AAAI 2023), section 4.4: random, enlarged and zero updates.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,53 +13,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.arguments import Bounds, checked
-from fl_lightning.core.seeding import derive_seed
-
-
-@checked(num_clients=Bounds(1), share=Bounds(0, 1))
-def dishonest_clients(num_clients: int, share: float, seed: int = 0) -> tuple[int, ...]:
-    """Draws the clients that are dishonest throughout a run.
-
-    Args:
-        num_clients: registered clients.
-        share: fraction of them, in [0, 1], rounded to the nearest count.
-        seed: of the draw.
-
-    Returns:
-        Ascending client ids.
-
-    Raises:
-        ValueError: an argument is out of range.
-    """
-    generator = torch.Generator().manual_seed(derive_seed(seed, "dishonest"))
-    chosen = torch.randperm(num_clients, generator=generator)[: round(share * num_clients)]
-    return tuple(sorted(chosen.tolist()))
-
-
-class Attack(ABC):
-    """What some clients send instead of their update. Losses, extras and companions stay honest.
-
-    Attributes:
-        clients: ids of the dishonest clients.
-    """
-
-    clients: Sequence[int]
-
-    @abstractmethod
-    def replace(self, update: Tensor, params: Tensor, seed: int) -> None:
-        """Overwrites an update in place.
-
-        Args:
-            update: what the client would send, ``params`` minus its trained parameters, ``[n]``.
-            params: the global model that it trained from, ``[n]``, not to be written to.
-            seed: belongs to this client and round.
-        """
-
-    def check(self, num_clients: int) -> None:
-        """Raises ValueError unless all ids are those of clients."""
-        strangers = [client for client in self.clients if not 0 <= client < num_clients]
-        if strangers:
-            raise ValueError(f"clients of {type(self).__name__} must be ids below {num_clients}, found {strangers}")
+from fl_lightning.attacks.base import Attack
 
 
 def _noise(like: Tensor, seed: int) -> Tensor:

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Centred clipping: Learning from History for Byzantine Robust Optimization.
+
+Sai Praneeth Karimireddy, Lie He, Martin Jaggi. ICML 2021. https://arxiv.org/abs/2012.10333
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fl_lightning.algorithms.records import State
+from fl_lightning.arguments import Bounds, checked
+from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.updates import UpdateMatrix
+from fl_lightning.guards.base import Guard, Verdict
+from fl_lightning.guards.norms import clipping
+
+
+class CentredClipping(Guard):
+    """``x_i <- v + (x_i - v) min(1, tau / ||x_i - v||)``: rows are cut to a ball around the last round's robust mean.
+
+    The mean of the cut rows is the next centre (equation 5); the first is zero. With more ``iterations``, the mean of
+    one is the centre of the next, within a round. A fair rule sees the cut rows, which stay apart.
+
+    The paper clips momenta that workers keep. Here the rows are updates of local training.
+
+    Args:
+        radius: tau.
+        iterations: the paper's l.
+
+    Attributes:
+        center: ``v`` ``[n]``; ``None`` before the first round.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    reads = "gram"
+    column_state = ("center",)
+
+    @checked(radius=Bounds(above=0), iterations=Bounds(1))
+    def __init__(self, radius: float, iterations: int = 1) -> None:
+        self.radius, self.iterations = radius, iterations
+        self.center: Tensor | None = None
+        self._next: Tensor | None = None
+
+    def judge(self, cohort: Cohort) -> Verdict:
+        """See the class."""
+        updates, m = cohort.updates, len(cohort)
+        v = torch.zeros_like(updates.rows[0]) if self.center is None else self.center.to(updates.rows)
+        gram = _joint_gram(updates, v)
+        each = torch.eye(m + 1, dtype=torch.float64)[:m]
+        c = torch.zeros(m + 1, dtype=torch.float64)
+        c[m] = 1  # the centre as a combination of the rows and v
+        for _ in range(self.iterations):
+            center, apart = c, each - c
+            distances = ((apart @ gram) * apart).sum(1).clamp_min(0).sqrt()
+            scale = clipping(distances, self.radius)
+            c = center + (scale[:, None] * apart).mean(0)
+        self._next = _combined(updates, c, v)
+        scalars = {"clipped": float((scale < 1).sum())}
+        return Verdict(scale=scale, center=_combined(updates, center, v), scalars=scalars)
+
+    def commit(self) -> None:
+        """The centre moves."""
+        self.center = self._next
+
+    def reset(self) -> None:
+        """Forgets the centre."""
+        self.center = self._next = None
+
+    def state_dict(self) -> State:
+        """The centre, once there is one."""
+        return {} if self.center is None else {"center": self.center}
+
+    def load_state_dict(self, state: State) -> None:
+        """Restores the centre."""
+        self.center = self._next = state.get("center")
+
+
+def _joint_gram(updates: UpdateMatrix, v: Tensor) -> Tensor:
+    """``[m + 1, m + 1]`` inner products of the rows and ``v``: float64 on the CPU."""
+    m = len(updates)
+    gram = torch.empty(m + 1, m + 1, dtype=torch.float64)
+    gram[:m, :m] = updates.gram().sum(0)
+    gram[:m, m] = gram[m, :m] = updates.dots(v).sum(0)
+    gram[m, m] = updates.norm_of(v) ** 2
+    return gram
+
+
+def _combined(updates: UpdateMatrix, c: Tensor, v: Tensor) -> Tensor:
+    m = len(updates)
+    if not bool(c[:m].any()):
+        return v
+    return updates.combine(c[:m], out=v * float(c[m]))

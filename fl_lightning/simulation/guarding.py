@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The guards of a fit, one after the other, between the uploads of a round and the method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.columns import Columns
+from fl_lightning.core.storage.column_files import for_columns, in_columns
+from fl_lightning.guards.base import Guard
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """What the guards made of a round.
+
+    Attributes:
+        cohort: what the method sees.
+        places: where its clients were in the cohort that came in.
+        left_out: places of the others there, with the reasons.
+        scalars: numbers to log.
+    """
+
+    cohort: Cohort
+    places: list[int]
+    left_out: dict[int, str]
+    scalars: dict[str, float]
+
+
+class Guards:
+    """Runs the guards of a fit.
+
+    Args:
+        guards: in the order in which they see the updates.
+    """
+
+    def __init__(self, guards: Sequence[Guard]) -> None:
+        self._guards = guards
+
+    def guarded(self, cohort: Cohort, rebuild: Callable[[list[int], bool], Cohort]) -> Guarded:
+        """Lets every guard see what the one before has left; rows change in place.
+
+        Args:
+            cohort: the round's usable uploads.
+            rebuild: makes the cohort anew, from the clients at these of its present places; whether rows have changed
+                since their norms were taken is the second argument.
+
+        Raises:
+            CannotGuardError: a guard can make nothing of the cohort.
+        """
+        places, left_out, scalars, changed = list(range(len(cohort))), dict[int, str](), dict[str, float](), False
+        for guard in self._guards:
+            verdict = guard.judge(cohort)
+            kept = verdict.kept(len(cohort))
+            left_out |= {places[place]: reason for place, reason in verdict.left_out.items()}
+            named = {"left_out": float(len(verdict.left_out)), **verdict.scalars}
+            scalars |= {f"{type(guard).__name__}/{name}": value for name, value in named.items()}
+            places = [places[place] for place in kept]
+            if verdict.left_out or verdict.changes_rows:
+                changed = changed or verdict.changes_rows
+                cohort = rebuild(kept, changed)
+                verdict.change(cohort.updates.rows, kept)
+        return Guarded(cohort, places, left_out, scalars)
+
+    def commit(self) -> None:
+        """The round has happened."""
+        for guard in self._guards:
+            guard.commit()
+
+    def reset(self) -> None:
+        """A fresh fit begins."""
+        for guard in self._guards:
+            guard.reset()
+
+    def states(self) -> dict[str, Any]:
+        """The guards' states, by name."""
+        return {name: guard.state_dict() for name, guard in self._named()}
+
+    def state_dict(self, columns: Columns) -> dict[str, Any]:
+        """What a checkpoint holds of each guard."""
+        return {name: in_columns(guard.state_dict(), guard.column_state, columns) for name, guard in self._named()}
+
+    def load_state_dict(self, states: Mapping[str, Any], columns: Columns) -> None:
+        """Restores what :meth:`state_dict` returned; guards that it lacks begin anew."""
+        self.reset()
+        for name, guard in self._named():
+            if name in states:
+                guard.load_state_dict(for_columns(states[name], guard.column_state, columns))
+
+    def in_columns(self) -> list[str]:
+        """Names of what lies in columns, among the states."""
+        return [f"{name}.{entry}" for name, guard in self._named() for entry in guard.column_state or ()]
+
+    def _named(self) -> list[tuple[str, Guard]]:
+        return [(f"{type(guard).__name__} {place}", guard) for place, guard in enumerate(self._guards)]

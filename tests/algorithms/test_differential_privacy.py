@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Differential privacy of clients: clipping, noise, what is refused, and what is spent."""
+
+import math
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+from algorithm_cohorts import make_cohort, random_rows
+from support import Classifier, federated_blobs, fresh, quiet_trainer
+from torch import nn
+
+import fl_lightning as fl
+from fl_lightning.algorithms import DifferentialPrivacy, FedAvg
+from fl_lightning.core.columns import Columns
+
+accounted = pytest.mark.skipif(find_spec("dp_accounting") is None, reason="dp-accounting is not installed")
+
+
+class Watching(FedAvg):
+    def __init__(self):
+        super().__init__("uniform")
+        self.rows, self.steps = [], []
+
+    def aggregate(self, cohort):
+        self.rows.append(cohort.updates.rows.clone())
+        step = super().aggregate(cohort)
+        self.steps.append(step.clone())
+        return step
+
+
+Watching.__name__ = "FedAvg"
+
+
+class Uncounted(DifferentialPrivacy):
+    """Without the accountant, for tests of everything else."""
+
+    column_state = ()
+    reads = "sums"
+
+    def refusal(self, server):
+        return None
+
+    def scalars(self):
+        return {}
+
+
+@pytest.fixture
+def no_accountant(monkeypatch):
+    monkeypatch.setattr("fl_lightning.simulation.options.accounting", lambda: None)
+
+
+def fitted(rule, rounds=1, **options):
+    watching = Watching()
+    strategy = fl.FederatedStrategy(watching, client=rule, seed=2, **options)
+    quiet_trainer(strategy, rounds).fit(fresh(Classifier), federated_blobs())
+    return watching, strategy
+
+
+@pytest.mark.fit
+@pytest.mark.usefixtures("no_accountant")
+def test_updates_are_cut_and_short_ones_keep_their_bits():
+    plain, _ = fitted(None)
+    norms = plain.rows[0].double().norm(dim=1)
+    clip = float(norms.median())
+    cut, _ = fitted(Uncounted(clip, 1e-12, seed=0))
+    for before, after, norm in zip(plain.rows[0], cut.rows[0], norms, strict=True):
+        if norm < clip * (1 - 1e-4):
+            assert torch.equal(before, after)
+        else:
+            assert float(after.double().norm()) <= clip  # never longer, whatever rounding does
+            torch.testing.assert_close(after, before * clip / norm, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.fit
+@pytest.mark.usefixtures("no_accountant")
+def test_local_noise_has_the_promised_size_and_repeats_with_its_seed():
+    quiet, _ = fitted(Uncounted(0.01, 1e-12, "local", seed=0))
+    loud, _ = fitted(Uncounted(0.01, 3.0, "local", seed=0))
+    noise = loud.rows[0] - quiet.rows[0]
+    assert float(noise.std()) == pytest.approx(0.03, rel=0.1)
+    assert abs(float(noise.mean())) < 0.004
+    assert torch.linalg.matrix_rank(noise) == len(noise)  # each client's is its own
+    again, _ = fitted(Uncounted(0.01, 3.0, "local", seed=0))
+    assert torch.equal(loud.rows[0], again.rows[0])
+    secret, _ = fitted(Uncounted(0.01, 3.0, "local"))
+    assert not torch.equal(secret.rows[0], loud.rows[0])
+
+
+@pytest.mark.parametrize("m", [1, 8])
+def test_central_noise_has_the_promised_size(m):
+    cohort = make_cohort(random_rows(m, 0, n=60_000), layout=fl.ParamLayout.from_sizes((60_000,)))
+    step = torch.zeros(60_000, dtype=torch.float64)
+    rule = DifferentialPrivacy(0.5, 4.0, seed=1)
+    noise = rule.adjust_step(cohort, step)
+    assert float(noise.std()) == pytest.approx(4.0 * 0.5 / m, rel=0.02)
+    assert torch.equal(rule.adjust_step(cohort, step), noise)
+    secret = DifferentialPrivacy(0.5, 4.0)
+    assert not torch.equal(secret.adjust_step(cohort, step), secret.adjust_step(cohort, step))
+    later = make_cohort(random_rows(m, 0, n=60_000), when=1, layout=fl.ParamLayout.from_sizes((60_000,)))
+    assert not torch.equal(rule.adjust_step(later, step), noise)
+
+
+def test_shares_of_the_columns_get_the_same_noise():
+    layout, rows = fl.ParamLayout.from_sizes((40_000,)), random_rows(3, 0, n=40_000)
+    rule, parts = DifferentialPrivacy(1.0, 1.0, seed=1), []
+    whole = rule.adjust_step(make_cohort(rows, layout=layout), torch.zeros(40_000, dtype=torch.float64))
+    for share in range(3):
+        columns = Columns(Columns.cut(40_000, 3), share, lambda mine, sizes: [])
+        begin, end = columns.span
+        updates = fl.UpdateMatrix(rows[:, begin:end].clone(), layout, columns)
+        zeros = torch.zeros(end - begin, dtype=torch.float64)
+        cohort = fl.Cohort(zeros, updates, None, torch.ones(3), (0, 1, 2), 0)
+        parts.append(rule.adjust_step(cohort, zeros))
+    assert torch.equal(torch.cat(parts), whole)
+
+
+@accounted
+def test_what_the_promise_does_not_cover_is_refused():
+    central, local = DifferentialPrivacy(1.0, 1.0), DifferentialPrivacy(1.0, 1.0, "local")
+    for server, words in (
+        (FedAvg(), r"use FedAvg\('uniform'\) in place of FedAvg\('samples'\), or where='local'"),
+        (fl.algorithms.FedMGDAPlus(), "in place of FedMGDAPlus"),
+        (fl.algorithms.FedLF(), "in place of FedLF"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            fl.FederatedStrategy(server, client=central)
+    with pytest.raises(ValueError, match="does not cover the losses that FedLF reads"):
+        fl.FederatedStrategy(fl.algorithms.FedLF(), client=local)
+    with pytest.raises(ValueError, match="does not cover the accuracies that FedFa reads"):
+        fl.FederatedStrategy(fl.algorithms.FedFa(), client=local)
+    with pytest.raises(ValueError, match="cannot replace the client half of SCAFFOLD"):
+        fl.FederatedStrategy(fl.algorithms.SCAFFOLD(), client=local)
+    with pytest.raises(ValueError, match="guard must be left out with DifferentialPrivacy"):
+        fl.FederatedStrategy(FedAvg("uniform"), client=central, guard=fl.guards.Krum(1))
+    with pytest.raises(ValueError, match=r"sampler must be UniformSampler\(\)"):
+        fl.FederatedStrategy(
+            FedAvg("uniform"), client=DifferentialPrivacy(1.0, 1.0, amplified=True), sampler=fl.data.AllClients()
+        )
+    with pytest.raises(ValueError, match="full_gradients=True trains nothing locally"):
+        fl.FederatedStrategy(FedAvg("uniform"), client=central, full_gradients=True)
+    with pytest.raises(ValueError, match="amplified=True needs where='central', found 'local'"):
+        DifferentialPrivacy(1.0, 1.0, "local", amplified=True)
+    normed = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    with pytest.raises(ValueError, match=r"not cover the buffers of Sequential, found '1\.running_mean'"):
+        local.check_module(normed)
+    DifferentialPrivacy(1.0, 1.0, uncovered="allow").check_module(normed)
+
+
+@accounted
+def test_pairs_that_keep_the_promise():
+    local = DifferentialPrivacy(1.0, 1.0, "local")
+    for server in (FedAvg(), fl.algorithms.FedMGDAPlus(server_lr=1.0), fl.algorithms.FedHEAL()):
+        fl.FederatedStrategy(server, client=local, guard=fl.guards.MultiKrum(1))
+    allowed = DifferentialPrivacy(1.0, 1.0, "local", uncovered="allow")
+    fl.FederatedStrategy(fl.algorithms.FedLF(), client=allowed)
+    fl.FederatedStrategy(FedAvg("uniform"), client=DifferentialPrivacy(1.0, 1.0, amplified=True))
+
+
+def renyi(multiplier, rounds, delta):
+    """Epsilon of so many Gaussian mechanisms, converted as in Canonne, Kamath, Steinke 2020, proposition 12."""
+    orders = [1 + x / 100 for x in range(1, 20_000)]
+    return min(
+        rounds * a / (2 * multiplier**2) + math.log((a - 1) / a) - (math.log(delta) + math.log(a)) / (a - 1)
+        for a in orders
+    )
+
+
+@accounted
+@pytest.mark.parametrize("where", ["central", "local"])
+@pytest.mark.parametrize(("noise", "rounds"), [(2.0, 1), (8.0, 100), (40.0, 1000)])
+def test_spending_agrees_with_the_formula(where, noise, rounds):
+    rule = DifferentialPrivacy(1.0, noise, where, delta=1e-5)
+    assert rule.epsilon(rounds) == pytest.approx(renyi(noise / 2, rounds, 1e-5), rel=0.02)
+
+
+@accounted
+def test_amplification_and_delta():
+    plain = DifferentialPrivacy(1.0, 8.0)
+    amplified = DifferentialPrivacy(1.0, 8.0, amplified=True)
+    whole = plain.epsilon(50, num_clients=1000)
+    assert amplified.epsilon(50, 1000, 20) < 0.5 * whole
+    assert amplified.epsilon(50, 1000, 1000) == whole
+    assert whole == DifferentialPrivacy(1.0, 8.0, delta=1000**-1.1).epsilon(50)
+    with pytest.raises(ValueError, match="num_clients, and cohort_size with amplified=True, must be given"):
+        plain.epsilon(50)
+
+
+@accounted
+@pytest.mark.fit
+def test_epsilon_is_logged_every_round_and_goes_on_after_a_checkpoint(tmp_path):
+    def fit(rounds, ckpt=None):
+        rule = DifferentialPrivacy(0.1, 8.0, amplified=True, seed=4)
+        strategy = fl.FederatedStrategy(FedAvg("uniform"), client=rule, clients_per_round=3, seed=2)
+        trainer = quiet_trainer(strategy, rounds)
+        trainer.fit(fresh(Classifier), federated_blobs(), ckpt_path=ckpt)
+        return float(trainer.callback_metrics["fed/epsilon"]), trainer, rule
+
+    two, trainer, rule = fit(2)
+    assert two == pytest.approx(rule.epsilon(2, 6, 3), rel=1e-6)
+    trainer.save_checkpoint(tmp_path / "two.ckpt")
+    straight, *_ = fit(4)
+    resumed, *_ = fit(4, tmp_path / "two.ckpt")
+    assert straight == resumed > two
+
+
+def test_without_the_accountant(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(ImportError, match=r"needs dp-accounting: pip install 'fl-lightning\[privacy\]'"):
+        fl.FederatedStrategy(FedAvg("uniform"), client=DifferentialPrivacy(1.0, 1.0))
+
+
+@pytest.mark.fit
+@pytest.mark.usefixtures("no_accountant")
+def test_workers_train_privately_too():
+    rule, options = {"clip": 0.1, "noise_multiplier": 1.0, "where": "local", "seed": 3}, {"rounds": 2}
+    here, _ = fitted(Uncounted(**rule), **options)
+    there, strategy = fitted(Uncounted(**rule), executor=fl.executors.Parallel(workers=2), **options)
+    assert strategy.executor_fallback is None
+    assert all(map(torch.equal, here.rows, there.rows))

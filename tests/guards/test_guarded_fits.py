@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``FederatedStrategy(guard=...)``: what a method, a client rule, records, logs and checkpoints see of it."""
+
+import pytest
+import torch
+from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
+
+import fl_lightning as fl
+from fl_lightning.simulation.rank_checks import whole_rows_reason
+
+pytestmark = pytest.mark.fit
+LOUD = fl.attacks.ScaledUpdates((1, 4), factor=50.0)
+
+
+class Watching(fl.algorithms.FedAvg):
+    """Remembers what it is shown."""
+
+    def __init__(self):
+        super().__init__(weighting="uniform")
+        self.seen = []
+
+    def aggregate(self, cohort):
+        self.seen.append((cohort.client_ids, cohort.updates.rows.clone(), cohort.updates.norms().clone()))
+        return super().aggregate(cohort)
+
+
+def fitted(rule=None, rounds=1, ckpt=None, module=None, **options):
+    rule, module = rule or Watching(), module or fresh(Classifier)
+    strategy = fl.FederatedStrategy(rule, seed=2, **options)
+    trainer = quiet_trainer(strategy, rounds)
+    trainer.fit(module, federated_blobs(), ckpt_path=ckpt)
+    return rule, strategy, trainer, weights(module)
+
+
+def test_clients_left_out_are_gone_for_everybody():
+    seen = []
+
+    class Committing(fl.algorithms.ClientRule):
+        def commit(self, cohort):
+            seen.append(cohort.client_ids)
+
+    rule, strategy, trainer, _ = fitted(client=Committing(), guard=fl.guards.MultiKrum(1, keep=3), attack=LOUD,
+                                        clients_per_round=6)  # fmt: skip
+    open_rule, *_ = fitted(attack=LOUD, clients_per_round=6)
+    ids, rows, _ = rule.seen[0]
+    record = strategy.last_round
+    all_ids, all_rows, _ = open_rule.seen[0]
+    assert len(all_ids) == 6
+    assert {1, 4} <= set(record.dropped)
+    assert set(record.dropped.values()) == {"MultiKrum finds its update too far from the others"}
+    assert record.client_ids == ids == seen[0]
+    assert sorted([*ids, *record.dropped]) == sorted(all_ids)
+    assert torch.equal(rows, all_rows[[all_ids.index(client) for client in ids]])
+    assert trainer.callback_metrics["fed/MultiKrum/left_out"] == 3
+    assert trainer.callback_metrics["fed/dropped"] == 3
+
+
+def test_guards_come_one_after_the_other():
+    guard = [fl.guards.NormClipping(0.05), fl.guards.MultiKrum(1, keep=4), fl.guards.NormClipping(0.01)]
+    rule, strategy, *_ = fitted(guard=guard, attack=LOUD, clients_per_round=6)
+    ids, rows, norms = rule.seen[0]
+    assert len(ids) == 4
+    torch.testing.assert_close(norms, torch.full((4,), 0.01, dtype=torch.float64))
+    torch.testing.assert_close(norms, rows.double().norm(dim=1))
+    assert set(strategy.last_round.scalars) == {
+        "NormClipping/left_out", "NormClipping/clipped", "MultiKrum/left_out",
+    }  # fmt: skip
+    assert float(strategy.last_round.update_norms.max()) > 0.05  # as they were sent
+
+
+def test_a_round_that_a_guard_cannot_judge_changes_nothing():
+    with pytest.warns(UserWarning, match="round 0 had 6 usable reports, fewer than the 7 that Krum needs"):
+        rule, strategy, _, theta = fitted(guard=fl.guards.Krum(2), clients_per_round=6)
+    assert rule.seen == []
+    assert torch.equal(theta, weights(fresh(Classifier)))
+    assert strategy.last_round.skipped.startswith("6 usable reports")
+
+
+def test_a_guard_that_never_can_ends_the_fit():
+    with pytest.warns(UserWarning, match="fewer than the 7"), pytest.raises(fl.ClientError, match="3 rounds in a row"):
+        fitted(guard=fl.guards.Krum(2), clients_per_round=6, rounds=5)
+
+
+def test_a_guard_goes_on_from_a_checkpoint(tmp_path):
+    options = {"guard": fl.guards.AdaptiveNormClipping(), "attack": LOUD}
+    *_, straight = fitted(rounds=4, **options)
+    _, _, trainer, _ = fitted(rounds=2, **options)
+    bound = options["guard"].bound
+    trainer.save_checkpoint(tmp_path / "two.ckpt")
+    again = {"guard": fl.guards.AdaptiveNormClipping(), "attack": LOUD}
+    *_, resumed = fitted(rounds=4, ckpt=tmp_path / "two.ckpt", **again)
+    assert bound > 0
+    assert torch.equal(resumed, straight)
+    with pytest.warns(UserWarning, match=r"guard: \['AdaptiveNormClipping.*became \['Krum"):
+        fitted(rounds=3, ckpt=tmp_path / "two.ckpt", guard=fl.guards.Krum(0), attack=LOUD)
+
+
+def test_a_refused_round_does_not_count_for_a_guard():
+    class Infinite(fl.algorithms.FedAvg):
+        def aggregate(self, cohort):
+            return torch.full_like(cohort.params, torch.inf)
+
+    guard = fl.guards.AdaptiveNormClipping()
+    with pytest.warns(UserWarning, match="finite step"):
+        fitted(Infinite(), guard=guard, on_client_error="drop")
+    assert guard.bound == 0
+
+
+def test_every_method_has_the_guard_before_it():
+    for method in (fl.algorithms.FedLF(), fl.algorithms.FedMDFG(), fl.algorithms.FedFV(), fl.algorithms.SCAFFOLD()):
+        _, strategy, *_ = fitted(method, guard=fl.guards.MultiKrum(1), attack=LOUD)
+        assert strategy.last_round.scalars["MultiKrum/left_out"] == 1
+        assert len(strategy.last_round.client_ids) == 5
+
+
+def test_bad_guards():
+    with pytest.raises(TypeError, match="guard of FederatedStrategy must be"):
+        fl.FederatedStrategy(guard="krum")
+    with pytest.raises(ValueError, match=r"guard of FederatedStrategy must be None or at least one guard, found \[\]"):
+        fl.FederatedStrategy(guard=[])
+
+
+def test_cosine_trust_with_a_client_of_the_server():
+    _, strategy, trainer, _ = fitted(
+        rounds=2,
+        guard=fl.guards.CosineTrust(3, rows="own"),
+        sampler=fl.data.UniformSampler(always=(3,)),
+        clients_per_round=4,
+    )
+    assert strategy.last_round.dropped[3] == "CosineTrust compares the others with it"
+    assert 0 < float(trainer.callback_metrics["fed/CosineTrust/mean_trust"]) <= 1
+
+
+def test_a_guard_that_needs_whole_rows_is_named():
+    class Whole(fl.guards.NormClipping):
+        def judge(self, cohort):
+            return super().judge(cohort)
+
+    def reason(*guards):
+        return whole_rows_reason(fl.FederatedStrategy(guard=list(guards))._options)
+
+    assert reason(fl.guards.NormClipping(1.0)) is None
+    assert reason(fl.guards.NormClipping(1.0), Whole(1.0)).startswith("Whole does not say that it works on columns")

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Norm clipping, with a fixed bound and with one that follows the norms."""
+
+import math
+
+import pytest
+import torch
+from algorithm_cohorts import make_cohort, random_rows
+from guard_cohorts import crowd
+
+from fl_lightning import guards
+
+
+def test_long_rows_are_cut_and_short_ones_keep_their_bits():
+    cohort = crowd()
+    norms = cohort.updates.rows.norm(dim=1)
+    bound = float(norms.sort().values[5])
+    found = guards.NormClipping(bound).guarded(cohort)
+    for before, after, norm in zip(cohort.updates.rows, found.updates.rows, norms, strict=True):
+        if norm <= bound:
+            assert torch.equal(before, after)
+        else:
+            torch.testing.assert_close(after, before * bound / norm)
+    assert guards.NormClipping(bound).judge(cohort).scalars == {"clipped": 3.0}
+    torch.testing.assert_close(found.updates.norms(), found.updates.rows.norm(dim=1))  # none are remembered
+
+
+def test_the_adaptive_bound_follows_the_paper():
+    guard, bound = guards.AdaptiveNormClipping(quantile=0.25, rate=0.5), None
+    for seed in range(4):
+        cohort = make_cohort(random_rows(7, seed) * (seed + 1))
+        norms = cohort.updates.rows.norm(dim=1)
+        if bound is None:
+            bound = float(norms.sort().values[1])  # of 7, the lower of those around place 1.5
+        assert guard.judge(cohort).scalars["bound"] == pytest.approx(bound)
+        b = float((norms <= bound * (1 + 1e-12)).double().mean())
+        bound *= math.exp(-0.5 * (b - 0.25))
+        guard.commit()
+        assert guard.bound == pytest.approx(bound)
+
+
+def test_the_bound_moves_only_with_rounds_that_happen():
+    guard = guards.AdaptiveNormClipping()
+    guard.judge(crowd())
+    assert guard.state_dict() == {"bound": 0.0}
+    guard.commit()
+    before = guard.state_dict()
+    guard.judge(crowd(seed=1))
+    assert guard.state_dict() == before != {"bound": 0.0}
+    guard.judge(make_cohort(torch.zeros(3, 92)))
+    guard.commit()
+    assert guard.state_dict() == before
+    other = guards.AdaptiveNormClipping()
+    other.load_state_dict(before)
+    assert other.judge(crowd(seed=2)).scalars == guard.judge(crowd(seed=2)).scalars
+    guard.reset()
+    assert guard.state_dict() == {"bound": 0.0}

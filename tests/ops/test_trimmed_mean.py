@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trimmed means and medians, against sorting by hand."""
+
+from statistics import median
+
+import pytest
+import torch
+from implementations import DTYPES, EXTENSION, REFERENCE, compiled, every, gaussian
+
+from fl_lightning import ops
+
+
+def by_hand(rows, trim):
+    """In Python's floats, rounded to the rows' dtype once."""
+    m, means = len(rows), []
+    for column in rows.double().T.tolist():
+        left = sorted(column)[trim : m - trim]
+        means.append(sum(left) / len(left))
+    return torch.tensor(means, dtype=torch.float64).to(rows.dtype)
+
+
+@every
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("m", "n"), [(1, 5), (2, 33), (3, 64), (5, 1), (6, 100), (7, 31), (16, 40), (33, 70), (90, 9)])
+def test_the_middle_is_averaged(call, m, n, dtype):
+    rows = gaussian(m, n, dtype, seed=m)
+    for trim in {0, (m - 1) // 4, (m - 1) // 2}:
+        found, expected = call("trimmed_mean", rows, trim), by_hand(rows, trim)
+        assert found.dtype == dtype
+        torch.testing.assert_close(found, expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-7)
+
+
+@every
+def test_whole_numbers_and_ties_are_exact(call):
+    rows = torch.randint(-3, 4, (12, 300), generator=torch.Generator().manual_seed(1)).float()
+    for trim in range(6):
+        assert torch.equal(call("trimmed_mean", rows, trim), by_hand(rows, trim))
+
+
+@every
+@pytest.mark.parametrize("m", [4, 9])
+def test_the_largest_trim_gives_the_median(call, m):
+    rows = gaussian(m, 200, torch.float64)
+    expected = torch.tensor([median(column) for column in rows.T.tolist()], dtype=torch.float64)
+    torch.testing.assert_close(call("trimmed_mean", rows, (m - 1) // 2), expected)
+
+
+@every
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_nan_is_seen_and_infinity_is_trimmed(call, dtype):
+    rows = gaussian(7, 80, dtype)
+    rows[3, 5], rows[0, 40], rows[6, 79] = torch.nan, torch.inf, -torch.inf
+    found = call("trimmed_mean", rows, 2)
+    assert found.isnan().nonzero().flatten().tolist() == [5]
+    assert found.isinf().sum() == 0
+    assert call("trimmed_mean", rows, 0)[40] == torch.inf
+
+
+@every
+def test_rows_far_apart_and_rows_that_overlap(call):
+    wide = gaussian(5, 500)
+    for rows in (wide[:, 3:203], wide[::2], wide[:, ::3], wide[:1].expand(4, -1)):
+        torch.testing.assert_close(call("trimmed_mean", rows, 1), by_hand(rows, 1))
+
+
+@every
+@pytest.mark.parametrize("n", [0, 8191, 8192, 8193, 20_000])
+def test_any_number_of_columns(call, n):
+    rows = gaussian(3, n)
+    assert torch.equal(call("trimmed_mean", rows, 1), rows.median(0).values if n else torch.empty(0))
+
+
+@compiled
+@pytest.mark.parametrize("m", [5, 300, 2000])
+def test_a_column_does_not_depend_on_the_others(call, m):
+    rows = gaussian(m, 700)
+    whole = call("trimmed_mean", rows, m // 5)
+    parts = [call("trimmed_mean", rows[:, a:b].contiguous(), m // 5) for a, b in ((0, 1), (1, 333), (333, 700))]
+    assert torch.equal(torch.cat(parts), whole)
+    torch.testing.assert_close(whole, REFERENCE("trimmed_mean", rows, m // 5))
+
+
+@compiled
+def test_the_order_of_rows_does_not_matter(call):
+    rows = gaussian(41, 999)
+    order = torch.randperm(41, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(
+        call("trimmed_mean", rows[order], 9), call("trimmed_mean", rows, 9), rtol=1e-6, atol=1e-8
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "trim", "error", "words"),
+    [
+        (torch.ones(4, 3), 2, ValueError, "trim must be below half of the 4 rows, found 2"),
+        (torch.ones(5, 3), 3, ValueError, "trim must be below half of the 5 rows, found 3"),
+        (torch.ones(5, 3), -1, ValueError, "trim must be an integer from 0 on, found -1"),
+        (torch.ones(5, 3), 1.0, TypeError, "trim must be an integer"),
+        (torch.ones(0, 3), 0, ValueError, "rows must have at least one row"),
+        (torch.ones(3, 2, dtype=torch.int64), 0, TypeError, "rows must be"),
+    ],
+)
+def test_errors(rows, trim, error, words):
+    with pytest.raises(error, match=words):
+        ops.trimmed_mean(rows, trim)
+
+
+@pytest.mark.skipif(EXTENSION is None, reason="no compiled kernels")
+def test_the_kernel_guards_its_memory():
+    with pytest.raises(RuntimeError, match="trim must be below half of the 4 rows"):
+        torch.ops.fl_lightning.trimmed_mean(torch.ones(4, 3), 2)

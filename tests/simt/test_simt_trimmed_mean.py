@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA kernel of trimmed means, run on the processor."""
+
+import pytest
+import torch
+from simt_library import KernelError
+
+from fl_lightning.ops import _trimmed_mean as reference
+
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+def rows_of(m, n, dtype, seed=0):
+    return torch.randn(m, n, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("m", "n"), [(1, 3), (2, 32), (3, 33), (5, 70), (8, 64), (19, 100), (33, 31)])
+def test_the_middle_is_averaged(simt, m, n, dtype):
+    rows = rows_of(m, n, dtype, m)
+    for trim in {0, (m - 1) // 3, (m - 1) // 2}:
+        expected = reference.trimmed_mean(rows, trim)
+        torch.testing.assert_close(simt.trimmed_mean(rows, trim), expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-7)
+
+
+@pytest.mark.parametrize("n", [0, 1, 31, 32, 33])
+def test_rows_at_any_distance(simt, n):
+    rows = rows_of(6, n + 7, torch.float32)[:, 2 : 2 + n]
+    assert torch.equal(simt.trimmed_mean(rows, 2), reference.trimmed_mean(rows, 2))
+
+
+def test_nan_is_seen_wherever_it_is_sorted_to(simt):
+    rows = rows_of(7, 40, torch.float32)
+    for row in range(7):
+        rows[row, row] = torch.nan
+    rows[0, 20], rows[1, 21] = torch.inf, -torch.inf
+    found = simt.trimmed_mean(rows, 2)
+    assert found.isnan().nonzero().flatten().tolist() == list(range(7))
+    assert not found.isinf().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_many_rows_leave_room_for_few_columns(simt, dtype):
+    rows = rows_of(700, 40, dtype)
+    torch.testing.assert_close(simt.trimmed_mean(rows, 100), reference.trimmed_mean(rows, 100))
+
+
+def test_more_rows_than_fit_are_refused(simt):
+    with pytest.raises(KernelError, match="trimmed_mean takes at most 6144 rows on CUDA"):
+        simt.trimmed_mean(torch.zeros(6145, 2, dtype=torch.float64), 1)
