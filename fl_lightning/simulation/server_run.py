@@ -127,8 +127,7 @@ class ServerRun:
         metrics = evaluation_metrics(record)
         shown = client_metrics(record, self._by_name) if len(record.client_ids) <= _MANY_CLIENTS else {}
         self._log({**metrics, **shown}, round - 1)
-        self.trainer.last_evaluation = record
-        self.trainer.call("on_validation_end" if stage == "val" else "on_test_end")
+        self.trainer.evaluated(record)
         rank_zero_info(self._values(record, metrics))
         if stage == "test" and not any(isinstance(c, ClientTable) for c in self.trainer.callbacks):
             self.trainer.print(format_client_table(record))

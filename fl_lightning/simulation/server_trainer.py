@@ -64,6 +64,16 @@ class ServerTrainer:
         for callback in self.callbacks:
             getattr(callback, hook)(self, self.lightning_module, *args)
 
+    def evaluated(self, record: EvaluationRecord) -> None:
+        """An evaluation is over: inside the fit, or a test after it."""
+        self.last_evaluation = record
+        if record.stage == "val":
+            self.call("on_validation_end")
+            return
+        self.state.fn = TrainerFn.TESTING
+        self.call("on_test_end")
+        self.state.fn = TrainerFn.FITTING
+
     def print(self, text: str) -> None:
         """Prints a table."""
         rank_zero_info(text)

@@ -69,10 +69,11 @@ def lightning_client_app(
     def made(context: Context, num_clients: int, federation: str) -> FederatedClient:
         if not _NAME.fullmatch(federation):
             raise ValueError(f"the name of a federation must be hexadecimal digits, found {federation!r}")
+        client_id = client_id_of(context)
         held = _called(data, context)
         shared = hasattr(held, "num_clients") and hasattr(held, "client_sizes")
         return FederatedClient(
-            _called(model, context), held, client_id_of(context), None if shared else num_clients,
+            _called(model, context), held, client_id, None if shared else num_clients,
             _rule(algorithm), client=_rule(client), trainer=trainer,
             folder=Path(state_dir).expanduser() / federation, **options,
         )  # fmt: skip

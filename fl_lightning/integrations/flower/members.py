@@ -25,7 +25,8 @@ class Members:
     """Knows the node of every client that is connected.
 
     A node that Flower lists and that is not known yet is asked to introduce itself. It is refused, by name and with a
-    warning, if it computes something else than the server or says that it is a client that another node is.
+    warning, if it computes something else than the server. If it says that it is a client that another node is, it
+    waits until that one has gone.
 
     Args:
         grid: Flower's connection.
@@ -36,6 +37,7 @@ class Members:
 
     Attributes:
         nodes: by client, those that are connected.
+        refused: why nodes that are connected cannot take part.
     """
 
     def __init__(
@@ -46,21 +48,26 @@ class Members:
         self.nodes: dict[int, int] = {}
         self._asked: set[int] = set()
         self.refused: dict[int, str] = {}
+        self._rivals: dict[int, ClientIntroduction] = {}
 
-    def connected(self, wanted: Collection[int], timeout: float) -> dict[int, int]:
+    def connected(self, wanted: Collection[int], fewest: int, timeout: float) -> dict[int, int]:
         """The node of each wanted client that is connected.
 
-        Waits, at most so long, while nodes that might be missing clients have not introduced themselves yet.
+        Waits, at most so long, while there are too few, and while nodes that might be missing clients have not
+        introduced themselves yet.
 
         Args:
             wanted: clients.
+            fewest: how many there should be.
             timeout: seconds.
         """
         until = time.monotonic() + timeout
         while True:
             waiting = self.look()
-            if set(wanted) <= self.nodes.keys() or not waiting or time.monotonic() >= until:
-                return {client: self.nodes[client] for client in wanted if client in self.nodes}
+            found = {client: self.nodes[client] for client in wanted if client in self.nodes}
+            enough = len(found) == len(wanted) or (len(found) >= fewest and not waiting)
+            if enough or time.monotonic() >= until:
+                return found
             time.sleep(min(_PAUSE, max(until - time.monotonic(), 0.0)))
 
     def gather(self, fewest: int, timeout: float) -> None:
@@ -91,34 +98,57 @@ class Members:
             if node not in online:
                 rank_zero_info(f"client {client_label(client, self._server.client_names)} is no longer connected")
                 del self.nodes[client]
-        known = {*self.nodes.values(), *self._asked, *self.refused}
+        self.refused = {node: why for node, why in self.refused.items() if node in online}
+        self._rivals = {node: found for node, found in self._rivals.items() if node in online}
+        for node, found in list(self._rivals.items()):
+            if found.client_id not in self.nodes:
+                del self._rivals[node]
+                self._take(node, found)
+        known = {*self.nodes.values(), *self._asked, *self.refused, *self._rivals}
         fresh = sorted(online - known)
         hello = packed(Nothing(), **self._besides)
         lost = self._mailbox.send(dict.fromkeys(fresh, hello), f"{MessageType.QUERY}.{HELLO}", "hello", None)
         self._asked |= set(fresh) - lost.keys()
         for node, reply in self._mailbox.look().items():
             self._asked.discard(node)
-            if node in online:
+            if node in online and not reply.silent:  # who could not be reached is asked again
                 self._hear(node, reply)
         return bool(self._asked & online)
 
     def _hear(self, node: int, reply: Reply) -> None:
-        why, key = reply.failure, self._key(node)
-        if reply.content is not None:
-            try:
-                found = taken(ClientIntroduction, unpacked(reply.content))
-                why = self._flaw(found, key) or ""
-            except ValueError as error:
-                why = str(error)
-        if why:
-            self.refused[node] = why
-            rank_zero_warn(f"node {node} cannot take part: {why}")
+        if reply.content is None:
+            self._refuse(node, reply.failure)
+            return
+        try:
+            found = taken(ClientIntroduction, unpacked(reply.content))
+        except ValueError as error:
+            self._refuse(node, str(error))
+            return
+        if found.client_id in self.nodes:
+            # A node that restarts without a registered key comes back under another id, before Flower misses the old.
+            self._rivals[node] = found
+            rank_zero_warn(
+                f"node {node} says that it is client {found.client_id}, which node {self.nodes[found.client_id]} is: "
+                "it takes part once that one has gone"
+            )
+            return
+        self._take(node, found)
+
+    def _take(self, node: int, found: ClientIntroduction) -> None:
+        key = self._key(node)
+        why = self._flaw(found, key) or self._server.refusal(found)
+        if why is not None:
+            self._refuse(node, why)
             return
         self._server.register(found)
         self.nodes[found.client_id] = node
         rank_zero_info(f"client {client_label(found.client_id, self._server.client_names)} is connected")
         if self.keys is not None:
             self.keys[found.client_id] = key
+
+    def _refuse(self, node: int, why: str) -> None:
+        self.refused[node] = why
+        rank_zero_warn(f"node {node} cannot take part: {why}")
 
     def _key(self, node: int) -> str:
         """The public key of a node, in hexadecimal digits; empty where keys do not count."""
@@ -128,10 +158,8 @@ class Members:
 
     def _flaw(self, found: ClientIntroduction, key: str) -> str | None:
         client = found.client_id
-        if client in self.nodes:
-            return f"it says that it is client {client}, which node {self.nodes[client]} is"
         if self.keys is not None and not key:
             return f"it has no registered key, and keys say who client {client} is"
         if self.keys is not None and self.keys.get(client, key) != key:
             return f"it says that it is client {client}, which has another key"
-        return self._server.refusal(found)
+        return None

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fl_lightning.algorithms.base import ServerRule
+from fl_lightning.algorithms.records import Reads
 from fl_lightning.arguments import ANY, Bounds, Example, checked
 from fl_lightning.core.client_names import client_label
 from fl_lightning.core.lightning.names import Callback, LightningModule, Logger, rank_zero_info, rank_zero_warn
@@ -28,6 +29,11 @@ from fl_lightning.simulation.federation_messages import ClientMessage
 from fl_lightning.simulation.server_run import ServerRun
 
 _Stage = Literal["val", "test"]
+_SEEN: dict[Reads, str] = {
+    "sums": "needs sums of the updates alone, so that secure aggregation could hide single updates",
+    "gram": "needs inner products of the clients' updates, which secure aggregation does not give",
+    "rows": "needs every client's update in clear",
+}
 
 
 class FairStrategy:
@@ -43,7 +49,8 @@ class FairStrategy:
         num_clients: registered clients, with ids from 0 on (:func:`lightning_client_app`).
         checkpoint: folder of ``last.ckpt``.
         round_timeout: seconds that clients of a round have; ``None``: as long as it takes. Later replies do not count.
-        join_timeout: seconds to wait at the beginning for all clients, and later for those that come back.
+        join_timeout: seconds to wait at the beginning for all clients, and before a round as long as fewer than
+            ``min_clients`` of those that it needs are connected.
         evaluation: whose data the global model is evaluated on after a round: that of ``"all"`` connected clients, of
             those that train next (``"cohort"``), or of nobody (``"none"``).
         evaluate_every: rounds from one evaluation to the next; the last round is always followed by one.
@@ -126,6 +133,16 @@ class FairStrategy:
         """The module; after :meth:`start`, with the parameters that the method wants evaluated."""
         return self.server.module
 
+    @property
+    def privacy(self) -> str:
+        """What the server sees of clients, and what the method needs of it (:data:`Reads`)."""
+        rule, half = self.server.algorithm, self.server.client_rule
+        reads = max(rule.reads, half.reads, key=list(_SEEN).index)
+        return (
+            "This server sees every client's update, number of samples, losses and metrics. "
+            f"{self.server.fit_description.method.removesuffix(' with ClientRule')} {_SEEN[reads]}"
+        )
+
     @checked(grid=ANY, num_rounds=Bounds(1))
     def start(self, grid: Grid, num_rounds: int) -> LightningModule:
         """Runs the federation to its end, or goes on from the checkpoint in the folder.
@@ -140,9 +157,11 @@ class FairStrategy:
         Raises:
             ClientError: too many rounds in a row have failed.
             TimeoutError: too few clients have come.
-            ValueError: the checkpoint is damaged or of another federation.
+            ValueError: the checkpoint is damaged or of another federation; or this object has started before.
         """
         server = self.server
+        if server.rounds is not None:
+            raise ValueError("start can be called once: make another FairStrategy, which goes on from the checkpoint")
         server.rounds = num_rounds
         run = self._run = ServerRun(server, num_rounds, self._folder, **self._run_options)
         extra = run.resume() or {"federation": token_hex(8), "keys": {}}
@@ -151,6 +170,7 @@ class FairStrategy:
         self._members = Members(grid, server, self._besides, keys)
         self._mailbox = Mailbox(grid)
         self._members.gather(server.min_clients, self._join)
+        rank_zero_info(self.privacy)
         run.begin()
         try:
             while server.round < num_rounds:
@@ -170,7 +190,7 @@ class FairStrategy:
         due = index > 0 and index % self._every == 0 and self._evaluation != "none"
         stages: list[_Stage] = ["val"] if due else []
         cohort = server.open_round()
-        nodes = self._members.connected(cohort, self._join)
+        nodes = self._members.connected(cohort, server.min_clients, self._join)
         orders = {client: self._order(client, stages, trains=True) for client in nodes}
         if stages and self._evaluation == "all":
             others = self._members.nodes.keys() - set(cohort)
@@ -261,7 +281,7 @@ class FairStrategy:
         stages += ["test"] if self._test else []
         if not stages:
             return
-        self._members.connected(range(self.server.num_clients), self._join)
+        self._members.connected(range(self.server.num_clients), 1, self._join)
         orders = {client: self._order(client, stages, trains=False) for client in sorted(self._members.nodes)}
         answers, missing, _ = self._asked(orders)
         for stage in stages:

@@ -57,6 +57,7 @@ class InProcess(Grid):
         self.keys: dict[int, bytes] = {}
         self.sent: list[Message] = []
         self._inbox: list[Message] = []
+        self.strays: list[Message] = []
         if TaskIdentity is not None:
             TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, SUPERLINK, 1
 
@@ -94,7 +95,10 @@ class InProcess(Grid):
         return order.metadata.message_id
 
     def pull_messages(self, message_ids):
-        arrived, self._inbox = self._inbox[::-1], []
+        """Those that were asked for, as Flower has it, and what no message that anybody waits for has caused."""
+        wanted = set(message_ids)
+        arrived = [m for m in self._inbox[::-1] if m.metadata.reply_to_message_id in wanted or m in self.strays]
+        self._inbox = [m for m in self._inbox if m not in arrived]
         return arrived
 
     def send_and_receive(self, messages, *, timeout=None):
