@@ -62,7 +62,7 @@ class ServerTrainer:
     def call(self, hook: str, *args: Any) -> None:
         """Calls a hook of all callbacks."""
         for callback in self.callbacks:
-            getattr(callback, hook)(self, self.lightning_module, *args)
+            getattr(callback, hook)(self, self.model, *args)
 
     def evaluated(self, record: EvaluationRecord) -> None:
         """An evaluation is over: inside the fit, or a test after it."""
@@ -81,7 +81,7 @@ class ServerTrainer:
     # ---- what callbacks read of a trainer and its strategy
 
     @property
-    def lightning_module(self) -> LightningModule:
+    def model(self) -> LightningModule:
         """The server's module."""
         return self._server.module
 

@@ -11,7 +11,7 @@ try:
 except ImportError as error:
     raise ImportError(f"fl_lightning.integrations.flower needs Flower: {how_to_install('flower')}") from error
 
-from fl_lightning.integrations.flower.client_app import lightning_client_app
+from fl_lightning.integrations.flower.client_app import client_id_of, lightning_client_app
 from fl_lightning.integrations.flower.strategy import FairStrategy
 
-__all__ = ["FairStrategy", "lightning_client_app"]
+__all__ = ["FairStrategy", "client_id_of", "lightning_client_app"]

@@ -62,7 +62,7 @@ class FairStrategy:
         log_client_names: as in :class:`fl_lightning.FederatedStrategy`.
         bind_keys: a client id belongs to the public key of the node that came with it first. Needs nodes that are
             registered and authenticated; without, any node may say that it is any client.
-        **options: further arguments of :class:`fl_lightning.simulation.federated_server.FederatedServer`, such as
+        **options: further arguments of :class:`fl_lightning.FederatedServer`, such as
             ``clients_per_round``, ``min_clients``, ``seed``, ``server_optimizer`` and ``local_epochs``.
 
     Attributes:
