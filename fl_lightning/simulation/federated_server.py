@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -15,7 +14,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.algorithms import FedAvg
 from fl_lightning.algorithms.base import ClientRule, ServerRule
-from fl_lightning.algorithms.records import ClientReport, Federation, Needs, mean_rate
+from fl_lightning.algorithms.records import Federation, Needs, mean_rate
 from fl_lightning.arguments import Bounds, Example, checked
 from fl_lightning.core.fit_description import FitDescription
 from fl_lightning.core.lightning.names import LightningModule
@@ -24,6 +23,7 @@ from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler, cohort_size
 from fl_lightning.executors.sequential import Sequential
+from fl_lightning.simulation.answers import MisfitError, in_order, odd_ones, upload_of
 from fl_lightning.simulation.checks import check_selection
 from fl_lightning.simulation.federation_messages import ClientIntroduction, ClientMessage, ServerMessage
 from fl_lightning.simulation.global_step import RefusedStepError
@@ -36,7 +36,6 @@ from fl_lightning.simulation.uploads import Round
 from fl_lightning.training.bound_parameters import BoundParameters
 from fl_lightning.training.buffers import BufferBank
 from fl_lightning.training.update_rows import UpdateRows
-from fl_lightning.training.upload import Upload
 
 VERSION = 1
 """Of what :meth:`FederatedServer.state_dict` returns."""
@@ -304,19 +303,19 @@ class FederatedServer:
         if self._cohort is None:
             raise ValueError("close_round needs a round that open_round has opened, found none")
         trained = time.perf_counter() - self._began
-        given, why = self._sorted(answers), dict(missing or {})
+        given, why = in_order(answers, self._cohort, self.round), dict(missing or {})
         current = Round(self.round, trained=len(given) + len(why.keys() - set(silent)))
         self._rows.begin_round()
-        odd = _odd_ones(given)
+        odd = odd_ones(given)
         for place, client in enumerate(self._cohort):
             if client in self._drop_outs:
                 current.dropped[client] = "dropped out"
             elif client not in given:
                 self._server.drop(current, client, why.get(client, "no answer"))
+            elif client in odd:
+                self._server.drop(current, client, odd[client])
             else:
-                flaw = odd.get(client) or self._take(current, place, given[client])
-                if flaw is not None:
-                    self._server.drop(current, client, flaw)
+                self._take(current, place, given[client])
         record = self._server.close_round(
             current,
             self._rows,
@@ -335,42 +334,16 @@ class FederatedServer:
         self.last_round = replace(record, local_steps=self._local_steps, training_seconds=trained)
         return self.last_round
 
-    def _sorted(self, answers: Iterable[ClientMessage]) -> dict[int, ClientMessage]:
-        """By client, in the order of the round."""
-        assert self._cohort is not None
-        given: dict[int, ClientMessage] = {}
-        for answer in answers:
-            if answer.client_id in given or answer.client_id not in self._cohort or answer.round != self.round:
-                raise ValueError(
-                    f"answers must be one per client of round {self.round}, {self._cohort}, found another one of "
-                    f"client {answer.client_id} and round {answer.round}"
-                )
-            given[answer.client_id] = answer
-        return {client: given[client] for client in self._cohort if client in given}
-
-    def _take(self, current: Round, place: int, answer: ClientMessage) -> str | None:
-        """Takes an answer into the round; returns what is wrong with it."""
-        theta, rows = self._binding.theta, self._rows
-        if answer.update.shape != theta.shape or answer.update.dtype != theta.dtype:
-            found = f"{answer.update.dtype} {list(answer.update.shape)}"
-            return f"its update must be {theta.dtype} {list(theta.shape)}, found {found}"
-        if answer.size < 1:
-            return "it has no training data"
-        if self._options.needs.losses and answer.loss is None:
-            return "it sent no loss"
+    def _take(self, current: Round, place: int, answer: ClientMessage) -> None:
+        theta, needs_loss = self._binding.theta, self._options.needs.losses
         try:
-            buffers = self._bank.report_with(answer.size, answer.buffers)
-            rows.row(place).copy_(answer.update)
-            rows.received(place)
-            rows.take_companions(place, {n: v.to(theta.device) for n, v in answer.companions.items()})
-        except ValueError as error:
-            return str(error)
+            upload = upload_of(answer, place, theta, self._rows, self._bank, needs_loss)
+        except MisfitError as flaw:
+            self._server.drop(current, answer.client_id, str(flaw))
+            return
+        current.uploads.append(upload)
         self._introductions.resize(answer.client_id, answer.size)
         self._server.num_samples = self._introductions.num_samples
-        mean = None if answer.train_loss is None else torch.tensor(answer.train_loss, dtype=torch.float64)
-        report, rate = ClientReport(extras=answer.extras), answer.client_lr
-        current.uploads.append(Upload(place, answer.client_id, answer.size, mean, answer.loss, report, buffers, rate))
-        return None
 
     # ---- the end
 
@@ -453,22 +426,3 @@ def _asked(losses_at: Callable[[Tensor, Sequence[int]], Sequence[float]], params
         return torch.tensor(losses_at(params, ids), dtype=torch.float64)
     except ConnectionError as error:
         raise RefusedStepError(f"clients were asked for their losses once more, and {error}") from error
-
-
-def _odd_ones(answers: Mapping[int, ClientMessage]) -> dict[int, str]:
-    """Clients that send other extras or companions than most do, and how they differ."""
-    kinds = {
-        client: (
-            tuple(sorted((name, tuple(value.shape)) for name, value in answer.extras.items())),
-            tuple(sorted(answer.companions)),
-        )
-        for client, answer in answers.items()
-    }
-    if len(set(kinds.values())) <= 1:
-        return {}
-    usual = Counter(kinds.values()).most_common(1)[0][0]
-    return {
-        client: f"it sends {kind} besides its update, and others {usual}"
-        for client, kind in kinds.items()
-        if kind != usual
-    }

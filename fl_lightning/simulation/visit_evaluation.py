@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from fl_lightning.algorithms.records import Federation
-from fl_lightning.core.lightning.names import LightningModule, Trainer
+from fl_lightning.core.lightning.names import Callback, LightningModule, Trainer
 from fl_lightning.core.lightning.round_progress import RoundProgress
 from fl_lightning.core.lightning.single_device import OneDevice
 from fl_lightning.core.records import EvaluationRecord
@@ -47,8 +47,8 @@ class VisitEvaluation(OneDevice):
         self._options, self._message, self._kept = options, message, kept
         self._client_id, self._num_clients, self._stage = client_id, num_clients, stage
         self._binding: BoundParameters | None = None
-        report = EvaluationReport(None, "max")
-        self._evaluator = Evaluator(self, options.algorithm, options.client_rule, options.seed, report)
+        report, rule = _AsFound(None, "max"), options.client_rule
+        self._evaluator = Evaluator(self, options.algorithm, rule, options.seed, report)
 
     @property
     def record(self) -> EvaluationRecord | None:
@@ -123,3 +123,14 @@ class VisitEvaluation(OneDevice):
 
     def finish(self) -> None:
         """There is no fit."""
+
+
+class _AsFound(EvaluationReport):
+    """Says nothing: which values are good, the server knows or guesses, for all clients alike."""
+
+    def oriented(self, record: EvaluationRecord) -> EvaluationRecord:
+        """The record."""
+        return record
+
+    def log(self, record: EvaluationRecord, trainer: Trainer, callback: Callback) -> None:
+        """Nothing."""
