@@ -11,6 +11,8 @@ from pathlib import Path
 SOURCES = Path(__file__).parent / "flower_app"
 """The app's files, each with ``.txt`` behind its name, so that they are no modules of this package."""
 
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,31}")
+
 USAGE = """\
 usage: python -m fl_lightning flower-app DIR
 
@@ -22,18 +24,24 @@ def write_app(folder: Path) -> list[Path]:
     """Writes the app.
 
     Args:
-        folder: new or empty; its name becomes the app's.
+        folder: new or empty; its name becomes the app's, for which Flower has rules.
 
     Returns:
         The files.
 
     Raises:
         FileExistsError: there is something in the folder.
+        ValueError: Flower would not take the folder's name.
     """
+    name = folder.resolve().name
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            "the folder's name must begin with a letter and have at most 32 letters, digits and hyphens, because "
+            f"Flower takes it for the name of the app, found {name!r}"
+        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder} must be a new or an empty folder, found something in it")
     folder.mkdir(parents=True, exist_ok=True)
-    name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "federation"
     written = []
     for source in sorted(SOURCES.glob("*.txt")):
         path = folder / source.stem
@@ -54,7 +62,7 @@ def run(arguments: Sequence[str]) -> int:
         return 0 if asked else 2
     try:
         written = write_app(Path(arguments[0]))
-    except OSError as error:
+    except (OSError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     sys.stdout.write("".join(f"{path}\n" for path in written))

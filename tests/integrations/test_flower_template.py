@@ -14,8 +14,8 @@ FILES = {"README.md", "client_app.py", "pyproject.toml", "server_app.py", "simul
 
 
 def test_it_writes_an_app(tmp_path, capsys):
-    assert main(["flower-app", str(tmp_path / "Fair Sites")]) == 0
-    folder = tmp_path / "Fair Sites"
+    assert main(["flower-app", str(tmp_path / "fair-sites")]) == 0
+    folder = tmp_path / "fair-sites"
     assert {path.name for path in folder.iterdir()} == FILES
     assert str(folder / "task.py") in capsys.readouterr().out
     for path in folder.iterdir():
@@ -54,10 +54,19 @@ def test_its_command_line(capsys, arguments, status):
 
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path, capsys):
-    (tmp_path / "mine").touch()
-    assert main(["flower-app", str(tmp_path)]) == 1
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "file").touch()
+    assert main(["flower-app", str(folder)]) == 1
     assert "must be a new or an empty folder" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert [path.name for path in folder.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("name", ["My app", "4sites", "a" * 33, "site_1"])
+def test_names_that_flower_does_not_take_are_refused(tmp_path, capsys, name):
+    assert main(["flower-app", str(tmp_path / name)]) == 1
+    assert f"because Flower takes it for the name of the app, found {name!r}" in capsys.readouterr().err
+    assert not (tmp_path / name).exists()
 
 
 def test_a_missing_flower_is_named(monkeypatch):

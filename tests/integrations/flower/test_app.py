@@ -20,8 +20,8 @@ PARTS = ("task", "simulate", "server_app", "client_app")
 @pytest.fixture
 def app(tmp_path, monkeypatch):
     """The app's modules."""
-    write_app(tmp_path / "My app")
-    monkeypatch.syspath_prepend(str(tmp_path / "My app"))
+    write_app(tmp_path / "my-app")
+    monkeypatch.syspath_prepend(str(tmp_path / "my-app"))
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in PARTS:
         sys.modules.pop(name, None)
@@ -31,7 +31,7 @@ def app(tmp_path, monkeypatch):
 
 
 def test_the_app_gives_the_weights_of_its_simulation(tmp_path, app, capsys):
-    project = tomli.loads((tmp_path / "My app" / "pyproject.toml").read_text())
+    project = tomli.loads((tmp_path / "my-app" / "pyproject.toml").read_text())
     settings = project["tool"]["flwr"]["app"]
     assert project["project"]["name"] == "my-app"
     assert settings["components"] == {"serverapp": "server_app:app", "clientapp": "client_app:app"}
@@ -50,7 +50,7 @@ def test_the_app_gives_the_weights_of_its_simulation(tmp_path, app, capsys):
 def test_flower_builds_the_app(tmp_path, app):
     command = [sys.executable, "-c", "import sys; from flwr.cli.app import app; sys.argv[0] = 'flwr'; app()", "build"]
     done = subprocess.run(
-        command, cwd=tmp_path / "My app", capture_output=True, text=True, timeout=120, check=False
+        command, cwd=tmp_path / "my-app", capture_output=True, text=True, timeout=120, check=False
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert list((tmp_path / "My app").glob("*.fab"))
+    assert list((tmp_path / "my-app").glob("*.fab"))
