@@ -18,6 +18,7 @@ from fl_lightning.core.client_names import client_label
 from fl_lightning.core.lightning.names import Callback, Logger, rank_zero_info
 from fl_lightning.core.records import EvaluationRecord, RoundRecord, round_metrics
 from fl_lightning.core.storage.files import read_whole, write_whole
+from fl_lightning.core.versions import package_versions
 from fl_lightning.metrics.functional import Mode
 from fl_lightning.simulation.evaluation.report import EvaluationReport
 from fl_lightning.simulation.evaluation.summary import client_metrics, evaluation_metrics, shown_angle
@@ -95,7 +96,7 @@ class ServerRun:
         callbacks = [{"name": type(c).__name__, "state": c.state_dict()} for c in self.trainer.callbacks]
         server = self._server.state_dict()
         # Lightning's names, too: Module.load_from_checkpoint(path) reads the file.
-        content = {"state_dict": server["state_dict"], "pytorch-lightning_version": "2.5.0"}
+        content = {"state_dict": server["state_dict"], "pytorch-lightning_version": package_versions()["lightning"]}
         write_whole(self._path, {**content, "server": server, "callbacks": callbacks, "extra": dict(extra)})
 
     # ---- a run

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from flwr.app import Message, RecordDict
@@ -47,18 +47,20 @@ class Mailbox:
         self._grid, self.strays = grid, 0
         self._waiting: dict[str, int] = {}
 
-    def send(self, contents: Mapping[int, RecordDict], kind: str, group: str, ttl: float | None) -> dict[int, Reply]:
+    def send(
+        self, contents: Mapping[int, Callable[[], RecordDict]], kind: str, group: str, ttl: float | None
+    ) -> dict[int, Reply]:
         """Sends messages; returns the nodes to which that was not possible.
 
         Args:
-            contents: by node.
+            contents: by node, what makes the content: a model may be large, so one is held at a time.
             kind: Flower's type of the message.
             group: Flower's name for what belongs together, here the round.
             ttl: seconds after which neither message nor reply counts; ``None``: Flower's twelve hours.
         """
         lost: dict[int, Reply] = {}
-        for node, content in contents.items():  # one after the other: together they may be too large for a request
-            ids = list(self._grid.push_messages([Message(content, node, kind, ttl=ttl, group_id=group)]))
+        for node, make in contents.items():
+            ids = list(self._grid.push_messages([Message(make(), node, kind, ttl=ttl, group_id=group)]))
             if not ids or not ids[0]:
                 lost[node] = Reply(failure="the SuperLink did not take its message", silent=True)
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
 from flwr.app import MessageType
@@ -106,7 +107,7 @@ class Members:
                 self._take(node, found)
         known = {*self.nodes.values(), *self._asked, *self.refused, *self._rivals}
         fresh = sorted(online - known)
-        hello = packed(Nothing(), **self._besides)
+        hello = partial(packed, Nothing(), **self._besides)
         lost = self._mailbox.send(dict.fromkeys(fresh, hello), f"{MessageType.QUERY}.{HELLO}", "hello", None)
         self._asked |= set(fresh) - lost.keys()
         for node, reply in self._mailbox.look().items():

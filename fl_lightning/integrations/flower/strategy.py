@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Literal
@@ -29,6 +30,7 @@ from fl_lightning.simulation.federation_messages import ClientMessage
 from fl_lightning.simulation.server_run import ServerRun
 
 _Stage = Literal["val", "test"]
+_Order = Callable[[], RecordDict]
 _SEEN: dict[Reads, str] = {
     "sums": "needs sums of the updates alone, so that secure aggregation could hide single updates",
     "gram": "needs inner products of the clients' updates, which secure aggregation does not give",
@@ -191,10 +193,10 @@ class FairStrategy:
         stages: list[_Stage] = ["val"] if due else []
         cohort = server.open_round()
         nodes = self._members.connected(cohort, server.min_clients, self._join)
-        orders = {client: self._order(client, stages, trains=True) for client in nodes}
+        orders = {client: partial(self._order, client, stages, trains=True) for client in nodes}
         if stages and self._evaluation == "all":
             others = self._members.nodes.keys() - set(cohort)
-            orders |= {client: self._order(client, stages, trains=False) for client in sorted(others)}
+            orders |= {client: partial(self._order, client, stages, trains=False) for client in sorted(others)}
         rank_zero_info(f"round {index + 1}/{server.rounds}: {len(nodes)} of {len(cohort)} clients train")
         answers, missing, silent = self._asked(orders)
         silent |= {client for client in cohort if client not in nodes}
@@ -220,20 +222,22 @@ class FairStrategy:
         besides = {"trains": trains, "stages": list(stages), "evaluated": evaluated}
         return packed(message, **besides, **self._besides)
 
-    def _asked(self, orders: Mapping[int, RecordDict]) -> tuple[dict[int, Answer], dict[int, str], set[int]]:
+    def _asked(self, orders: Mapping[int, _Order]) -> tuple[dict[int, Answer], dict[int, str], set[int]]:
         """Answers by client, why others have none, and who said nothing at all."""
         answers: dict[int, Answer] = {}
         replies = self._exchanged(orders, MessageType.TRAIN)
         missing = {client: reply.failure for client, reply in replies.items() if reply.content is None}
-        for client, reply in replies.items():
-            if reply.content is not None:
+        silent = {client for client, reply in replies.items() if reply.silent}
+        for client in list(replies):
+            content = replies.pop(client).content
+            if content is not None:
                 try:
-                    answers[client] = taken(Answer, unpacked(reply.content))
+                    answers[client] = taken(Answer, unpacked(content))
                 except ValueError as error:
                     missing[client] = str(error)
-        return answers, missing, {client for client, reply in replies.items() if reply.silent}
+        return answers, missing, silent
 
-    def _exchanged(self, orders: Mapping[int, RecordDict], kind: str) -> dict[int, Reply]:
+    def _exchanged(self, orders: Mapping[int, _Order], kind: str) -> dict[int, Reply]:
         """Replies by client, in the order of the clients' ids whatever the order of arrival."""
         clients = {self._members.nodes[client]: client for client in orders}
         contents = {node: orders[client] for node, client in clients.items()}
@@ -242,8 +246,8 @@ class FairStrategy:
         return {client: replies[node] for node, client in sorted(clients.items(), key=lambda item: item[1])}
 
     def _losses_at(self, params: Tensor, clients: Sequence[int]) -> list[float]:
-        orders = {
-            client: packed(replace(self.server.message(client), params=params), **self._besides)
+        orders: dict[int, _Order] = {
+            client: partial(packed, replace(self.server.message(client), params=params), **self._besides)
             for client in clients
             if client in self._members.nodes
         }
@@ -282,7 +286,7 @@ class FairStrategy:
         if not stages:
             return
         self._members.connected(range(self.server.num_clients), 1, self._join)
-        orders = {client: self._order(client, stages, trains=False) for client in sorted(self._members.nodes)}
+        orders = {client: partial(self._order, client, stages, trains=False) for client in sorted(self._members.nodes)}
         answers, missing, _ = self._asked(orders)
         for stage in stages:
             self._take_evaluations(answers, missing, stage, self.server.round)

@@ -26,6 +26,12 @@ def state_of(strategy):
     return strategy.server.state_dict()
 
 
+class Scheduled(Classifier):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.1)]
+
+
 MOMENTUM = partial(torch.optim.SGD, momentum=0.9)
 CASES = {
     "FedLF": {"method": FedLF, "options": {"norm": True}},
@@ -35,6 +41,7 @@ CASES = {
     "AFL": {"method": ALGORITHMS["AFL"]},
     "FedHEAL with SCAFFOLD": {"method": FedHEAL, "client": SCAFFOLD},
     "kept Adam": {"method": FedAvg, "options": {"optimizer": "Adam"}, "client_optimizer_state": "keep"},
+    "a schedule": {"method": FedAvg, "module": Scheduled},
     "momentum of the server": {
         "method": FedAvg,
         "server": {"server_optimizer": partial(torch.optim.SGD, momentum=0.9)},
