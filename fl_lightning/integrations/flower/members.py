@@ -33,6 +33,8 @@ class Members:
         grid: Flower's connection.
         server: takes or refuses clients.
         besides: what every message holds.
+        patience: seconds for which a node that is to introduce itself is waited for; then it is asked once more, and
+            nobody waits.
         keys: public keys of clients, by client, in hexadecimal digits; ``None``: keys do not count. A client that is
             not in it yet is bound to the key that it comes with first.
 
@@ -42,12 +44,19 @@ class Members:
     """
 
     def __init__(
-        self, grid: Grid, server: FederatedServer, besides: Mapping[str, Any], keys: dict[int, str] | None = None
+        self,
+        grid: Grid,
+        server: FederatedServer,
+        besides: Mapping[str, Any],
+        patience: float,
+        keys: dict[int, str] | None = None,
     ) -> None:
         self._grid, self._server, self._besides, self.keys = grid, server, besides, keys
+        self._patience = patience
         self._mailbox = Mailbox(grid)
         self.nodes: dict[int, int] = {}
-        self._asked: set[int] = set()
+        self._asked: dict[int, float] = {}  # until when
+        self._slow: set[int] = set()
         self.refused: dict[int, str] = {}
         self._rivals: dict[int, ClientIntroduction] = {}
 
@@ -105,16 +114,18 @@ class Members:
             if found.client_id not in self.nodes:
                 del self._rivals[node]
                 self._take(node, found)
-        known = {*self.nodes.values(), *self._asked, *self.refused, *self._rivals}
-        fresh = sorted(online - known)
+        now = time.monotonic()
+        overdue = {node for node, until in self._asked.items() if until < now}
+        self._slow |= overdue
+        fresh = sorted(online - {*self.nodes.values(), *self.refused, *self._rivals, *(self._asked.keys() - overdue)})
         hello = partial(packed, Nothing(), **self._besides)
         lost = self._mailbox.send(dict.fromkeys(fresh, hello), f"{MessageType.QUERY}.{HELLO}", "hello", None)
-        self._asked |= set(fresh) - lost.keys()
+        self._asked |= dict.fromkeys(set(fresh) - lost.keys(), now + self._patience)
         for node, reply in self._mailbox.look().items():
-            self._asked.discard(node)
-            if node in online and not reply.silent:  # who could not be reached is asked again
-                self._hear(node, reply)
-        return bool(self._asked & online)
+            self._asked.pop(node, None)
+            if node in online and node not in self.nodes.values() and not reply.silent:
+                self._hear(node, reply)  # who could not be reached is asked again
+        return bool((self._asked.keys() & online) - self._slow)
 
     def _hear(self, node: int, reply: Reply) -> None:
         if reply.content is None:

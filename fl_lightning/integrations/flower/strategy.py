@@ -169,7 +169,7 @@ class FairStrategy:
         extra = run.resume() or {"federation": token_hex(8), "keys": {}}
         self._besides = {"num_clients": server.num_clients, "federation": extra["federation"]}
         keys = dict(extra["keys"]) if self._bind else None
-        self._members = Members(grid, server, self._besides, keys)
+        self._members = Members(grid, server, self._besides, self._join, keys)
         self._mailbox = Mailbox(grid)
         self._members.gather(server.min_clients, self._join)
         rank_zero_info(self.privacy)

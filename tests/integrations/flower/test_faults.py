@@ -166,8 +166,10 @@ def test_rounds_in_which_every_client_raises_end_the_run(tmp_path):
         def training_step(self, batch, batch_idx):
             raise KeyError("label")
 
+    recorder = fl.callbacks.FitRecorder()
     with pytest.raises(fl.ClientError, match=r"3 rounds in a row changed nothing.*KeyError: 'label'"):
-        federation(tmp_path, FedAvg, 9, Broken)
+        federation(tmp_path, FedAvg, 9, Broken, server={"callbacks": [recorder]})
+    assert recorder.record.status == "interrupted"
 
 
 def test_silent_rounds_do_not_end_the_run(tmp_path):
@@ -221,6 +223,22 @@ def test_a_client_that_is_not_there_is_named(tmp_path):
     strategy.start(grid, 2)
     assert [record.dropped for record in strategy.records] == [{3: "it is not connected"}] * 2
     assert strategy.last_evaluation.client_ids == (0, 1, 2)
+
+
+def test_a_node_that_does_not_introduce_itself_is_waited_for_once(tmp_path):
+    def lose(order, reply):
+        return [] if order.metadata.message_type == "query.hello" and client_of(order) == 3 else [reply]
+
+    strategy, grid = federation(tmp_path, FedAvg, 0, lose=lose, server={**EVERYBODY, "min_clients": 2})
+    strategy.start(grid, 3)
+    assert [list(record.dropped) for record in strategy.records] == [[3]] * 3
+    assert not strategy._members.look()
+    asked = [m for m in grid.sent if m.metadata.message_type == "query.hello" and client_of(m) == 3]
+    assert len(asked) > 1
+    grid.lose = None  # it answers when it is asked once more
+    strategy._members._asked[103] = 0.0
+    strategy._members.look()
+    assert strategy._members.nodes[3] == 103
 
 
 REFUSED = {
