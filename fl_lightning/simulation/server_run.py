@@ -162,9 +162,9 @@ class ServerRun:
         number = f"round {record.round + 1}/{self._rounds}"
         if record.skipped is not None:
             return f"{number} changed nothing: {record.skipped} ({record.seconds:.1f} s)"
-        out = ", ".join(f"{client_label(k, names)}: {why}" for k, why in record.dropped.items())
+        out = ", ".join(f"client {client_label(k, names)} ({why})" for k, why in record.dropped.items())
         parts = [
-            f"{len(record.client_ids)} clients" + (f", left out {out}" if out else ""),
+            f"{len(record.client_ids)} clients" + (f", without {out}" if out else ""),
             f"training loss {record.train_loss:.4g}",
             f"{record.conflicts} in conflict with the step",
             f"{record.seconds:.1f} s, of these {record.seconds - record.training_seconds:.2f} s on the server",

@@ -134,3 +134,6 @@ class _AsFound(EvaluationReport):
 
     def log(self, record: EvaluationRecord, trainer: Trainer, callback: Callback) -> None:
         """Nothing."""
+
+    def print_table(self, record: EvaluationRecord, trainer: Trainer) -> None:
+        """Nothing."""

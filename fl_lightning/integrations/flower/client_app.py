@@ -101,13 +101,17 @@ def lightning_client_app(
         began, found, sent = time.perf_counter(), list[EvaluationRecord | None](), None
         for stage in stages:
             chosen = message if params is None else replace(message, params=params)
-            found.append(client().evaluate(chosen, stage))
+            found.append(client().evaluate(chosen, stage))  # with a module of its own, so that it leaves no trace
         if trains:
             sent = client().train(message)
-        done = [f"trained on {sent.size} samples for {sent.steps} steps"] if sent is not None else []
-        done += [_shown(record) for record in found if record is not None]
-        rank_zero_info(f"round {message.round + 1}: {'; '.join(done)} ({time.perf_counter() - began:.1f} s)")
-        return packed(Answer.of(sent, [record for record in found if record is not None]))
+        seen = [record for record in found if record is not None]
+        when = f"after round {message.round}" if sent is None else f"round {message.round + 1}"
+        done = [_shown(record) for record in seen]
+        if sent is not None:
+            done.append(f"client {sent.client_id} trained on {sent.size} samples for {sent.steps} steps")
+        took = time.perf_counter() - began
+        rank_zero_info(f"{when}: {'; '.join(done) or 'there is nothing to evaluate'} ({took:.1f} s)")
+        return packed(Answer.of(sent, seen))
 
     def loss(values: dict[str, Any], client: Callable[[], FederatedClient]) -> Any:
         return packed(Loss(client().loss(taken(ServerMessage, values))))
@@ -147,4 +151,5 @@ def _rule(given: Any) -> Any:
 
 def _shown(record: EvaluationRecord) -> str:
     values = ", ".join(f"{name} {float(value[0]):.4g}" for name, value in record.values.items())
-    return f"{record.stage} on {int(record.sizes[0])} samples: {values}"
+    kind = "validation" if record.stage == "val" else "test"
+    return f"{kind} of client {record.client_ids[0]} on {int(record.sizes[0])} samples: {values}"
