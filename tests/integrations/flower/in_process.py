@@ -17,7 +17,6 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from support import Classifier, federated_blobs, fresh
 from torch.utils.data import DataLoader, Subset
 
-import fl_lightning as fl
 from fl_lightning.integrations.flower import FairStrategy, lightning_client_app
 
 try:  # releases before 1.30 have none: they fill messages in when these are sent
@@ -163,6 +162,3 @@ def federation(tmp_path, algorithm, rounds=3, module=Classifier, options=None, l
 
 def flat(module) -> torch.Tensor:
     return torch.cat([t.detach().double().flatten() for t in module.state_dict().values()])
-
-
-__all__ = ["InProcess", "Own", "client_app", "federation", "fl", "flat", "over_the_wire", "unavailable"]
