@@ -16,6 +16,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 KERNELS := build/.kernels
 OLDEST := .venv-oldest
+FLOWER := .venv-flower
 CXX_FILES = $(shell find csrc tests -regex '.*\.\(h\|cpp\|cuh\|cu\)')
 
 # The rooms of `make quick`.
@@ -37,6 +38,7 @@ help:
 	@echo 'make format    reformat the code'
 	@echo 'make kernels   build the compiled kernels, as far as a compiler is there; demo and test do it by themselves'
 	@echo 'make test-oldest  the tests with every dependency at the oldest release that pyproject.toml allows'
+	@echo 'make test-flower  the tests of federations on Flower, in an environment of their own: .venv and Flower'
 	@echo 'make test-projects  install and federate the published projects of examples/projects (PROJECTS="graphs tabular")'
 	@echo 'make docs      build the documentation site, build/site/html; make docs-links asks the addresses of other sites'
 	@echo 'make bench     time rounds against a hand-written loop'
@@ -78,6 +80,20 @@ $(OLDEST)/.ready: pyproject.toml
 	@$(OLDEST)/bin/python -m pip install --quiet uv
 	@env -u FORCE_CUDA FL_LIGHTNING_NO_EXT=1 $(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python \
 	  --resolution lowest-direct -e '.[test]'
+	@touch $@
+
+# Flower wants older releases of packages that others use, so it has an environment of its own, which sees the packages of
+# VENV behind its own: they lie nearer.
+.PHONY: test-flower
+test-flower: $(FLOWER)/.ready $(KERNELS)
+	$(FLOWER)/bin/python -m pytest -q -n auto --dist worksteal -m 'not slow' tests/integrations/flower $(PYTEST_ARGS)
+
+$(FLOWER)/.ready: $(READY)
+	@echo 'Setting up $(FLOWER) (seconds)'
+	@$(BIN)/python -m venv --without-pip --clear $(FLOWER)
+	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  >"$$($(FLOWER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/behind.pth"
+	@$(BIN)/python -m pip --python $(FLOWER)/bin/python install --quiet "$$(sed -nE 's/^flower = \["(.*)"\]$$/\1/p' pyproject.toml)"
 	@touch $@
 
 # Each project's packages go into build/projects; all projects run, and a table says at the end what failed.
@@ -146,7 +162,7 @@ clean:
 
 .PHONY: distclean
 distclean: clean
-	rm -rf $(VENV) $(OLDEST)
+	rm -rf $(VENV) $(OLDEST) $(FLOWER)
 
 # Made anew whenever pyproject.toml changes; a set-up that was interrupted goes on where it stopped. Python is there
 # before pip is, so an environment counts as made once pip answers.

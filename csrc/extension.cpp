@@ -224,7 +224,7 @@ struct Kernels {
   }
 
   static Tensor trimmed_mean(const Tensor& rows_in, int64_t trim) {
-    const Device device(rows_in);
+    Device device(rows_in);
     const Tensor rows = with_columns_contiguous(rows_in);
     const Matrix matrix = matrix_of(rows);
     require(matrix.rows > 0 && trim >= 0 && trim <= (matrix.rows - 1) / 2, "trim must be below half of the ",

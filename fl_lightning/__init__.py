@@ -27,11 +27,13 @@ from fl_lightning.core.updates import UpdateMatrix
 from fl_lightning.core.versions import __version__, show_versions
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.simulation.federated_client import FederatedClient
-from fl_lightning.simulation.federation_messages import ClientMessage, ServerMessage
+from fl_lightning.simulation.federated_server import FederatedServer
+from fl_lightning.simulation.federation_messages import ClientIntroduction, ClientMessage, ServerMessage
 from fl_lightning.strategy import FederatedStrategy
 
 __all__ = [
     "ClientError",
+    "ClientIntroduction",
     "ClientMessage",
     "ClientModule",
     "Cohort",
@@ -39,6 +41,7 @@ __all__ = [
     "EvaluationRecord",
     "FederatedClient",
     "FederatedDataModule",
+    "FederatedServer",
     "FederatedStrategy",
     "FitDescription",
     "ParamLayout",

@@ -10,6 +10,7 @@ from fl_lightning.core.extras import how_to_install
 from fl_lightning.core.lightning import names
 from fl_lightning.core.lightning.names import LightningDataModule, LightningModule
 from fl_lightning.core.versions import show_versions
+from fl_lightning.integrations.flower_template import run as flower_app
 
 _LIGHTNING_COMMANDS = ("fit", "validate", "test", "predict")
 
@@ -23,8 +24,9 @@ usage: python -m fl_lightning COMMAND [options]
   predict  -c FILE      predict
   compare  -c FILE --methods FedAvg FedLF --lr 0.01 0.1 --seeds 3
                         train every method with every learning rate and seed, and print one table
+  flower-app DIR        write an app for Flower: the same project simulated and deployed
 
-Each command but info takes LightningCLI's options: `python -m fl_lightning fit --help` lists them,
+The commands fit to compare take LightningCLI's options: `python -m fl_lightning fit --help` lists them,
 `--print_config` writes the whole configuration as YAML. `compare --help` lists those that it has besides."""
 
 
@@ -49,6 +51,8 @@ def main(arguments: list[str]) -> int:
         return _run_lightning() if _has_cli() else 1
     if command == "compare":
         return compare(options) if _has_cli() else 1
+    if command == "flower-app":
+        return flower_app(options)
     problem = f"info takes no options, found {options}" if command == "info" else f"unknown command {command!r}"
     sys.stderr.write(f"{problem}\n\n{_USAGE}\n" if command else f"{_USAGE}\n")
     return 2

@@ -13,6 +13,8 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from fl_lightning.core.digest import digest
+
 
 def submodules(module: nn.Module) -> list[tuple[str, nn.Module]]:
     """What ``module.named_modules()`` yields, each module once, in the same order."""
@@ -105,3 +107,11 @@ def followers_of(module: nn.Module) -> list[_Buffer]:
                 seen.add(id(value))
                 found.append(_Buffer(owner, key, f"{prefix}.{key}" if prefix else key, value))
     return found
+
+
+def frozen_digest(module: nn.Module) -> str:
+    """One digest of the parameters that stay as they are: frozen ones without :func:`followers_of`, by name."""
+    followers = {id(follower.value) for follower in followers_of(module)}
+    named = [(n, p) for n, p in module.named_parameters() if not p.requires_grad and id(p) not in followers]
+    known = [(n, p) for n, p in named if not isinstance(p, nn.parameter.UninitializedParameter)]
+    return digest(*(part for name, parameter in known for part in (name, parameter)))

@@ -109,6 +109,21 @@ class ClientLoaders:
         other._parts = self._parts.numbered_from(first)
         return other
 
+    def alone(self, client_id: int, num_clients: int | None = None) -> ClientLoaders:
+        """The client's data, and nothing of the others.
+
+        Args:
+            client_id: the client.
+            num_clients: these are the data of the client alone, who is one of so many; ``None``: of all clients.
+        """
+        mine = self.indices(client_id if num_clients is None else 0)
+        parts = [mine if k == client_id else mine[:0] for k in range(num_clients or len(self))]
+        other = copy.copy(self)
+        other._parts = ClientIndices(parts, self._parts.num_samples, self._parts.names if num_clients is None else None)
+        other.sizes, other.num_trained = other._parts.sizes, other._parts.num_trained
+        other.names = numbered(len(parts)) if other._parts.names is None else other._parts.names
+        return other
+
     def __len__(self) -> int:
         """Number of clients."""
         return len(self._parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,20 +17,25 @@ from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.arguments import ANY, Bounds, Example, checked
 from fl_lightning.core.fit_description import FitDescription
 from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.lightning.inspection import accumulation, is_overridden
 from fl_lightning.core.lightning.names import LightningDataModule, LightningModule, Trainer
 from fl_lightning.core.lightning.quiet import quiet
+from fl_lightning.core.modules import frozen_digest
+from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.core.storage.kept_states import KeptStates
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.labels import Samples
 from fl_lightning.data.partitions import Partition
-from fl_lightning.data.sources import AnyDataset
+from fl_lightning.data.sources import AnyDataset, defines
 from fl_lightning.simulation.checks import paired_client_rule
 from fl_lightning.simulation.client_options import ClientOptions
-from fl_lightning.simulation.federation_messages import ClientMessage, ServerMessage
+from fl_lightning.simulation.federation_messages import ClientIntroduction, ClientMessage, ServerMessage
+from fl_lightning.simulation.visit_evaluation import VisitEvaluation
 from fl_lightning.simulation.visit_fit import VisitFit
 from fl_lightning.simulation.visit_strategy import VisitStrategy
+from fl_lightning.training.client_batches import ClientBatches
 
-_OWN = ("strategy", "max_epochs", "min_epochs", "max_steps", "min_steps", "max_time", "limit_val_batches")
+_OWN = ("strategy", "max_epochs", "min_epochs", "max_steps", "min_steps", "max_time")
 
 
 class FederatedClient:
@@ -174,15 +180,75 @@ class FederatedClient:
         """
         return self._run(message, None, trains=False).loss
 
+    def evaluate(self, message: ServerMessage, stage: Literal["val", "test"] = "val") -> EvaluationRecord | None:
+        """What the module logs of this client's data at ``message.params``, and of its personal model if it has one.
+
+        The values are those of this client in ``trainer.validate`` or ``trainer.test`` of all.
+
+        Args:
+            message: that of the round; where the method evaluates other parameters, with those.
+            stage: which data.
+
+        Returns:
+            The record of this client alone; ``None`` without data of the stage, or a step for it in the module.
+
+        Raises:
+            FileNotFoundError: as :meth:`train`.
+            ValueError: as :meth:`train`.
+        """
+        step = "validation_step" if stage == "val" else "test_step"
+        if not (is_overridden(step, self._module) and defines(self._data, f"{stage}_dataloader")):
+            return None
+        kept = self._kept.settle(message.counted) if self._keeps else None
+        visit = VisitEvaluation(self._options, self.client_id, self._num_clients, message, kept, stage)
+        with quiet():
+            trainer = self._trainer_with(visit)
+            run = trainer.validate if stage == "val" else trainer.test
+            run(self._module, datamodule=self._data, verbose=False)
+        return visit.record
+
+    def introduction(self) -> ClientIntroduction:
+        """What a server hears of this client before the first round. The data are set up and torn down.
+
+        Raises:
+            ValueError: as :attr:`fit_description`.
+        """
+        data, own = self._data, self._num_clients is not None
+        with quiet():
+            data.prepare_data()
+            data.setup("fit")
+            trainer = self._trainer_with("auto")
+        loaders, place = data.train_dataloader(), 0 if own else self.client_id
+        local, window = self._options.local(trainer.limit_train_batches), accumulation(trainer)
+        batches = ClientBatches(loaders, local, window, self._module)
+        size = int(loaders.sizes[place])
+        full = self._options.needs.full_gradients
+        described = self.fit_description
+        described = described if own else replace(described, clients=len(loaders))
+        data.teardown("fit")
+        return ClientIntroduction(
+            client_id=self.client_id,
+            name=str(self.client_id) if own else loaders.names[place],
+            size=size,
+            steps=min(size, 1) if full else batches.planned_steps(place),
+            description=described.state_dict(),
+            frozen=frozen_digest(self._module),
+        )
+
+    def _trainer_with(self, strategy: Any, **options: Any) -> Trainer:
+        return Trainer(
+            **{
+                "logger": False, "enable_checkpointing": False, "enable_progress_bar": False,
+                "enable_model_summary": False, "log_every_n_steps": 1, **self._trainer, **options,
+            },
+            strategy=strategy,
+        )  # fmt: skip
+
     def _run(self, message: ServerMessage, kept: Mapping[str, Any] | None, trains: bool) -> VisitFit:
         visit = VisitFit(self._options, self.client_id, self._num_clients, message, kept, trains)
         with quiet():
-            trainer = Trainer(
-                **{
-                    "logger": False, "enable_checkpointing": False, "enable_progress_bar": False,
-                    "enable_model_summary": False, "log_every_n_steps": 1, **self._trainer,
-                },
-                strategy=VisitStrategy(visit), max_epochs=message.rounds or message.round + 1, limit_val_batches=0,
+            trainer = self._trainer_with(
+                VisitStrategy(visit), max_epochs=message.rounds or message.round + 1, limit_val_batches=0,
                 num_sanity_val_steps=0,
             )  # fmt: skip
             trainer.fit(self._module, self._data)

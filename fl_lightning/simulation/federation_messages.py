@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -58,6 +59,16 @@ class ServerMessage:
         if self.counted is not None and self.counted >= self.round:
             raise ValueError(f"counted must be None or a round before round {self.round}, found {self.counted}")
 
+    def check_params(self, theta: Tensor) -> None:
+        """Compares the parameters with those of a client's module ``[n]``.
+
+        Raises:
+            ValueError: they have another shape or dtype.
+        """
+        if self.params.shape != theta.shape or self.params.dtype != theta.dtype:
+            found = f"{self.params.dtype} {list(self.params.shape)}"
+            raise ValueError(f"params must be {theta.dtype} {list(theta.shape)}, found {found}")
+
     @classmethod
     @checked(client_id=Bounds(0))
     def to_client(
@@ -98,6 +109,7 @@ class ServerMessage:
     loss=Bounds(finite=False),
     train_loss=Bounds(finite=False),
     client_lr=Bounds(0, finite=False),
+    steps=Bounds(0),
 )
 @dataclass(frozen=True)
 class ClientMessage:
@@ -115,6 +127,7 @@ class ClientMessage:
         companions: ``[n]`` vectors that become companion rows of the cohort.
         buffers: the module's buffers after training, by name; empty if the server does not combine them.
         schedule: where the learning-rate schedulers are after the round, the same for all clients; ``None`` without.
+        steps: optimizer steps of the visit.
     """
 
     client_id: int
@@ -128,3 +141,26 @@ class ClientMessage:
     companions: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor]
     schedule: State | None
+    steps: int = 0
+
+
+@checked(client_id=Bounds(0), size=Bounds(0), steps=Bounds(0))
+@dataclass(frozen=True)
+class ClientIntroduction:
+    """What a client says of itself before its first round; it is written and read as a :class:`ServerMessage` is.
+
+    Attributes:
+        client_id: the client.
+        name: what people call it.
+        size: training samples.
+        steps: optimizer steps that its visit takes.
+        description: :attr:`FederatedClient.fit_description` as :meth:`FitDescription.state_dict` writes it.
+        frozen: a digest of the parameters without gradients, which no message holds.
+    """
+
+    client_id: int
+    name: str
+    size: int
+    steps: int
+    description: Mapping[str, Any]
+    frozen: str

@@ -115,9 +115,7 @@ class VisitFit:
     def _take_message(self, binding: BoundParameters) -> None:
         message, trainer = self._message, self._trainer
         manual = not trainer.lightning_module.automatic_optimization
-        if message.params.shape != binding.theta.shape or message.params.dtype != binding.theta.dtype:
-            found = f"{message.params.dtype} {list(message.params.shape)}"
-            raise ValueError(f"params must be {binding.theta.dtype} {list(binding.theta.shape)}, found {found}")
+        message.check_params(binding.theta)
         binding.theta.copy_(message.params)
         if message.buffers:
             self.side.buffers.put(message.buffers)
@@ -214,6 +212,7 @@ class VisitFit:
             companions=_on_cpu(report.companions),
             buffers=_on_cpu(side.buffers.values_in(upload.buffers)),
             schedule=self._schedule(),
+            steps=upload.pace.steps,
         )
         kept = {"rule": report.kept, "round": self._message.round}
         if not report.kept and self._before is not None:  # what it had stays

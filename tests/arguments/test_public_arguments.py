@@ -128,7 +128,7 @@ CHOOSING = [
 @pytest.mark.parametrize(("name", "argument", "choice"), CHOOSING)
 def test_misspelt_choices(name, argument, choice):
     callee = CALLEES[name]
-    for misspelt in (choice.capitalize(), choice.upper(), f"{choice}_"):
+    for misspelt in {choice.capitalize(), choice.upper(), f"{choice}_"} - {choice}:
         mapped = "Mapping" in str(callee.hints[argument])
         for value in ({"accuracy": misspelt},) if mapped else (misspelt,):
             with pytest.raises(ValueError, match=rf"{argument}.* must be .*'{choice}'.*, found '{misspelt}'") as caught:

@@ -63,8 +63,7 @@ class EvaluationReport:
             trainer: the trainer.
             callback: whose hook runs: the summary goes through its ``log``.
         """
-        self._look_for_metric(record)
-        self._name_undefined(record)
+        self.check(record)
         metrics = evaluation_metrics(record)
         for name, value in metrics.items():
             callback.log(name, value)  # type: ignore[attr-defined]
@@ -73,6 +72,11 @@ class EvaluationReport:
         angle = shown_angle(record, metrics, self._metric)
         if angle is not None:
             show_in_progress_bar(trainer, {"angle": angle})
+
+    def check(self, record: EvaluationRecord) -> None:
+        """Warns if nobody logs ``fairness_metric``, and of clients for which a metric is undefined."""
+        self._look_for_metric(record)
+        self._name_undefined(record)
 
     def _name_undefined(self, record: EvaluationRecord) -> None:
         """Warns once per metric of clients for which it is undefined."""

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages as Flower's records: tensors in one ArrayRecord, everything else as JSON in one ConfigRecord.
+
+Nothing is pickled, and nothing is unpickled. Records hold bytes, and a value is rebuilt from a short list of kinds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from torch import Tensor
+
+ARRAYS, FIELDS = "arrays", "fields"
+_RAW = "torch.bytes"  # for dtypes that NumPy lacks
+_FORMAT = 1
+_KINDS: dict[str, Callable[..., Any]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
+_PLAIN = (type(None), bool, int, float, str)
+_M = TypeVar("_M")
+
+
+def packed(message: object, **besides: Any) -> RecordDict:
+    """Writes a message's fields, and further values, as a Flower record.
+
+    Args:
+        message: a dataclass of tensors, numbers, strings, and lists or dicts of them.
+        **besides: more of the same kind.
+
+    Raises:
+        TypeError: a value is of another kind; names where it lies.
+    """
+    tensors: dict[str, Tensor] = {}
+    own = {entry.name: getattr(message, entry.name) for entry in fields(message)}  # type: ignore[arg-type]
+    tree = {name: _written(value, name, tensors) for name, value in {**own, **besides}.items()}
+    arrays = ArrayRecord({name: _array(tensor) for name, tensor in tensors.items()})
+    return RecordDict({ARRAYS: arrays, FIELDS: ConfigRecord({"format": _FORMAT, "json": json.dumps(tree)})})
+
+
+def unpacked(record: RecordDict) -> dict[str, Any]:
+    """The values by name.
+
+    Raises:
+        ValueError: the record is not one that :func:`packed` wrote.
+    """
+    try:
+        config, arrays = record[FIELDS], record[ARRAYS]
+        written = config["format"]
+        if written == _FORMAT:
+            tree = json.loads(str(config["json"]))
+            return {name: _read(value, arrays) for name, value in tree.items()}
+    except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"the message cannot be read ({type(error).__name__}: {error})") from error
+    raise ValueError(f"the message has form {written}, and this fl_lightning reads form {_FORMAT}: use one version")
+
+
+def taken(kind: Callable[..., _M], values: dict[str, Any]) -> _M:
+    """A message of a kind from :func:`unpacked` values, of which its fields are taken out.
+
+    Raises:
+        ValueError: fields are missing, or hold what the kind does not allow.
+    """
+    own = {entry.name: values.pop(entry.name) for entry in fields(kind) if entry.name in values}  # type: ignore[arg-type]
+    try:
+        return kind(**own)
+    except TypeError as error:
+        raise ValueError(f"the message is not whole: {error}") from error
+
+
+def _written(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        while where in tensors:  # names may hold dots of their own
+            where += "'"
+        tensors[where] = value
+        return {"tensor": where}
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, (list, tuple)):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [_written(entry, f"{where}.{place}", tensors) for place, entry in enumerate(value)]}
+    if isinstance(value, Mapping):
+        kind = type(value).__name__ if type(value).__name__ in _KINDS else "dict"
+        if all(type(key) in _PLAIN for key in value):
+            return {kind: [[key, _written(entry, f"{where}.{key}", tensors)] for key, entry in value.items()]}
+    raise TypeError(f"{where} must hold tensors, numbers, strings, and lists or dicts of them, found {value!r}")
+
+
+def _read(value: Any, arrays: Mapping[str, Array]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return _tensor(arrays[content])
+    if kind in ("list", "tuple"):
+        entries = [_read(entry, arrays) for entry in content]
+        return entries if kind == "list" else tuple(entries)
+    return _KINDS[kind]({key: _read(entry, arrays) for key, entry in content})
+
+
+def _array(tensor: Tensor) -> Array:
+    tensor = tensor.detach().cpu().contiguous()
+    try:
+        return Array(tensor.numpy())
+    except TypeError:  # bfloat16
+        dtype, raw = str(tensor.dtype).removeprefix("torch."), tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+        return Array(dtype, tuple(tensor.shape), _RAW, raw)
+
+
+def _tensor(array: Array) -> Tensor:
+    if array.stype != _RAW:
+        return torch.from_numpy(array.numpy()).clone()  # in memory of PyTorch, which starts at 64-byte boundaries
+    dtype = getattr(torch, array.dtype)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{array.dtype} is no dtype")
+    flat = torch.frombuffer(bytearray(array.data), dtype=dtype) if array.data else torch.empty(0, dtype=dtype)
+    return flat.clone().view(array.shape)

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server without a transport, and clients that it only knows by their messages, give the bits of ``trainer.fit``."""
+
+import lightning as L
+import pytest
+import torch
+from by_hand import own_loader, wired
+from support import Classifier, federated_blobs, fit, fresh, reload, weights
+
+import fl_lightning as fl
+from fl_lightning.algorithms import SCAFFOLD, Ditto, FedAvg, FedLF, FedMDFG
+
+
+class Last(L.Callback):
+    def __init__(self):
+        self.rounds, self.evaluation = [], None
+
+    def on_validation_end(self, trainer, module):
+        self.evaluation = trainer.strategy.last_evaluation
+
+    def on_train_epoch_end(self, trainer, module):
+        self.rounds.append(trainer.strategy.last_round)
+
+
+class Own(L.LightningDataModule):
+    """One client's blobs, for training and validation."""
+
+    def __init__(self, client):
+        super().__init__()
+        self.client = client
+
+    def train_dataloader(self):
+        return own_loader(self.client, federated_blobs(4))
+
+    def val_dataloader(self):
+        loaders = federated_blobs(4).val_dataloader()
+        share = torch.utils.data.Subset(loaders.dataset, loaders.indices(self.client).tolist())
+        return torch.utils.data.DataLoader(share, batch_size=loaders.batch_size)
+
+
+def made_clients(method, options, folder=None, **shared):
+    return [
+        fl.FederatedClient(
+            fresh(seed=50 + k, **options), Own(k), k, 4, method(), seed=5, folder=folder,
+            trainer={"accelerator": "cpu"}, **shared,
+        )
+        for k in range(4)
+    ]  # fmt: skip
+
+
+def made_server(method, options=None, rounds=3, **shared):
+    return fl.FederatedServer(
+        fresh(**(options or {})), 4, method(), **{"clients_per_round": 3, "seed": 5, "rounds": rounds, **shared}
+    )
+
+
+def one_round(server, clients, lost=()):
+    answers = {}
+    for client in reversed(server.open_round()):
+        answers[client] = wired(clients[client].train(wired(server.message(client))))
+
+    def losses_at(params, ids):
+        from dataclasses import replace
+
+        return [clients[k].loss(replace(server.message(k), params=params)) for k in ids]
+
+    kept = [answer for client, answer in answers.items() if client not in lost]
+    return server.close_round(kept, dict.fromkeys(lost, "lost on the way"), losses_at)
+
+
+@pytest.mark.parametrize("method", [FedAvg, SCAFFOLD, Ditto, FedLF, FedMDFG])
+def test_the_weights_records_and_values_are_those_of_a_fit(method):
+    options, last = {"norm": True}, Last()
+    inside = fit(fresh(**options), 3, data=federated_blobs(4), algorithm=method(), callbacks=[last])
+    server, clients = made_server(method, options), made_clients(method, options)
+    for client in clients:
+        server.register(wired(client.introduction()))
+    records = [one_round(server, clients) for _ in range(3)]
+    found = [clients[k].evaluate(server.evaluation_message(k)) for k in range(4)]
+    server.finish()
+    assert torch.equal(weights(server.module), weights(inside.module))
+    for ours, theirs in zip(records, last.rounds, strict=True):
+        assert (ours.client_ids, ours.step_norm, ours.local_steps, ours.train_loss, ours.layer_conflicts) == (
+            theirs.client_ids, theirs.step_norm, theirs.local_steps, theirs.train_loss, theirs.layer_conflicts,
+        )  # fmt: skip
+    for name, values in last.evaluation.values.items():
+        assert torch.equal(torch.cat([record.values[name] for record in found]), values), name
+    assert torch.equal(torch.cat([record.sizes for record in found]), last.evaluation.sizes)
+    assert [record.client_ids for record in found] == [(0,), (1,), (2,), (3,)]
+
+
+def test_data_of_all_and_of_one_are_evaluated_alike():
+    server = made_server(FedAvg)
+    message = server.evaluation_message(2)
+    own, (one,) = made_clients(FedAvg, {})[2], [
+        fl.FederatedClient(fresh(seed=9), federated_blobs(4), 2, seed=5, trainer={"accelerator": "cpu"})
+    ]  # fmt: skip
+    found, other = own.evaluate(message), one.evaluate(message)
+    assert found.client_ids == other.client_ids == (2,)
+    assert all(torch.equal(found.values[name], values) for name, values in other.values.items())
+    assert own.introduction().size == one.introduction().size
+    assert own.evaluate(message, "test") is None  # it has no such data
+    bare = fl.FederatedClient(fl.ClientModule(torch.nn.Linear(12, 4)), own_loader(2, federated_blobs(4)), 2, 4)
+    assert bare.evaluate(message) is None
+
+
+@pytest.mark.filterwarnings("ignore:client \\d is left out", "ignore:round 1 had")
+def test_a_state_goes_on_bit_for_bit(tmp_path):
+    def run(server, clients, rounds):
+        for k in rounds:
+            one_round(server, clients, lost=[server.open_round()[0]] if k == 1 else [])
+        return server
+
+    def begun():
+        server = made_server(SCAFFOLD, rounds=4, server_optimizer=torch.optim.Adam, min_clients=3)
+        clients = made_clients(SCAFFOLD, {}, tmp_path)
+        for client in clients:
+            server.register(client.introduction())
+        return server, clients
+
+    whole = run(*begun(), range(4))
+    state = reload(run(*begun(), range(2)).state_dict())
+    server = made_server(SCAFFOLD, rounds=4, server_optimizer=torch.optim.Adam, min_clients=3)
+    server.load_state_dict(state)
+    run(server, made_clients(SCAFFOLD, {}, tmp_path), range(2, 4))
+    assert whole.last_round.skipped_rounds == server.last_round.skipped_rounds == 1
+    one, two = whole.module_state_dict(), server.module_state_dict()
+    assert all(torch.equal(one[name], value) for name, value in two.items())
+    assert torch.equal(whole.client_rule.state_dict()["server"], server.client_rule.state_dict()["server"])
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+def test_the_server_computes_in_the_clients_numbers(precision):
+    inside = fit(fresh(), 2, data=federated_blobs(4), algorithm=FedLF(), precision=precision)
+    server = made_server(FedLF, rounds=2, precision=precision)
+    clients = [
+        fl.FederatedClient(
+            fresh(seed=k), Own(k), k, 4, FedLF(), seed=5, trainer={"accelerator": "cpu", "precision": precision}
+        )
+        for k in range(4)
+    ]
+    for _ in range(2):
+        one_round(server, clients)
+    server.finish()
+    assert torch.equal(weights(server.module), weights(inside.module))
+
+
+def test_clients_that_do_not_fit_are_refused():
+    server = made_server(FedAvg)
+    found = made_clients(FedLF, {})[1].introduction()
+    assert "method: FedAvg with ClientRule became FedLF with ClientRule" in server.refusal(found)
+    with pytest.raises(ValueError, match="client 1 cannot take part: from server to client, method: FedAvg"):
+        server.register(found)
+    assert server.registered == frozenset()
+
+
+def test_answers_that_nobody_asked_for_are_refused():
+    server, clients = made_server(FedAvg), made_clients(FedAvg, {})
+    with pytest.raises(ValueError, match="close_round needs a round that open_round has opened, found none"):
+        server.close_round([])
+    cohort = server.open_round()
+    outside = next(k for k in range(4) if k not in cohort)
+    answer = clients[outside].train(server.message(outside))
+    with pytest.raises(ValueError, match=f"found another one of client {outside} and round 0"):
+        server.close_round([answer])
+
+
+class Stateful(fl.algorithms.ClientRule):
+    def commit(self, cohort):
+        pass
+
+
+def test_rules_that_do_not_say_where_their_state_lives_are_refused():
+    with pytest.raises(ValueError, match="a server cannot work apart from its clients: Stateful has a commit"):
+        fl.FederatedServer(Classifier(), 3, client=Stateful())
