@@ -20,6 +20,7 @@ TITLES = {
     "fl_lightning.data": "Data",
     "fl_lightning.executors": "Executors",
     "fl_lightning.guards": "Defences",
+    "fl_lightning.integrations.nvflare": "NVFlare",
     "fl_lightning.integrations.torchjd": "TorchJD",
     "fl_lightning.metrics": "Metrics",
     "fl_lightning.metrics.functional": "Functional metrics",

@@ -27,9 +27,9 @@ from fl_lightning.simulation.answers import MisfitError, in_order, odd_ones, upl
 from fl_lightning.simulation.checks import check_selection
 from fl_lightning.simulation.federation_messages import ClientIntroduction, ClientMessage, ServerMessage
 from fl_lightning.simulation.global_step import RefusedStepError
+from fl_lightning.simulation.guarding import Guards
 from fl_lightning.simulation.introductions import Introductions
 from fl_lightning.simulation.memory_plan import memory_plan
-from fl_lightning.simulation.guarding import Guards
 from fl_lightning.simulation.options import FitOptions
 from fl_lightning.simulation.resume_checks import check_resume, remembers
 from fl_lightning.simulation.server import Server
