@@ -21,7 +21,7 @@ from pathlib import Path
 import lightning.pytorch  # noqa: F401
 import pytest
 import torchmetrics  # noqa: F401
-from mutations import csrc_cpu, csrc_cuda, executors, methods, rounds, storage
+from mutations import csrc_cpu, csrc_cuda, executors, methods, plans, rounds, storage
 from mutations.change import Mutation, NoLongerAppliesError
 from simt import simt_build
 
@@ -32,6 +32,7 @@ LISTS = {
     "storage": storage.MUTATIONS,
     "rounds": rounds.MUTATIONS,
     "executors": executors.MUTATIONS,
+    "plans": plans.MUTATIONS,
     "csrc/cpu": csrc_cpu.MUTATIONS,
     "csrc/cuda": csrc_cuda.MUTATIONS,
 }

@@ -302,6 +302,32 @@ class Raises(Classifier):
         return F.cross_entropy(self(x), y)
 
 
+class FreshTensor(ClientRule):
+    """Gives the module another tensor for every batch."""
+
+    def begin_batch(self, work, batch, batch_idx):
+        self.kept = [*getattr(self, "kept", []), torch.ones(())]  # or the next would be in the memory of the last
+        work.module.factor = self.kept[-1]
+
+
+class Scaled(Classifier):
+    factor = torch.ones(())
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * self.factor
+
+
+def test_tensors_that_move_in_memory_end_planning(caplog):
+    eager, planned, said = both(caplog, Scaled, client=FreshTensor(), algorithm=fl.algorithms.FedAvg(), rounds=4)
+    agree(eager, planned)
+    assert said[-1].endswith("because tensors that it reads lie elsewhere again and again")
+
+
+def test_buffers_and_parameters_stay_where_they_are(caplog):
+    *_, said = both(caplog, options={"norm": True}, rounds=8, client_optimizer_state="keep")
+    assert all("planned" in message for message in said)
+
+
 def test_errors_of_a_step_are_raised_as_ever():
     errors = []
     for mode in ("never", "always"):

@@ -32,6 +32,7 @@ class Plan:
         gradients: of the last run, one per parameter.
         held: the inputs of the last run that was to be compared, apart from the batch.
         size: operations per run.
+        moves: how often inputs lay where no program was for.
 
     Raises:
         CannotPlanError: the loss cannot be repeated from a trace.
@@ -62,7 +63,7 @@ class Plan:
         self.gradients: list[Tensor | None] = []
         self.held: list[Tensor] = []
         self._before: tuple[list[Tensor], Tensor] | None = None
-        self.size = 0
+        self.size = self.moves = 0
 
     def __call__(self, *inputs: Tensor) -> Sequence[Tensor]:
         """Runs it."""
@@ -90,6 +91,7 @@ class Plan:
         torch.set_rng_state(state)
 
     def _program(self, addresses: tuple[int, ...], inputs: Sequence[Tensor]) -> Callable[[], Any]:
+        self.moves += 1
         while len(self._programs) >= _PROGRAMS:
             del self._programs[next(iter(self._programs))]
         given = list(inputs)

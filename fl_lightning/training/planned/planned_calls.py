@@ -24,6 +24,9 @@ from fl_lightning.training.planned.trace import CannotPlanError
 _SHAPES = 8
 """Shapes of batches with plans of their own. Where clients differ in size, so do last batches: most stay eager."""
 
+_MOVES = 20
+"""Programs that a plan may take: writing one down takes as long as some dozen small steps."""
+
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -128,6 +131,8 @@ class PlannedCalls:
         if not plan.verified:
             return self._verified(plan, loss, batch, index)
         self.planned += 1
+        if plan.moves > _MOVES:
+            self.give_up("tensors that it reads lie elsewhere again and again")
         self._last[self._shape] = plan, batch, index
         for parameter, gradient in zip(self._parameters, plan.gradients, strict=True):
             if parameter.grad is not gradient:
