@@ -17,6 +17,7 @@ READY := $(VENV)/.ready
 KERNELS := build/.kernels
 OLDEST := .venv-oldest
 FLOWER := .venv-flower
+NVFLARE := .venv-nvflare
 CXX_FILES = $(shell find csrc tests -regex '.*\.\(h\|cpp\|cuh\|cu\)')
 
 # The rooms of `make quick`.
@@ -39,6 +40,8 @@ help:
 	@echo 'make kernels   build the compiled kernels, as far as a compiler is there; demo and test do it by themselves'
 	@echo 'make test-oldest  the tests with every dependency at the oldest release that pyproject.toml allows'
 	@echo 'make test-flower  the tests of federations on Flower, in an environment of their own: .venv and Flower'
+	@echo 'make test-flower-all  the same with SuperLink and SuperNodes in processes of their own: kills, restarts, TLS'
+	@echo 'make test-nvflare  the tests of federations on NVFlare, in an environment of their own'
 	@echo 'make test-projects  install and federate the published projects of examples/projects (PROJECTS="graphs tabular")'
 	@echo 'make docs      build the documentation site, build/site/html; make docs-links asks the addresses of other sites'
 	@echo 'make bench     time rounds against a hand-written loop'
@@ -82,18 +85,27 @@ $(OLDEST)/.ready: pyproject.toml
 	  --resolution lowest-direct -e '.[test]'
 	@touch $@
 
-# Flower wants older releases of packages that others use, so it has an environment of its own, which sees the packages of
-# VENV behind its own: they lie nearer.
+# Flower wants older releases of packages that others use, and NVFlare brings many of its own. Each has an environment,
+# which sees the packages of VENV behind its own: they lie nearer.
 .PHONY: test-flower
 test-flower: $(FLOWER)/.ready $(KERNELS)
 	$(FLOWER)/bin/python -m pytest -q -n auto --dist worksteal -m 'not slow' tests/integrations/flower $(PYTEST_ARGS)
 
-$(FLOWER)/.ready: $(READY)
-	@echo 'Setting up $(FLOWER) (seconds)'
-	@$(BIN)/python -m venv --without-pip --clear $(FLOWER)
+# One after the other: each test starts a SuperLink and SuperNodes, which start a process for every message.
+.PHONY: test-flower-all
+test-flower-all: test-flower
+	$(FLOWER)/bin/python -m pytest -m slow tests/integrations/flower $(PYTEST_ARGS)
+
+.PHONY: test-nvflare
+test-nvflare: $(NVFLARE)/.ready $(KERNELS)
+	$(NVFLARE)/bin/python -m pytest -q -n auto --dist worksteal tests/integrations/test_nvflare.py $(PYTEST_ARGS)
+
+$(FLOWER)/.ready $(NVFLARE)/.ready: .venv-%/.ready: $(READY)
+	@echo 'Setting up .venv-$* (seconds)'
+	@$(BIN)/python -m venv --without-pip --clear .venv-$*
 	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
-	  >"$$($(FLOWER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/behind.pth"
-	@$(BIN)/python -m pip --python $(FLOWER)/bin/python install --quiet "$$(sed -nE 's/^flower = \["(.*)"\]$$/\1/p' pyproject.toml)"
+	  >"$$(.venv-$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/behind.pth"
+	@$(BIN)/python -m pip --python .venv-$*/bin/python install --quiet "$$(sed -nE 's/^$* = \["(.*)"\]$$/\1/p' pyproject.toml)"
 	@touch $@
 
 # Each project's packages go into build/projects; all projects run, and a table says at the end what failed.
@@ -162,7 +174,7 @@ clean:
 
 .PHONY: distclean
 distclean: clean
-	rm -rf $(VENV) $(OLDEST) $(FLOWER)
+	rm -rf $(VENV) $(OLDEST) $(FLOWER) $(NVFLARE)
 
 # Made anew whenever pyproject.toml changes; a set-up that was interrupted goes on where it stopped. Python is there
 # before pip is, so an environment counts as made once pip answers.

@@ -19,6 +19,7 @@ TITLES = {
     "fl_lightning.callbacks": "Callbacks",
     "fl_lightning.data": "Data",
     "fl_lightning.executors": "Executors",
+    "fl_lightning.integrations.nvflare": "NVFlare",
     "fl_lightning.integrations.torchjd": "TorchJD",
     "fl_lightning.metrics": "Metrics",
     "fl_lightning.metrics.functional": "Functional metrics",

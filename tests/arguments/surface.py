@@ -177,6 +177,10 @@ def own_arguments() -> dict[str, dict[str, Any]]:
         from torchjd.aggregation import MGDAWeighting
 
         found["integrations.torchjd.TorchJD"] = {"weighting": MGDAWeighting()}
+    if "fl_lightning.integrations.nvflare.FederatedController" in public_api.public_objects():
+        controller = {"server": "task:server", "sites": ["site-1"]}
+        found["integrations.nvflare.FederatedController"] = controller
+        found["integrations.nvflare.run_client"] = {"make": partial(fl.FederatedClient, num_clients=3)}
     for op, values in samples().items():
         function = getattr(fl.ops, op, None)
         if function is not None:

@@ -17,7 +17,7 @@ from typing import Any, ForwardRef
 
 FILE = Path(__file__).with_suffix(".txt")
 ROOT = "fl_lightning"
-INTEGRATIONS = {"fl_lightning.integrations.torchjd": "torchjd"}
+INTEGRATIONS = {"fl_lightning.integrations.nvflare": "nvflare", "fl_lightning.integrations.torchjd": "torchjd"}
 """Public modules that the root does not import, and what each needs."""
 
 
@@ -125,16 +125,29 @@ def lines() -> list[str]:
     return found
 
 
+def absent() -> tuple[str, ...]:
+    """Public modules that this installation cannot import."""
+    return tuple(name for name, needed in INTEGRATIONS.items() if importlib.util.find_spec(needed) is None)
+
+
 def recorded() -> list[str]:
     """The public interface as it was committed, as far as this installation can have it."""
-    absent = tuple(name for name, needed in INTEGRATIONS.items() if importlib.util.find_spec(needed) is None)
-    return [line for line in FILE.read_text(encoding="utf-8").splitlines() if not line.startswith(absent)]
+    return [line for line in FILE.read_text(encoding="utf-8").splitlines() if not line.startswith(absent())]
+
+
+def renewed() -> list[str]:
+    """That of this installation; modules that it cannot import stay as they were committed."""
+    found, before = lines(), FILE.read_text(encoding="utf-8").splitlines()
+    for module in absent():
+        place = next((k for k, line in enumerate(found) if line > module), len(found))
+        found[place:place] = [line for line in before if line.startswith(module)]
+    return found
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help=f"renew {FILE.name}")
     if parser.parse_args().write:
-        FILE.write_text("".join(f"{line}\n" for line in lines()), encoding="utf-8")
+        FILE.write_text("".join(f"{line}\n" for line in renewed()), encoding="utf-8")
     else:
         print("\n".join(lines()))

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training script of every site, which NVFlare starts."""
+
+from task import client
+
+from fl_lightning.integrations.nvflare import run_client
+
+run_client(client)
