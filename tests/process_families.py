@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,18 @@ class Family:
 
     def __init__(self) -> None:
         self._entry = f"{_NAME}={uuid4().hex}"
+        self._children: list[subprocess.Popen[bytes]] = []
+
+    def start(
+        self, command: Sequence[str | Path], env: Mapping[str, str], log: Path, cwd: Path
+    ) -> subprocess.Popen[bytes]:
+        """Starts a process whose output goes to a file."""
+        with open(log, "wb") as file:
+            child = subprocess.Popen(
+                command, env={**env, **self.env}, cwd=cwd, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+            )
+        self._children.append(child)
+        return child
 
     @property
     def env(self) -> dict[str, str]:
@@ -47,6 +60,8 @@ class Family:
     def end(self) -> None:
         """SIGKILL for all, and for what they start in the meantime."""
         until(lambda: not [kill(process) for process in self.members()], 30, "processes end")
+        for child in self._children:
+            child.wait(30)
 
 
 @contextmanager

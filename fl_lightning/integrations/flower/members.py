@@ -148,9 +148,9 @@ class Members:
 
     def _take(self, node: int, found: ClientIntroduction) -> None:
         key = self._key(node)
-        why = self._flaw(found, key) or self._server.refusal(found)
-        if why is not None:
-            self._refuse(node, why)
+        flaw, refusal = self._flaw(found, key), self._server.refusal(found)
+        if flaw is not None or refusal is not None:
+            self._refuse(node, flaw or f"it is client {found.client_id}; {refusal}")
             return
         self._server.register(found)
         self.nodes[found.client_id] = node

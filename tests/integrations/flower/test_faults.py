@@ -253,7 +253,7 @@ REFUSED = {
 def test_clients_that_compute_something_else_are_refused_by_name(tmp_path, name):
     options, words = REFUSED[name]
     other = client_app(tmp_path, **{"algorithm": FedAvg, **options})
-    with pytest.raises(TimeoutError, match=f"node 101: from server to client, .*{words}"):
+    with pytest.raises(TimeoutError, match=f"node 101: it is client 1; from server to client, .*{words}"):
         federation(tmp_path, FedAvg, 1, apps={1: other}, server={"min_clients": 4, "clients_per_round": 4})
     strategy, _ = federation(tmp_path, FedAvg, 1, apps={1: other}, server={**EVERYBODY, "min_clients": 3})
     assert strategy.records[0].client_ids == (0, 2, 3)

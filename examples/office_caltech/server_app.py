@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server, which has no pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import task
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from lightning.pytorch.loggers import CSVLogger
+
+import fl_lightning as fl
+from fl_lightning.integrations.flower import FairStrategy
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """One run; a later one with the same folder goes on from where this one ended."""
+    folder = Path(str(context.run_config["folder"])).expanduser()
+    strategy = FairStrategy(
+        model=task.initial_model(),
+        num_clients=len(task.SITES),
+        checkpoint=folder,
+        min_clients=2,
+        logger=CSVLogger(folder, name="logs"),
+        callbacks=[fl.callbacks.ClientTable(), fl.callbacks.Report(folder / "report.html")],
+        **task.FEDERATION,
+    )
+    model = strategy.start(grid, num_rounds=int(context.run_config["rounds"]))
+    print(f"digest of the weights: {task.digest(model)}", flush=True)
