@@ -25,9 +25,10 @@ import public_api
 
 NO_ARGUMENTS = {
     "fl_lightning.FederatedStrategy.register_strategies", "fl_lightning.ClientError", "fl_lightning.Comparison",
-    "fl_lightning.guards.CannotGuardError",
+    "fl_lightning.guards.CannotGuardError", "fl_lightning.integrations.nvflare.run_client",
 }  # fmt: skip
-"""What Lightning calls, exceptions, which take what exceptions take, and what ``fl.compare`` returns."""
+"""What Lightning calls, exceptions, which take what exceptions take, what ``fl.compare`` returns, and what works in a
+process of NVFlare alone."""
 
 
 class Callee(NamedTuple):
@@ -184,9 +185,7 @@ def own_arguments() -> dict[str, dict[str, Any]]:
 
         found["integrations.torchjd.TorchJD"] = {"weighting": MGDAWeighting()}
     if "fl_lightning.integrations.nvflare.FederatedController" in public_api.public_objects():
-        controller = {"server": "task:server", "sites": ["site-1"]}
-        found["integrations.nvflare.FederatedController"] = controller
-        found["integrations.nvflare.run_client"] = {"make": partial(fl.FederatedClient, num_clients=3)}
+        found["integrations.nvflare.FederatedController"] = {"server": "task:server", "sites": ["site-1"]}
     for op, values in samples().items():
         function = getattr(fl.ops, op, None)
         if function is not None:
