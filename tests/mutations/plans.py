@@ -9,7 +9,7 @@ PLANNED = "fl_lightning/training/planned"
 program = In(f"{PLANNED}/program.py", PROGRAMS)
 traces = In(f"{PLANNED}/trace.py", PROGRAMS)
 plan = In(f"{PLANNED}/plan.py", f"{STEPS} -k 'same_bits or losses or methods'")
-calls = In(f"{PLANNED}/planned_calls.py", f"{STEPS} -k 'wrong or same_bits or hooks or read'")
+calls = In(f"{PLANNED}/planned_calls.py", f"{STEPS} -k 'wrong or same_bits or hooks or read or end_of_a_round'")
 capture = In(f"{PLANNED}/capture.py", f"{STEPS} -k 'cannot_repeat'")
 gradients = In(f"{PLANNED}/planned_gradients.py", f"{STEPS} -k 'hold_on'")
 

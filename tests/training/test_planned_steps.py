@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchmetrics
-from support import CLASSES, Classifier, fit, fresh, weights
+from support import CLASSES, Blobs, Classifier, fit, fresh, weights
 
 import fl_lightning as fl
 from fl_lightning.algorithms.base import ClientRule
@@ -403,6 +403,19 @@ def test_a_round_with_wrong_plans_is_repeated_without(case, caplog, monkeypatch)
     assert torch.equal(weights(eager.module), weights(planned.module))
     assert planned.strategy.last_round.planned_steps == 0
     assert sum("eager from now on" in message for message in caplog.messages) == 1
+
+
+def test_the_end_of_a_round_finds_what_no_first_step_shows(monkeypatch):
+    """All batches have one shape, so after the first step of the fit no plan is new."""
+
+    def alike():
+        return fl.FederatedDataModule(Blobs(), fl.data.IID(6), seed=0)
+
+    eager = fit(fresh(), 4, planned_steps="never", data=alike())
+    broken_after(20, monkeypatch)
+    with pytest.warns(UserWarning, match="Round 1 is repeated without planned steps, because a gradient"):
+        planned = fit(fresh(), 4, planned_steps="always", data=alike())
+    assert torch.equal(weights(eager.module), weights(planned.module))
 
 
 def test_a_round_with_wrong_plans_in_workers_is_repeated_without(monkeypatch):
