@@ -49,6 +49,8 @@ def results(device: torch.device) -> Iterator[tuple[str, Tensor]]:
             for held in (rows, apart):
                 yield "layer_gram", ops.layer_gram(held, offsets)
                 yield "layer_dots", ops.layer_dots(held, rows[-1].clone(), offsets)
+                for trim in {0, (m - 1) // 4, (m - 1) // 2}:
+                    yield "trimmed_mean", ops.trimmed_mean(held, trim)
                 for own in (coeff, coeff.to(device)):  # numbers of the host travel with the launch
                     yield "layer_combine", ops.layer_combine(held, offsets, own[:, :m].contiguous())
                     yield "layer_cross_combine", ops.layer_cross_combine(held, normal(2, n).to(held), offsets, own)

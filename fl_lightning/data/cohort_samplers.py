@@ -74,6 +74,9 @@ class UniformSampler(CohortSampler):
 
     always: tuple[int, ...] = ()
 
+    def __repr__(self) -> str:  # checkpoints name samplers so, and a fit goes on with the one it began with
+        return f"UniformSampler(always={self.always})" if self.always else "UniformSampler()"
+
     def select(self, round: int, cohort_size: int, sizes: Tensor, seed: int) -> Selection:  # noqa: A002
         """Draws the round's clients."""
         n = _check(cohort_size, sizes)

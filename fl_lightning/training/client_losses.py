@@ -52,7 +52,7 @@ class ClientLosses:
 
     def check_plans(self) -> str | None:
         """See :meth:`PlannedCalls.check`."""
-        if self.plans is None or not self.plans.used:
+        if self.plans is None:
             return None
         with silenced(self._calls.module), torch.no_grad():
             return self.plans.check()

@@ -159,17 +159,20 @@ class ClientRunner:
         Returns:
             Why the round's steps from plans cannot be trusted, or ``None``.
         """
-        with self._isolated(self.global_params.device, "plans"):
-            losses = self._losses.check_plans()
-            if losses is not None or self.plans is None or not self.plans.used:
+        wrong: str | None = None
+        if self._losses.plans is not None and self._losses.plans.used:
+            with self._isolated(self.global_params.device, "plans"):
+                wrong = self._losses.check_plans()
                 self._buffers.restore()
-                return losses
-            self.rows.bind()
-            self.hooks.work = self._last_work
-            try:
-                return self.plans.check()
-            finally:
-                self.restore()
+        if self.plans is not None and self.plans.used:
+            with self._isolated(self.global_params.device, "plans"):
+                self.rows.bind()
+                self.hooks.work = self._last_work
+                try:
+                    wrong = self.plans.check() or wrong
+                finally:
+                    self.restore()
+        return wrong
 
     # ---- one client
 

@@ -26,7 +26,7 @@ PLACES, CLIENT = 6, 5  # of clients 0 to 10, who come in the order of their ids
 COHORTS = [(*range(k), CLIENT, *range(CLIENT + 1, CLIENT + PLACES - k)) for k in range(PLACES)]
 PRECISIONS = ["32-true", "64-true", "bf16-mixed"]
 EXECUTORS = {"sequential": fl.executors.Sequential(), "parallel": TWO}
-FORK, NO_PROCESS_IS_LEFT = FORKS
+*FORK, NO_PROCESS_IS_LEFT = FORKS
 BOTH = ["sequential", pytest.param("parallel", marks=FORK)]
 pytestmark = NO_PROCESS_IS_LEFT
 

@@ -55,8 +55,8 @@ def copy(tmp_path_factory):
     insert("fl_lightning/ops/_library.py", '    "layer_dots": _Op(', block["entry"])
     insert("fl_lightning/ops/_layers.py", "@torch.no_grad()\ndef layer_combine(", block["public"] + "\n\n")
     exports = "fl_lightning/ops/__init__.py"
-    insert(exports, "from fl_lightning.ops._puc import", "from fl_lightning.ops._layers import layer_powers\n")
-    insert(exports, '    "min_norm",\n', '    "layer_powers",\n')
+    insert(exports, "from fl_lightning.ops._puc import", "from fl_lightning.ops._layers import layer_lengths\n")
+    insert(exports, '    "min_norm",\n', '    "layer_lengths",\n')
     insert("tests/implementations.py", '        "layer_dots": (', block["sample"])
     with (folder / "tests/ops/test_kernels.py").open("a", encoding="utf-8") as file:
         file.write("\n\n" + block["test"])
@@ -64,9 +64,9 @@ def copy(tmp_path_factory):
     insert("csrc/ops.h", "// out[c] (+)= sum_i", block["cpu_declaration"])
     insert("csrc/ops.h", header.splitlines()[-4] + "\n", block["cuda_declaration"])
     for name, key in (
-        ("cpu/kernels/layer_powers_kernel.h", "cpu_kernel"),
-        ("cpu/layer_powers.cpp", "cpu_source"),
-        ("cuda/layer_powers.cu", "cuda_source"),
+        ("cpu/kernels/layer_lengths_kernel.h", "cpu_kernel"),
+        ("cpu/layer_lengths.cpp", "cpu_source"),
+        ("cuda/layer_lengths.cu", "cuda_source"),
     ):
         (folder / "csrc" / name).write_text(block[key], encoding="utf-8")
     insert("csrc/extension.cpp", "  static Tensor layer_combine(", block["wrapper"] + "\n")
@@ -102,8 +102,8 @@ def test_the_python_half_passes_lint_and_its_tests(copy):
 @pytest.mark.parametrize(
     ("source", "options"),
     [
-        ("csrc/cpu/layer_powers.cpp", ["-std=c++20"]),
-        ("csrc/cuda/layer_powers.cu", ["-std=c++17", "-x", "c++", "-Itests/simt/include"]),
+        ("csrc/cpu/layer_lengths.cpp", ["-std=c++20"]),
+        ("csrc/cuda/layer_lengths.cu", ["-std=c++17", "-x", "c++", "-Itests/simt/include"]),
         ("csrc/extension.cpp", ["-std=c++20", "-DTORCH_TARGET_VERSION=0x020a000000000000", "torch"]),
     ],
     ids=lambda value: Path(value).stem if isinstance(value, str) else "",
@@ -123,5 +123,5 @@ def test_the_compiled_half_is_formatted(copy):
     program = shutil.which("clang-format", path=str(Path(sys.executable).parent)) or shutil.which("clang-format")
     if program is None:
         pytest.skip("no clang-format")
-    sources = ["csrc/ops.h", "csrc/extension.cpp", *copy.glob("csrc/**/layer_powers*")]
+    sources = ["csrc/ops.h", "csrc/extension.cpp", *copy.glob("csrc/**/layer_lengths*")]
     run(copy, program, "--dry-run", "--Werror", *sources)

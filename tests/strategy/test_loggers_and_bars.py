@@ -17,6 +17,7 @@ from resuming import ALGORITHMS
 from support import Classifier, federated_blobs, fit, fresh, quiet_trainer
 
 import fl_lightning as fl
+from fl_lightning import guards
 
 TABLE = Path(__file__).parents[2] / "docs" / "logged.md"
 
@@ -147,6 +148,7 @@ def table():
 def pattern(name):
     kinds = {
         "<layer>": r"[\w.]+",
+        "<guard>": r"(?!AdaptiveNormClipping/bound)\w+",
         "<metric>": r"(val|test)_(loss|acc)",
         "<place>": r"\d+",
         "<id>": r"\d+",
@@ -167,6 +169,14 @@ def test_the_documented_table_is_what_is_logged(tmp_path):
         names |= {name for row in csv_rows(logger) for name in row}
         names |= set(trainer.callback_metrics) | set(trainer.progress_bar_metrics)
         trainer.test(module, federated_blobs(), verbose=False)
+        names |= {name for row in csv_rows(logger) for name in row} | set(trainer.callback_metrics)
+    defended = {"guard": [guards.AdaptiveNormClipping(), guards.GeometricMedian(rows="own"), guards.CosineTrust(0)]}
+    private = fl.algorithms.DifferentialPrivacy(clip=1.0, noise_multiplier=2.0)
+    noisy = {"client": private, "algorithm": fl.algorithms.FedAvg("uniform")}
+    always = {"sampler": fl.data.UniformSampler(always=(0,)), "clients_per_round": 5}
+    for version, options in {"guards": defended | always, "private": noisy}.items():
+        logger = CSVLogger(tmp_path, version=version)
+        trainer = fit_logging(1, logger=logger, **options).trainer
         names |= {name for row in csv_rows(logger) for name in row} | set(trainer.callback_metrics)
     ours = names - {"step", "epoch", "train_loss", "val_loss", "val_acc", "test_loss", "test_acc"}
     documented = table()
