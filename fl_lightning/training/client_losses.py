@@ -68,13 +68,12 @@ class ClientLosses:
         module = self._trainer.lightning_module
         wanted: dict[str, Callable[[Any, int], Any]] = {}
         if needs.losses or needs.requery:
-            wanted["loss"] = self._eager_loss
-            if plan and self.plans is not None:
-                self.plans.begin_visit()
-                wanted["loss"] = self.plans
+            wanted["loss"] = self._eager_loss if self.plans is None or not plan else self.plans
         if needs.accuracies:
             wanted["accuracy"] = partial(self._asked, getattr(module, "federated_accuracy"))  # noqa: B009 (nn.Module's type)
         with silenced(module), torch.no_grad():
+            if self.plans is not None:
+                self.plans.begin_visit()
             return self._means(client, wanted)
 
     def _means(self, client: int, wanted: Mapping[str, Callable[[Any, int], Any]]) -> dict[str, float]:

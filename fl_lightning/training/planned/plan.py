@@ -30,7 +30,7 @@ class Plan:
     Attributes:
         verified: its results were compared with PyTorch's.
         gradients: of the last run, one per parameter.
-        held: the inputs of the last run that was to be compared, apart from the batch.
+        held: what the last run that was to be compared may have changed.
         size: operations per run.
         moves: how often inputs lay where no program was for.
 
@@ -47,8 +47,12 @@ class Plan:
     ) -> None:
         self._trace, self._ran, self._fresh = _traced(captured, bool(parameters)), ran, fresh_gradients
         inputs = captured.inputs
-        self._from_batch = sorted(captured.from_batch)
+        self._from_batch = captured.from_batch
+        self._given = sorted(captured.from_batch)
         self._held = [place for place in range(len(inputs)) if place not in captured.from_batch]
+        written, own = self._trace.changed_inputs, {id(parameter) for parameter in parameters}
+        # Of parameters, schemas tell whether calls write into them; of statistics they do not always.
+        self._compared = [place for place in self._held if id(inputs[place]) not in own or place in written]
         if captured.from_batch.intersection(self._trace.changed_inputs):
             raise CannotPlanError("it changes its batch")
         trained = [inputs[place] for place in self._trace.trained]
@@ -57,8 +61,7 @@ class Plan:
                 raise CannotPlanError("it trains a tensor that is no parameter of the module")
         places = {id(tensor): place for place, tensor in enumerate(trained)}
         self._gradients = [places.get(id(parameter)) for parameter in parameters]
-        self._batch = [torch.empty_like(inputs[place]) for place in self._from_batch]
-        self._programs: dict[tuple[int, ...], Callable[[], Any]] = {}
+        self._programs: dict[tuple[int, ...], Callable[..., Any]] = {}
         self.verified = False
         self.gradients: list[Tensor | None] = []
         self.held: list[Tensor] = []
@@ -73,12 +76,10 @@ class Plan:
         if program is None:
             program = self._program(addresses, inputs)
         if not self.verified:
-            self.held = [inputs[place].detach() for place in self._held]
+            self.held = [inputs[place].detach() for place in self._compared]
             self._before = [tensor.clone() for tensor in self.held], torch.get_rng_state()
-        for own, place in zip(self._batch, self._from_batch, strict=True):
-            own.copy_(inputs[place])
         returned: Sequence[Tensor]
-        returned, found = program()
+        returned, found = program(*[inputs[place] for place in self._given])
         self.gradients = [None if place is None else found[place] for place in self._gradients]
         return returned
 
@@ -90,14 +91,11 @@ class Plan:
             tensor.copy_(before)
         torch.set_rng_state(state)
 
-    def _program(self, addresses: tuple[int, ...], inputs: Sequence[Tensor]) -> Callable[[], Any]:
+    def _program(self, addresses: tuple[int, ...], inputs: Sequence[Tensor]) -> Callable[..., Any]:
         self.moves += 1
         while len(self._programs) >= _PROGRAMS:
             del self._programs[next(iter(self._programs))]
-        given = list(inputs)
-        for own, place in zip(self._batch, self._from_batch, strict=True):
-            given[place] = own
-        program = program_of(self._trace, given, self._fresh)
+        program = program_of(self._trace, inputs, self._from_batch, self._fresh)
         self.size = len(program.calls)
         self._programs[addresses] = function_of(program)
         return self._programs[addresses]

@@ -4,21 +4,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
-from fl_lightning.core.lightning.fast_log import run_in_hook
 from fl_lightning.core.lightning.names import LightningModule, rank_zero_info
 from fl_lightning.core.modules import submodules
 from fl_lightning.training.planned.capture import Captured, guarded
 from fl_lightning.training.planned.plan import Plan
 from fl_lightning.training.planned.reasons import reason_of
 from fl_lightning.training.planned.results import Results
+from fl_lightning.training.planned.step_log import Record, StepLog
 from fl_lightning.training.planned.trace import CannotPlanError
 
 _SHAPES = 8
@@ -73,8 +73,7 @@ class PlannedCalls:
         self._checking = False
         self._wrong: str | None = None
         self._plans: list[Plan] = []
-        self._records: list[tuple[Any, ...]] = []
-        self._record = _recorder(self._records)
+        self._log = StepLog(module)
         self._function = guarded(function, "batch", "records", self._build)
         self._hooked: str | None = None
         self.reason: str | None = None
@@ -88,6 +87,8 @@ class PlannedCalls:
             if found is not None and found != self._hooked:
                 self.announce(f"{self._what}: eager, because {found}")
             self._hooked = found
+            if found is None:
+                self._log.install()
 
     def __call__(self, batch: Any, index: int) -> Tensor | None:
         """The loss of a batch, detached; ``None`` if there is none.
@@ -111,18 +112,13 @@ class PlannedCalls:
         return begins
 
     def _from_plan(self, batch: Any, index: int) -> Tensor | None:
-        attributes = vars(self._module)
-        log, attributes["log"] = attributes["log"], self._record  # a context manager would cost a tenth of a small step
-        self._forget()
         loss: Tensor | None = None
         try:
-            loss = self._function(batch, index, self._records, *self._given)
+            loss = self._called(batch, index)
         except Exception as error:
             if self._plan is not None:
                 raise  # as it would without a plan
             self.give_up(reason_of(error))
-        finally:
-            attributes["log"] = log
         plan = self._plan
         if plan is None:
             self.give_up("TorchDynamo leaves it alone")
@@ -137,18 +133,19 @@ class PlannedCalls:
         for parameter, gradient in zip(self._parameters, plan.gradients, strict=True):
             if parameter.grad is not gradient:
                 parameter.grad = gradient
-        if self._records:
-            run_in_hook(self._module, "training_step", self._replay, log)
+        self._log.replay()
         return loss
 
-    def _forget(self) -> None:
-        """What the last call has done is of no interest to the next."""
-        self._plan = None
-        self._records.clear()
-
-    def _replay(self, log: Callable[..., None]) -> None:
-        for name, value, args, kwargs in self._records:
-            log(name, value, *args, **kwargs)
+    def _called(self, batch: Any, index: int) -> Tensor | None:
+        """Calls the function under its guards: says by ``_plan`` which plan ran, and by records what was logged."""
+        log, self._plan = self._log, None
+        log.records.clear()
+        log.notes = True
+        try:
+            loss: Tensor | None = self._function(batch, index, log.records, *self._given)
+        finally:
+            log.notes = False
+        return loss
 
     def _build(self, captured: Captured) -> Plan:
         if self._checking:
@@ -188,12 +185,11 @@ class PlannedCalls:
         self._checking = True
         for plan in self._plans:
             plan.verified = False
-        with self._logging(_unheard):
+        with self._log.installed(_unheard):
             for plan, batch, index in last.values() if self._wrong is None else ():
-                self._forget()
                 loss: Tensor | None = None
-                with self._logging(self._record), suppress(Exception):
-                    loss = self._function(batch, index, self._records, *self._given)
+                with suppress(Exception):
+                    loss = self._called(batch, index)
                 # Where the guards found something else than in the visit, the plan is compared when it is used again.
                 if self._plan is plan and loss is not None:
                     self._verified(plan, loss, batch, index)
@@ -206,32 +202,17 @@ class PlannedCalls:
         """Whether plans have been used since the last check."""
         return bool(self._last)
 
-    @contextmanager
-    def _logging(self, log: Callable[..., None]) -> Iterator[Callable[..., None]]:
-        """Lets the module log elsewhere; gives what it logs to otherwise."""
-        attributes = vars(self._module)
-        had, before = "log" in attributes, attributes.get("log", self._module.log)
-        attributes["log"] = log
-        try:
-            yield before
-        finally:
-            if had:
-                attributes["log"] = before
-            else:
-                del attributes["log"]
-
     def _verified(self, plan: Plan, loss: Tensor, batch: Any, index: int) -> Tensor | None:
         """Computes once more without the plan, compares, and goes on with what PyTorch gives."""
-        planned = Results.of(loss, plan.gradients, plan.held, self._records)
+        planned = Results.of(loss, plan.gradients, plan.held, self._log.records)
         plan.undo()
-        records: list[tuple[Any, ...]] = []
-        log, record = vars(self._module)["log"], _recorder(records)
+        records, to = list[Record](), self._log.to
 
-        def both(*args: Any, **kwargs: Any) -> None:
-            record(*args, **kwargs)
-            log(*args, **kwargs)
+        def both(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+            records.append((name, value.detach() if isinstance(value, Tensor) else value, args, kwargs))
+            to(name, value, *args, **kwargs)
 
-        with self._logging(both):
+        with self._log.installed(both):
             eager = self._eager(batch, index)
         gradients = [parameter.grad for parameter in self._parameters]
         difference = planned.difference(Results.of(eager, gradients, plan.held, records))
@@ -246,13 +227,6 @@ class PlannedCalls:
             )
         plan.verified = True
         return eager
-
-
-def _recorder(records: list[tuple[Any, ...]]) -> Callable[..., None]:
-    def record(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        records.append((name, value.detach() if isinstance(value, Tensor) else value, args, kwargs))
-
-    return record
 
 
 def _unheard(*args: Any, **kwargs: Any) -> None:

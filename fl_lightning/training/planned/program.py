@@ -88,28 +88,34 @@ class Program:
     """Calls that repeat a trace.
 
     Attributes:
+        arguments: the inputs that a run is given.
         calls: in their order.
         returned: what the traced function returns; never memory that the next run writes into.
         gradients: of the trace's :attr:`Trace.trained`.
     """
 
+    arguments: tuple[Register, ...]
     calls: tuple[Call, ...]
     returned: tuple[Value, ...]
     gradients: tuple[Value, ...]
 
 
-def program_of(trace: Trace, inputs: Sequence[Tensor], fresh_gradients: bool = False) -> Program:
+def program_of(
+    trace: Trace, inputs: Sequence[Tensor], given: frozenset[int] = frozenset(), fresh_gradients: bool = False
+) -> Program:
     """Allocates memory for a trace on inputs that stay where they are.
 
     Args:
         trace: what to repeat.
         inputs: as those of the trace; a run reads them and, as the trace does, writes into them.
+        given: places of inputs that every run gets anew, of the same shapes: how memory is aligned may decide about the
+            last bits of a matrix product, so batches are not copied.
         fresh_gradients: make gradients anew in every run, for somebody who keeps them.
 
     Raises:
         CannotPlanError: a call is of a kind that a program cannot repeat.
     """
-    return _Writer(trace, [tensor.detach() for tensor in inputs], fresh_gradients).program()
+    return _Writer(trace, [tensor.detach() for tensor in inputs], given, fresh_gradients).program()
 
 
 class _Writer:
@@ -118,11 +124,13 @@ class _Writer:
     Args:
         trace: what to repeat.
         inputs: without gradients.
-        fresh_gradients: see :func:`program_of`.
+        given: see :func:`program_of`.
+        fresh_gradients: see there.
     """
 
-    def __init__(self, trace: Trace, inputs: Sequence[Tensor], fresh_gradients: bool) -> None:
-        self._trace, self._inputs = trace, iter(inputs)
+    def __init__(self, trace: Trace, inputs: Sequence[Tensor], given: frozenset[int], fresh_gradients: bool) -> None:
+        self._trace, self._inputs, self._given = trace, inputs, given
+        self._placeholders, self._arguments = 0, list[Register]()
         self._nodes = list(trace.graph.nodes)
         self._values: dict[fx.Node, Value] = {}
         self._calls: list[Call] = []
@@ -148,7 +156,8 @@ class _Writer:
             self._values[node] = self._value(node, place)
         returned = tuple(self._values[node] for node in self._outputs[: self._trace.returns])
         gradients = tuple(map(self._gradient, self._outputs[self._trace.returns :]))
-        return Program(_forgetting(self._calls, (*returned, *gradients)), returned, gradients)
+        calls = _forgetting(self._calls, (*returned, *gradients))
+        return Program(tuple(self._arguments), calls, returned, gradients)
 
     def _gradient(self, node: fx.Node) -> Value:
         """A gradient in a memory layout as its parameter has it, which optimizers expect."""
@@ -162,7 +171,11 @@ class _Writer:
 
     def _value(self, node: fx.Node, place: int) -> Value:
         if node.op == "placeholder":
-            return next(self._inputs)
+            self._placeholders += 1
+            if self._placeholders - 1 not in self._given:
+                return self._inputs[self._placeholders - 1]
+            self._arguments.append(self._register(self._inputs[self._placeholders - 1]))
+            return self._arguments[-1]
         if node.op == "get_attr":
             return self._trace.constants[str(node.target)]
         args, kwargs = self._with_values(node.args), self._with_values(node.kwargs)

@@ -52,13 +52,17 @@ class Results:
         return None
 
 
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
 def same_bits(a: Tensor | None, b: Tensor | None) -> bool:
     """Whether two tensors have the same shape, dtype and bits; NaN counts as every other value."""
     if a is None or b is None:
         return a is b
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    a, b = (tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in (a, b))
+    kind = _INTEGERS.get(a.dtype.itemsize, torch.uint8)
+    a, b = (tensor.detach().contiguous().view(-1).view(kind) for tensor in (a, b))
     return torch.equal(a, b)
 
 

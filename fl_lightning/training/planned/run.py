@@ -10,22 +10,22 @@ from fl_lightning.training.planned.program import Call, Program, Register
 from fl_lightning.training.planned.quick_calls import quick
 
 
-def function_of(program: Program) -> Callable[[], tuple[tuple[Any, ...], tuple[Any, ...]]]:
-    """Writes the function; it gives what the program returns, and the gradients."""
-    writer = _Source()
+def function_of(program: Program) -> Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]]:
+    """Writes the function: it takes the program's arguments, and gives what the program returns and the gradients."""
+    writer = _Source(program.arguments)
     for call in program.calls:
         writer.add(call)
-    run: Callable[[], tuple[tuple[Any, ...], tuple[Any, ...]]] = writer.function(program.returned, program.gradients)
+    run: Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]] = writer.function(program.returned, program.gradients)
     return run
 
 
 class _Source:
     """Source text of a function, and what the names in it stand for."""
 
-    def __init__(self) -> None:
+    def __init__(self, arguments: tuple[Register, ...]) -> None:
         self._names: dict[str, Any] = {}
         self._known: dict[int, str] = {}
-        self._lines = ["def run():"]
+        self._lines = [f"def run({', '.join(f'r{register.number}' for register in arguments)}):"]
 
     def add(self, call: Call) -> None:
         """A line for a call, and one for what nobody reads after it."""
