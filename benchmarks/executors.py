@@ -169,7 +169,8 @@ def fitted(
 ) -> Tensor:
     """The weights ``[n]`` after a fit."""
     module = Classifier(shape, logs)
-    # Plans are made in the rounds that do not count.
+    # Workers make plans in the rounds that do not count. A process that makes workers plans nothing itself, so its own
+    # rounds are computed without.
     strategy = fl.FederatedStrategy(clients_per_round=shape.per_round, executor=executor, planned_steps="always")
     trainer = L.Trainer(
         max_epochs=rounds, strategy=strategy, callbacks=callbacks, accelerator="cpu", logger=False, limit_val_batches=0,

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchmetrics
+from lightning.pytorch import Callback
 from support import CLASSES, Blobs, Classifier, fit, fresh, weights
 
 import fl_lightning as fl
@@ -91,6 +92,54 @@ def test_worker_processes_plan_for_themselves(caplog):
     assert planned.strategy.last_round.planned_steps > 0
     assert len(said) == len(set(said))
     assert torch.equal(weights(planned.module), weights(fit(fresh(log=True), 4, planned_steps="always").module))
+
+
+class Rounds(Callback):
+    """Notes how many steps of each round came from plans."""
+
+    def __init__(self):
+        self.planned = []
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.planned.append(trainer.strategy.last_round.planned_steps)
+
+
+class InTurn(fl.executors.Sequential):
+    """Trains the first round in this process and all others in workers."""
+
+    def runner(self, clients):
+        workers, here = fl.executors.Parallel(2).runner(clients), super().runner(clients)
+        begun = []
+
+        class Both(type(here)):
+            def begin_round(self, tasks):
+                begun.append(tasks)
+                workers.begin_round(tasks)
+
+            def train(self, task):
+                return (here if len(begun) == 1 else workers).train(task)
+
+            def end_round(self):
+                return here.end_round() if len(begun) == 1 else workers.end_round()
+
+            def close(self):
+                workers.close()
+
+        self.workers = workers
+        return Both(clients)
+
+    def rows(self, number, like):
+        return fl.executors.Parallel(2).rows(number, like)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a process that may have used a GPU cannot be copied")
+def test_a_process_that_makes_workers_plans_nothing_itself():
+    executor, rounds = InTurn(), Rounds()
+    found = fit(fresh(), 3, planned_steps="always", executor=executor, callbacks=[rounds])
+    assert rounds.planned[0] == 0
+    assert executor.workers.fallback is None
+    assert found.strategy.last_round.planned_steps > 0
+    assert torch.equal(weights(found.module), weights(fit(fresh(), 3, planned_steps="never").module))
 
 
 def test_auto_waits(caplog):

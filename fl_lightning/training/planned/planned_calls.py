@@ -48,6 +48,8 @@ class PlannedCalls:
 
     Attributes:
         reason: why nothing is planned any more, to complete "eager, because ..."; ``None`` while there is none.
+        paused: nothing is planned for the time being. Tracing may start threads of autograd, and a copy of a process
+            with such threads (fork) cannot train.
         planned: batches from plans so far.
         announce: told what is planned and what is not.
     """
@@ -77,6 +79,7 @@ class PlannedCalls:
         self._function = guarded(function, "batch", "records", self._build)
         self._hooked: str | None = None
         self.reason: str | None = None
+        self.paused = False
         self.planned = 0
         self.announce: Callable[[str], None] = rank_zero_info
 
@@ -97,7 +100,7 @@ class PlannedCalls:
             batch: on the module's device.
             index: its place.
         """
-        if self.reason is None and self._hooked is None:
+        if self.reason is None and self._hooked is None and not self.paused:
             shapes = self._shape = _shapes_of(batch)
             if shapes in self._shapes or self._begins(shapes):
                 return self._from_plan(batch, index)
