@@ -153,12 +153,6 @@ class ClientRunner:
     def _planned_steps(self) -> int:
         return 0 if self.plans is None else self.plans.planned
 
-    def pause_plans(self, paused: bool) -> None:
-        """Plans nothing for the time being, or goes on with it; see :attr:`PlannedCalls.paused`."""
-        for plans in (self.plans, self._losses.plans):
-            if plans is not None:
-                plans.paused = paused
-
     def check_plans(self) -> str | None:
         """Compares steps from plans with PyTorch's once more; called when all clients of a round were trained here.
 
@@ -243,7 +237,7 @@ class ClientRunner:
             with precision.train_step_context():
                 return self._calls.training_loss(batch, index)
 
-        self._local.log.install()
+        self._local.log.install("training_step")
         try:
             loss = full_gradient(work, self._batches_of(work.client_id), loss_of_batch, row)
         finally:

@@ -16,7 +16,13 @@ from fl_lightning.training.module_calls import ModuleCalls
 
 
 class LocalStep(Protocol):
-    """Takes one step on a batch."""
+    """Takes one step on a batch.
+
+    Attributes:
+        hook: the hook that ``self.log`` takes itself to be in during a visit; ``None``: Lightning says so for each.
+    """
+
+    hook: str | None
 
     def __call__(self, batch: Any, index: int, size: int, steps: bool) -> tuple[Tensor | None, bool]:
         """Takes the step.
@@ -31,8 +37,12 @@ class LocalStep(Protocol):
             The detached loss (``None`` if the module gave none), and whether a hook asked the client to stop.
         """
 
-    def begin_visit(self) -> None:
-        """A client is about to train."""
+    def begin_visit(self, from_memory: bool) -> None:
+        """A client is about to train.
+
+        Args:
+            from_memory: its batches are gathered from tensors in memory, and nobody changes them on the way.
+        """
 
     def take_optimizer(self, optimizer: Optimizer) -> None:
         """Steps with another optimizer from now on."""
@@ -45,6 +55,8 @@ class LightningStep:
         loop: the epoch loop.
     """
 
+    hook: str | None = None
+
     def __init__(self, loop: FederatedEpochLoop) -> None:
         self._loop = loop
 
@@ -52,7 +64,7 @@ class LightningStep:
         """See :class:`LocalStep`."""
         return self._loop.local_step(batch, index, size, steps)
 
-    def begin_visit(self) -> None:
+    def begin_visit(self, from_memory: bool) -> None:
         """A client is about to train."""
 
     def take_optimizer(self, optimizer: Optimizer) -> None:
@@ -70,6 +82,8 @@ class LeanStep:
         gradients: computes the loss of a batch and its gradients.
     """
 
+    hook: str | None = "training_step"
+
     def __init__(
         self,
         loop: FederatedEpochLoop,
@@ -86,6 +100,8 @@ class LeanStep:
         batch = self._calls.to_device(batch)
         self._loop.expect(batch, size)
         self._hooks.begin_batch(batch)
+        if self._loop.clock.is_last_batch:
+            self._gradients.end_steady()
         loss = self._gradients(batch, index)
         self._hooks.before_optimizer_step()
         self._optimizer.step()
@@ -94,9 +110,10 @@ class LeanStep:
             self._loop.clock.end_step()
         return loss, False
 
-    def begin_visit(self) -> None:
+    def begin_visit(self, from_memory: bool) -> None:
         """A client is about to train."""
-        self._gradients.begin_visit()
+        steady = from_memory and not self._calls.hooked and not self._loop.clock.scheduled
+        self._gradients.begin_visit(steady and self._hooks.steady and self._optimizer.lets_go)
 
     def take_optimizer(self, optimizer: Optimizer) -> None:
         """Steps with another optimizer from now on."""

@@ -63,9 +63,9 @@ class LocalTrainer:
         hooks.work = work
         work.forward_context, work.own_loss = self._precision.train_step_context, self._calls.unlogged_loss
         self._rule.begin_client(work)
-        self.log.install()
+        self.log.install(self.step.hook)
         hooks.install()
-        self.step.begin_visit()
+        self.step.begin_visit(self._batches.from_memory(work.client_id))
         losses: list[Tensor] = []
         sizes: list[int] = []
         done, clock = 0, self._clock

@@ -27,8 +27,15 @@ class LossGradients(Protocol):
             The detached loss with the client rule's term; ``None`` if the module skips the batch.
         """
 
-    def begin_visit(self) -> None:
-        """A client is about to train."""
+    def begin_visit(self, steady: bool) -> None:
+        """A client is about to train.
+
+        Args:
+            steady: see :meth:`fl_lightning.training.planned.planned_calls.PlannedCalls.begin_visit`.
+        """
+
+    def end_steady(self) -> None:
+        """More is about to change than counters."""
 
     def take_optimizer(self, optimizer: FastSGD) -> None:
         """Gradients are for this optimizer from now on."""
@@ -57,8 +64,11 @@ class EagerGradients:
         torch.autograd.backward(loss)
         return loss.detach()
 
-    def begin_visit(self) -> None:
+    def begin_visit(self, steady: bool) -> None:
         """A client is about to train."""
+
+    def end_steady(self) -> None:
+        """Nothing is kept from batch to batch."""
 
     def take_optimizer(self, optimizer: FastSGD) -> None:
         """Gradients are for this optimizer from now on."""

@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from fl_lightning.core.lightning.batches import move_to_device
-from fl_lightning.core.lightning.fast_log import run_in_hook
 from fl_lightning.core.lightning.inspection import takes_batch_index, transfer_is_hooked
 from fl_lightning.core.lightning.names import LightningModule, Trainer
 from fl_lightning.core.lightning.training_output import loss_of
@@ -46,8 +45,8 @@ class ModuleCalls:
         return self.module.training_step(batch, index) if self._takes_index else self.module.training_step(batch)
 
     def training_loss(self, batch: Any, index: int) -> Tensor | None:
-        """The loss of ``training_step``, with ``self.log`` ready to be called in it; ``None`` if it skips the batch."""
-        return loss_of(run_in_hook(self.module, "training_step", self.training_output, batch, index))
+        """The loss of ``training_step``; ``None`` if it skips the batch."""
+        return loss_of(self.training_output(batch, index))
 
     def unlogged_loss(self, batch: Any, index: int) -> Tensor:
         """The module's loss of a batch as it is at the moment; nothing is logged and metrics stay as they are.

@@ -4,13 +4,20 @@
 from mutations.change import In
 
 STEPS, PROGRAMS = "tests/training/test_planned_steps.py", "tests/training/test_planned_programs.py"
+GUARDS, WRONG = "tests/training/test_planned_guards.py", "tests/training/test_wrong_plans.py"
+STEADY = "tests/training/test_steady_visits.py"
 PLANNED = "fl_lightning/training/planned"
 
 program = In(f"{PLANNED}/program.py", PROGRAMS)
 traces = In(f"{PLANNED}/trace.py", PROGRAMS)
 plan = In(f"{PLANNED}/plan.py", f"{STEPS} -k 'same_bits or losses or methods'")
-calls = In(f"{PLANNED}/planned_calls.py", f"{STEPS} -k 'wrong or same_bits or hooks or read or end_of_a_round'")
-capture = In(f"{PLANNED}/capture.py", f"{STEPS} -k 'cannot_repeat'")
+calls = In(f"{PLANNED}/planned_calls.py", f"{STEPS} {GUARDS} {WRONG} -k 'wrong or same_bits or hooks or read or end'")
+capture = In(f"{PLANNED}/capture.py", f"{GUARDS} -k 'cannot_repeat'")
+forks = In(f"{PLANNED}/capture.py", f"{STEPS} -k 'makes_workers'")
+passes = In(f"{PLANNED}/planned_calls.py", f"{STEADY} {GUARDS}")
+visits = In("fl_lightning/training/local_steps.py", STEADY)
+hooks = In("fl_lightning/training/client_hooks.py", STEADY)
+batches = In("fl_lightning/training/client_batches.py", STEADY)
 gradients = In(f"{PLANNED}/planned_gradients.py", f"{STEPS} -k 'hold_on'")
 
 MUTATIONS = [
@@ -42,5 +49,25 @@ MUTATIONS = [
     calls("hooks are not looked for", "            self._hooked = found", "            self._hooked = None"),
     capture("changes outside the step are accepted", "if _root(what.source) != records:", "if False:"),
     capture("Python's random numbers are accepted", "    if drawn:", "    if False:"),
+    program("what others still read is written over", "self._last_use[source] > place or ", ""),
+    program("a view of what is written over is read", " or shared != [source]", ""),
+    forks("the first backward pass is in a trace", "    _begin_autograd()\n", ""),
+    passes("one look at the guards is enough", "if self._once.get(shape) is not plan:", "if False:"),
+    passes(
+        "guards of the visit before count", "        self._direct.clear()\n        self._once", "        self._once"
+    ),
+    visits(
+        "the last batch is like all others",
+        "            self._gradients.end_steady()\n",
+        "            pass\n",
+    ),
+    visits("schedules within visits are forgotten", " and not self._loop.clock.scheduled", ""),
+    visits("transfer hooks are forgotten", " and not self._calls.hooked", ""),
+    visits("hooks of optimizers are forgotten", " and self._optimizer.lets_go", ""),
+    visits("the client rule's code is forgotten", "steady and self._hooks.steady", "steady"),
+    hooks("rules before batches are forgotten", "not self._begins and not", "not"),
+    hooks("rules after gradients are forgotten", " and not self.keeps_gradients", ""),
+    batches("data that asks other code is forgotten", "self.loaders.in_memory and", ""),
+    batches("attacks are forgotten", " and self._options.attack_of(client) is None", ""),
     gradients("gradients are never fresh", "fresh = hooks.keeps_gradients or not optimizer.lets_go", "fresh = False"),
 ]

@@ -33,17 +33,34 @@ class TrainingLog:
         self._module = module
         self._log: Callable[..., None] = module.log
         self._on_instance: Callable[..., None] | None = None
+        self._hook_before: str | None = None
 
-    def install(self) -> None:
-        """Shadows the module's ``log``."""
-        self._log, self._on_instance = self._module.log, vars(self._module).get("log")
-        vars(self._module)["log"] = self
+    def install(self, hook: str | None = None) -> None:
+        """Shadows the module's ``log``.
+
+        Args:
+            hook: the hook that ``self.log`` takes itself to be in meanwhile; ``None``: whoever calls hooks sets it. The
+                guards of planned steps take longer where an attribute of the module changes in every step.
+        """
+        attributes = vars(self._module)
+        self._log, self._on_instance = self._module.log, attributes.get("log")
+        self._hook_before = attributes["_current_fx_name"]
+        attributes["log"] = self
+        if hook is not None:
+            attributes["_current_fx_name"] = hook
 
     def remove(self) -> None:
         """Gives the module its own ``log`` back."""
-        del vars(self._module)["log"]
+        attributes = vars(self._module)
+        del attributes["log"]
+        attributes["_current_fx_name"] = self._hook_before
         if self._on_instance is not None:
-            vars(self._module)["log"] = self._on_instance
+            attributes["log"] = self._on_instance
+
+    @property
+    def is_lightnings(self) -> bool:
+        """Whether what is shadowed is Lightning's own method."""
+        return getattr(self._log, "__func__", None) is LightningModule.log
 
     def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """See :meth:`lightning.pytorch.LightningModule.log`."""
@@ -53,11 +70,11 @@ class TrainingLog:
 def run_in_hook(module: LightningModule, hook: str, function: Callable[..., _T], *args: Any) -> _T:
     """Calls a function while ``self.log`` takes itself to be in a hook, such as ``"training_step"``."""
     attributes = vars(module)  # nn.Module's own way of setting one takes as long as a small operation
-    attributes["_current_fx_name"] = hook
+    before, attributes["_current_fx_name"] = attributes["_current_fx_name"], hook
     try:
         return function(*args)
     finally:
-        attributes["_current_fx_name"] = None
+        attributes["_current_fx_name"] = before
 
 
 def current_hook(module: LightningModule) -> str:
@@ -164,7 +181,7 @@ class FastLog(TrainingLog):
             metric.has_reset = False
             return
         self._log(name, value, *args, **kwargs)
-        if getattr(self._log, "__func__", None) is not LightningModule.log:
+        if not self.is_lightnings:
             return
         if args or "batch_size" in kwargs or kwargs.get("sync_dist") or kwargs.get("enable_graph"):
             return

@@ -43,7 +43,6 @@ class ParallelRunner(CohortRunner):
 
     def __init__(self, clients: ClientRunner, workers: int, timeout: float | None = None) -> None:
         self._clients, self._workers = clients, min(workers, len(clients.rows))
-        clients.pause_plans(True)  # workers are copies of this process, and plan for themselves
         self._pool = WorkerPool(self._workers)
         self._since = messages.shared((self._workers,), torch.float64)  # and since when
         self._watchdog = Watchdog(self._pool, self._since, timeout)
@@ -218,7 +217,6 @@ class ParallelRunner(CohortRunner):
     def _fall_back(self, reason: str) -> None:
         """Trains this client and all that follow in this process; those handed over have left no such trace."""
         self._discard()
-        self._clients.pause_plans(False)
         self.fallback = reason
         rank_zero_info(f"Parallel trains this fit's clients one after the other from now on: {reason}")
 

@@ -69,7 +69,6 @@ class Worker:
     def serve(self) -> None:
         """Trains clients until the parent is gone."""
         messages.send(self._channel, WorkerReady(can_train()))
-        self._clients.pause_plans(False)
         if self._clients.plans is not None:
             self._clients.plans.announce = self._notes.append
         visits = Visits(self._clients)

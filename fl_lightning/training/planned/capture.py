@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import FunctionType
 from typing import Any
 
@@ -61,10 +62,21 @@ def guarded(
         return build(_captured(module, inputs, batch, records))
 
     assert isinstance(function, FunctionType)
+    _begin_autograd()
     # TorchDynamo keeps what it has captured by code object, which two fits in one process must not share.
     code = function.__code__.replace(co_filename=function.__code__.co_filename)
     own = FunctionType(code, function.__globals__, function.__name__)
     return _Guarded(own, torch.compile(own, backend=backend, fullgraph=True, dynamic=False))
+
+
+@cache
+def _begin_autograd() -> None:
+    """Lets autograd look for devices now.
+
+    It does so in the first backward pass of a process, and starts a thread for each device. In a trace it finds some
+    that the machine does not have. A process with such threads cannot be copied into workers that train.
+    """
+    torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
 
 
 class _Guarded:

@@ -31,6 +31,10 @@ class Plan:
         verified: its results were compared with PyTorch's.
         gradients: of the last run, one per parameter.
         held: what the last run that was to be compared may have changed.
+        program: of the last run: takes what is ``given``.
+        given: what the last run took of the batch.
+        returned: what the last run gave, without its gradients.
+        places: of the gradients among those of a program, one per parameter; ``None`` where there is none.
         size: operations per run.
         moves: how often inputs lay where no program was for.
 
@@ -60,11 +64,14 @@ class Plan:
             if not any(tensor is parameter for parameter in parameters):
                 raise CannotPlanError("it trains a tensor that is no parameter of the module")
         places = {id(tensor): place for place, tensor in enumerate(trained)}
-        self._gradients = [places.get(id(parameter)) for parameter in parameters]
+        self.places = tuple([places.get(id(parameter)) for parameter in parameters])
         self._programs: dict[tuple[int, ...], Callable[..., Any]] = {}
         self.verified = False
         self.gradients: list[Tensor | None] = []
         self.held: list[Tensor] = []
+        self.program: Callable[..., Any]
+        self.given: list[Tensor] = []
+        self.returned: Sequence[Tensor] = ()
         self._before: tuple[list[Tensor], Tensor] | None = None
         self.size = self.moves = 0
 
@@ -78,10 +85,10 @@ class Plan:
         if not self.verified:
             self.held = [inputs[place].detach() for place in self._compared]
             self._before = [tensor.clone() for tensor in self.held], torch.get_rng_state()
-        returned: Sequence[Tensor]
-        returned, found = program(*[inputs[place] for place in self._given])
-        self.gradients = [None if place is None else found[place] for place in self._gradients]
-        return returned
+        self.program, self.given = program, [inputs[place] for place in self._given]
+        self.returned, found = program(*self.given)
+        self.gradients = [None if place is None else found[place] for place in self.places]
+        return self.returned
 
     def undo(self) -> None:
         """Puts back what the last run has changed that was to be compared: :attr:`held`, and the random generator."""

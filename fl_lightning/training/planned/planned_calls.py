@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
+from fl_lightning.core.lightning.fast_log import TrainingLog
 from fl_lightning.core.lightning.names import LightningModule, rank_zero_info
 from fl_lightning.core.modules import submodules
 from fl_lightning.training.planned.capture import Captured, guarded
+from fl_lightning.training.planned.direct import DirectCall, direct_call, tensors_of
 from fl_lightning.training.planned.plan import Plan
 from fl_lightning.training.planned.reasons import reason_of
 from fl_lightning.training.planned.results import Results
@@ -48,8 +50,6 @@ class PlannedCalls:
 
     Attributes:
         reason: why nothing is planned any more, to complete "eager, because ..."; ``None`` while there is none.
-        paused: nothing is planned for the time being. Tracing may start threads of autograd, and a copy of a process
-            with such threads (fork) cannot train.
         planned: batches from plans so far.
         announce: told what is planned and what is not.
     """
@@ -72,6 +72,9 @@ class PlannedCalls:
         self._shape: Any = None
         self._last: dict[Any, tuple[Plan, Any, int]] = {}
         self._plan: Plan | None = None
+        self._steady = False
+        self._once: dict[Any, Plan] = {}
+        self._direct: dict[Any, DirectCall] = {}
         self._checking = False
         self._wrong: str | None = None
         self._plans: list[Plan] = []
@@ -79,12 +82,20 @@ class PlannedCalls:
         self._function = guarded(function, "batch", "records", self._build)
         self._hooked: str | None = None
         self.reason: str | None = None
-        self.paused = False
         self.planned = 0
         self.announce: Callable[[str], None] = rank_zero_info
 
-    def begin_visit(self) -> None:
-        """A client's batches are about to come."""
+    def begin_visit(self, steady: bool = False) -> None:
+        """A client's batches are about to come.
+
+        Args:
+            steady: between them, nothing runs but code of this library and of PyTorch, and all that it changes of what
+                Python can read changes with every batch: counters. Guards compare for equality. Where they have held
+                for two batches, what is computed reads none of it, and they hold for the others.
+        """
+        self._direct.clear()
+        self._once.clear()
+        self._steady = steady
         if self.reason is None:
             found = _hook_of(self._module, self._parameters)
             if found is not None and found != self._hooked:
@@ -93,6 +104,11 @@ class PlannedCalls:
             if found is None:
                 self._log.install()
 
+    def end_steady(self) -> None:
+        """More is about to change than counters: guards are checked again."""
+        self._direct.clear()
+        self._steady = False
+
     def __call__(self, batch: Any, index: int) -> Tensor | None:
         """The loss of a batch, detached; ``None`` if there is none.
 
@@ -100,8 +116,11 @@ class PlannedCalls:
             batch: on the module's device.
             index: its place.
         """
-        if self.reason is None and self._hooked is None and not self.paused:
+        if self.reason is None and self._hooked is None:
             shapes = self._shape = _shapes_of(batch)
+            direct = self._direct.get(shapes)
+            if direct is not None:
+                return self._directly(direct, batch, index)
             if shapes in self._shapes or self._begins(shapes):
                 return self._from_plan(batch, index)
         return self._eager(batch, index)
@@ -129,15 +148,39 @@ class PlannedCalls:
             return self._eager(batch, index)
         if not plan.verified:
             return self._verified(plan, loss, batch, index)
-        self.planned += 1
         if plan.moves > _MOVES:
             self.give_up("tensors that it reads lie elsewhere again and again")
+        if self._steady:
+            self._pass_guards(plan, loss, batch)
+        self._ended(plan, plan.gradients, batch, index)
+        return loss
+
+    def _pass_guards(self, plan: Plan, loss: Tensor, batch: Any) -> None:
+        """Guards have held for a batch of a steady visit: if they did for one before, they are not checked again."""
+        tensors, shape = tensors_of(batch), self._shape
+        if self._once.get(shape) is not plan:
+            self._once[shape] = plan
+        elif tensors is not None:
+            direct = direct_call(plan, tensors, loss, self._log.records)
+            if direct is not None:
+                self._direct[shape] = direct
+
+    def _directly(self, direct: DirectCall, batch: Any, index: int) -> Tensor:
+        """The loss without a look at the guards."""
+        tensors, records = tensors_of(batch), self._log.records
+        assert tensors is not None
+        records.clear()
+        loss, gradients = direct(tensors, records)
+        self._ended(direct.plan, gradients, batch, index)
+        return loss
+
+    def _ended(self, plan: Plan, gradients: Sequence[Tensor | None], batch: Any, index: int) -> None:
+        self.planned += 1
         self._last[self._shape] = plan, batch, index
-        for parameter, gradient in zip(self._parameters, plan.gradients, strict=True):
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
             if parameter.grad is not gradient:
                 parameter.grad = gradient
         self._log.replay()
-        return loss
 
     def _called(self, batch: Any, index: int) -> Tensor | None:
         """Calls the function under its guards: says by ``_plan`` which plan ran, and by records what was logged."""
@@ -188,15 +231,17 @@ class PlannedCalls:
         self._checking = True
         for plan in self._plans:
             plan.verified = False
-        with self._log.installed(_unheard):
-            for plan, batch, index in last.values() if self._wrong is None else ():
-                loss: Tensor | None = None
-                with suppress(Exception):
-                    loss = self._called(batch, index)
-                # Where the guards found something else than in the visit, the plan is compared when it is used again.
-                if self._plan is plan and loss is not None:
-                    self._verified(plan, loss, batch, index)
-        self._checking = False
+        try:
+            with self._log.installed(_unheard):
+                for plan, batch, index in last.values() if self._wrong is None else ():
+                    loss: Tensor | None = None
+                    with suppress(Exception):
+                        loss = self._called(batch, index)
+                    # Where guards found something else than in the visit, the plan is compared when it is used again.
+                    if self._plan is plan and loss is not None:
+                        self._verified(plan, loss, batch, index)
+        finally:
+            self._checking = False
         wrong, self._wrong = self._wrong, None
         return wrong
 
@@ -238,13 +283,11 @@ def _unheard(*args: Any, **kwargs: Any) -> None:
 
 def _shapes_of(batch: Any) -> Any:
     """The shapes of a batch's tensors, as a key; whatever else is in a batch is left to the guards."""
-    if isinstance(batch, Tensor):
-        return batch.shape
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
     if isinstance(batch, (list, tuple)):
         return tuple([part.shape if isinstance(part, Tensor) else _shapes_of(part) for part in batch])
-    return None
+    if isinstance(batch, Tensor):
+        return batch.shape
+    return _shapes_of(list(batch.values())) if isinstance(batch, Mapping) else None
 
 
 def _words(shapes: Any) -> str:
@@ -254,9 +297,12 @@ def _words(shapes: Any) -> str:
 
 
 def _hook_of(module: nn.Module, parameters: Sequence[nn.Parameter]) -> str | None:
-    """The first hook that PyTorch would run in a step, in words; a plan runs none."""
+    """The first code that would run in a step without being seen by TorchDynamo, in words; a plan runs none."""
     if any(getattr(torch_modules, f"_global{name}") for name in _HOOKS):
         return "hooks are registered for all modules"
+    log = vars(module).get("log")
+    if isinstance(log, TrainingLog) and not log.is_lightnings:
+        return "self.log is the module's own, and might change what the rest of a step reads"
     for name, part in submodules(module):
         attributes = vars(part)
         if any(attributes.get(kind) for kind in _HOOKS):

@@ -141,6 +141,7 @@ class _Writer:
         self._kept = {trace.base(node) for node in gradients}
         self._last_use = self._last_uses()
         self._idle: dict[tuple[Any, ...], list[tuple[int, Tensor]]] = {}
+        self._made: set[fx.Node] = set()  # single tensors that every run writes
 
     def _last_uses(self) -> dict[fx.Node, int]:
         """Of every base, the place of the last node that reads it."""
@@ -204,12 +205,35 @@ class _Writer:
             found = _with_out(op)
             if found is not None:
                 out_op, names, more = found
-                buffers = self._buffers(node, place)
+                over = self._taken_over(node, op, place)
+                buffers = self._buffers(node, place) if over is None else (over,)
                 self._calls.append(
                     Call(out_op, (*args, *more), {**kwargs, **dict(zip(names, buffers, strict=True))}, ())
                 )
                 return buffers[0] if isinstance(node.meta["val"], Tensor) else buffers
         return self._call(node, op, args, kwargs)
+
+    def _taken_over(self, node: fx.Node, op: OpOverload, place: int) -> Tensor | Register | None:
+        """Memory of an argument that nothing reads after this call, where each value goes in the place of another.
+
+        Large results are then written where the argument has just been read, and still is in the cache.
+        """
+        if torch.Tag.pointwise not in op.tags or node in self._kept:
+            return None
+        made = node.meta["val"]
+        for source in node.all_input_nodes:
+            value = self._values[source]
+            shared = [other for other in node.all_input_nodes if self._trace.base(other) is source]
+            if source not in self._made or self._last_use[source] > place or shared != [source]:
+                continue
+            like = source.meta["val"]
+            if (like.shape, like.stride(), like.dtype) == (made.shape, made.stride(), made.dtype):
+                assert isinstance(value, (Tensor, Register))
+                self._made.add(node)
+                for idle in self._idle.values():
+                    idle[:] = [(self._last_use[node] if b is value else last, b) for last, b in idle]
+                return value
+        return None
 
     def _filled(self, node: fx.Node, op: OpOverload) -> Tensor:
         """What an operation gives that looks at no values: made once, of tensors like those in the trace."""
@@ -236,6 +260,8 @@ class _Writer:
     def _call(self, node: fx.Node, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
         made = node.meta["val"]
         many = isinstance(made, (list, tuple))
+        if isinstance(made, Tensor) and self._trace.base(node) is node:
+            self._made.add(node)
         results = tuple(map(self._register, made if many else (made,)))
         self._calls.append(Call(op, args, kwargs, results))
         return results if many else results[0]
@@ -260,6 +286,8 @@ class _Writer:
             if node not in self._kept:
                 idle.append((self._last_use[node], buffer))
             buffers.append(buffer)
+        if isinstance(made, Tensor):
+            self._made.add(node)
         return tuple(buffers)
 
 

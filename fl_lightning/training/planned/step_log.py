@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from fl_lightning.core.lightning.fast_log import run_in_hook
 from fl_lightning.core.lightning.names import LightningModule
 
 Record = tuple[str, Any, tuple[Any, ...], dict[str, Any]]
@@ -60,10 +59,6 @@ class StepLog:
 
     def replay(self) -> None:
         """Passes on what was noted."""
-        if self.records:
-            run_in_hook(self._module, "training_step", self._pass_on)
-
-    def _pass_on(self) -> None:
         for name, value, args, kwargs in self.records:
             self.to(name, value, *args, **kwargs)
 

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same fit without planned steps and with them."""
+
+from __future__ import annotations
+
+import torch
+from support import Classifier, fit, fresh, weights
+
+
+def both(caplog, module=Classifier, rounds=3, options=None, **strategy):
+    """The same fit without plans and with them, and what the second one said about its steps."""
+    options = {"log": True, **(options or {})}
+    eager = fit(fresh(module, **options), rounds, planned_steps="never", **strategy)
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        planned = fit(fresh(module, **options), rounds, planned_steps="always", **strategy)
+    return eager, planned, [m for m in caplog.messages if m.startswith("Local steps")]
+
+
+def agree(eager, planned):
+    """Weights, buffers and all that was logged, wall-clock times apart."""
+    assert torch.equal(weights(eager.module), weights(planned.module))
+    logged, other = (dict(f.trainer.callback_metrics) for f in (eager, planned))
+    logged.pop("fed/seconds"), other.pop("fed/seconds")
+    assert logged.keys() == other.keys()
+    for name, value in logged.items():
+        assert torch.equal(value, other[name]) or value != value, name
+    assert eager.strategy.last_round.planned_steps == 0

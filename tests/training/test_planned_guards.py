@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Python reads and changes in a step: read anew for every batch, or a reason why there is no plan."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import ClassVar
+
+import pytest
+import torch
+import torchmetrics
+from planned_fits import agree, both
+from support import Classifier, fit, fresh, weights
+
+import fl_lightning as fl
+from fl_lightning.algorithms.base import ClientRule
+
+pytestmark = pytest.mark.fit
+
+
+class Reads(Classifier):
+    """Reads something that changes, and must not be planned with an old value."""
+
+    what = "attribute"
+    factor = 1.0
+    table: ClassVar = {"factor": 1.0}
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss * getattr(self, self.what)(batch_idx)
+
+    def attribute(self, index):
+        return self.factor
+
+    def class_table(self, index):
+        return Reads.table["factor"]
+
+    def epoch(self, index):
+        return 1 + self.current_epoch
+
+    def number_of_batch(self, index):
+        return 2.0 if index % 2 else 1.0
+
+    def environment(self, index):
+        return float(os.environ.get("FL_LIGHTNING_TEST_FACTOR", "1"))
+
+    def learning_rate(self, index):
+        return self.trainer.optimizers[0].param_groups[0]["lr"]
+
+    def tensor(self, index):
+        return self.tensor_factor
+
+    def on_train_epoch_start(self):
+        self.factor = 1.0 + self.current_epoch
+        Reads.table["factor"] = self.factor
+        os.environ["FL_LIGHTNING_TEST_FACTOR"] = str(self.factor)
+        self.tensor_factor = torch.tensor(self.factor)
+
+
+@pytest.mark.parametrize(
+    "what", ["attribute", "class_table", "epoch", "number_of_batch", "environment", "learning_rate", "tensor"]
+)
+def test_what_python_reads_is_read_anew(what, caplog, monkeypatch):
+    monkeypatch.setenv("FL_LIGHTNING_TEST_FACTOR", "1")
+    monkeypatch.setattr(Reads, "what", what)
+    eager, planned, _ = both(caplog, Reads)
+    agree(eager, planned)
+    assert not torch.equal(weights(planned.module), weights(fit(fresh(log=True), planned_steps="never").module))
+
+
+class Refused(Classifier):
+    """Does something that a plan cannot repeat."""
+
+    what = ""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.history, self.count = [], 0
+        self.accuracy = torchmetrics.MeanMetric()
+
+    def training_step(self, batch, batch_idx):
+        if self.what == "writes":
+            batch[0].mul_(0.5)
+        loss = super().training_step(batch, batch_idx)
+        return getattr(self, self.what)(loss, batch)
+
+    def item(self, loss, batch):
+        self.log("item", loss.item())
+        return loss
+
+    def branch(self, loss, batch):
+        return loss * 2 if loss > 1 else loss
+
+    def counter(self, loss, batch):
+        self.count += 1
+        return loss
+
+    def keeps(self, loss, batch):
+        self.history.append(loss.detach())
+        return loss
+
+    def draws(self, loss, batch):
+        return loss * random.random()
+
+    def metric(self, loss, batch):
+        self.accuracy(loss.detach())
+        return loss
+
+    def writes(self, loss, batch):
+        return loss
+
+    def skips(self, loss, batch):
+        return None if len(batch[1]) < 10 else loss
+
+    def prints(self, loss, batch):
+        print("a step")
+        return loss
+
+
+REASONS = {
+    "item": "takes numbers out of tensors", "branch": "", "counter": "attribute 'count'", "keeps": "history",
+    "draws": "Python's random", "metric": "", "writes": "its batch", "skips": "", "prints": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REASONS)
+def test_what_a_plan_cannot_repeat_stays_as_it_is(what, caplog, monkeypatch):
+    monkeypatch.setattr(Refused, "what", what)
+    eager, planned, said = both(caplog, Refused)
+    agree(eager, planned)
+    assert planned.module.count == eager.module.count
+    assert len(planned.module.history) == len(eager.module.history)
+    reasons = [message for message in said if "eager from now on, because" in message]
+    assert len(reasons) == 1
+    assert REASONS[what] in reasons[0]
+    assert "\n" not in reasons[0]
+
+
+class Watched(Classifier):
+    """Has a hook on a layer."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.seen = []
+        self.net[0].register_forward_hook(lambda *_: self.seen.append(1))
+
+
+def test_hooks_are_run(caplog):
+    eager, planned, said = both(caplog, Watched)
+    agree(eager, planned)
+    assert len(planned.module.seen) == len(eager.module.seen) > 0
+    assert said == ["Local steps: eager, because net.0 has hooks"]
+
+
+class OwnLog(Classifier):
+    """Its ``log`` changes what the rest of the step reads."""
+
+    factor = 1.0
+
+    def log(self, *args, **kwargs):
+        super().log(*args, **kwargs)
+        self.factor += 0.1
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * self.factor
+
+
+def test_a_log_of_the_modules_own_is_called_in_the_step(caplog):
+    eager, planned, said = both(caplog, OwnLog)
+    agree(eager, planned)
+    assert len(said) == 1
+    assert "eager, because self.log is the module's own" in said[0]
+
+
+class FreshTensor(ClientRule):
+    """Gives the module another tensor for every batch."""
+
+    def begin_batch(self, work, batch, batch_idx):
+        self.kept = [*getattr(self, "kept", []), torch.ones(())]  # or the next would be in the memory of the last
+        work.module.factor = self.kept[-1]
+
+
+class Scaled(Classifier):
+    factor = torch.ones(())
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * self.factor
+
+
+def test_tensors_that_move_in_memory_end_planning(caplog):
+    eager, planned, said = both(caplog, Scaled, client=FreshTensor(), algorithm=fl.algorithms.FedAvg(), rounds=4)
+    agree(eager, planned)
+    assert said[-1].endswith("because tensors that it reads lie elsewhere again and again")
+
+
+def test_buffers_and_parameters_stay_where_they_are(caplog):
+    *_, said = both(caplog, options={"norm": True}, rounds=8, client_optimizer_state="keep")
+    assert all("planned" in message for message in said)
