@@ -39,6 +39,18 @@ class Attention(nn.Module):
         return self.out(x + self.heads(x, x, x, need_weights=False)[0]).mean(1)
 
 
+class Symmetric(nn.Module):
+    """Reads a result and a view of it in one call, and never again."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = nn.Linear(6, 4), nn.Linear(4, 5)
+
+    def forward(self, x):
+        x = self.inner(x)
+        return self.out(x + x.T)
+
+
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()
@@ -75,6 +87,7 @@ CASES = {
         _features(4, 2, 12, 12),
     ),
     "attention": (Attention, _features(4, 3, 8)),
+    "symmetric": (Symmetric, _features(4, 6)),
     "recurrent": (Recurrent, _features(4, 3, 4)),
     "tied": (Tied, torch.randint(0, 11, (4, 3), generator=torch.Generator().manual_seed(1))),
 }  # fmt: skip

@@ -49,10 +49,10 @@ def test_guards_are_checked_at_the_beginning_and_at_the_end(log, caplog, checked
 FACTOR = {"value": 1.0, "seen": 0}
 
 
-def changes():
-    """Changes what a step reads after every third call."""
+def changes(every=3):
+    """Changes what a step reads now and then: after so many calls."""
     FACTOR["seen"] += 1
-    if FACTOR["seen"] % 3 == 0:
+    if FACTOR["seen"] % every == 0:
         FACTOR["value"] += 0.25
 
 
@@ -78,7 +78,7 @@ class AskedData(Dataset):
         return len(self.samples)
 
     def __getitem__(self, index):
-        changes()
+        changes(every=40)
         return self.samples[index]
 
 
