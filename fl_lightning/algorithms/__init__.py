@@ -34,6 +34,7 @@ from fl_lightning.algorithms.fedper import FedPer
 from fl_lightning.algorithms.fedproc import FedProc
 from fl_lightning.algorithms.fedproto import FedProto
 from fl_lightning.algorithms.fedprox import FedProx
+from fl_lightning.algorithms.fedpw import FedPW
 from fl_lightning.algorithms.fedrep import FedRep
 from fl_lightning.algorithms.mmpf import MMPF
 from fl_lightning.algorithms.moon import MOON
@@ -72,6 +73,7 @@ __all__ = [
     "FedLF",
     "FedMDFG",
     "FedMGDAPlus",
+    "FedPW",
     "FedPer",
     "FedProc",
     "FedProto",

@@ -18,7 +18,7 @@ from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork,
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.model_snapshot import Snapshot, packed_buffers, standing_in
 from fl_lightning.core.seeding import derive_seed, isolated
-from fl_lightning.core.storage.model_store import ModelStore, in_files, model_store, restore, restored
+from fl_lightning.core.storage.own_models import OwnModels
 
 
 class Ditto(FedAvg):
@@ -52,7 +52,7 @@ class Ditto(FedAvg):
         super().__init__(weighting)
         self.lam, self.personal_lr = lam, personal_lr
         self.directory, self.keep_checkpoints = directory, keep_checkpoints
-        self._client = PersonalModels(lam, personal_lr, model_store(directory, keep_checkpoints))
+        self._client = PersonalModels(lam, personal_lr, OwnModels("Ditto", directory, keep_checkpoints))
 
     def client_rule(self) -> PersonalModels:
         """The personal models; the same object on every call."""
@@ -69,16 +69,16 @@ class PersonalModels(ClientRule):
     Args:
         lam: see :class:`Ditto`.
         lr: see ``personal_lr`` there.
-        store: where the models live between rounds.
+        own: the models between rounds.
     """
 
     reads = "sums"
     column_state = ()
-    placement = ("store",)
+    placement = ("own",)
 
-    def __init__(self, lam: float, lr: float | None, store: ModelStore) -> None:
+    def __init__(self, lam: float, lr: float | None, own: OwnModels) -> None:
         self.needs = Needs(client_lr=lr is None)
-        self.lam, self.lr, self._store = lam, lr, store
+        self.lam, self.lr, self._own = lam, lr, own
         self._model: Snapshot | None = None
         self._batches = 0
         self._gradient: Tensor | None = None  # summed up over the batches of a step that is not taken yet
@@ -96,11 +96,11 @@ class PersonalModels(ClientRule):
 
     def personal_model(self, client_id: int) -> Snapshot | None:
         """The client's model on the CPU, or ``None`` before the end of its first round."""
-        return self._store.get(client_id)
+        return self._own.get(client_id)
 
     def begin_client(self, work: LocalWork) -> None:
         """Loads the client's model, a copy of the global one in its first round."""
-        held, device = self._store.get(work.client_id), work.params.device
+        held, device = self._own.get(work.client_id), work.params.device
         if held is None:
             self._model = Snapshot(work.params.clone(), packed_buffers(work.module, device))
         else:
@@ -159,21 +159,20 @@ class PersonalModels(ClientRule):
 
     def keep(self, client_id: int, kept: State, when: int) -> None:
         """Replaces the client's model."""
-        self._store.set(client_id, Snapshot(**kept), when)
+        self._own.keep(client_id, kept, when)
 
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """Bytes on the CPU: all personal models, or with files those of one round."""
-        size = federation.layout.numel * federation.dtype.itemsize + self._buffer_bytes
-        kept = 0 if in_files(self._store) else federation.num_clients
-        return {"personal_models (CPU)": (kept + cohort_size) * size}
+        each = federation.layout.numel * federation.dtype.itemsize + self._buffer_bytes
+        return {"personal_models (CPU)": self._own.planned_nbytes(each, federation.num_clients, cohort_size)}
 
     def reset(self) -> None:
         """Forgets all models."""
-        self._store.clear()
+        self._own.clear()
 
     def state_dict(self) -> State:
         """The models, or which files they are in."""
-        return self._store.state_dict()
+        return self._own.state_dict()
 
     def load_state_dict(self, state: State) -> None:
         """Restores what :meth:`state_dict` returned.
@@ -181,7 +180,7 @@ class PersonalModels(ClientRule):
         Raises:
             ValueError: the checkpoint keeps models elsewhere than this rule.
         """
-        restore(self._store, state, "Ditto")
+        self._own.load_state_dict(state)
 
     def personal_models(self, state: State) -> Callable[[int], Snapshot | None]:
         """The models of a checkpoint, without a copy of those at hand.
@@ -190,4 +189,4 @@ class PersonalModels(ClientRule):
             ValueError: the checkpoint keeps models elsewhere than this rule.
             FileNotFoundError: a file that it refers to is gone.
         """
-        return restored(self._store, state, "Ditto").get
+        return self._own.restored(state).get

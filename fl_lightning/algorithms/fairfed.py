@@ -20,6 +20,7 @@ from fl_lightning.algorithms.records import ClientReport, LocalWork, Needs, Stat
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.model_snapshot import standing_in
+from fl_lightning.core.storage.numbers import ClientNumbers
 
 HITS = "right_predictions"  # [2]: predicted right, and samples
 
@@ -50,7 +51,7 @@ class FairFed(ServerRule):
     @checked(beta=Bounds(0))
     def __init__(self, beta: float = 1.0, notion: Notion = "eo") -> None:
         self.beta, self.notion = beta, notion
-        self._weights: dict[int, float] = {}
+        self._weights = ClientNumbers()
 
     def client_rule(self) -> ClientRule:
         """Counts what the global model predicts for the groups."""
@@ -64,15 +65,13 @@ class FairFed(ServerRule):
         """
         gaps = _gaps(cohort)
         whole = cohort.num_samples or float(cohort.sizes.sum())
-        first = (cohort.sizes.cpu() / whole).tolist()
-        before = [self._weights.get(c, start) for c, start in zip(cohort.client_ids, first, strict=True)]
-        moved = torch.tensor(before, dtype=torch.float64) - self.beta * (gaps - gaps.mean())
-        moved = moved.clamp_min(0)
+        before = self._weights.of(cohort.client_ids, cohort.sizes.cpu() / whole)
+        moved = (before - self.beta * (gaps - gaps.mean())).clamp_min(0)
         weights = shares(moved)
         step = weighted_mean(cohort, weights)
         still = stands_still(cohort)
         if not still:
-            self._weights = self._weights | dict(zip(cohort.client_ids, moved.tolist(), strict=True))
+            self._weights.set(cohort.client_ids, moved)
         self.report = StepReport(
             weights=weights, flagged=still or not bool(moved.any()), scalars={"metric_gap": float(gaps.max())}
         )
@@ -80,16 +79,16 @@ class FairFed(ServerRule):
 
     def reset(self) -> None:
         """Forgets all weights."""
-        self._weights = {}
+        self._weights.clear()
         self.report = StepReport()
 
     def state_dict(self) -> State:
         """Weights by client id."""
-        return {"weights": dict(self._weights)}
+        return {"weights": self._weights.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
         """Restores what :meth:`state_dict` returned."""
-        self._weights = {int(client): float(weight) for client, weight in state["weights"].items()}
+        self._weights.load_state_dict(state["weights"])
 
 
 class GroupCounts(ClientRule):

@@ -16,7 +16,7 @@ from fl_lightning.algorithms._shared.personal_layers import PersonalLayers, laye
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.model_snapshot import Layers
-from fl_lightning.core.storage.model_store import model_store
+from fl_lightning.core.storage.own_models import OwnModels
 
 
 class FedBN(FedAvg):
@@ -46,7 +46,7 @@ class FedBN(FedAvg):
     ) -> None:
         super().__init__(weighting)
         self.directory, self.keep_checkpoints = directory, keep_checkpoints
-        self._client = LocalNorms(model_store(directory, keep_checkpoints))
+        self._client = LocalNorms(OwnModels("FedBN", directory, keep_checkpoints))
 
     def client_rule(self) -> PersonalLayers:
         """The clients' BatchNorm layers; the same object on every call."""
@@ -55,8 +55,6 @@ class FedBN(FedAvg):
 
 class LocalNorms(PersonalLayers):
     """BatchNorm layers stay at their client."""
-
-    method = "FedBN"
 
     def find(self, module: nn.Module) -> Layers:
         """All BatchNorm layers.

@@ -22,6 +22,7 @@ from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.model_snapshot import Snapshot, packed_buffers, standing_in
 from fl_lightning.core.seeding import derive_seed, isolated
+from fl_lightning.core.storage.numbers import ClientNumbers
 
 SHARPNESS = "sharpness"
 LEAST = 1e-10  # of a sharpness, and added to shares of it
@@ -53,7 +54,7 @@ class FedISM(ServerRule):
     @checked(rho=Bounds(above=0), alpha=Bounds(0), q=Bounds(0), beta=Bounds(above=0, most=1))
     def __init__(self, rho: float = 0.05, alpha: float = 0.1, q: float = 2.0, beta: float = 0.5) -> None:
         self.rho, self.alpha, self.q, self.beta = rho, alpha, q, beta
-        self._weights: dict[int, float] = {}
+        self._weights = ClientNumbers()
 
     def client_rule(self) -> ClientRule:
         """Training towards flat minima, and the sharpness."""
@@ -69,27 +70,26 @@ class FedISM(ServerRule):
         if sharpness is None:
             raise ValueError(f"extras must hold {SHARPNESS!r} [m] for FedISM, found {sorted(cohort.extras)}")
         weights = shares((shares(sharpness.cpu().clamp_min(LEAST)) + LEAST) ** self.q)
-        present = zip(cohort.client_ids, weights.tolist(), strict=True)
-        before = shares(torch.tensor([self._weights.get(c, w) for c, w in present], dtype=torch.float64))
+        before = shares(self._weights.of(cohort.client_ids, weights))
         weights = self.beta * weights + (1 - self.beta) * before
         step = weighted_mean(cohort, weights)
         self.report = StepReport(weights=weights, flagged=stands_still(cohort))
         if not self.report.flagged:
-            self._weights = self._weights | dict(zip(cohort.client_ids, weights.tolist(), strict=True))
+            self._weights.set(cohort.client_ids, weights)
         return step
 
     def reset(self) -> None:
         """Forgets all weights."""
-        self._weights = {}
+        self._weights.clear()
         self.report = StepReport()
 
     def state_dict(self) -> State:
         """The last weights by client id."""
-        return {"weights": dict(self._weights)}
+        return {"weights": self._weights.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
         """Restores what :meth:`state_dict` returned."""
-        self._weights = {int(client): float(weight) for client, weight in state["weights"].items()}
+        self._weights.load_state_dict(state["weights"])
 
 
 class SharpnessAware(ClientRule):

@@ -15,7 +15,7 @@ from fl_lightning.algorithms._shared.personal_layers import PersonalLayers, laye
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.arguments import FILLED, Bounds, checked
 from fl_lightning.core.model_snapshot import Layers
-from fl_lightning.core.storage.model_store import ModelStore, model_store
+from fl_lightning.core.storage.own_models import OwnModels
 
 
 class FedPer(FedAvg):
@@ -51,7 +51,7 @@ class FedPer(FedAvg):
         super().__init__(weighting)
         self.personal, self.num_layers = personal, num_layers
         self.directory, self.keep_checkpoints = directory, keep_checkpoints
-        self._client = LocalLayers(personal, num_layers, model_store(directory, keep_checkpoints))
+        self._client = LocalLayers(personal, num_layers, OwnModels("FedPer", directory, keep_checkpoints))
 
     def client_rule(self) -> PersonalLayers:
         """The clients' layers; the same object on every call."""
@@ -64,13 +64,11 @@ class LocalLayers(PersonalLayers):
     Args:
         personal: see :class:`FedPer`.
         num_layers: see there.
-        store: where the layers live between rounds.
+        own: the layers between rounds.
     """
 
-    method = "FedPer"
-
-    def __init__(self, personal: Sequence[str] | None, num_layers: int, store: ModelStore) -> None:
-        super().__init__(store)
+    def __init__(self, personal: Sequence[str] | None, num_layers: int, own: OwnModels) -> None:
+        super().__init__(own)
         self.personal, self.num_layers = personal, num_layers
 
     def find(self, module: nn.Module) -> Layers:

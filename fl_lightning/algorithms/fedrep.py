@@ -17,7 +17,7 @@ from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.records import ClientReport, LocalWork
 from fl_lightning.arguments import FILLED, Bounds, checked
 from fl_lightning.core.model_snapshot import Layers
-from fl_lightning.core.storage.model_store import ModelStore, model_store
+from fl_lightning.core.storage.own_models import OwnModels
 
 
 class FedRep(FedAvg):
@@ -55,7 +55,7 @@ class FedRep(FedAvg):
         super().__init__(weighting)
         self.head, self.head_epochs = head, head_epochs
         self.directory, self.keep_checkpoints = directory, keep_checkpoints
-        self._client = HeadFirst(head, head_epochs, model_store(directory, keep_checkpoints))
+        self._client = HeadFirst(head, head_epochs, OwnModels("FedRep", directory, keep_checkpoints))
 
     def client_rule(self) -> PersonalLayers:
         """The clients' heads; the same object on every call."""
@@ -68,15 +68,13 @@ class HeadFirst(PersonalLayers):
     Args:
         head: see :class:`FedRep`.
         head_epochs: see there.
-        store: where the heads live between rounds.
+        own: the heads between rounds.
     """
 
-    method = "FedRep"
-
-    def __init__(self, head: Sequence[str] | None, head_epochs: int, store: ModelStore) -> None:
-        super().__init__(store)
+    def __init__(self, head: Sequence[str] | None, head_epochs: int, own: OwnModels) -> None:
+        super().__init__(own)
         self.head, self.head_epochs = head, head_epochs
-        self._own: frozenset[str] = frozenset()
+        self._names: frozenset[str] = frozenset()
         self._passes = 0
 
     def find(self, module: nn.Module) -> Layers:
@@ -90,7 +88,7 @@ class HeadFirst(PersonalLayers):
     def begin_client(self, work: LocalWork) -> None:
         """Puts the client's head in the place of the one received."""
         super().begin_client(work)
-        self._own, self._passes = self.find(work.module).parameters, 0
+        self._names, self._passes = self.find(work.module).parameters, 0
 
     def begin_batch(self, work: LocalWork, batch: Any, batch_idx: int) -> None:
         """Counts passes over the client's data."""
@@ -100,7 +98,7 @@ class HeadFirst(PersonalLayers):
         """Leaves the optimizer no gradients of the part that stands still in this pass."""
         heads_turn = self._passes <= self.head_epochs
         for name, parameter in zip(work.layout.names, work.parameters, strict=True):
-            if (name in self._own) != heads_turn:
+            if (name in self._names) != heads_turn:
                 parameter.grad = None
 
     def end_client(self, work: LocalWork) -> ClientReport:

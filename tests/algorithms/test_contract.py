@@ -30,6 +30,7 @@ RULES = {
     "FedProc": lambda: fl.FedProc(num_classes=3),
     "FedProto": lambda: fl.FedProto(num_classes=3),
     "FedHEAL": fl.FedHEAL,
+    "FedPW": fl.FedPW,
     "FedMGDAPlus": fl.FedMGDAPlus,
     "FedMGDAPlus-full": lambda: fl.FedMGDAPlus(epsilon=1.0),
     "FedFV": fl.FedFV,
@@ -65,7 +66,7 @@ RULES = {
     "AAggFF-silo": lambda: fl.AAggFF("silo", "normal"),
 }
 STATEFUL = [
-    "FedISM",
+    "FedPW",
     "FairFed",
     "FedISM",
     "AAggFF",
@@ -100,6 +101,7 @@ MEANS = (
     "PropFair",
     "FairFed",
     "FedISM",
+    "FedPW",
     "AAggFF",
     "AAggFF-silo",
     "QFedAvg",
@@ -116,7 +118,7 @@ MEANS = (
     "FA",
 )
 # The report has one weight per client, and the step is no combination of the rows with these.
-STEPS_BY_LAYER = (fl.FedLF, fl.UPGrad, fl.FedHEAL, fl.FedFa)
+STEPS_BY_LAYER = (fl.FedLF, fl.UPGrad, fl.FedHEAL, fl.FedFa, fl.FedPW)
 every_rule = pytest.mark.parametrize("name", RULES)
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 

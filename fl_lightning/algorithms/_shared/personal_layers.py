@@ -13,7 +13,7 @@ from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, State
 from fl_lightning.core.model_snapshot import Layers, ModelPart, Snapshot, packed, put_flat, unpack
 from fl_lightning.core.modules import named_model_buffers, outside_metrics, submodules
-from fl_lightning.core.storage.model_store import ModelStore, in_files, restore, restored
+from fl_lightning.core.storage.own_models import OwnModels
 
 
 class PersonalLayers(ClientRule):
@@ -23,16 +23,15 @@ class PersonalLayers(ClientRule):
     global model keeps the values with which training began; they are a client's own until its first report counts.
 
     Args:
-        store: where the layers live between rounds.
+        own: the layers between rounds.
     """
 
     reads = "sums"
     column_state = ()
-    placement = ("store",)
-    method: str  # the name of the method, for errors
+    placement = ("own",)
 
-    def __init__(self, store: ModelStore) -> None:
-        self._store = store
+    def __init__(self, own: OwnModels) -> None:
+        self._own, self.method = own, own.method
         self._received: tuple[Tensor, Tensor] | None = None
         self._bytes = 0
 
@@ -63,7 +62,7 @@ class PersonalLayers(ClientRule):
 
     def personal_model(self, client_id: int) -> ModelPart | None:
         """The client's layers, or ``None`` before the end of its first round."""
-        return self._part(self._store.get(client_id))
+        return self._part(self._own.get(client_id))
 
     def _part(self, held: Snapshot | None) -> ModelPart | None:
         return None if held is None else ModelPart(held, self.find)
@@ -74,7 +73,7 @@ class PersonalLayers(ClientRule):
         layers, device = self.find(work.module), work.params.device
         buffers = layers.buffers_of(work.module)
         self._received = _joined(layers.of(work.parameters, work.layout), work.params), packed(buffers, device)
-        held = self._store.get(work.client_id)
+        held = self._own.get(work.client_id)
         if held is not None:
             self._put(work, layers, held.params.to(work.params), held.buffers.to(device))
 
@@ -101,21 +100,20 @@ class PersonalLayers(ClientRule):
 
     def keep(self, client_id: int, kept: State, when: int) -> None:
         """Replaces the client's layers."""
-        self._store.set(client_id, Snapshot(**kept), when)
+        self._own.keep(client_id, kept, when)
 
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """Bytes on the CPU: the layers of all clients, or with files those of one round."""
-        size = self._bytes or federation.layout.numel * federation.dtype.itemsize
-        kept = 0 if in_files(self._store) else federation.num_clients
-        return {"personal_layers (CPU)": (kept + cohort_size) * size}
+        each = self._bytes or federation.layout.numel * federation.dtype.itemsize
+        return {"personal_layers (CPU)": self._own.planned_nbytes(each, federation.num_clients, cohort_size)}
 
     def reset(self) -> None:
         """Forgets all layers."""
-        self._store.clear()
+        self._own.clear()
 
     def state_dict(self) -> State:
         """The layers, or which files they are in."""
-        return self._store.state_dict()
+        return self._own.state_dict()
 
     def load_state_dict(self, state: State) -> None:
         """Restores what :meth:`state_dict` returned.
@@ -123,7 +121,7 @@ class PersonalLayers(ClientRule):
         Raises:
             ValueError: the checkpoint keeps layers elsewhere than this rule.
         """
-        restore(self._store, state, self.method)
+        self._own.load_state_dict(state)
 
     def personal_models(self, state: State) -> Callable[[int], ModelPart | None]:
         """The layers of a checkpoint, without a copy of those at hand.
@@ -132,8 +130,8 @@ class PersonalLayers(ClientRule):
             ValueError: the checkpoint keeps layers elsewhere than this rule.
             FileNotFoundError: a file that it refers to is gone.
         """
-        store = restored(self._store, state, self.method)
-        return lambda client_id: self._part(store.get(client_id))
+        own = self._own.restored(state)
+        return lambda client_id: self._part(own.get(client_id))
 
 
 def layers_under(module: nn.Module, names: Sequence[str] | None, count: int, method: str) -> Layers:

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FedPW: Rethinking Fair Federated Learning from Parameter and Client View.
+
+Kaiqi Guan, Wenke Huang, Xianda Guo, Yueyang Yuan, Bin Yang, Mang Ye. NeurIPS 2025.
+https://openreview.net/forum?id=dY29IUPTuy https://github.com/guankaiqi/FedPW
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fl_lightning import ops
+from fl_lightning.algorithms._shared.rows import require_finite
+from fl_lightning.algorithms._shared.smallest import smallest
+from fl_lightning.algorithms._shared.weighting import nonnegative_losses, shares, stands_still, weighted_mean
+from fl_lightning.algorithms.base import ServerRule
+from fl_lightning.algorithms.records import Federation, Needs, State, StepReport
+from fl_lightning.arguments import Bounds, checked
+from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.storage.numbers import ClientNumbers
+from fl_lightning.core.updates import UpdateMatrix
+
+LEAST = 1e-12  # of a loss beside the largest one
+
+
+class FedPW(ServerRule):
+    """Leaves out small numbers of updates, enlarges those that clients agree on, and weighs clients by phase.
+
+    Parameter adjustment (equations 5 to 7): of each tensor, a client's update loses the share of its numbers that are
+    smallest in size. The share is ``drop_rate`` in the mean, and larger for clients with smaller losses. Where clients
+    agree most on a step, it grows by what was left out.
+
+    Adaptive weights (equations 9 to 11): early, clients whose updates point along those of the others count more; later
+    those with large losses. Two sets of weights follow the shares of these quantities, with a momentum that grows as
+    the quantities fall, and the set that is spread wider counts for more.
+
+    In the first round, and in one with a single client, updates stay as they are. A client that is new starts at the
+    mean weight. Absent clients keep their weights: those of a round's clients are divided among these. If all rows are
+    zero, the step is zero, flagged, and nothing changes.
+
+    Args:
+        drop_rate: the share of an update's numbers that is left out, in the mean over clients, and the share of a
+            tensor that is enlarged; 0 leaves updates as they are.
+        beta: how fast weights follow in the first round; 0 weighs clients alike.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    needs = Needs(losses=True)
+    reads = "rows"
+    column_state = ()
+    layers = "tensor"
+
+    @checked(drop_rate=Bounds(0, below=1), beta=Bounds(0, 1))
+    def __init__(self, drop_rate: float = 0.3, beta: float = 0.3) -> None:
+        self.drop_rate, self.beta = drop_rate, beta
+        self._agreement, self._fairness = _Follower(), _Follower()  # p and q
+
+    def aggregate(self, cohort: Cohort) -> Tensor:
+        """Returns the weighted mean of the adjusted updates, with weights that this round has a say in.
+
+        Raises:
+            ValueError: the cohort has no losses, a loss is negative, or a row is not finite.
+        """
+        losses, updates = nonnegative_losses(cohort, "FedPW"), cohort.updates
+        require_finite(updates.norms().isfinite(), cohort, "FedPW")
+        if stands_still(cohort):
+            self.report = StepReport(weights=torch.full_like(losses, 1 / len(cohort)), flagged=True)
+            return torch.zeros_like(cohort.params)
+        first, ids = not self._fairness.started, cohort.client_ids
+        along = updates.gram().sum((0, 2)).cpu()  # products with the sum of all updates
+        p = self._agreement.follow(ids, along.clamp_min(0), float(along.mean()), self.beta)  # equation 9
+        q = self._fairness.follow(ids, losses, float(losses.mean()), self.beta)  # equation 10
+        early, late = (float(weights.std(correction=0)) for weights in (p, q))
+        fair = late / (early + late) if early + late > 0 else 0.5
+        weights = (1 - fair) * p + fair * q  # equation 11
+        self.report = StepReport(weights=weights, scalars={"fair_share": fair})
+        if first or len(cohort) == 1 or self.drop_rate == 0:
+            return weighted_mean(cohort, weights)
+        return self._adjusted(updates, weights, losses)
+
+    def _adjusted(self, updates: UpdateMatrix, weights: Tensor, losses: Tensor) -> Tensor:
+        """Equations 5 to 7: the mean ``[n]`` of updates without their small numbers, larger where clients agree."""
+        rows, m, sizes = updates.rows, len(updates), torch.tensor(updates.layout.layer_starts).diff()
+        relative = (losses / losses.max()).clamp_min(LEAST) if bool(losses.any()) else torch.ones_like(losses)
+        rates = (shares(1 / relative) * m * self.drop_rate).clamp_max(1)  # r_k
+        sought = (rates[:, None] * sizes).long()
+        small = _smallest(rows.abs(), sought, updates)
+        left_out = _sizes_where(small, rows, updates) / _numbers(small, updates)  # mean size per tensor and client
+        kept = rows.masked_fill(small, 0)
+        step = updates.beside(kept).combine(weights)
+
+        agreement = _agreement(kept, updates)
+        among = (self.drop_rate * sizes).long()
+        agreed = ~_smallest(agreement[None], (sizes - among)[None], updates)
+        size = (_sizes_where(agreed, step[None], updates) / _numbers(agreed, updates))[:, 0]
+        mean = torch.where((sought > 0).all(0), left_out.mean(1), torch.nan)  # no client may leave out nothing
+        growth = torch.where((size > 0) & (mean < size), mean / size, 0.0)  # alpha
+        begins = updates.columns.offsets(updates.layout.layer_starts)
+        factors = (1 + growth).repeat_interleave(begins.diff()).to(step)
+        return torch.where(agreed[0], step * factors, step)
+
+    def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
+        """Bytes of the adjusted updates of a round, their sizes, and marks."""
+        width = max(federation.dtype.itemsize, 4)
+        return {"adjusted updates": cohort_size * federation.numel * (federation.dtype.itemsize + width + 1)}
+
+    def reset(self) -> None:
+        """Forgets all weights."""
+        self._agreement, self._fairness = _Follower(), _Follower()
+        self.report = StepReport()
+
+    def state_dict(self) -> State:
+        """Both sets of weights, by client id."""
+        return {"agreement": self._agreement.state_dict(), "fairness": self._fairness.state_dict()}
+
+    def load_state_dict(self, state: State) -> None:
+        """Restores what :meth:`state_dict` returned."""
+        self._agreement.load_state_dict(state["agreement"])
+        self._fairness.load_state_dict(state["fairness"])
+
+
+class _Follower:
+    """Weights that follow shares of a quantity, the more slowly the smaller it has become."""
+
+    def __init__(self) -> None:
+        self._weights, self._gains = ClientNumbers(), ClientNumbers()
+        self._first = 0.0  # the quantity's first mean that was positive
+
+    @property
+    def started(self) -> bool:
+        """Whether there has been a round."""
+        return len(self._weights) > 0
+
+    def follow(self, clients: Sequence[int], quantity: Tensor, mean: float, beta: float) -> Tensor:
+        """Weights ``[m]`` of a round's clients, summing to 1: ``g <- (1 - b) g + b share``, ``w <- (w + g) / sum``."""
+        self._first = self._first or max(mean, 0.0)
+        rate = min(beta * max(mean, 0.0) / self._first, 1.0) if self._first > 0 else 0.0
+        before = self._weights.of(clients, self._weights.mean())
+        gains = (1 - rate) * self._gains.of(clients, 0.0) + rate * shares(quantity)
+        weights = shares(before + gains)
+        self._weights.set(clients, weights * (before.sum() if self.started else 1.0))
+        self._gains.set(clients, gains)
+        return weights
+
+    def state_dict(self) -> State:
+        return {"weights": self._weights.state_dict(), "gains": self._gains.state_dict(), "first": self._first}
+
+    def load_state_dict(self, state: State) -> None:
+        self._weights.load_state_dict(state["weights"])
+        self._gains.load_state_dict(state["gains"])
+        self._first = float(state["first"])
+
+
+def _smallest(values: Tensor, counts: Tensor, updates: UpdateMatrix) -> Tensor:
+    wide = values if values.dtype.itemsize >= 4 else values.float()
+    return smallest(wide, counts.to(values.device), updates.columns, updates.layout.layer_starts)
+
+
+def _sizes_where(marked: Tensor, rows: Tensor, updates: UpdateMatrix) -> Tensor:
+    """Sums ``[L, k]`` of the sizes of marked numbers, per tensor, on the CPU."""
+    sizes, ones = rows.abs().masked_fill_(~marked, 0), torch.ones_like(rows[0])
+    return updates.beside(sizes).dots(ones).cpu()
+
+
+def _numbers(marked: Tensor, updates: UpdateMatrix) -> Tensor:
+    """How many numbers ``[L, k]`` are marked, per tensor, on the CPU."""
+
+    def part(at: slice, offsets: Tensor) -> Tensor:
+        return torch.stack([piece.sum(1) for piece in torch.split(marked[:, at], offsets.diff().tolist(), 1)])
+
+    return updates.columns.sum(updates.layout.layer_starts, part).cpu()
+
+
+def _agreement(rows: Tensor, updates: UpdateMatrix) -> Tensor:
+    """``[n]`` square of the sum of each column over its sum of squares, of rows whose tensors have length 1.
+
+    The standard deviation of a column that is divided by its length falls as this grows. A column of zeros has 0.
+    """
+    layout, columns = updates.layout, updates.columns
+    squares = columns.sum(
+        layout.layer_starts, lambda at, offsets: ops.layer_squares(rows[:, at], offsets, total_columns=columns.total)
+    )
+    scale = torch.where(squares > 0, squares.rsqrt(), 0.0).to(rows.device)  # [L, m]
+    lengths = columns.offsets(layout.layer_starts).diff().to(rows.device)
+    wide = torch.float32 if rows.device.type == "mps" else torch.float64
+    total, square = (torch.zeros(rows.shape[1], dtype=wide, device=rows.device) for _ in range(2))
+    for row, factors in zip(rows, scale.T, strict=True):
+        unit = row.to(wide) * factors.to(wide).repeat_interleave(lengths)
+        total += unit
+        square += unit.square()
+    return torch.where(square > 0, total.square() / square, 0.0)
