@@ -13,11 +13,11 @@ from torchmetrics.utilities import dim_zero_cat
 
 
 class HeldAUROC(Metric):
-    """One-versus-rest AUROC, mean over the classes of which the samples have some and not all.
+    """One-versus-rest AUROC, mean over the classes that the samples have.
 
-    A class that a client lacks, or that all of its samples have, cannot be told from the others there and does not
-    count. A client with a single class has no such class, and its value is NaN: it is undefined. With two classes out
-    of two this is the AUROC of the binary task.
+    A class that a client lacks cannot be told from the others there, and does not count. A client with a single class
+    has nothing to rank: its value is NaN, which a federated evaluation counts as undefined. With two classes out of two
+    this is the AUROC of the binary task.
     """
 
     is_differentiable = False
@@ -44,7 +44,7 @@ class HeldAUROC(Metric):
     def compute(self) -> Tensor:
         """The mean; NaN if the samples are of one class."""
         scores, labels = dim_zero_cat(self.scores), dim_zero_cat(self.labels)
-        held = labels.unique().tolist()
+        held = sorted(set(labels.tolist()))
         if len(held) < 2:
             return torch.tensor(float("nan"))
         values: list[Any] = [binary_auroc(scores[:, label], (labels == label).long()) for label in held]

@@ -47,7 +47,7 @@ def _accuracies(rows: Sequence[Row], rates: int) -> str:
     lines = []
     for row in rows:
         one = row.accuracy
-        part = "" if row.tried == rates else f" ({row.tried} of {rates} tried)"
+        part = "" if row.tried == rates else f" ({row.tried} of {rates})"
         lines.append(
             [
                 one.method,

@@ -100,7 +100,8 @@ class Standing:
             auroc,
             {name: value for name, value in means.items() if not isnan(value)},
             sum(Run(method, rate, self.plan.seeds[0]) in self.results for rate in self.plan.learning_rates),
-            *(fmean(column) for column in zip(*paces, strict=True)),
+            fmean(rounds for rounds, _ in paces),
+            fmean(seconds for _, seconds in paces),
             {} if method == self.plan.reference else self._differences(method),
         )
 
@@ -122,7 +123,7 @@ class Standing:
     def _differences(self, method: str) -> dict[tuple[str, str], Interval]:
         ours, reference = self._fits(method), self._fits(self.plan.reference)
         seeds = [seed for seed in ours if seed in reference]
-        found = {}
+        found: dict[tuple[str, str], Interval] = {}
         for name, measure in (("accuracy", ACCURACY), ("auroc", AUROC)):
             pair = [values_of({seed: fits[seed] for seed in seeds}, measure) for fits in (ours, reference)]
             if seeds and not np.isnan(pair[0] + pair[1]).any(0).all():

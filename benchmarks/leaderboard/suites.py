@@ -15,7 +15,7 @@ import fl_lightning as fl
 from benchmarks.leaderboard import data, networks
 from benchmarks.leaderboard.learners import Learner, PeopleLearner
 from benchmarks.leaderboard.methods import Strategies, all_methods, telling_methods, with_groups
-from benchmarks.papers.sources import CIFAR10, FASHION, OFFICE
+from benchmarks.papers.sources import CIFAR10, FASHION, OFFICE, Source
 from fl_lightning.data import Dirichlet, Pathological
 
 RATES, SEEDS, TUNING_SEEDS, CURVE = (0.03, 0.1, 0.3, 1.0), 3, 1, 20
@@ -66,7 +66,7 @@ def _fashion(name: str, title: str, partition: fl.data.Partition, tests: int, te
     return Suite(name, f"Fashion-MNIST, {title}", 100, Learner, networks.fashion, federate, methods, telling)
 
 
-def _images(source: data.Source, partition: fl.data.Partition, tests: int, root: Path) -> fl.FederatedDataModule:
+def _images(source: Source, partition: fl.data.Partition, tests: int, root: Path) -> fl.FederatedDataModule:
     return data.images(source, partition, root, tests)
 
 

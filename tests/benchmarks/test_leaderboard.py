@@ -198,12 +198,12 @@ def test_every_method_trains_a_round_and_has_traffic():
     bytes_up = {}
     for name, strategy in all_methods(3, 1.0).items():
         bytes_up[name] = measured(strategy, TINY.learner, dataset)
-    row = 4 * sum(p.numel() for p in network().parameters())
-    assert row < bytes_up[REFERENCE].up < row + 100
-    assert row < bytes_up[REFERENCE].down < row + 100
-    assert 2 * row < bytes_up["SCAFFOLD"].up < 2 * row + 100
-    assert bytes_up["FedMDFG"].down > 2 * row, "it asks again"
-    assert bytes_up["FedPer"].up <= row + 100
+    row, numbers = 4 * sum(p.numel() for p in network().parameters()), 300  # among them what the schedule remembers
+    assert row < bytes_up[REFERENCE].up < row + numbers
+    assert row < bytes_up[REFERENCE].down < row + numbers
+    assert bytes_up["SCAFFOLD"].up == bytes_up[REFERENCE].up + row
+    assert bytes_up["FedMDFG"].down >= bytes_up[REFERENCE].down + row, "it asks again"
+    assert bytes_up["FedPer"].up == bytes_up[REFERENCE].up, "what stays at the client is sent as zeros"
     assert set(TELLING) <= set(bytes_up)
 
 
