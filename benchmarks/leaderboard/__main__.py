@@ -25,7 +25,7 @@ from pathlib import Path
 
 from benchmarks._kernels.memory import keep_freed_memory
 from benchmarks.leaderboard import suites
-from benchmarks.leaderboard.records import finished, pack, packed_file, read_traffic, unpack, write_traffic
+from benchmarks.leaderboard.records import failed, finished, pack, packed_file, read_traffic, unpack, write_traffic
 from benchmarks.leaderboard.report import PAGE, rewritten, tables
 from benchmarks.leaderboard.runs import carry_out
 from benchmarks.leaderboard.standing import Standing
@@ -111,7 +111,7 @@ def pack_runs(chosen: Suite, arguments: argparse.Namespace) -> None:
 def write_tables(chosen: Suite, arguments: argparse.Namespace) -> None:
     """Puts a suite's tables into the page."""
     folder = arguments.out / chosen.name
-    text = tables(Standing(chosen, finished(folder)), read_traffic(folder))
+    text = tables(Standing(chosen, finished(folder), failed(folder)), read_traffic(folder))
     page = arguments.page.read_text(encoding="utf-8")
     arguments.page.write_text(rewritten(page, chosen.name, text), encoding="utf-8")
     print(f"{chosen.title}\n\n{text}\n")

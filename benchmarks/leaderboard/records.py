@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The finished runs of a suite as one small file, and back.
+"""The runs of a suite as one small file, and back.
 
-``NAME.jsonl.xz`` has a line per run, with all that the tables need: the clients' values at the end, the curve of the
-mean, and the seconds and conflicts of every round. What a run's own file has besides, such as weights and values per
-client over the rounds, is left out.
+``NAME.jsonl.xz`` has a line per finished run, with all that the tables need: the clients' values at the end, the curve
+of the mean, and the seconds and conflicts of every round. What a run's own file has besides, such as weights and values
+per client over the rounds, is left out. Of a run that failed the file has the error.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.leaderboard.traffic import Traffic
-from benchmarks.papers.records import encode
+from benchmarks.papers.records import encode, read
 from benchmarks.papers.records import replace as write_at_once
 from fl_lightning.comparison.fitted import Fitted, read_fitted, write_fitted, write_text
 from fl_lightning.report import ClientValues, FitRecord, record_from_json, record_to_json
 
 CURVE = ("mean", "worst_10", "angle")
 DIGITS = 3  # of seconds
+_TRACEBACK = "Traceback (most recent call last)"
 
 
 def packed_file(folder: Path) -> Path:
@@ -31,13 +32,14 @@ def packed_file(folder: Path) -> Path:
 
 
 def pack(folder: Path) -> int:
-    """Adds the finished runs of a folder to its packed file, and returns how many that has now."""
+    """Adds the runs of a folder to its packed file, and returns how many finished ones that has now."""
     runs = packed(folder)
     for path in sorted((folder / "runs").glob("*.json")):
         fitted = read_fitted(path)
         assert fitted is not None
         runs[path.stem] = Fitted(lean(fitted.record), round(fitted.seconds, DIGITS))
-    lines = ({"run": key, "seconds": one.seconds, "record": _plain(one.record)} for key, one in sorted(runs.items()))
+    lines = [{"run": key, "seconds": one.seconds, "record": _plain(one.record)} for key, one in sorted(runs.items())]
+    lines += [{"run": key, "failed": why} for key, why in sorted(failed(folder).items())]
     content = lzma.compress(encode(lines), preset=6 | lzma.PRESET_EXTREME)
     file = packed_file(folder)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -55,18 +57,26 @@ def unpack(folder: Path) -> None:
 
 def packed(folder: Path) -> dict[str, Fitted]:
     """The packed runs of a suite, by key."""
-    file = packed_file(folder)
-    if not file.exists():
-        return {}
-    with lzma.open(file, "rt") as lines:
-        found = [json.loads(line) for line in lines]
-    return {line["run"]: Fitted(record_from_json(json.dumps(line["record"])), line["seconds"]) for line in found}
+    return {
+        line["run"]: Fitted(record_from_json(json.dumps(line["record"])), line["seconds"])
+        for line in read(packed_file(folder))
+        if "record" in line
+    }
 
 
 def finished(folder: Path) -> dict[str, Fitted]:
     """All finished runs of a suite, packed or not, by key."""
     own = {path.stem: read_fitted(path) for path in sorted((folder / "runs").glob("*.json"))}
     return {**packed(folder), **{key: fitted for key, fitted in own.items() if fitted is not None}}
+
+
+def failed(folder: Path) -> dict[str, str]:
+    """By key, why runs came to nothing: the error at the end of their logs."""
+    logs = {path.parent.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("logs/*/log.txt"))}
+    own = {key: text.strip().splitlines()[-1] for key, text in logs.items() if _TRACEBACK in text}
+    known = {line["run"]: line["failed"] for line in read(packed_file(folder)) if "failed" in line}
+    over = finished(folder)
+    return {key: why for key, why in {**known, **own}.items() if key not in over}
 
 
 def write_traffic(folder: Path, found: Mapping[str, Traffic]) -> None:

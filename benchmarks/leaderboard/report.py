@@ -25,8 +25,9 @@ def tables(standing: Standing, traffic: Mapping[str, Traffic]) -> str:
         traffic: by method, what clients send and receive, as far as it was counted.
     """
     suite, plan, rows = standing.suite, standing.plan, standing.rows()
-    done = len(standing.results)
-    state = "complete" if done == len(plan) else f"{done} of {len(plan)} runs are finished"
+    done, failures = len(standing.results), standing.failures
+    state = "complete" if done + failures == len(plan) else f"{done} of {len(plan)} runs are finished"
+    state += f"; {failures} failed" if failures else ""
     parts = [f"{suite.telling[0].upper()}{suite.telling[1:]}. {suite.rounds} rounds; {state}."]
     if not rows:
         return parts[0]
@@ -47,7 +48,8 @@ def _accuracies(rows: Sequence[Row], rates: int) -> str:
     lines = []
     for row in rows:
         one = row.accuracy
-        part = "" if row.tried == rates else f" ({row.tried} of {rates})"
+        waiting = rates - row.tried - row.failed
+        part = f" ({waiting} of {rates} to come)" if waiting else ""
         lines.append(
             [
                 one.method,

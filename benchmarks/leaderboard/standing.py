@@ -35,6 +35,7 @@ class Row:
         auroc: the same by AUROC.
         gaps: mean over the clients of each gap between groups of people.
         tried: with how many learning rates it ran to its end.
+        failed: with how many it came to nothing.
         rounds: until the mean on validation data was at 95 % of the reference's last one; NaN: not in all seeds.
         client_seconds: that clients trained until then.
         differences: to the reference, by metric and statistic; empty for the reference itself.
@@ -44,6 +45,7 @@ class Row:
     auroc: MethodSummary
     gaps: Mapping[str, float]
     tried: int
+    failed: int
     rounds: float
     client_seconds: float
     differences: Mapping[tuple[str, str], Interval]
@@ -56,10 +58,12 @@ class Standing:
     Attributes:
         suite: which.
         finished: what they have left, by key.
+        failed: why others came to nothing, by key.
     """
 
     suite: Suite
     finished: Mapping[str, Fitted]
+    failed: Mapping[str, str]
 
     @cached_property
     def plan(self) -> Plan:
@@ -86,20 +90,26 @@ class Standing:
         both = (summaries(self.plan, self.results, self.picked, measure) for measure in (ACCURACY, AUROC))
         return [self._row(accuracy, auroc) for accuracy, auroc in zip(*both, strict=True)]
 
+    @property
+    def failures(self) -> int:
+        """How many of the runs that count came to nothing."""
+        return sum(run.key in self.failed for run in self.plan.runs(self.picked))
+
     def seconds(self) -> float:
         """Of all finished runs."""
         return sum(one.seconds for one in self.results.values())
 
     def _row(self, accuracy: MethodSummary, auroc: MethodSummary) -> Row:
         method = accuracy.method
-        fits = self._fits(method)
+        fits, grid = self._fits(method), [run for run in self.plan.grid() if run.method == method]
         paces = [pace(fitted.record, self._goal) for fitted in fits.values()]
         means = {name: self._mean(method, measure) for name, measure in GAPS.items()}
         return Row(
             accuracy,
             auroc,
             {name: value for name, value in means.items() if not isnan(value)},
-            sum(Run(method, rate, self.plan.seeds[0]) in self.results for rate in self.plan.learning_rates),
+            sum(run in self.results for run in grid),
+            sum(run.key in self.failed for run in grid),
             fmean(rounds for rounds, _ in paces),
             fmean(seconds for _, seconds in paces),
             {} if method == self.plan.reference else self._differences(method),

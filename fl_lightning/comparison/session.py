@@ -60,13 +60,13 @@ class Session:
             plan = self.plan
             results = self._finished(plan.grid())
             grid = [run for run in plan.grid() if run not in results]
-            # Methods all of whose runs to pick from are finished have their learning rate already.
-            known = set(plan.methods) - {run.method for run in grid}
+            # What would be picked now; runs that are left may change it.
             picked = chosen_rates(plan, results, self._measure(results, {})) if results else {}
-            further = self._left(plan.further({method: rate for method, rate in picked.items() if method in known}))
+            further = self._left(plan.further(picked))
             later = [run.method for run in further]
-            later += [method for _ in plan.further_seeds for method in plan.methods if method not in known]
-            timings = self._timings(folder, [*grid, *further])
+            later += [method for _ in plan.further_seeds for method in plan.methods if method not in picked]
+            # Rates with which a run has ended come first: others may not train at all.
+            timings = self._timings(folder, [*further, *grid], bool(results))
             counts = Counter(run.method for run in grid) + Counter(later)
             _say(cost_text(plan, {method: counts[method] for method in plan.methods}, timings, self.jobs))
             measure = self._measure(results, timings)
@@ -88,8 +88,17 @@ class Session:
     def _left(self, runs: Iterable[Run]) -> list[Run]:
         return [run for run in runs if self.runner.finished(run) is None]
 
-    def _timings(self, folder: Folder, left: list[Run]) -> dict[str, Timing]:
-        """Times one round of each method that has runs to do and was not timed before."""
+    def _timings(self, folder: Folder, left: list[Run], proven: bool) -> dict[str, Timing]:
+        """Times one round of each method that has runs to do and was not timed before.
+
+        Args:
+            folder: where timings are kept.
+            left: the runs to do; the first of each method is timed.
+            proven: whether a run has come to its end already.
+
+        Raises:
+            RuntimeError: no round could be timed, and nothing says that the project can train.
+        """
         timings, failed = folder.timings(), dict[str, str]()
         first: dict[str, Run] = {}
         for run in left:
@@ -110,7 +119,7 @@ class Session:
         work(tasks, self.jobs, lambda run: None, done)
         for method, error in failed.items():
             _say(f"{method}: {error}")
-        if failed and not timings:
+        if failed and not timings and not proven:
             raise RuntimeError(
                 f"no method could train a round; {next(iter(failed))} failed with {next(iter(failed.values()))}"
             )

@@ -19,7 +19,7 @@ from benchmarks.leaderboard.bootstrap import difference, mean, worst_tenth
 from benchmarks.leaderboard.learners import Learner, PeopleLearner
 from benchmarks.leaderboard.methods import REFERENCE, TELLING, UNIFORM, all_methods, with_groups
 from benchmarks.leaderboard.ranking import HeldAUROC
-from benchmarks.leaderboard.records import finished, pack, packed, packed_file, unpack
+from benchmarks.leaderboard.records import failed, finished, pack, packed, packed_file, unpack
 from benchmarks.leaderboard.report import rewritten
 from benchmarks.leaderboard.standing import Standing, pace
 from benchmarks.leaderboard.suites import RATES, SUITES, Suite, suite
@@ -53,6 +53,8 @@ def methods():
 
 class Small(Learner):
     def __init__(self, network, rounds, lr):
+        if lr == 1.0:
+            raise ValueError("too fast")
         super().__init__(network, rounds, lr, 3)
 
 
@@ -91,17 +93,18 @@ def test_a_suite_runs_is_packed_and_goes_on_elsewhere(tiny, capsys):
     assert "3 methods x (4 learning rates x 1 seed, 2 seeds more with the picked one) = 18 runs, of which 0" in said
     call("run", tiny, "out", "--seeds", "1")
     call("pack", tiny)
-    assert "12 runs in" in capsys.readouterr().out
+    assert "9 runs in" in capsys.readouterr().out
     (tiny / "elsewhere").mkdir()
     packed_file(tiny / "out" / "tiny").rename(tiny / "elsewhere" / "tiny.jsonl.xz")
     call("report", tiny, "elsewhere")
-    assert "12 of 18 runs are finished" in (tiny / "page.md").read_text()
+    assert "9 of 18 runs are finished; 3 failed." in (tiny / "page.md").read_text()
+    assert set(failed(tiny / "elsewhere" / "tiny").values()) == {"ValueError: too fast"}
     call("run", tiny, "elsewhere")
-    assert "18 runs, of which 12 are finished" in capsys.readouterr().err
+    assert "18 runs, of which 9 are finished" in capsys.readouterr().err
     call("run", tiny, "out")
     whole = shown(tiny, "out")
     assert shown(tiny, "elsewhere") == whole
-    assert "Four clients. 2 rounds; complete." in "\n".join(map(str, whole))
+    assert "Four clients. 2 rounds; complete; 3 failed." in "\n".join(map(str, whole))
     call("pack", tiny, "elsewhere")
     for path in (tiny / "elsewhere" / "tiny" / "runs").glob("*"):
         path.unlink()
@@ -112,7 +115,7 @@ def test_a_suite_runs_is_packed_and_goes_on_elsewhere(tiny, capsys):
 def test_what_is_packed_is_what_the_tables_need(tiny):
     call("run", tiny, "out", "--seeds", "1")
     folder = tiny / "out" / "tiny"
-    before = Standing(TINY, finished(folder)).rows()
+    before = Standing(TINY, finished(folder), failed(folder)).rows()
     pack(folder)
     runs = packed(folder)
     path = next((folder / "runs").glob("FedLF*"))
@@ -124,15 +127,15 @@ def test_what_is_packed_is_what_the_tables_need(tiny):
     path.unlink()
     unpack(folder)
     assert read_fitted(path).record == kept
-    after = Standing(TINY, finished(folder)).rows()
+    after = Standing(TINY, finished(folder), failed(folder)).rows()
     for one, other in zip(before, after, strict=True):
         assert replace(one.accuracy, seconds=0) == replace(other.accuracy, seconds=0)
         assert one.rounds == other.rounds or isnan(one.rounds)
         assert one.differences == other.differences
     assert before[0].differences == {}
     assert set(before[1].differences) == {(m, k) for m in ("accuracy", "auroc") for k in ("mean", "worst 10 %")}
-    assert Standing(TINY, {}).rows() == []
-    assert Standing(TINY, {}).missing == list(METHODS)
+    assert Standing(TINY, {}, {}).rows() == []
+    assert Standing(TINY, {}, {}).missing == list(METHODS)
 
 
 def test_the_bootstrap_finds_a_known_interval():
