@@ -59,6 +59,7 @@ class Adult(NamedTuple):
         labels: ``[n]`` float32, 0 or 1.
         groups: ``[n]`` int64, 1 for white or female people.
         clients: ``[n]`` int64, 0 for doctorates, 1 for all others.
+        ages: ``[n]`` int64, in years.
         width: number of inputs.
     """
 
@@ -66,6 +67,7 @@ class Adult(NamedTuple):
     labels: Tensor
     groups: Tensor
     clients: Tensor
+    ages: Tensor
     width: int
 
 
@@ -92,5 +94,6 @@ def load(path: Path, attribute: Attribute) -> Adult:
         torch.tensor([float(row[14] == ">50K") for row in rows]),
         torch.tensor([int(row[group_column] == group) for row in rows]),
         torch.tensor([int(row[3] != "Doctorate") for row in rows]),
+        torch.tensor([int(row[0]) for row in rows]),
         len(places),
     )

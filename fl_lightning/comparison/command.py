@@ -49,6 +49,7 @@ def run(arguments: Sequence[str]) -> int:
             select=options.select,
             jobs=options.jobs,
             save_seconds=options.save_seconds,
+            tuning_seeds=options.tuning_seeds,
         )
         found = session.carry_out(only_cost=options.dry_run)
     except (ValueError, TypeError, RuntimeError) as error:
@@ -129,6 +130,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seeds", nargs="+", type=_natural, default=[3], help="how many seeds (default 3), or several seeds"
     )
+    parser.add_argument(
+        "--tuning-seeds", type=_count, metavar="N",
+        help="pick learning rates with the first N seeds; the others run with the picked one alone; default all",
+    )  # fmt: skip
     parser.add_argument("--metric", help="validation metric to compare; default the first where large values are good")
     parser.add_argument("--test-metric", help="test metric that belongs to it; default the one with test for val")
     parser.add_argument(

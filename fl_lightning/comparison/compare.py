@@ -31,6 +31,7 @@ _NO_MATTER = ("seed", "partition", "executor", "timeout", "log_client_names")
     trainer=ANY,
     learning_rates=Bounds(above=0, filled=True),
     seeds=Bounds(0),
+    tuning_seeds=Bounds(1),
     jobs=Bounds(1),
     save_seconds=Bounds(0),
 )
@@ -49,6 +50,7 @@ def compare(
     bounds: Literal["both", "local", "pooled", "none"] = "both",
     jobs: int = 1,
     save_seconds: float = 60.0,
+    tuning_seeds: int | None = None,
 ) -> Comparison:
     """Trains every method with every learning rate and seed, and compares how the clients fare.
 
@@ -81,6 +83,8 @@ def compare(
         jobs: how many runs at a time, each in a process with one thread, on several CUDA devices in turn. With one,
             runs stay in this process.
         save_seconds: least time between two checkpoints of a run. So much work is lost if it is killed.
+        tuning_seeds: pick learning rates with the first so many seeds. The other seeds run with the picked learning
+            rate alone. ``None``: with all seeds, each of which runs with every learning rate.
 
     Returns:
         What was found; ``print`` shows the table.
@@ -136,6 +140,7 @@ def compare(
         select=select,
         jobs=jobs,
         save_seconds=save_seconds,
+        tuning_seeds=tuning_seeds,
     )
     found = session.carry_out()
     assert found is not None
@@ -185,15 +190,16 @@ def make_session(
     select: Literal["mean", "worst_10"],
     jobs: int,
     save_seconds: float,
+    tuning_seeds: int | None = None,
 ) -> Session:
     """What :func:`compare` carries out; see there. Clients of the bounds train as ``base`` says.
 
     Raises:
-        ValueError: there is no seed or learning rate, or one stands twice.
+        ValueError: there is no seed or learning rate, one stands twice, or there are fewer seeds than ``tuning_seeds``.
     """
     distinct("learning_rates", [0.0 if rate is None else rate for rate in learning_rates])
     distinct("seeds", seeds)
-    plan = Plan((*methods, *BOUNDS[bounds]), learning_rates, tuple(seeds))
+    plan = Plan((*methods, *BOUNDS[bounds]), learning_rates, tuple(seeds), tuning_seeds)
     configuration = {"the project": project.configuration()}
     for name, strategy in {**methods, **({"the bounds": base} if BOUNDS[bounds] else {})}.items():
         given = {key: value for key, value in strategy.arguments.items() if key not in _NO_MATTER}

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fl_lightning.comparison.methods import LOCAL
-from fl_lightning.comparison.plan import Plan, Run
+from fl_lightning.comparison.plan import Plan
 from fl_lightning.metrics.functional import Mode
 
 
@@ -50,24 +50,20 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def cost_text(plan: Plan, left: Iterable[Run], timings: Mapping[str, Timing], jobs: int) -> str:
+def cost_text(plan: Plan, counts: Mapping[str, int], timings: Mapping[str, Timing], jobs: int) -> str:
     """Says what is to be done and how long it will take.
 
     Args:
         plan: all runs.
-        left: those that are not finished.
+        counts: by method, the runs that are not finished.
         timings: by method; those whose timed round failed are missing.
         jobs: runs at a time.
     """
-    counts = dict.fromkeys(plan.methods, 0)
-    for run in left:
-        counts[run.method] += 1
     waiting = sum(counts.values())
-    rates, seeds = len(plan.learning_rates), len(plan.seeds)
-    lines = [
-        f"{len(plan.methods)} methods x {rates} learning rate{'s' * (rates > 1)} x {seeds} seed{'s' * (seeds > 1)} = "
-        f"{len(plan)} runs, of which {len(plan) - waiting} are finished"
-    ]
+    each = f"{_several(plan.learning_rates, 'learning rate')} x {_several(plan.picking_seeds, 'seed')}"
+    if plan.further_seeds:
+        each = f"({each}, {_several(plan.further_seeds, 'seed')} more with the picked one)"
+    lines = [f"{len(plan.methods)} methods x {each} = {len(plan)} runs, of which {len(plan) - waiting} are finished"]
     width = max(map(len, plan.methods))
     for method, count in counts.items():
         timing = timings.get(method)
@@ -84,3 +80,7 @@ def cost_text(plan: Plan, left: Iterable[Run], timings: Mapping[str, Timing], jo
         total = max(sum(seconds) / jobs, max(seconds))
         lines.append(f"together about {duration(total)} with {jobs} at a time (--jobs {jobs})")
     return "\n".join(lines)
+
+
+def _several(values: Sequence[object], word: str) -> str:
+    return f"{len(values)} {word}{'s' * (len(values) > 1)}"

@@ -31,7 +31,7 @@ def runs_csv(
 ) -> str:
     """A row per run, those that failed as well."""
     rows = []
-    for run in plan:
+    for run in plan.runs(chosen):
         row: dict[str, Any] = {"picked": _picked(run, chosen), "status": "failed", "error": failures.get(run, "")}
         fitted = results.get(run)
         if fitted is not None:
@@ -42,7 +42,7 @@ def runs_csv(
 
 def clients_csv(plan: Plan, results: Mapping[Run, Fitted], chosen: Mapping[str, float | None]) -> str:
     """A row per finished run, stage, client and metric, at the end of the fit."""
-    runs = [(run, results[run]) for run in plan if run in results]
+    runs = [(run, results[run]) for run in plan.runs(chosen) if run in results]
     return _text(
         CLIENT_COLUMNS,
         ({**_named(run), "picked": _picked(run, chosen), **row} for run, fitted in runs for row in _clients(fitted)),

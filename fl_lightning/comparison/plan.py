@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from fl_lightning.arguments import Bounds, checked
 
@@ -50,20 +51,63 @@ class Plan:
         methods: the methods, the first of which is the reference, and then the bounds.
         learning_rates: to choose from; ``(None,)``: as the project says.
         seeds: of the runs.
+        tuning_seeds: learning rates are picked with the first so many seeds, and the other seeds run with the picked
+            one alone; ``None``: every seed runs with every learning rate.
+
+    Raises:
+        ValueError: ``tuning_seeds`` is more than there are seeds.
     """
 
     methods: tuple[str, ...]
     learning_rates: tuple[float | None, ...]
     seeds: tuple[int, ...]
+    tuning_seeds: int | None = None
 
-    def __iter__(self) -> Iterator[Run]:
-        """A seed after the other, so that early results have all methods in them."""
-        return (
-            Run(method, rate, seed) for seed in self.seeds for method in self.methods for rate in self.learning_rates
-        )
+    def __post_init__(self) -> None:
+        if self.tuning_seeds is not None and self.tuning_seeds > len(self.seeds):
+            raise ValueError(
+                f"tuning_seeds must be at most the number of seeds, {len(self.seeds)}, found {self.tuning_seeds}"
+            )
 
     def __len__(self) -> int:
-        return len(self.methods) * len(self.learning_rates) * len(self.seeds)
+        """All runs, those whose learning rates are not picked yet as well."""
+        return len(self.methods) * (len(self.learning_rates) * len(self.picking_seeds) + len(self.further_seeds))
+
+    @property
+    def picking_seeds(self) -> tuple[int, ...]:
+        """The seeds that learning rates are picked with."""
+        return self.seeds if len(self.learning_rates) == 1 else self.seeds[: self.tuning_seeds]
+
+    @property
+    def further_seeds(self) -> tuple[int, ...]:
+        """The seeds that run with the picked learning rate alone."""
+        return self.seeds[len(self.picking_seeds) :]
+
+    def grid(self) -> Iterator[Run]:
+        """The runs to pick from: a seed after the other, so that early results have all methods in them."""
+        return (
+            Run(method, rate, seed)
+            for seed in self.picking_seeds
+            for method in self.methods
+            for rate in self.learning_rates
+        )
+
+    def further(self, picked: Mapping[str, float | None]) -> Iterator[Run]:
+        """The runs with the other seeds.
+
+        Args:
+            picked: the learning rates by method; methods without one have no such runs.
+        """
+        return (
+            Run(method, picked[method], seed)
+            for seed in self.further_seeds
+            for method in self.methods
+            if method in picked
+        )
+
+    def runs(self, picked: Mapping[str, float | None]) -> Iterator[Run]:
+        """:meth:`grid`, and then :meth:`further`."""
+        return chain(self.grid(), self.further(picked))
 
     @property
     def reference(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from tqdm import tqdm
@@ -21,15 +21,18 @@ class Progress:
 
     Args:
         runs: how many there are.
-        left: those that are to be done.
+        left: those that are to be done now.
+        later: the methods of those that follow.
         timings: by method.
     """
 
-    def __init__(self, runs: int, left: list[Run], timings: Mapping[str, Timing]) -> None:
-        known = [timing.seconds for timing in timings.values()] or [_UNKNOWN]
-        self._runs, self._over, self._timings = runs, runs - len(left), timings
-        self._open = {run: timings[run.method].seconds if run.method in timings else max(known) for run in left}
-        self._total, self._began = sum(self._open.values()), time.perf_counter()
+    def __init__(self, runs: int, left: Sequence[Run], later: Sequence[str], timings: Mapping[str, Timing]) -> None:
+        known = max([timing.seconds for timing in timings.values()], default=_UNKNOWN)
+        seconds = {method: timing.seconds for method, timing in timings.items()}
+        self._runs, self._over, self._timings = runs, runs - len(left) - len(later), timings
+        self._open = {run: seconds.get(run.method, known) for run in left}
+        self._later = sum(seconds.get(method, known) for method in later)
+        self._total, self._began = sum(self._open.values()) + self._later, time.perf_counter()
         self._bar = tqdm(total=1.0, file=sys.stderr, disable=None, bar_format="{percentage:3.0f}%|{bar:40}| {desc}")
 
     def __enter__(self) -> Progress:
@@ -55,18 +58,18 @@ class Progress:
         self._over += 1
         del self._open[run]
         took = f" ({duration(seconds)})" if seconds else ""
-        left = f"; about {self._left()} left" if self._open else ""
+        left = f"; about {self._left()} left" if self._open or self._later else ""
         self._bar.write(f"[{self._over}/{self._runs}] {run}: {words}{took}{left}", file=sys.stderr)
         self._show()
 
     def _left(self) -> str:
         """By how long what is done took, compared with its estimate."""
-        left = sum(self._open.values())
+        left = sum(self._open.values()) + self._later
         done = self._total - left
         return duration(left * (time.perf_counter() - self._began) / done) if done else "?"
 
     def _show(self) -> None:
-        left = sum(self._open.values())
+        left = sum(self._open.values()) + self._later
         self._bar.n = min(1.0, 1.0 - left / self._total)
         self._bar.set_description_str(f"{self._over} of {self._runs} runs, about {self._left()} left", refresh=False)
         self._bar.refresh()

@@ -131,7 +131,7 @@ def summary_of(record: FitRecord, stage: Stage, metric: str, mode: Mode) -> Mapp
 
 
 def chosen_rates(plan: Plan, results: Mapping[Run, Fitted], measure: Measure) -> dict[str, float | None]:
-    """The learning rate of each method: the one that is best by the mean over the seeds.
+    """The learning rate of each method: the one that is best by the mean over the seeds to pick with.
 
     Learning rates of which a run failed, or ended with a value that is not finite, come behind all others. Of equals,
     the first counts. Methods of which no run is left are missing.
@@ -145,7 +145,7 @@ def chosen_rates(plan: Plan, results: Mapping[Run, Fitted], measure: Measure) ->
     for method in plan.methods:
         ranks = []
         for rate in plan.learning_rates:
-            runs = [run for seed in plan.seeds if (run := Run(method, rate, seed)) in results]
+            runs = [run for seed in plan.picking_seeds if (run := Run(method, rate, seed)) in results]
             if measure.selected_on is None and runs:
                 ranks.append((len(runs), 0.0, rate))
                 continue

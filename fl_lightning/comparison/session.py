@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ from fl_lightning.comparison.plan import Plan, Run
 from fl_lightning.comparison.pool import Failure, Task, work
 from fl_lightning.comparison.progress import Progress
 from fl_lightning.comparison.runner import Runner
-from fl_lightning.comparison.selection import STAGES, Measure, Rule, measure_of, summary_of
+from fl_lightning.comparison.selection import STAGES, Measure, Rule, chosen_rates, measure_of, summary_of
 
 
 @dataclass(frozen=True)
@@ -56,23 +57,48 @@ class Session:
         folder = Folder(self.runner.folder)
         with folder.owned():
             folder.check(self.configuration)
-            results = {run: fitted for run in self.plan if (fitted := self.runner.finished(run)) is not None}
-            left = [run for run in self.plan if run not in results]
-            timings = self._timings(folder, left)
-            _say(cost_text(self.plan, left, timings, self.jobs))
+            plan = self.plan
+            results = self._finished(plan.grid())
+            grid = [run for run in plan.grid() if run not in results]
+            # What would be picked now; runs that are left may change it.
+            picked = chosen_rates(plan, results, self._measure(results, {})) if results else {}
+            further = self._left(plan.further(picked))
+            later = [run.method for run in further]
+            later += [method for _ in plan.further_seeds for method in plan.methods if method not in picked]
+            # Rates with which a run has ended come first: others may not train at all.
+            timings = self._timings(folder, [*further, *grid], bool(results))
+            counts = Counter(run.method for run in grid) + Counter(later)
+            _say(cost_text(plan, {method: counts[method] for method in plan.methods}, timings, self.jobs))
             measure = self._measure(results, timings)
             if only_cost:
                 return None
-            failures = self._run(left, timings, measure) if left else {}
-            results = {run: fitted for run in self.plan if (fitted := self.runner.finished(run)) is not None}
+            failures = self._run(grid, later, timings, measure)
+            results = self._finished(plan.grid())
             if not results:
-                raise RuntimeError(f"all {len(self.plan)} runs failed, the first with {next(iter(failures.values()))}")
-            comparison = Comparison(self.plan, results, failures, measure)
+                raise RuntimeError(f"all {len(plan)} runs failed, the first with {next(iter(failures.values()))}")
+            picked = chosen_rates(plan, results, measure)
+            failures |= self._run(self._left(plan.further(picked)), [], timings, measure)
+            comparison = Comparison(plan, self._finished(plan.runs(picked)), failures, measure)
             comparison.write(self.runner.folder)
             return comparison
 
-    def _timings(self, folder: Folder, left: list[Run]) -> dict[str, Timing]:
-        """Times one round of each method that has runs to do and was not timed before."""
+    def _finished(self, runs: Iterable[Run]) -> dict[Run, Fitted]:
+        return {run: fitted for run in runs if (fitted := self.runner.finished(run)) is not None}
+
+    def _left(self, runs: Iterable[Run]) -> list[Run]:
+        return [run for run in runs if self.runner.finished(run) is None]
+
+    def _timings(self, folder: Folder, left: list[Run], proven: bool) -> dict[str, Timing]:
+        """Times one round of each method that has runs to do and was not timed before.
+
+        Args:
+            folder: where timings are kept.
+            left: the runs to do; the first of each method is timed.
+            proven: whether a run has come to its end already.
+
+        Raises:
+            RuntimeError: no round could be timed, and nothing says that the project can train.
+        """
         timings, failed = folder.timings(), dict[str, str]()
         first: dict[str, Run] = {}
         for run in left:
@@ -93,7 +119,7 @@ class Session:
         work(tasks, self.jobs, lambda run: None, done)
         for method, error in failed.items():
             _say(f"{method}: {error}")
-        if failed and not timings:
+        if failed and not timings and not proven:
             raise RuntimeError(
                 f"no method could train a round; {next(iter(failed))} failed with {next(iter(failed.values()))}"
             )
@@ -107,10 +133,14 @@ class Session:
         several = len(self.plan.learning_rates) > 1
         return measure_of(metrics[0], several, self.metric, self.test_metric, self.select)
 
-    def _run(self, left: list[Run], timings: Mapping[str, Timing], measure: Measure) -> dict[Run, str]:
+    def _run(
+        self, left: list[Run], later: list[str], timings: Mapping[str, Timing], measure: Measure
+    ) -> dict[Run, str]:
         failures: dict[Run, str] = {}
+        if not left:
+            return failures
         tasks: dict[Run, Task] = {run: partial(_carried_out, self.runner, run) for run in left}
-        with Progress(len(self.plan), left, timings) as progress:
+        with Progress(len(self.plan), left, later, timings) as progress:
 
             def done(run: Run, found: Any) -> None:
                 if isinstance(found, Failure):

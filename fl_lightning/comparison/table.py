@@ -89,7 +89,7 @@ def notes(plan: Plan, rows: Sequence[MethodSummary], measure: Measure, failures:
         picked = (
             f"Learning rates: of {', '.join(_rate(rate) for rate in plan.learning_rates)}, each method has the one "
             f"that is best by {_WORDS[measure.select]} of {measure.picked_by} on {STAGES[measure.selected_on]} data "
-            "at the end of the fit, on average over the seeds."
+            f"at the end of the fit, {_picking(plan)}."
         )
         if measure.selected_on == measure.reported_on:
             picked += (
@@ -140,6 +140,16 @@ def _edges(plan: Plan, rows: Sequence[MethodSummary]) -> list[str]:
                 "may be better."
             )
     return found
+
+
+def _picking(plan: Plan) -> str:
+    """Which seeds learning rates are picked with."""
+    if not plan.further_seeds:
+        return "on average over the seeds"
+    seeds = ", ".join(map(str, plan.picking_seeds))
+    if len(plan.picking_seeds) == 1:
+        return f"with seed {seeds} alone; the other seeds have run with it and with no other"
+    return f"on average over the seeds {seeds}; the other seeds have run with it and with no other"
 
 
 def _rate(rate: float | None) -> str:

@@ -16,6 +16,7 @@ from watched import Watched
 
 import fl_lightning as fl
 from fl_lightning.comparison.plan import Run
+from fl_lightning.comparison.runner import Runner
 
 pytestmark = [pytest.mark.fit, pytest.mark.filterwarnings("ignore:report.html is left out")]
 METHODS = {"FedAvg": fl.algorithms.FedAvg(), "FedLF": fl.FederatedStrategy(fl.algorithms.FedLF(), clients_per_round=2)}
@@ -71,6 +72,44 @@ def test_several_runs_at_a_time_give_the_table_of_one(tmp_path, diary, capfd):
     assert "[8/8] " in printed.err
     assert "client         samples" not in printed.err  # tables of single runs are in their logs
     assert "client         samples" in next((tmp_path / "one" / "logs").glob("FedLF*/log.txt")).read_text()
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_fewer_seeds_pick_than_are_reported_also_after_an_interruption(tmp_path, diary, monkeypatch, capfd, jobs):
+    options = {"seeds": 3, "tuning_seeds": 1, "bounds": "pooled"}
+    whole = compared(tmp_path / "whole", **options)
+    assert whole.plan.picking_seeds == (0,)
+    expected = {Run(method, rate, 0) for method in whole.plan.methods for rate in (0.02, 0.1)}
+    expected |= {Run(method, rate, seed) for method, rate in whole.learning_rates.items() for seed in (1, 2)}
+    assert set(whole.results) == expected
+    assert [row.seeds for row in whole.rows] == [3, 3, 3]
+    said = capfd.readouterr().err
+    assert "3 methods x (2 learning rates x 1 seed, 2 seeds more with the picked one) = 12 runs, of which 0 are" in said
+    assert all(f"[{number}/12] " in said for number in range(1, 13))
+    assert "with seed 0 alone; the other seeds have run with it and with no other." in " ".join(str(whole).split())
+
+    kept, end = [], Runner.carry_out
+
+    def stopped(runner, run, tell):
+        if len(kept) in (3, 7):  # among the runs to pick from, and among the others
+            kept.append(None)
+            raise KeyboardInterrupt
+        kept.append(run)
+        end(runner, run, tell)
+
+    monkeypatch.setattr(Runner, "carry_out", stopped)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            compared(tmp_path / "parts", **options)
+    monkeypatch.undo()
+    monkeypatch.setenv(watched.DIARY, str(diary))
+    capfd.readouterr()
+    resumed = compared(tmp_path / "parts", **options, jobs=jobs)
+    assert "12 runs, of which 6 are finished" in capfd.readouterr().err
+    assert_same_results(tmp_path / "parts", tmp_path / "whole")
+    assert set(resumed.results) == expected
+    more = compared(tmp_path / "parts", **{**options, "tuning_seeds": None})
+    assert len(more.results) == 18
 
 
 def test_finished_runs_are_kept_and_new_ones_added(tmp_path, diary):

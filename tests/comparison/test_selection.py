@@ -129,3 +129,25 @@ def test_the_worst_client_is_that_of_the_mean_over_the_seeds():
     assert (rows[0].worst_client, rows[0].worst.mean) == ("Braga", pytest.approx(0.2))
     losses = fitted({"test_loss": (0.2, 0.3, 1.9, 0.9)}, mode="min")
     assert worst_client([losses], Measure("mean", None, "x", "test", "test_loss", "min")) == "Cluj"
+
+
+def test_rates_are_picked_with_the_first_seeds_alone():
+    plan = Plan(("A",), (0.1, 0.5), (0, 1, 2), tuning_seeds=1)
+    results = runs("A", {0.1: [EVEN, UNEVEN, UNEVEN], 0.5: [UNEVEN, EVEN, EVEN]})
+    assert chosen_rates(plan, results, ACCURACY) == {"A": 0.5}
+    assert chosen_rates(replace(plan, tuning_seeds=2), results, ACCURACY) == {"A": 0.1}, "level, so the first"
+    assert chosen_rates(replace(plan, tuning_seeds=None), results, ACCURACY) == {"A": 0.1}
+
+
+def test_the_other_seeds_run_with_the_picked_rate_alone():
+    plan = Plan(("A", "B"), (0.1, 0.5), (4, 5, 6), tuning_seeds=1)
+    grid = [Run(method, rate, 4) for method in "AB" for rate in (0.1, 0.5)]
+    assert list(plan.runs({})) == grid
+    picked = {"A": 0.5, "B": 0.1}
+    assert list(plan.runs(picked))[4:] == [Run(method, picked[method], seed) for seed in (5, 6) for method in "AB"]
+    assert len(plan) == len(list(plan.runs(picked))) == 8
+    assert len(list(plan.runs({"B": 0.1}))) == 6, "A has no rate"
+    assert len(replace(plan, tuning_seeds=3)) == len(list(replace(plan, tuning_seeds=None).grid())) == 12
+    assert len(replace(plan, learning_rates=(None,))) == len(list(replace(plan, learning_rates=(None,)).grid())) == 6
+    with pytest.raises(ValueError, match="tuning_seeds must be at most the number of seeds, 3, found 4"):
+        replace(plan, tuning_seeds=4)

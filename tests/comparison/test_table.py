@@ -17,7 +17,7 @@ PLAN = Plan(("FedAvg", "FedLF", "local only", "pooled"), (0.01, 0.1), (0, 1, 2))
 def made(plan=PLAN, failures=None, names=("Aalborg", "Braga", "Cluj", "Dundee"), measure=ACCURACY):
     base = {"FedAvg": 0.7, "FedLF": 0.75, "local only": 0.6, "pooled": 0.8}
     results = {}
-    for run in plan:
+    for run in plan.grid():
         start = base.get(run.method, 0.5) + 0.01 * run.seed - (0.2 if run.learning_rate == 0.01 else 0.0)
         values = (start, start + 0.1, start + 0.06, start - (0.3 if run.method == "FedAvg" else 0.1))
         conflicts = (2, 1, 0) if run.method == "FedAvg" else (0, 0, 0)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One table of all methods, tuned alike, on the same real data.
+
+    python -m benchmarks.leaderboard list
+    python -m benchmarks.leaderboard run SUITE ... --data-root DIR [--jobs 2] [--seeds 3] [--dry-run]
+    python -m benchmarks.leaderboard traffic SUITE ... --data-root DIR
+    python -m benchmarks.leaderboard pack [SUITE ...]
+    python -m benchmarks.leaderboard report [SUITE ...]
+
+The budget for everything is 60 hours of one core. ``run`` says the cost of a suite before its first run. A suite is a
+comparison (``fl_lightning.compare``) in a folder of its own: a run that is finished is kept, and one that was killed
+goes on when the command is given again. ``pack`` puts what the tables need of all finished runs into one small file,
+and ``run`` begins with these, so that another machine goes on where this one stopped. ``traffic`` counts what clients
+send and receive. ``report`` writes the tables into docs/leaderboard.md, of as many runs as there are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks._kernels.memory import keep_freed_memory
+from benchmarks.leaderboard import suites
+from benchmarks.leaderboard.records import failed, finished, pack, packed_file, read_traffic, unpack, write_traffic
+from benchmarks.leaderboard.report import PAGE, rewritten, tables
+from benchmarks.leaderboard.runs import carry_out
+from benchmarks.leaderboard.standing import Standing
+from benchmarks.leaderboard.suites import RATES, SEEDS, TUNING_SEEDS, Suite, suite
+from benchmarks.leaderboard.traffic import measured
+from benchmarks.papers.sources import MissingDataError
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.leaderboard", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = [each.name for each in suites.SUITES]
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="the suites")
+    running = commands.add_parser("run", help="run what is not finished yet")
+    running.add_argument("--jobs", type=int, default=1, help="runs at a time (default 1)")
+    running.add_argument("--seeds", type=int, default=SEEDS, help=f"how many seeds (default {SEEDS})")
+    running.add_argument("--dry-run", action="store_true", help="only say what it would cost")
+    counting = commands.add_parser("traffic", help="count what clients send and receive")
+    packing = commands.add_parser("pack", help="put the finished runs into one small file")
+    reporting = commands.add_parser("report", help="write the tables into the page")
+    reporting.add_argument("--page", type=Path, default=PAGE, help=f"the page ({PAGE})")
+    for command in (running, counting, packing, reporting):
+        needs = command in (running, counting)
+        count = {"nargs": "+"} if needs else {"nargs": "*", "default": []}
+        command.add_argument("names", choices=[*names, []], metavar="SUITE", help=", ".join(names), **count)
+        command.add_argument("--out", type=Path, default=RESULTS, help=f"folder of the results ({RESULTS})")
+        if needs:
+            command.add_argument("--data-root", type=Path, required=True, help="folder of the data sets")
+    arguments = parser.parse_args(given)
+    if arguments.command == "list":
+        for each in suites.SUITES:
+            methods = len(each.methods())
+            runs = methods * (len(RATES) * TUNING_SEEDS + SEEDS - TUNING_SEEDS)
+            print(f"{each.name:<12}{methods:>3} methods, {runs:>3} runs of {each.rounds:>3} rounds  {each.title}")
+        return
+    quiet()
+    try:
+        for name in arguments.names or names:
+            COMMANDS[arguments.command](suite(name), arguments)
+    except MissingDataError as error:
+        sys.exit(str(error))
+
+
+def quiet() -> None:
+    """What single fits have to remark is in their logs."""
+    warnings.filterwarnings("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+
+def run(chosen: Suite, arguments: argparse.Namespace) -> None:
+    """Carries a suite out, from the packed runs on."""
+    keep_freed_memory()
+    folder = arguments.out / chosen.name
+    unpack(folder)
+    print(f"{chosen.name}: {chosen.title}", flush=True)
+    found = carry_out(chosen, arguments.data_root, folder, arguments.seeds, arguments.jobs, only_cost=arguments.dry_run)
+    if found is not None:
+        print(f"{found}\n", flush=True)
+
+
+def count_traffic(chosen: Suite, arguments: argparse.Namespace) -> None:
+    """Counts for every method of a suite, and writes the numbers down."""
+    dataset = chosen.federate(arguments.data_root).data.train_dataloader().dataset
+    found = {}
+    for name, strategy in chosen.methods().items():
+        found[name] = measured(strategy, chosen.learner, dataset)
+        print(f"{chosen.name}, {name}: sends {found[name].up:.0f} bytes, receives {found[name].down:.0f}", flush=True)
+    write_traffic(arguments.out / chosen.name, found)
+
+
+def pack_runs(chosen: Suite, arguments: argparse.Namespace) -> None:
+    """Packs a suite, if it has runs."""
+    folder = arguments.out / chosen.name
+    if finished(folder):
+        print(f"{chosen.name}: {pack(folder)} runs in {packed_file(folder)}")
+
+
+def write_tables(chosen: Suite, arguments: argparse.Namespace) -> None:
+    """Puts a suite's tables into the page."""
+    folder = arguments.out / chosen.name
+    text = tables(Standing(chosen, finished(folder), failed(folder)), read_traffic(folder))
+    page = arguments.page.read_text(encoding="utf-8")
+    arguments.page.write_text(rewritten(page, chosen.name, text), encoding="utf-8")
+    print(f"{chosen.title}\n\n{text}\n")
+
+
+COMMANDS = {"run": run, "traffic": count_traffic, "pack": pack_runs, "report": write_tables}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All methods of the table, with the arguments of their papers or their defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+import fl_lightning as fl
+from fl_lightning.algorithms import ServerRule
+
+A = fl.algorithms
+REFERENCE, UNIFORM = "FedAvg", "FedAvg, uniform weights"
+
+TELLING = (REFERENCE, UNIFORM, "SCAFFOLD", "q-FedAvg", "AFL", "FedFV", "FedMDFG", "FedLF")
+"""The methods of the smaller suites: one for each way to be fair, and what they are to be compared with."""
+
+Rule = Callable[[], ServerRule]
+Strategies = dict[str, fl.FederatedStrategy]
+
+
+def server_rules(classes: int) -> Mapping[str, Rule]:
+    """The methods that need nothing but a server rule, by name.
+
+    Args:
+        classes: how many there are.
+    """
+    return {
+        REFERENCE: A.FedAvg,
+        UNIFORM: partial(A.FedAvg, "uniform"),
+        "FedProx": A.FedProx,
+        "SCAFFOLD": A.SCAFFOLD,
+        "FedDyn": A.FedDyn,
+        "MOON": A.MOON,
+        "FedProc": partial(A.FedProc, num_classes=classes),
+        "FedProto": partial(A.FedProto, num_classes=classes),
+        "FedCKA": A.FedCKA,
+        "FedLF": A.FedLF,
+        "FedLF, fair row if needed": partial(A.FedLF, fair_row="needed"),
+        "FedMDFG": A.FedMDFG,
+        "FedMDFG on updates": partial(A.FedMDFG, gradient_source="update"),
+        "FedMGDA+": A.FedMGDAPlus,
+        "FedMGDA+, epsilon 1": partial(A.FedMGDAPlus, 1.0),
+        "UPGrad": A.UPGrad,
+        "FedFV": A.FedFV,
+        "q-FedAvg": partial(A.QFedAvg, 1.0),
+        "TERM": A.TERM,
+        "FedFa": A.FedFa,
+        "PropFair": A.PropFair,
+        "FedISM": A.FedISM,
+        "DRFL": A.DRFL,
+        "FedGini": A.FedGini,
+        "AFL": A.AFL,
+        "AAggFF": A.AAggFF,
+        "MMPF": A.MMPF,
+        "FedHEAL": A.FedHEAL,
+        "Ditto": A.Ditto,
+        "FedPer": A.FedPer,
+    }
+
+
+def all_methods(classes: int, clients_per_round: int | float) -> Strategies:
+    """Every method for clients without groups of people, FedAvg first.
+
+    Args:
+        classes: how many there are.
+        clients_per_round: as for :class:`fl_lightning.FederatedStrategy`.
+    """
+    strategy = partial(_strategy, clients_per_round=clients_per_round)
+    found = {name: strategy(rule()) for name, rule in server_rules(classes).items()}
+    found["FedSGD"] = strategy(A.FedAvg(), full_gradients=True)
+    # Its head has the first of two passes over the data; all others have one.
+    found["FedRep, 2 epochs"] = strategy(A.FedRep(head_epochs=1), local_epochs=2)
+    found["FedAvgM"] = strategy(A.FedAvg(), server_optimizer=partial(torch.optim.SGD, lr=1.0, momentum=0.9))
+    found["FedAdam"] = strategy(A.FedAvg(), server_optimizer=partial(fl.optim.FedAdam, lr=0.01))
+    found["FedYogi"] = strategy(A.FedAvg(), server_optimizer=partial(fl.optim.FedYogi, lr=0.01))
+    return found
+
+
+def telling_methods(classes: int, clients_per_round: int | float) -> Strategies:
+    """The methods of :data:`TELLING`."""
+    every = all_methods(classes, clients_per_round)
+    return {name: every[name] for name in TELLING}
+
+
+def with_groups(rounds: int) -> Strategies:
+    """The methods that ask for groups of people; all clients take part in every round.
+
+    FA is left out: the bases of its kernels have no published values.
+
+    Args:
+        rounds: of a run; half of them are FCFL's first stage.
+    """
+    rules = {
+        "FCFL": A.FCFL(0.05, stage1_rounds=rounds // 2),
+        "FairReg": A.FairReg(),
+        "FairFed": A.FairFed(),
+    }
+    return {name: _strategy(rule, clients_per_round=1.0) for name, rule in rules.items()}
+
+
+def _strategy(rule: ServerRule, **options: Any) -> fl.FederatedStrategy:
+    return fl.FederatedStrategy(rule, loss_batch_size=1000, **options)

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The papers' small networks as sequences whose last module is the head."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from benchmarks.papers.networks import IMAGENET_MEAN, IMAGENET_STD, Pixels
+from fl_lightning.models import MLP, CifarCNN, ResNet10
+
+
+def fashion() -> nn.Sequential:
+    """The MLP 784-200-200-10 on bytes."""
+    return nn.Sequential(Pixels(nn.Flatten()), *MLP().layers)
+
+
+def people() -> nn.Sequential:
+    """One hidden layer on 97 inputs, two logits."""
+    return nn.Sequential(nn.Linear(97, 64), nn.ReLU(), nn.Linear(64, 2))
+
+
+def cifar() -> nn.Sequential:
+    """The CNN for CIFAR-10 with the papers' normalisation."""
+    net = CifarCNN()
+    pixels = Pixels(nn.Identity(), (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+    return nn.Sequential(pixels, *net.features, *net.classifier)
+
+
+def resnet() -> nn.Sequential:
+    """ResNet-10 of width 16 with ImageNet's normalisation, and random mirroring in training."""
+    net = ResNet10(width=16)
+    pixels = Pixels(nn.Identity(), IMAGENET_MEAN, IMAGENET_STD, flip=True)
+    return nn.Sequential(pixels, net.stem, net.blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), net.head)

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of the page, in Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from math import isnan
+from pathlib import Path
+
+from benchmarks.leaderboard.bootstrap import Interval
+from benchmarks.leaderboard.standing import STATISTICS, Row, Standing
+from benchmarks.leaderboard.traffic import Traffic
+from fl_lightning.comparison.cost import duration
+from fl_lightning.comparison.summary import Figure
+
+PAGE = Path(__file__).parents[2] / "docs" / "leaderboard.md"
+
+
+def tables(standing: Standing, traffic: Mapping[str, Traffic]) -> str:
+    """What a suite has found so far.
+
+    Args:
+        standing: its finished runs.
+        traffic: by method, what clients send and receive, as far as it was counted.
+    """
+    suite, plan, rows = standing.suite, standing.plan, standing.rows()
+    done, failures = len(standing.results), standing.failures
+    state = "complete" if done + failures == len(plan) else f"{done} of {len(plan)} runs are finished"
+    state += f"; {failures} failed" if failures else ""
+    parts = [f"{suite.telling[0].upper()}{suite.telling[1:]}. {suite.rounds} rounds; {state}."]
+    if not rows:
+        return parts[0]
+    parts[0] += f" They took {duration(standing.seconds())} of one core."
+    parts += [_accuracies(rows, len(plan.learning_rates)), _differences(rows), _costs(rows, traffic)]
+    if standing.missing:
+        parts.append(f"Not run yet: {', '.join(standing.missing)}.")
+    return "\n\n".join(part for part in parts if part)
+
+
+def _accuracies(rows: Sequence[Row], rates: int) -> str:
+    gaps = list(dict.fromkeys(name for row in rows for name in row.gaps))
+    named = {"test_dp_gap": "parity gap", "test_odds_gap": "odds gap"}
+    head = [
+        "method", "lr", "seeds", "mean", "worst 10 %", "worst client", "angle", "conflicts", "AUROC",
+        "AUROC, worst 10 %", *(named[name] for name in gaps),
+    ]  # fmt: skip
+    lines = []
+    for row in rows:
+        one = row.accuracy
+        waiting = rates - row.tried - row.failed
+        part = f" ({waiting} of {rates} to come)" if waiting else ""
+        lines.append(
+            [
+                one.method,
+                f"{one.learning_rate:g}{part}",
+                str(one.seeds),
+                _figure(one.mean),
+                _figure(one.worst_10),
+                _figure(one.worst),
+                _figure(one.angle),
+                "" if isnan(one.conflicts) else f"{one.conflicts:.1f} of {one.cohort:.3g}",
+                _figure(row.auroc.mean),
+                _figure(row.auroc.worst_10),
+                *(_number(row.gaps.get(name, float("nan"))) for name in gaps),
+            ]
+        )
+    return _markdown(head, lines)
+
+
+def _differences(rows: Sequence[Row]) -> str:
+    columns = [(metric, key) for metric in ("accuracy", "auroc") for key in STATISTICS]
+    columns = [column for column in columns if any(column in row.differences for row in rows)]
+    if not columns:
+        return ""
+    names = {"accuracy": "accuracy", "auroc": "AUROC"}
+    head = ["minus FedAvg", "seeds", *(f"{names[metric]}, {key}" for metric, key in columns)]
+    lines = [
+        [row.accuracy.method, str(row.accuracy.seeds), *(_interval(row.differences.get(each)) for each in columns)]
+        for row in rows
+        if row.differences
+    ]
+    return _markdown(head, lines)
+
+
+def _costs(rows: Sequence[Row], traffic: Mapping[str, Traffic]) -> str:
+    head = ["method", "rounds to 95 %", "client-seconds to 95 %", "seconds of a run", "sends, MB", "receives, MB"]
+    lines = []
+    for row in rows:
+        sent = traffic.get(row.accuracy.method)
+        lines.append(
+            [
+                row.accuracy.method,
+                "never" if isnan(row.rounds) else f"{row.rounds:.0f}",
+                "" if isnan(row.client_seconds) else f"{row.client_seconds:.1f}",
+                f"{row.accuracy.seconds:.0f}",
+                *(["", ""] if sent is None else [f"{sent.up / 1e6:.2f}", f"{sent.down / 1e6:.2f}"]),
+            ]
+        )
+    return _markdown(head, lines)
+
+
+def _figure(figure: Figure) -> str:
+    if isnan(figure.mean):
+        return ""
+    return _number(figure.mean) + ("" if isnan(figure.deviation) else f" ± {figure.deviation:.3f}")
+
+
+def _number(value: float) -> str:
+    return "" if isnan(value) else f"{value:.3f}"
+
+
+def _interval(found: Interval | None) -> str:
+    """In bold where the interval does not hold 0."""
+    if found is None:
+        return ""
+    bold = "" if found.is_noise else "**"
+    return f"{bold}{found.difference:+.3f}{bold} [{found.low:+.3f}, {found.high:+.3f}]"
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
+
+
+def rewritten(page: str, name: str, text: str) -> str:
+    """A page with new tables of a suite between its two comments.
+
+    Args:
+        page: as it is.
+        name: of the suite.
+        text: the tables.
+
+    Raises:
+        ValueError: the page has no place for the suite.
+    """
+    place = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end of {re.escape(name)} -->)", re.DOTALL)
+    if len(place.findall(page)) != 1:
+        raise ValueError(f"the page must have the comments {name} and end of {name} once, found them otherwise")
+    return place.sub(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", page)

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries a suite out: a comparison in a folder of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fl_lightning as fl
+from benchmarks.leaderboard.suites import RATES, TUNING_SEEDS, Suite
+from fl_lightning.comparison.compare import make_session
+from fl_lightning.comparison.project import ObjectProject
+
+METRIC = "val_acc"
+
+
+def carry_out(
+    suite: Suite, root: Path, folder: Path, seeds: int, jobs: int, only_cost: bool = False
+) -> fl.Comparison | None:
+    """Does what is not done yet of a suite; the cost comes first.
+
+    Args:
+        suite: which.
+        root: folder of the data sets.
+        folder: of the suite's runs.
+        seeds: how many.
+        jobs: runs at a time.
+        only_cost: stop when the cost is known.
+
+    Raises:
+        MissingDataError: its data are not there.
+    """
+    strategies = suite.methods()
+    project = ObjectProject(suite.learner, suite.federate(root), suite.trainer, None, 0)
+    session = make_session(
+        project, strategies, next(iter(strategies.values())), folder=folder, learning_rates=RATES,
+        seeds=range(seeds), bounds="none", metric=METRIC, test_metric=None, select="mean", jobs=jobs,
+        save_seconds=60.0, tuning_seeds=min(TUNING_SEEDS, seeds),
+    )  # fmt: skip
+    return session.carry_out(only_cost)

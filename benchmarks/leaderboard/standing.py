@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the finished runs of a suite say: a row per method, with differences to the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import isnan, nan
+from statistics import fmean
+
+import numpy as np
+
+from benchmarks.leaderboard.bootstrap import Interval, Values, difference, mean, worst_tenth
+from benchmarks.leaderboard.suites import RATES, SEEDS, TUNING_SEEDS, Suite
+from fl_lightning.comparison.fitted import Fitted
+from fl_lightning.comparison.plan import Plan, Run
+from fl_lightning.comparison.selection import Measure, chosen_rates
+from fl_lightning.comparison.summary import MethodSummary, client_values, summaries
+from fl_lightning.report import FitRecord
+
+ACCURACY = Measure("mean", "val", "val_acc", "test", "test_acc", "max")
+AUROC = replace(ACCURACY, metric="test_auroc")
+GAPS = {name: replace(ACCURACY, metric=name, mode="min") for name in ("test_dp_gap", "test_odds_gap")}
+REACHED = 0.95
+"""Share of the reference's final mean that a method has to reach."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method.
+
+    Attributes:
+        accuracy: its numbers by accuracy.
+        auroc: the same by AUROC.
+        gaps: mean over the clients of each gap between groups of people.
+        tried: with how many learning rates it ran to its end.
+        failed: with how many it came to nothing.
+        rounds: until the mean on validation data was at 95 % of the reference's last one; NaN: not in all seeds.
+        client_seconds: that clients trained until then.
+        differences: to the reference, by metric and statistic; empty for the reference itself.
+    """
+
+    accuracy: MethodSummary
+    auroc: MethodSummary
+    gaps: Mapping[str, float]
+    tried: int
+    failed: int
+    rounds: float
+    client_seconds: float
+    differences: Mapping[tuple[str, str], Interval]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The finished runs of a suite.
+
+    Attributes:
+        suite: which.
+        finished: what they have left, by key.
+        failed: why others came to nothing, by key.
+    """
+
+    suite: Suite
+    finished: Mapping[str, Fitted]
+    failed: Mapping[str, str]
+
+    @cached_property
+    def plan(self) -> Plan:
+        """All runs of the suite."""
+        return Plan(tuple(self.suite.methods()), RATES, tuple(range(SEEDS)), TUNING_SEEDS)
+
+    @cached_property
+    def picked(self) -> Mapping[str, float | None]:
+        """The learning rates of the methods that have runs."""
+        return chosen_rates(self.plan, self._of(self.plan.grid()), ACCURACY)
+
+    @cached_property
+    def results(self) -> Mapping[Run, Fitted]:
+        """What the runs have left that count."""
+        return self._of(self.plan.runs(self.picked))
+
+    @property
+    def missing(self) -> list[str]:
+        """Methods without any run."""
+        return [method for method in self.plan.methods if method not in self.picked]
+
+    def rows(self) -> list[Row]:
+        """One per method that has runs, in the order of the suite."""
+        both = (summaries(self.plan, self.results, self.picked, measure) for measure in (ACCURACY, AUROC))
+        return [self._row(accuracy, auroc) for accuracy, auroc in zip(*both, strict=True)]
+
+    @property
+    def failures(self) -> int:
+        """How many of the runs that count came to nothing."""
+        return sum(run.key in self.failed for run in self.plan.runs(self.picked))
+
+    def seconds(self) -> float:
+        """Of all finished runs."""
+        return sum(one.seconds for one in self.results.values())
+
+    def _row(self, accuracy: MethodSummary, auroc: MethodSummary) -> Row:
+        method = accuracy.method
+        fits, grid = self._fits(method), [run for run in self.plan.grid() if run.method == method]
+        paces = [pace(fitted.record, self._goal) for fitted in fits.values()]
+        means = {name: self._mean(method, measure) for name, measure in GAPS.items()}
+        return Row(
+            accuracy,
+            auroc,
+            {name: value for name, value in means.items() if not isnan(value)},
+            sum(run in self.results for run in grid),
+            sum(run.key in self.failed for run in grid),
+            fmean(rounds for rounds, _ in paces),
+            fmean(seconds for _, seconds in paces),
+            {} if method == self.plan.reference else self._differences(method),
+        )
+
+    def _fits(self, method: str) -> dict[int, Fitted]:
+        if method not in self.picked:
+            return {}
+        runs = {seed: Run(method, self.picked[method], seed) for seed in self.plan.seeds}
+        return {seed: self.results[run] for seed, run in runs.items() if run in self.results}
+
+    @cached_property
+    def _goal(self) -> float:
+        ends = [curve(fitted.record)[-1][1] for fitted in self._fits(self.plan.reference).values()]
+        return REACHED * fmean(ends) if ends else nan
+
+    def _mean(self, method: str, measure: Measure) -> float:
+        values = [client_values(fitted, measure).values() for fitted in self._fits(method).values()]
+        return fmean(map(fmean, values)) if all(values) else nan
+
+    def _differences(self, method: str) -> dict[tuple[str, str], Interval]:
+        ours, reference = self._fits(method), self._fits(self.plan.reference)
+        seeds = [seed for seed in ours if seed in reference]
+        found: dict[tuple[str, str], Interval] = {}
+        for name, measure in (("accuracy", ACCURACY), ("auroc", AUROC)):
+            pair = [values_of({seed: fits[seed] for seed in seeds}, measure) for fits in (ours, reference)]
+            if seeds and not np.isnan(pair[0] + pair[1]).any(0).all():
+                found |= {(name, key): difference(pair[0], pair[1], each) for key, each in STATISTICS.items()}
+        return found
+
+    def _of(self, runs: Iterable[Run]) -> dict[Run, Fitted]:
+        return {run: self.finished[run.key] for run in runs if run.key in self.finished}
+
+
+STATISTICS = {"mean": mean, "worst 10 %": worst_tenth}
+
+
+def values_of(fits: Mapping[int, Fitted], measure: Measure) -> Values:
+    """``[S, N]`` the clients' values of several seeds; NaN where there is none."""
+    return np.array([list(client_values(fitted, measure).values()) for fitted in fits.values()], dtype=float)
+
+
+def curve(record: FitRecord) -> list[tuple[int, float]]:
+    """Rounds, and the clients' mean accuracy on validation data after them; of own models, where clients have them."""
+    series = {each.metric: each for each in record.metrics if each.stage == "val"}
+    found = series.get("personal/val_acc", series.get("val_acc"))
+    assert found is not None
+    return [(number, nan if m is None else m) for number, m in zip(found.rounds, found.summaries["mean"], strict=True)]
+
+
+def pace(record: FitRecord, goal: float) -> tuple[float, float]:
+    """Rounds until the curve is at a goal, and the seconds that clients trained until then; NaN if it never is."""
+    rounds = next((number for number, value in curve(record) if value >= goal), None)
+    if rounds is None:
+        return nan, nan
+    return rounds, sum(record.rounds.training_seconds[:rounds])

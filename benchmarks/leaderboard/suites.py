@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The suites: data, network, methods and rounds of one table each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import lightning as L
+from torch import nn
+
+import fl_lightning as fl
+from benchmarks.leaderboard import data, networks
+from benchmarks.leaderboard.learners import Learner, PeopleLearner
+from benchmarks.leaderboard.methods import Strategies, all_methods, telling_methods, with_groups
+from benchmarks.papers.sources import CIFAR10, FASHION, OFFICE, Source
+from fl_lightning.data import Dirichlet, Pathological
+
+RATES, SEEDS, TUNING_SEEDS, CURVE = (0.03, 0.1, 0.3, 1.0), 3, 1, 20
+"""One grid for all methods; seeds of the table, and those that learning rates are picked with; points of a curve."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One table.
+
+    Attributes:
+        name: on the command line.
+        title: heading of its table.
+        rounds: of a run.
+        module: what clients train.
+        network: in it.
+        federate: reads and divides the data in a folder.
+        methods: makes the strategies; the first is the reference.
+        telling: the setting in words.
+    """
+
+    name: str
+    title: str
+    rounds: int
+    module: type[Learner]
+    network: Callable[[], nn.Sequential]
+    federate: Callable[[Path], fl.FederatedDataModule]
+    methods: Callable[[], Strategies]
+    telling: str
+
+    @property
+    def learner(self) -> Callable[..., Learner]:
+        """Makes the module of a run from a learning rate."""
+        return partial(self.module, self.network, self.rounds)
+
+    @property
+    def trainer(self) -> Callable[..., L.Trainer]:
+        """Makes the Trainer of a run."""
+        return partial(
+            L.Trainer, max_epochs=self.rounds, accelerator="cpu", logger=False, num_sanity_val_steps=0,
+            check_val_every_n_epoch=max(1, self.rounds // CURVE),
+        )  # fmt: skip
+
+
+def _fashion(name: str, title: str, partition: fl.data.Partition, tests: int, telling: str) -> Suite:
+    federate = partial(_images, FASHION, partition, tests)
+    methods = partial(all_methods, 10, 10)
+    return Suite(name, f"Fashion-MNIST, {title}", 100, Learner, networks.fashion, federate, methods, telling)
+
+
+def _images(source: Source, partition: fl.data.Partition, tests: int, root: Path) -> fl.FederatedDataModule:
+    return data.images(source, partition, root, tests)
+
+
+def _domains(
+    names: tuple[str, ...], each: int, share: float, side: int, batch_size: int, root: Path
+) -> fl.FederatedDataModule:
+    return data.domains(names, each, share, side, root, batch_size)
+
+
+def _for_people(rounds: int) -> Strategies:
+    return {**all_methods(2, 1.0), **with_groups(rounds)}
+
+
+_FASHION = "100 clients, 10 per round, MLP 784-200-200-10, batches of 50, one local epoch"
+SUITES: tuple[Suite, ...] = (
+    _fashion("fmnist-pat2", "two classes per client (Pat-2)", Pathological(100, 2), 0, _FASHION),
+    Suite(
+        "adult",
+        "Adult, age groups",
+        100,
+        PeopleLearner,
+        networks.people,
+        data.people,
+        partial(_for_people, 100),
+        "10 age groups, all of them in every round, one hidden layer of 64, batches of 256, one local epoch; the "
+        "groups of people are men and women",
+    ),
+    _fashion(
+        "fmnist-dir",
+        "shares of classes from Dirichlet(0.1)",
+        Dirichlet(100, 0.1, min_size=20),
+        100,
+        f"{_FASHION}; every client tests on 100 images in proportion to its classes",
+    ),
+    _fashion("fmnist-pat1", "one class per client (Pat-1)", Pathological(100, 1), 0, _FASHION),
+    Suite(
+        "office",
+        "Office-Caltech, domains",
+        60,
+        Learner,
+        networks.resnet,
+        partial(_domains, OFFICE, 1, 1.0, 48, 32),
+        partial(telling_methods, 10, 1.0),
+        "4 domains, all of them in every round, ResNet-10 of width 16, 48 x 48 pixels, batches of 32, one local epoch",
+    ),
+    Suite(
+        "digits",
+        "MNIST and USPS, domains",
+        60,
+        Learner,
+        networks.resnet,
+        partial(_domains, ("mnist", "usps"), 5, 0.01, 16, 32),
+        partial(telling_methods, 10, 1.0),
+        "5 clients of each domain with a hundredth of its training images each, all of them in every round, ResNet-10 "
+        "of width 16, 16 x 16 pixels, batches of 32, one local epoch",
+    ),
+    Suite(
+        "cifar-pat2",
+        "CIFAR-10, two classes per client (Pat-2)",
+        100,
+        Learner,
+        networks.cifar,
+        partial(_images, CIFAR10, Pathological(100, 2), 0),
+        partial(telling_methods, 10, 10),
+        "100 clients, 10 per round, CNN with two convolutions, batches of 50, one local epoch",
+    ),
+)
+
+
+def suite(name: str) -> Suite:
+    """The suite of this name."""
+    return next(each for each in SUITES if each.name == name)
