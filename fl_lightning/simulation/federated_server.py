@@ -23,6 +23,7 @@ from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler, cohort_size
 from fl_lightning.executors.sequential import Sequential
+from fl_lightning.guards.base import Guard
 from fl_lightning.simulation.answers import MisfitError, in_order, odd_ones, upload_of
 from fl_lightning.simulation.checks import check_selection
 from fl_lightning.simulation.federation_messages import ClientIntroduction, ClientMessage, ServerMessage
@@ -69,6 +70,7 @@ class FederatedServer:
         client_optimizer_state: as in the strategy; the clients are given the same.
         buffers: as in the strategy; the clients are given the same.
         seed: as in the strategy; the clients are given the same.
+        guard: as in the strategy.
         loss_batch_size: as in the strategy; the clients are given the same.
         min_clients: fewest usable answers of a round. A round with fewer changes nothing.
         max_failed_rounds: stop with an error after so many rounds in a row in which clients answered and no answer was
@@ -100,6 +102,7 @@ class FederatedServer:
         local_steps=Bounds(1),
         server_optimizer=Example("functools.partial(torch.optim.SGD, lr=1.0, momentum=0.9)"),
         sampler=Example("fl.data.UniformSampler()"),
+        guard=Example("fl.guards.MultiKrum(dishonest=0.1)"),
         loss_batch_size=Bounds(1),
         min_clients=Bounds(1),
         max_failed_rounds=Bounds(1),
@@ -120,6 +123,7 @@ class FederatedServer:
         client_optimizer_state: Literal["reset", "keep"] = "reset",
         buffers: Literal["mean", "global", "largest"] = "mean",
         seed: int = 0,
+        guard: Guard | list[Guard] | tuple[Guard, ...] | None = None,
         loss_batch_size: int | None = None,
         min_clients: int = 1,
         max_failed_rounds: int | None = 3,
@@ -136,7 +140,7 @@ class FederatedServer:
             sampler=UniformSampler() if sampler is None else sampler, client_optimizer_state=client_optimizer_state,
             buffers=buffers, fairness_metric=None, fairness_mode="max", on_client_error="drop", attack=None, seed=seed,
             executor=Sequential(), loss_batch_size=loss_batch_size, min_clients=min_clients,
-            strict_resume=strict_resume, max_failed_rounds=max_failed_rounds, planned_steps="never", guard=None,
+            strict_resume=strict_resume, max_failed_rounds=max_failed_rounds, planned_steps="never", guard=guard,
         )  # fmt: skip
         obstacle = options.client_rule.obstacle()
         if obstacle is not None:
@@ -149,10 +153,10 @@ class FederatedServer:
         options.client_rule.check_module(self.module)
         self._binding = BoundParameters(self.module, algorithm.layers)
         self._bank = BufferBank(self.module, buffers)
-        self._rows = UpdateRows(self._binding, self._capacity)
+        self._rows, self._guards = UpdateRows(self._binding, self._capacity), Guards(options.guards)
         self._server = Server(
             algorithm, options.client_rule, self._binding, self._bank, num_clients, server_optimizer, "drop",
-            min_clients, max_failed_rounds, Guards(()), None,
+            min_clients, max_failed_rounds, self._guards, None,
         )  # fmt: skip
         self.rounds, self.num_clients, self.min_clients = rounds, num_clients, min_clients
         self._introductions = Introductions(num_clients, self.fit_description, frozen_digest(self.module))
@@ -167,6 +171,7 @@ class FederatedServer:
         self._drop_outs: frozenset[int] = frozenset()
         algorithm.reset()
         options.client_rule.reset()
+        self._guards.reset()
         self._ready = False
 
     @property
@@ -363,6 +368,7 @@ class FederatedServer:
             "buffers": {name: value.clone() for name, value in self._bank.global_values().items()},
             "algorithm": self.algorithm.state_dict(),
             "client_rule": self.client_rule.state_dict(),
+            "guards": self._guards.states(),
             "server_optimizer": None if optimizer is None else optimizer.state_dict(),
             "counted": dict(self.counted),
             "schedule": self._schedule,
@@ -399,6 +405,7 @@ class FederatedServer:
         self._bank.remember()
         self.algorithm.load_state_dict(state["algorithm"])
         self.client_rule.load_state_dict(state["client_rule"])
+        self._guards.load_state_dict(state.get("guards", {}), self._rows.columns)
         if self._server.optimizer is not None:
             self._server.optimizer.load_state_dict(state["server_optimizer"])
         self.round, self.counted = state["round"], dict(state["counted"])

@@ -89,6 +89,26 @@ def test_the_weights_records_and_values_are_those_of_a_fit(method):
     assert [record.client_ids for record in found] == [(0,), (1,), (2,), (3,)]
 
 
+def test_guards_see_the_answers():
+    guards = [fl.guards.AdaptiveNormClipping(rate=1.0), fl.guards.CosineTrust(client=0)]
+    options = {"clients_per_round": 4, "guard": guards}
+    inside = fit(fresh(), 3, data=federated_blobs(4), algorithm=FedLF(), **options)
+    server, clients = made_server(FedLF, **options), made_clients(FedLF, {})
+    one_round(server, clients)
+    state = reload(server.state_dict())
+    assert state["guards"]["AdaptiveNormClipping 0"]
+    server = made_server(FedLF, **options)
+    server.load_state_dict(state)
+    for _ in range(2):
+        one_round(server, clients)
+    server.finish()
+    assert torch.equal(weights(server.module), weights(inside.module))
+    assert server.last_round.dropped == inside.strategy.last_round.dropped != {}
+    other = made_server(FedLF, clients_per_round=4)
+    with pytest.warns(UserWarning, match="guard: .*CosineTrust.* became"):
+        other.load_state_dict(state)
+
+
 def test_data_of_all_and_of_one_are_evaluated_alike():
     server = made_server(FedAvg)
     message = server.evaluation_message(2)
