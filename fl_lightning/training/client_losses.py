@@ -65,7 +65,7 @@ class ClientLosses:
             needs: which of ``"loss"`` and ``"accuracy"`` to return.
             plan: False where parameters are bound for a few calls only: a plan is for one place in memory.
         """
-        module = self._trainer.lightning_module
+        module, precision = self._trainer.lightning_module, self._trainer.precision_plugin
         wanted: dict[str, Callable[[Any, int], Any]] = {}
         if needs.losses or needs.requery:
             wanted["loss"] = self._eager_loss if self.plans is None or not plan else self.plans
@@ -73,7 +73,9 @@ class ClientLosses:
             wanted["accuracy"] = partial(self._asked, getattr(module, "federated_accuracy"))  # noqa: B009 (nn.Module's type)
         with silenced(module), torch.no_grad():
             if self.plans is not None:
-                self.plans.begin_visit()
+                known = type(precision).__module__.startswith(("lightning.", "pytorch_lightning."))
+                alone = not (needs.accuracies or self._calls.hooked)
+                self.plans.begin_visit(steady=known and alone and self._batches.from_memory(client))
             return self._means(client, wanted)
 
     def _means(self, client: int, wanted: Mapping[str, Callable[[Any, int], Any]]) -> dict[str, float]:

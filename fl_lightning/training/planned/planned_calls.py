@@ -20,7 +20,7 @@ from fl_lightning.training.planned.direct import DirectCall, direct_call, tensor
 from fl_lightning.training.planned.plan import Plan
 from fl_lightning.training.planned.reasons import reason_of
 from fl_lightning.training.planned.results import Results
-from fl_lightning.training.planned.step_log import Record, StepLog
+from fl_lightning.training.planned.step_log import StepLog
 from fl_lightning.training.planned.trace import CannotPlanError
 
 _SHAPES = 8
@@ -185,12 +185,11 @@ class PlannedCalls:
     def _called(self, batch: Any, index: int) -> Tensor | None:
         """Calls the function under its guards: says by ``_plan`` which plan ran, and by records what was logged."""
         log, self._plan = self._log, None
-        log.records.clear()
-        log.notes = True
+        log.begin(passes=False)
         try:
             loss: Tensor | None = self._function(batch, index, log.records, *self._given)
         finally:
-            log.notes = False
+            log.end()
         return loss
 
     def _build(self, captured: Captured) -> Plan:
@@ -254,16 +253,13 @@ class PlannedCalls:
         """Computes once more without the plan, compares, and goes on with what PyTorch gives."""
         planned = Results.of(loss, plan.gradients, plan.held, self._log.records)
         plan.undo()
-        records, to = list[Record](), self._log.to
-
-        def both(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-            records.append((name, value.detach() if isinstance(value, Tensor) else value, args, kwargs))
-            to(name, value, *args, **kwargs)
-
-        with self._log.installed(both):
+        self._log.begin(passes=True)
+        try:
             eager = self._eager(batch, index)
+        finally:
+            self._log.end()
         gradients = [parameter.grad for parameter in self._parameters]
-        difference = planned.difference(Results.of(eager, gradients, plan.held, records))
+        difference = planned.difference(Results.of(eager, gradients, plan.held, self._log.records))
         if difference is not None:
             self._wrong = f"{difference} from a plan would differ from PyTorch's"
             self.give_up(self._wrong)

@@ -25,13 +25,14 @@ class StepLog:
     Attributes:
         records: what was noted: name, value, further arguments.
         notes: calls are noted at the moment.
-        to: what they are passed on to otherwise.
+        passes: calls are passed on at the moment.
+        to: what they are passed on to.
     """
 
     def __init__(self, module: LightningModule) -> None:
         self._module = module
         self.records: list[Record] = []
-        self.notes = False
+        self.notes, self.passes = False, True
         self.to: Callable[..., None] = module.log
         self._shadow = _noting(self, self.records)
 
@@ -57,6 +58,19 @@ class StepLog:
             else:
                 del attributes["log"]
 
+    def begin(self, passes: bool) -> None:
+        """Notes calls from now on, after forgetting the old ones.
+
+        Args:
+            passes: they are passed on, too.
+        """
+        self.records.clear()
+        self.notes, self.passes = True, passes
+
+    def end(self) -> None:
+        """Notes no more, and passes calls on."""
+        self.notes, self.passes = False, True
+
     def replay(self) -> None:
         """Passes on what was noted."""
         for name, value, args, kwargs in self.records:
@@ -67,7 +81,7 @@ def _noting(log: StepLog, records: list[Record]) -> Callable[..., None]:
     def note(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         if log.notes:
             records.append((name, value.detach() if isinstance(value, Tensor) else value, args, kwargs))
-        else:
+        if log.passes:
             log.to(name, value, *args, **kwargs)
 
     return note

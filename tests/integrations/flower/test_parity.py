@@ -120,7 +120,10 @@ CASES = {
     "global buffers": {"method": Ditto, "options": {"norm": True}, "buffers": "global"},
     "FedHEAL with SCAFFOLD": {"method": FedHEAL, "client": SCAFFOLD},
     "all clients": {"method": FedLF, "server": {"clients_per_round": 1.0}},
-    "guards": {"method": FedLF, "server": {"guard": [fl.guards.AdaptiveNormClipping(), fl.guards.TrimmedMean(1, rows="own")]}},
+    "guards": {
+        "method": FedLF,
+        "server": {"guard": [fl.guards.AdaptiveNormClipping(), fl.guards.TrimmedMean(1, rows="own")]},
+    },
 }
 
 
