@@ -21,7 +21,7 @@ from pathlib import Path
 import lightning.pytorch  # noqa: F401
 import pytest
 import torchmetrics  # noqa: F401
-from mutations import csrc_cpu, csrc_cuda, executors, methods, plans, rounds, storage
+from mutations import csrc_cpu, csrc_cuda, defences, executors, methods, newer_methods, plans, rounds, storage
 from mutations.change import Mutation, NoLongerAppliesError
 from simt import simt_build
 
@@ -29,6 +29,8 @@ ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "tests" / "mutations" / "table.md"
 LISTS = {
     "methods": methods.MUTATIONS,
+    "newer methods": newer_methods.MUTATIONS,
+    "defences": defences.MUTATIONS,
     "storage": storage.MUTATIONS,
     "rounds": rounds.MUTATIONS,
     "executors": executors.MUTATIONS,

@@ -88,6 +88,14 @@ def test_local_noise_has_the_promised_size_and_repeats_with_its_seed():
     assert not torch.equal(secret.rows[0], loud.rows[0])
 
 
+@pytest.mark.fit
+@pytest.mark.usefixtures("no_accountant")
+def test_a_short_update_gets_local_noise_and_no_other_length():
+    plain, _ = fitted(None)
+    found, _ = fitted(Uncounted(10 * float(plain.rows[0].norm(dim=1).max()), 1e-9, "local", seed=0))
+    torch.testing.assert_close(found.rows[0], plain.rows[0], rtol=1e-3, atol=1e-6)
+
+
 @pytest.mark.parametrize("m", [1, 8])
 def test_central_noise_has_the_promised_size(m):
     cohort = make_cohort(random_rows(m, 0, n=60_000), layout=fl.ParamLayout.from_sizes((60_000,)))

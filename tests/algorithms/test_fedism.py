@@ -10,7 +10,8 @@ from client_rounds import Net, Rounds, client_data, flat
 from method_fits import assert_paths_agree, assert_resumes
 from support import Manual, fresh
 
-from fl_lightning.algorithms import FedAvg, FedISM
+from fl_lightning.algorithms import FedAvg, FedISM, LocalWork
+from fl_lightning.core.layout import ParamLayout
 
 RHO, ALPHA, LR = 0.3, 0.4, 0.1
 
@@ -73,6 +74,30 @@ def test_a_short_perturbation_is_fedavg():
         run = Rounds(server, server.client_rule(), data)
         rows.append(run.train(0)[0])
     torch.testing.assert_close(*rows, rtol=1e-4, atol=1e-6)
+
+
+def corrected(batches):
+    """The gradient of one step that takes these batches."""
+    net = Net(norm=False)
+    layout = ParamLayout.from_module(net)
+    parameters = layout.parameters(net)
+    work = LocalWork(
+        0, 0, net, layout, parameters, layout.flatten(parameters), 12, own_loss=lambda batch, index: net.loss(batch),
+        batches=lambda: ((batch, len(batch[1])) for batch in batches),
+    )  # fmt: skip
+    rule = FedISM(RHO, ALPHA).client_rule()
+    rule.begin_client(work)
+    for index, batch in enumerate(batches):
+        rule.begin_batch(work, batch, index)
+        (net.loss(batch) / len(batches)).backward()
+    rule.correct_gradients(work)
+    return layout.flatten([parameter.grad for parameter in parameters])
+
+
+def test_batches_of_one_step_count_as_one_batch():
+    two = client_data(seed=9)[0][:2]
+    joined = tuple(torch.cat(parts) for parts in zip(*two, strict=True))
+    torch.testing.assert_close(corrected(two), corrected([joined]))
 
 
 @pytest.mark.parametrize(("q", "beta"), [(1.0, 0.5), (2.0, 0.3), (3.0, 1.0)])

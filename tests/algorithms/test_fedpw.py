@@ -170,6 +170,13 @@ def test_clients_with_small_losses_lose_more_of_their_updates():
     assert float(ratio.min()) == pytest.approx(1)
 
 
+def test_a_client_alone_keeps_its_update():
+    rule = FedPW()
+    for when in range(3):
+        rows = random_rows(1, 10 + when)
+        torch.testing.assert_close(rule.aggregate(make_cohort(rows, ids=[when], when=when)), rows[0])
+
+
 def test_tensors_without_movement_stay():
     rows, rule = random_rows(4, 8), FedPW()
     rows[:, 30:42] = 0

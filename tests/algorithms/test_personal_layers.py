@@ -75,6 +75,14 @@ def unequal_data():
 
 
 @every_method
+def test_layers_that_diverge_are_refused(name):
+    rule = made(name)
+    run = Rounds(rule, rule.client_rule(), client_data(), lr=1e308, epochs=EPOCHS)
+    with pytest.raises(ValueError, match=f"the layers of client 1 diverged under {type(rule).__name__}"):
+        run.train(1)
+
+
+@every_method
 @every_home
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_equals_models_with_layers_of_their_own(name, in_files, momentum, tmp_path):

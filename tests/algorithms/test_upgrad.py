@@ -44,6 +44,14 @@ def test_equals_projections_of_vectors(family, m):
         assert np.linalg.norm(step - expected) <= 1e-7 * np.linalg.norm(rows, axis=1).mean()
 
 
+def test_a_layer_counts_in_the_weights_by_its_size():
+    rows = random_rows(3, 7)
+    rule = UPGrad()
+    step, shares = rule.aggregate(make_cohort(rows)).numpy(), np.diff(STARTS) / STARTS[-1]
+    pieces = [np.linalg.lstsq(rows[:, a:b].T.numpy(), step[a:b], rcond=None)[0] for a, b in pairwise(STARTS)]
+    np.testing.assert_allclose(rule.report.weights, shares @ np.stack(pieces), rtol=1e-9)
+
+
 def test_the_example_that_its_authors_publish():
     """Documentation of TorchJD, ``UPGrad``; that library adds 1e-4 to the diagonal. Beside it, by hand."""
     rows = torch.tensor([[-4.0, 1, 1], [6, 1, 1]], dtype=torch.float64)

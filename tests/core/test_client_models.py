@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+from support import reload
 from torch import nn
 from torchmetrics import MeanMetric
 
@@ -10,6 +11,7 @@ import fl_lightning as fl
 from fl_lightning.core.model_snapshot import Snapshot, packed_buffers, standing_in
 from fl_lightning.core.storage.model_files import ClientFiles
 from fl_lightning.core.storage.models import ClientModels
+from fl_lightning.core.storage.own_models import OwnModels
 
 
 def snapshot(value, n=4):
@@ -108,6 +110,22 @@ def test_models_in_memory():
 
 def names(directory):
     return sorted(f"{file.parent.name[-1]}:{file.stem[-1]}" for file in directory.rglob("*.pt"))
+
+
+@pytest.mark.parametrize("in_files", [False, True])
+def test_a_restored_copy_leaves_the_models_at_hand(in_files, tmp_path):
+    own = OwnModels("Mine", str(tmp_path) if in_files else None)
+    own.keep(3, vars(snapshot(1)), when=1)
+    state = reload(own.state_dict())
+    own.keep(3, vars(snapshot(2)), when=2)
+    before = own.restored(state)
+    assert torch.equal(before.get(3).params, snapshot(1).params)
+    assert torch.equal(own.get(3).params, snapshot(2).params)
+    assert before.get(4) is None
+    assert own.planned_nbytes(10, num_clients=7, cohort_size=2) == (20 if in_files else 90)
+    elsewhere = OwnModels("Mine", None if in_files else str(tmp_path))
+    with pytest.raises(ValueError, match=r"the checkpoint has the personal models .*directory"):
+        elsewhere.load_state_dict(state)
 
 
 def test_models_in_files(tmp_path):

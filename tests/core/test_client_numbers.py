@@ -13,7 +13,9 @@ def test_numbers_by_client():
     numbers.set([3, 1], torch.tensor([2.0, 4.0]))
     assert numbers.of([1, 2, 3], torch.tensor([7.0, 8.0, 9.0])).tolist() == [4, 8, 2]
     assert numbers.mean() == 3
+    state = numbers.state_dict()
     numbers.set([3], torch.tensor([0.1], dtype=torch.float64))
+    assert state == {3: 2.0, 1: 4.0}
     other = ClientNumbers()
     other.load_state_dict(reload(numbers.state_dict()))
     other.set([1], torch.tensor([5.0]))

@@ -112,6 +112,7 @@ FITS = {
     "FedFV": (Classifier, A.FedFV, {}),
     "FedHEAL": (Classifier, A.FedHEAL, {}),
     "FedHEAL with SCAFFOLD": (Classifier, A.FedHEAL, {"client": A.SCAFFOLD}),
+    "FedPW behind a guard": (Classifier, A.FedPW, {"guard": partial(fl.guards.CentredClipping, 0.5)}),
     "AFL": (Classifier, A.AFL, {}),
     "MMPF": (Classifier, A.MMPF, {}),
     "FedFa": (Classifier, A.FedFa, {}),
@@ -137,7 +138,7 @@ def trained(case, devices, rounds=3, nodes=1, resume=None, callbacks=(), module=
     choices = dict(trainer or {})
     rounds = choices.pop("rounds", rounds)
     kind, method, options = FITS[case]
-    options = {name: value() if name == "client" else value for name, value in options.items()} | more
+    options = {name: value() if name in ("client", "guard") else value for name, value in options.items()} | more
     strategy = fl.FederatedStrategy(method(), **{"clients_per_round": 5, **options})
     torch.manual_seed(1)
     module = (module or kind)(**OPTIONS)

@@ -29,7 +29,9 @@ from fl_lightning.core.fair_shares import fair_shares
 from fl_lightning.core.lightning.ranks import metrics_apart
 from fl_lightning.core.lightning.single_device import check_devices
 
-QUICK = ("FedLF", "SCAFFOLD with FedLF", "Ditto", "kept optimizers", "gathering", "failing client")
+QUICK = (
+    "FedLF", "SCAFFOLD with FedLF", "Ditto", "FedPW behind a guard", "kept optimizers", "gathering", "failing client",
+)  # fmt: skip
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")]
 

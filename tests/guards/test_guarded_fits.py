@@ -68,6 +68,14 @@ def test_guards_come_one_after_the_other():
     assert float(strategy.last_round.update_norms.max()) > 0.05  # as they were sent
 
 
+def test_reasons_go_to_the_clients_that_each_guard_leaves_out():
+    guard = [fl.guards.MultiKrum(1, keep=5), fl.guards.MultiKrum(1, keep=2)]
+    rule, strategy, *_ = fitted(guard=guard, attack=LOUD, clients_per_round=6)
+    left_out, (ids, *_) = strategy.last_round.dropped, rule.seen[0]
+    assert len(ids) == 2
+    assert sorted([*ids, *left_out]) == [0, 1, 2, 3, 4, 5]
+
+
 def test_a_round_that_a_guard_cannot_judge_changes_nothing():
     with pytest.warns(UserWarning, match="round 0 had 6 usable reports, fewer than the 7 that Krum needs"):
         rule, strategy, _, theta = fitted(guard=fl.guards.Krum(2), clients_per_round=6)

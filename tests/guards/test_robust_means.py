@@ -58,7 +58,7 @@ def paper_bulyan(rows, f):
     return sorted(chosen), torch.from_numpy(result)
 
 
-@pytest.mark.parametrize(("m", "f"), [(7, 1), (11, 2), (13, 2), (5, 0)])
+@pytest.mark.parametrize(("m", "f"), [(7, 1), (8, 1), (11, 2), (12, 2), (5, 0)])
 def test_bulyan(m, f):
     cohort = crowd(m, seed=m)
     chosen, expected = paper_bulyan(cohort.updates.rows, f)

@@ -50,7 +50,6 @@ MUTATIONS = [
         "held.params.to(work.params, copy=True)",
         "held.params.to(work.params)",
     ),
-    ditto("the memory plan forgets the models of a round", "(kept + cohort_size) * size", "kept * size"),
     moon("drawn to the last model", "(far - near)", "(near - far)"),
     moon("multiplied by the temperature", "/ self.temperature", "* self.temperature"),
     moon("the received model on both sides", "features_of(self.previous,", "features_of(self.received,"),

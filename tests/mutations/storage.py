@@ -7,9 +7,16 @@ models = In("fl_lightning/core/storage/model_files.py", "tests/core/test_client_
 tensors = In("fl_lightning/core/storage/tensors.py", "tests/core/test_row_history.py -k tensors")
 rows = In("fl_lightning/core/storage/row_history.py", "tests/core/test_row_history.py")
 cache = In("fl_lightning/core/storage/gram_cache.py", "tests/core/test_row_history.py")
+own = In("fl_lightning/core/storage/own_models.py", "tests/core/test_client_models.py tests/algorithms/test_ditto.py")
+numbers = In("fl_lightning/core/storage/numbers.py", "tests/core/test_client_numbers.py")
 kept = In("fl_lightning/core/storage/kept_states.py", "tests/core/test_kept_states.py")
 
 MUTATIONS = [
+    own("the memory plan forgets the models of a round", "0) + cohort_size) * each", "0)) * each"),
+    own("a restored copy takes the place of the models at hand", "OwnModels(self.method, self._directory)", "self"),
+    own("models that were kept elsewhere are taken", 'if ("files" in state) != here:', "if False:"),
+    numbers("a client that has a number starts again", "self._numbers.get(client, first)", "first"),
+    numbers("a state is the numbers themselves", "return dict(self._numbers)", "return self._numbers"),
     models("states without news push older ones out", "self._referred[-1] != state", "True"),
     models(
         "one state more is referred to",

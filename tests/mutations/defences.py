@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults in guards, attacks and differential privacy."""
+
+from mutations.change import In
+
+CONTRACT = "tests/guards/test_guard_contract.py"
+ATTACKS = "tests/test_attacks.py tests/test_attacks_on_reports.py"
+
+base = In("fl_lightning/guards/base.py", f"{CONTRACT} tests/guards/test_robust_means.py tests/guards/test_krum.py")
+guarding = In("fl_lightning/simulation/guarding.py", "tests/guards/test_guarded_fits.py")
+norms = In("fl_lightning/guards/norms.py", f"tests/guards/test_norm_clipping.py {CONTRACT} -k orm")
+krum = In("fl_lightning/guards/krum.py", "tests/guards/test_krum.py")
+coordinates = In("fl_lightning/guards/coordinates.py", "tests/guards/test_robust_means.py")
+bulyan = In("fl_lightning/guards/bulyan.py", "tests/guards/test_krum.py tests/guards/test_robust_means.py")
+median = In("fl_lightning/guards/geometric_median.py", "tests/guards/test_robust_means.py")
+centred = In(
+    "fl_lightning/guards/centred_clipping.py",
+    f"tests/guards/test_norm_clipping.py {CONTRACT} tests/guards/test_robust_means.py",
+)
+trust = In("fl_lightning/guards/cosine_trust.py", "tests/guards/test_robust_means.py")
+colluding = In("fl_lightning/attacks/colluding.py", ATTACKS)
+labels = In("fl_lightning/attacks/labels.py", ATTACKS)
+reports = In("fl_lightning/attacks/reports.py", ATTACKS)
+updates = In("fl_lightning/attacks/updates.py", ATTACKS)
+privacy = In("fl_lightning/algorithms/differential_privacy.py", "tests/algorithms/test_differential_privacy.py")
+
+MUTATIONS = [
+    base("rows move the wrong part of the way", "self.center.to(row), 1 - scale)", "self.center.to(row), scale)"),
+    base("losses are those of the first clients", "cohort.losses[places]", "cohort.losses[: len(places)]"),
+    base("a share is rounded down", "ceil(round(dishonest * m, 9))", "int(dishonest * m)"),
+    guarding("reasons go to other clients", "left_out |= {places[place]: reason", "left_out |= {place: reason"),
+    guarding("norms of before stay known", "changed = changed or verdict.changes_rows", "changed = False"),
+    guarding("guards forget the round", "            guard.commit()", "            pass"),
+    norms("short updates are stretched", "torch.where(norms > bound, bound / norms, 1.0)", "bound / norms"),
+    norms("the bound runs away from the quantile", "exp(-self.rate", "exp(self.rate"),
+    norms("a round of zeros moves the bound", " if bool(norms.any()) else self.bound", ""),
+    norms("a checkpoint brings no bound back", 'self.bound = self._next = float(state["bound"])', "pass"),
+    krum("a row is its own neighbour", "distances.clone().fill_diagonal_(torch.inf)", "distances.clone()"),
+    krum("one neighbour more counts", "max(n - dishonest - 2, 1)", "max(n - dishonest - 1, 1)"),
+    krum("the nearest are left out", "order[keep:].tolist()", "order[: m - keep].tolist()"),
+    krum("dishonest clients stay as well", "keep = m - f if self.keep is None", "keep = m if self.keep is None"),
+    krum("cohorts that are too small are judged", "require_clients(m, 2 * f + 3", "require_clients(m, 2 * f + 1"),
+    coordinates("more than the middle counts as median", "(m - 1) // 2), m)", "(m - 3) // 2), m)"),
+    coordinates("the least values are not moved", "return ordered[:, b], ordered", "return ordered[:, 0], ordered"),
+    bulyan("too many are chosen", "m - 2 * f))  # theta", "m - f))  # theta"),
+    bulyan("all that are chosen count", ": m - 4 * f]", ": m - 2 * f]"),
+    bulyan(
+        "the median of an even number is the lower value",
+        "ordered[:, len(chosen) // 2])[",
+        "ordered[:, (len(chosen) - 1) // 2])[",
+    ),
+    median("distances lack half a product", "- 2 * products +", "- products +"),
+    median("samples do not count", "beta = alpha / squares", "beta = 1 / squares"),
+    median("own rows do not undo the mean's weights", "Verdict(scale=c / alpha", "Verdict(scale=c"),
+    centred(
+        "the next centre is the present one",
+        "self._next = _combined(updates, c, v)",
+        "self._next = _combined(updates, center, v)",
+    ),
+    centred("cut rows are added up", "(scale[:, None] * apart).mean(0)", "(scale[:, None] * apart).sum(0)"),
+    centred("products with the centre are left out", "updates.dots(v).sum(0)", "0 * updates.dots(v).sum(0)"),
+    trust("updates against the server's are trusted", "0.0).clamp(0, 1)", "0.0).abs()"),
+    trust("updates keep their lengths", "trust / trust.sum() * norms[own] / norms", "trust / trust.sum()"),
+    trust("own rows count those left out", "factors * (m - len(left_out))", "factors * m"),
+    colluding("the lie goes the way of the updates", "block.mean(0) - z", "block.mean(0) + z"),
+    colluding("one client less makes a majority", "(n // 2 + 1 - m)", "(n // 2 - m)"),
+    colluding("liars know what they should not", 'if self.knows == "own"', 'if self.knows != "own"'),
+    colluding("the product stays positive", "= -self.epsilon / len(honest)", "= self.epsilon / len(honest)"),
+    labels("flipped labels are one too high", "self.num_classes - 1 - labels", "self.num_classes - labels"),
+    labels("all other classes are mistaken", "y == self.source, self.target, y", "y != self.source, self.target, y"),
+    labels("the replacing update keeps its length", "update.mul_(self.factor)", "pass"),
+    reports("the loss is told smaller", 'told["loss"] *=', 'told["loss"] /='),
+    updates("noise ignores its scale", "if self.match_norm else self.std", "if self.match_norm else 1.0"),
+    updates(
+        "a random model is added to the global one",
+        "update.copy_(params - model.to(params))",
+        "update.copy_(-model.to(params))",
+    ),
+    privacy("noise is that of a sum", "self.clip / len(cohort)", "self.clip"),
+    privacy("updates are cut to length 1", "update *= bound / norm", "update *= 1 / norm"),
+    privacy("short updates are stretched", "if norm > bound:", "if norm > 0:"),
+    privacy("cut updates may be rounded up beyond the bound", "bound = self.clip - rounding", "bound = self.clip"),
+    privacy(
+        "clients are added, not exchanged",
+        "GaussianDpEvent(self.noise_multiplier / 2)",
+        "GaussianDpEvent(self.noise_multiplier)",
+    ),
+    privacy("the last round is not counted", "self._rounds = cohort.round + 1", "self._rounds = cohort.round"),
+    privacy("clients draw the same noise", '"client", work.round, work.client_id)', '"client", work.round)'),
+    privacy("means by samples are let through", 'and server.weighting == "uniform"', "and True"),
+]

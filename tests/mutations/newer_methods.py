@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults in the methods of 2021 and later."""
+
+from mutations.change import In
+
+CONTRACT = "tests/algorithms/test_contract.py"
+PERSONAL = "tests/algorithms/test_personal_layers.py"
+
+upgrad = In("fl_lightning/algorithms/upgrad.py", "tests/algorithms/test_upgrad.py")
+fedlf = In("fl_lightning/algorithms/fedlf.py", "tests/algorithms/test_fedlf.py tests/algorithms/test_gram_forms.py")
+layers = In("fl_lightning/algorithms/_shared/personal_layers.py", PERSONAL)
+fedrep = In("fl_lightning/algorithms/fedrep.py", PERSONAL)
+propfair = In("fl_lightning/algorithms/propfair.py", "tests/algorithms/test_propfair.py")
+aaggff = In("fl_lightning/algorithms/aaggff.py", f"tests/algorithms/test_aaggff.py {CONTRACT} -k aaggff")
+fairfed = In("fl_lightning/algorithms/fairfed.py", f"tests/algorithms/test_fairfed.py {CONTRACT} -k fairfed")
+fedism = In("fl_lightning/algorithms/fedism.py", f"tests/algorithms/test_fedism.py {CONTRACT} -k fedism")
+fedpw = In("fl_lightning/algorithms/fedpw.py", f"tests/algorithms/test_fedpw.py {CONTRACT} -k fedpw")
+smallest = In("fl_lightning/algorithms/_shared/smallest.py", "tests/algorithms/test_fedpw.py")
+shares = In("fl_lightning/algorithms/_shared/smallest.py", "tests/algorithms/test_column_shares.py -k FedPW")
+
+MUTATIONS = [
+    upgrad("projections are added up, not averaged", "device=gram.device) / m", "device=gram.device)"),
+    upgrad("layers count alike in the weights", "shares @ coeff / shares.sum()", "coeff.mean(0)"),
+    fedlf("a fair row takes part where losses are nearly equal", 'FAIR_ENOUGH if self.fair_row == "needed" else ', ""),
+    fedlf("a fair row stays whatever descent it costs", ">= KEPT_DESCENT *", ">= -KEPT_DESCENT *"),
+    fedlf("slopes are not those of unit directions", "sum(1) / size, 0.0", "sum(1), 0.0"),
+    layers(
+        "the update keeps what is the client's own",
+        "        self._put(work, layers, *self._received)\n        self._received = None",
+        "        self._received = None",
+    ),
+    layers("a client trains with received statistics", "held.buffers.to(device))", "self._received[1])"),
+    layers("layers that are not finite are kept", "if not bool(own.isfinite().all()):", "if False:"),
+    layers("the first layers are the personal ones", "owners[-count:]", "owners[:count]"),
+    layers(
+        "statistics of personal layers are shared",
+        "for o in names)) for all_ in (trained, buffers)",
+        "for o in names)) for all_ in (trained, [])",
+    ),
+    layers(
+        "weights of BatchNorm are shared",
+        "in owners) for all_ in (trained, buffers)",
+        "in owners) for all_ in ([], buffers)",
+    ),
+    layers("methods that ask for losses are not refused", "if getattr(server.needs, name)]", "if False]"),
+    fedrep("the head is trained last", "(name in self._names) != heads_turn", "(name in self._names) == heads_turn"),
+    fedrep("the head is trained a pass less", "heads_turn = self._passes <= ", "heads_turn = self._passes < "),
+    fedrep("passes of earlier rounds count", "parameters, 0\n", "parameters, self._passes\n"),
+    propfair(
+        "the two lines are exchanged",
+        "self.epsilon if self.huber else self.base",
+        "self.base if self.huber else self.epsilon",
+    ),
+    propfair("losses are climbed", "-torch.log1p(-inside", "torch.log1p(-inside"),
+    propfair("a logarithm that is not taken has a gradient", "torch.where(low, 0.0, loss)", "loss"),
+    aaggff("who takes part seldom counts less", "(r - r.mean()) / rate /", "(r - r.mean()) /"),
+    aaggff("later rounds count as much as the first", "/ math.sqrt(self._rounds + 1)", ""),
+    aaggff("responses are not shares of all clients", "r[present] = responses / k", "r[present] = responses"),
+    aaggff(
+        "the curvature forgets the rounds",
+        "self._outer + torch.outer(gradient, gradient)",
+        "torch.outer(gradient, gradient)",
+    ),
+    aaggff("newcomers start without weight", "torch.full((len(new),), 1 / total", "torch.full((len(new),), 0.0"),
+    aaggff("the program climbs", "curvature + s[:, None] + s[None, :]", "curvature - s[:, None] - s[None, :]"),
+    aaggff(
+        "a round without movement counts",
+        "            self.load_state_dict(before)\n        else:\n            self._rounds += 1",
+        "            self._rounds += 1",
+    ),
+    fairfed("clients unlike the others count more", "before - self.beta *", "before + self.beta *"),
+    fairfed("gaps are not compared with their mean", "(gaps - gaps.mean())", "gaps"),
+    fairfed("weights fall below 0", ").clamp_min(0)\n", ")\n"),
+    fairfed(
+        "the common disparity is the mean of the clients'",
+        "_disparity(predicted.sum(0, keepdim=True))",
+        "_disparity(predicted).nanmean()",
+    ),
+    fairfed("the notions are exchanged", 'self.notion == "dp"', 'self.notion == "eo"'),
+    fairfed("a checkpoint brings no weights back", 'self._weights.load_state_dict(state["weights"])', "pass"),
+    fedism("earlier weights are forgotten", "self.beta * weights + (1 - self.beta) * before", "weights"),
+    fedism(
+        "earlier weights are not divided among the present", "before = shares(self._weights", "before = (self._weights"
+    ),
+    fedism("the perturbed model is the better one", "params + scale * gradient", "params - scale * gradient"),
+    fedism("the perturbation is as long as the gradient", "self.rho / (gradient.norm() + TINY)", "self.rho"),
+    fedism("sharpness is measured in training mode", "params, evaluate=True)", "params, evaluate=False)"),
+    fedism("the part at a right angle is added", "new -= self.alpha", "new += self.alpha"),
+    fedism("gradients of accumulated batches are added up", "work, 1 / len(batches))", "work, 1.0)"),
+    fedpw("large numbers are left out", "rows.masked_fill(small, 0)", "rows.masked_fill(~small, 0)"),
+    fedpw("clients with large losses lose more", "shares(1 / relative)", "shares(relative)"),
+    fedpw("columns that disagree grow", "agreed = ~_smallest(", "agreed = _smallest("),
+    fedpw("a step may more than double", "(size > 0) & (mean < size)", "size > 0"),
+    fedpw("the first round leaves numbers out", "if first or len(cohort) == 1 or", "if len(cohort) == 1 or"),
+    fedpw("a client alone loses numbers", "if first or len(cohort) == 1 or", "if first or"),
+    fedpw("agreement is that of updates as they came", "_agreement(kept, updates)", "_agreement(rows, updates)"),
+    fedpw(
+        "long updates decide what agrees",
+        "unit = row.to(wide) * factors.to(wide).repeat_interleave(lengths)",
+        "unit = row.to(wide)",
+    ),
+    fedpw("products against the others count", "along.clamp_min(0)", "along"),
+    fedpw("the moving means keep their pace", "beta * max(mean, 0.0) / self._first", "beta"),
+    fedpw("the narrower weights count more", "fair = late / (early + late)", "fair = early / (early + late)"),
+    fedpw(
+        "present clients take the weight of the absent", "weights * (before.sum() if self.started else 1.0)", "weights"
+    ),
+    smallest("the largest of the smallest stays", "part <= bound[", "part < bound["),
+    shares(
+        "each share counts its own numbers",
+        "columns.sum(starts, part)",
+        "part(slice(0, columns.numel), columns.offsets(starts))",
+    ),
+]
