@@ -6,6 +6,9 @@ from __future__ import annotations
 import torch
 from support import Classifier, fit, fresh, weights
 
+OLD = torch.__version__ < torch.torch_version.TorchVersion("2.10")
+"""TorchDynamo names other reasons, and BatchNorm is a call that no plan can repeat."""
+
 
 def both(caplog, module=Classifier, rounds=3, options=None, **strategy):
     """The same fit without plans and with them, and what the second one said about its steps."""

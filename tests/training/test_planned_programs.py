@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from planned_fits import OLD
 from torch import nn
 from torch.func import functional_call
 
@@ -118,7 +119,13 @@ def same(one, other):
     return all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
 
 
-@pytest.mark.parametrize("case", CASES)
+# GELU's variant with out= rounds otherwise there: fits compare the first step, and stay without a plan.
+UNLIKE_OLD = {"other activations", "batch norm", "convolutions"}
+
+
+@pytest.mark.parametrize(
+    "case", [c if not OLD or c not in UNLIKE_OLD else pytest.param(c, marks=pytest.mark.skip) for c in CASES]
+)
 def test_the_bits_of_autograd_over_steps_and_batches(case):
     ours, theirs, batch, traced, inputs = prepared(case)
     last = len(inputs) - 2

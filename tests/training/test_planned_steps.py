@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import Callback
-from planned_fits import agree, both
+from planned_fits import OLD, agree, both
 from support import CLASSES, Classifier, fit, fresh, weights
 
 import fl_lightning as fl
@@ -39,6 +39,8 @@ PLANNED = {
 def test_the_same_bits_and_logs(case, caplog):
     eager, planned, said = both(caplog, **PLANNED[case])
     agree(eager, planned)
+    if OLD and "norm" in PLANNED[case].get("options", {}):
+        pytest.skip("steps with BatchNorm are not planned")
     assert all("planned" in message for message in said), said
     assert planned.strategy.last_round.planned_steps > 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from planned_fits import agree, both
+from planned_fits import OLD, agree, both
 from support import Blobs, fit, fresh, weights
 
 import fl_lightning as fl
@@ -39,6 +39,8 @@ REPEATED = {
 @pytest.mark.parametrize("case", REPEATED)
 def test_a_round_with_wrong_plans_is_repeated_without(case, caplog, monkeypatch):
     strategy, options = REPEATED[case]
+    if OLD and "norm" in options:
+        pytest.skip("steps with BatchNorm are not planned")
     options, kept = {"log": True, **options}, {"client_optimizer_state": "keep", **strategy}
     eager = fit(fresh(**options), 4, planned_steps="never", **kept)
     broken_after(30, monkeypatch)

@@ -158,7 +158,12 @@ def _root(source: Any) -> str:
 def _name(what: Any, effects: Any) -> str:
     """A changed object in words."""
     attributes = list(getattr(effects, "store_attr_mutations", {}).get(what, ()))
+    try:
+        kind = str(what.python_type_name())
+    except (AttributeError, NotImplementedError):  # releases before 2.10
+        kind = type(getattr(what, "value", what)).__name__
     if attributes:
-        return f"attribute {attributes[0]!r} of a {what.python_type_name()}"
-    path = str(getattr(what.source, "name", "")).rpartition(".")[2].strip("'\"[]")
-    return f"a {what.python_type_name()}{f' ({path})' if path else ''}"
+        return f"attribute {attributes[0]!r} of a {kind}"
+    name = getattr(what.source, "name", "")
+    path = str(name() if callable(name) else name).rpartition(".")[2].strip("'\"[]")
+    return f"a {kind}{f' ({path})' if path else ''}"

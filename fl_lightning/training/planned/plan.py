@@ -12,7 +12,7 @@ from torch import Tensor
 from fl_lightning.training.planned.capture import Captured
 from fl_lightning.training.planned.program import program_of
 from fl_lightning.training.planned.run import function_of
-from fl_lightning.training.planned.trace import CannotPlanError, Trace, trace
+from fl_lightning.training.planned.trace import CannotPlanError, Trace, failed, trace
 
 _PROGRAMS = 4
 """Places in memory that a plan remembers: parameters are in one place in training, buffers may move."""
@@ -102,9 +102,14 @@ class Plan:
         self.moves += 1
         while len(self._programs) >= _PROGRAMS:
             del self._programs[next(iter(self._programs))]
-        program = program_of(self._trace, inputs, self._from_batch, self._fresh)
+        try:
+            program = program_of(self._trace, inputs, self._from_batch, self._fresh)
+            self._programs[addresses] = function_of(program)
+        except CannotPlanError:
+            raise
+        except Exception as error:
+            raise failed("what is recorded cannot be written down", error) from error
         self.size = len(program.calls)
-        self._programs[addresses] = function_of(program)
         return self._programs[addresses]
 
 

@@ -21,7 +21,7 @@ from fl_lightning.training.planned.plan import Plan
 from fl_lightning.training.planned.reasons import reason_of
 from fl_lightning.training.planned.results import Results
 from fl_lightning.training.planned.step_log import StepLog
-from fl_lightning.training.planned.trace import CannotPlanError
+from fl_lightning.training.planned.trace import CannotPlanError, failed
 
 _SHAPES = 8
 """Shapes of batches with plans of their own. Where clients differ in size, so do last batches: most stay eager."""
@@ -138,7 +138,7 @@ class PlannedCalls:
         try:
             loss = self._called(batch, index)
         except Exception as error:
-            if self._plan is not None:
+            if self._plan is not None and not isinstance(error, CannotPlanError):
                 raise  # as it would without a plan
             self.give_up(reason_of(error))
         plan = self._plan
@@ -200,8 +200,7 @@ class PlannedCalls:
         except CannotPlanError:
             raise
         except Exception as error:
-            first = next(iter(str(error).splitlines()), "")
-            raise CannotPlanError(f"its trace fails: {type(error).__name__}: {first}") from error
+            raise failed("its trace fails", error) from error
 
     def _ran(self, plan: Plan) -> None:
         self._plan = plan

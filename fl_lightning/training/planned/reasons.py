@@ -17,6 +17,7 @@ def reason_of(error: BaseException) -> str:
         if isinstance(cause, CannotPlanError):
             return str(cause)
         cause = getattr(cause, "inner_exception", None) or cause.__cause__
+    error = getattr(error, "inner_exception", None) or error
     text = str(error).strip()
     if "recompile" in type(error).__name__.lower():
         return "training_step reads values that change from step to step"

@@ -21,6 +21,12 @@ class CannotPlanError(Exception):
     """A local step that cannot be repeated from a trace; the message says why."""
 
 
+def failed(what: str, error: Exception) -> CannotPlanError:
+    """An error of PyTorch as a reason, with its first line."""
+    first = next(iter(str(error).splitlines()), "")
+    return CannotPlanError(f"{what}: {type(error).__name__}: {first}")
+
+
 @dataclass(frozen=True)
 class Trace:
     """ATen calls in the order in which PyTorch makes them for a loss and its gradients.
