@@ -93,8 +93,8 @@ def _costs(rows: Sequence[Row], traffic: Mapping[str, Traffic]) -> str:
                 row.accuracy.method,
                 "never" if isnan(row.rounds) else f"{row.rounds:.0f}",
                 "" if isnan(row.client_seconds) else f"{row.client_seconds:.1f}",
-                f"{row.accuracy.seconds:.0f}",
-                *(["", ""] if sent is None else [f"{sent.up / 1e6:.2f}", f"{sent.down / 1e6:.2f}"]),
+                f"{row.seconds:.0f}",
+                *(["", ""] if sent is None else [f"{sent.up / 1e6:.3g}", f"{sent.down / 1e6:.3g}"]),
             ]
         )
     return _markdown(head, lines)

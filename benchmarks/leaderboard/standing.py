@@ -37,7 +37,9 @@ class Row:
         tried: with how many learning rates it ran to its end.
         failed: with how many it came to nothing.
         rounds: until the mean on validation data was at 95 % of the reference's last one; NaN: not in all seeds.
-        client_seconds: that clients trained until then.
+        client_seconds: that clients trained until then, at the pace of the fastest run: the machine may do other things
+            during some of them.
+        seconds: of the fastest run.
         differences: to the reference, by metric and statistic; empty for the reference itself.
     """
 
@@ -48,6 +50,7 @@ class Row:
     failed: int
     rounds: float
     client_seconds: float
+    seconds: float
     differences: Mapping[tuple[str, str], Interval]
 
 
@@ -102,7 +105,8 @@ class Standing:
     def _row(self, accuracy: MethodSummary, auroc: MethodSummary) -> Row:
         method = accuracy.method
         fits, grid = self._fits(method), [run for run in self.plan.grid() if run.method == method]
-        paces = [pace(fitted.record, self._goal) for fitted in fits.values()]
+        rounds = fmean(rounds_to(fitted.record, self._goal) for fitted in fits.values())
+        runs = [fitted for run, fitted in self.results.items() if run.method == method]
         means = {name: self._mean(method, measure) for name, measure in GAPS.items()}
         return Row(
             accuracy,
@@ -110,8 +114,9 @@ class Standing:
             {name: value for name, value in means.items() if not isnan(value)},
             sum(run in self.results for run in grid),
             sum(run.key in self.failed for run in grid),
-            fmean(rounds for rounds, _ in paces),
-            fmean(seconds for _, seconds in paces),
+            rounds,
+            rounds * min(training_seconds(fitted.record) for fitted in runs),
+            min(fitted.seconds for fitted in runs),
             {} if method == self.plan.reference else self._differences(method),
         )
 
@@ -160,9 +165,11 @@ def curve(record: FitRecord) -> list[tuple[int, float]]:
     return [(number, nan if m is None else m) for number, m in zip(found.rounds, found.summaries["mean"], strict=True)]
 
 
-def pace(record: FitRecord, goal: float) -> tuple[float, float]:
-    """Rounds until the curve is at a goal, and the seconds that clients trained until then; NaN if it never is."""
-    rounds = next((number for number, value in curve(record) if value >= goal), None)
-    if rounds is None:
-        return nan, nan
-    return rounds, sum(record.rounds.training_seconds[:rounds])
+def rounds_to(record: FitRecord, goal: float) -> float:
+    """Rounds until the curve is at a goal; NaN if it never is."""
+    return next((float(number) for number, value in curve(record) if value >= goal), nan)
+
+
+def training_seconds(record: FitRecord) -> float:
+    """Seconds of a round in which clients trained."""
+    return fmean(record.rounds.training_seconds)
