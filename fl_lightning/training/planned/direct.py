@@ -5,14 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
+from fl_lightning.training.planned.plan import Plan
 from fl_lightning.training.planned.step_log import Record
-
-if TYPE_CHECKING:
-    from fl_lightning.training.planned.plan import Plan
 
 
 @dataclass(frozen=True)
