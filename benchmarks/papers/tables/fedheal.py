@@ -68,7 +68,9 @@ def _digits() -> list[FederatedCase]:
         every=2,
         seeds=(0, 1, 2),
     )
-    return [base, _healed(base, A.FedAvg, 0.3, {})]
+    alike = replace(base, name="MNIST and USPS: FedAvg, clients alike", rule=partial(A.FedAvg, "uniform"))
+    later = replace(base, name="MNIST and USPS: FedPW", rule=A.FedPW)  # its paper compares it with both
+    return [base, _healed(base, A.FedAvg, 0.3, {}), alike, later]
 
 
 def _large() -> list[FederatedCase]:
