@@ -2,7 +2,7 @@
 """One table of all methods, tuned alike, on the same real data.
 
     python -m benchmarks.leaderboard list
-    python -m benchmarks.leaderboard run SUITE ... --data-root DIR [--jobs 2] [--seeds 3] [--dry-run]
+    python -m benchmarks.leaderboard run SUITE ... --data-root DIR [--only METHOD ...] [--jobs 2] [--dry-run]
     python -m benchmarks.leaderboard traffic SUITE ... --data-root DIR
     python -m benchmarks.leaderboard pack [SUITE ...]
     python -m benchmarks.leaderboard report [SUITE ...]
@@ -47,6 +47,7 @@ def main(given: Sequence[str] | None = None) -> None:
     running = commands.add_parser("run", help="run what is not finished yet")
     running.add_argument("--jobs", type=int, default=1, help="runs at a time (default 1)")
     running.add_argument("--seeds", type=int, default=SEEDS, help=f"how many seeds (default {SEEDS})")
+    running.add_argument("--only", nargs="+", metavar="METHOD", help="these methods, and FedAvg; default all")
     running.add_argument("--dry-run", action="store_true", help="only say what it would cost")
     counting = commands.add_parser("traffic", help="count what clients send and receive")
     packing = commands.add_parser("pack", help="put the finished runs into one small file")
@@ -86,7 +87,9 @@ def run(chosen: Suite, arguments: argparse.Namespace) -> None:
     folder = arguments.out / chosen.name
     unpack(folder)
     print(f"{chosen.name}: {chosen.title}", flush=True)
-    found = carry_out(chosen, arguments.data_root, folder, arguments.seeds, arguments.jobs, only_cost=arguments.dry_run)
+    found = carry_out(
+        chosen, arguments.data_root, folder, arguments.only, arguments.seeds, arguments.jobs, arguments.dry_run
+    )
     if found is not None:
         print(f"{found}\n", flush=True)
 

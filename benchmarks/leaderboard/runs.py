@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import fl_lightning as fl
-from benchmarks.leaderboard.suites import RATES, TUNING_SEEDS, Suite
+from benchmarks.leaderboard.suites import RATES, SEEDS, TUNING_SEEDS, Suite
 from fl_lightning.comparison.compare import make_session
 from fl_lightning.comparison.project import ObjectProject
 
@@ -14,7 +15,13 @@ METRIC = "val_acc"
 
 
 def carry_out(
-    suite: Suite, root: Path, folder: Path, seeds: int, jobs: int, only_cost: bool = False
+    suite: Suite,
+    root: Path,
+    folder: Path,
+    only: Collection[str] | None = None,
+    seeds: int = SEEDS,
+    jobs: int = 1,
+    only_cost: bool = False,
 ) -> fl.Comparison | None:
     """Does what is not done yet of a suite; the cost comes first.
 
@@ -22,14 +29,22 @@ def carry_out(
         suite: which.
         root: folder of the data sets.
         folder: of the suite's runs.
+        only: names of methods to run beside the reference; ``None``: all.
         seeds: how many.
         jobs: runs at a time.
         only_cost: stop when the cost is known.
 
     Raises:
         MissingDataError: its data are not there.
+        ValueError: the suite has no such method.
     """
     strategies = suite.methods()
+    if only is not None:
+        unknown = sorted(set(only) - set(strategies))
+        if unknown:
+            raise ValueError(f"only must name methods of {suite.name}, found {unknown}: there are {list(strategies)}")
+        reference = next(iter(strategies))
+        strategies = {name: each for name, each in strategies.items() if name == reference or name in only}
     project = ObjectProject(suite.learner, suite.federate(root), suite.trainer, None, 0)
     session = make_session(
         project, strategies, next(iter(strategies.values())), folder=folder, learning_rates=RATES,

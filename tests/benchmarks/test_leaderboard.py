@@ -48,6 +48,10 @@ def test_a_suite_runs_is_packed_and_goes_on_elsewhere(tiny, capsys):
     call("run", tiny, "out", "--dry-run")
     said = capsys.readouterr().err
     assert "3 methods x (4 learning rates x 1 seed, 2 seeds more with the picked one) = 18 runs, of which 0" in said
+    call("run", tiny, "out", "--only", "FedLF", "--dry-run")
+    assert "2 methods x (4 learning rates" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"only must name methods of tiny, found \['FedL'\]: there are \['FedAvg'"):
+        call("run", tiny, "out", "--only", "FedL")
     call("run", tiny, "out", "--seeds", "1")
     call("pack", tiny)
     assert "9 runs in" in capsys.readouterr().out
