@@ -71,5 +71,5 @@ def test_a_rule_with_state_says_where_it_lives_as_often_as_it_adds_some():
 def test_the_methods_of_the_library_say_where_their_state_lives():
     rules = [rule for rule in vars(algorithms).values() if isinstance(rule, type) and hasattr(rule, "client_rule")]
     made = [rule([[0.0]]) if rule is algorithms.FA else rule() for rule in rules if rule is not algorithms.ServerRule]
-    assert len(made) == 32
-    assert [rule.client_rule().obstacle() for rule in made] == [None] * 32
+    assert len(made) == 33
+    assert [rule.client_rule().obstacle() for rule in made] == [None] * 33

@@ -8,6 +8,7 @@ This file alone touches private parts of TorchDynamo. A release of PyTorch that 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from types import FunctionType
@@ -158,10 +159,9 @@ def _root(source: Any) -> str:
 def _name(what: Any, effects: Any) -> str:
     """A changed object in words."""
     attributes = list(getattr(effects, "store_attr_mutations", {}).get(what, ()))
-    try:
+    kind = type(getattr(what, "value", what)).__name__
+    with suppress(Exception):  # an older PyTorch does not know it of all objects
         kind = str(what.python_type_name())
-    except (AttributeError, NotImplementedError):  # releases before 2.10
-        kind = type(getattr(what, "value", what)).__name__
     if attributes:
         return f"attribute {attributes[0]!r} of a {kind}"
     name = getattr(what.source, "name", "")
