@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +14,8 @@ from support import CLASSES, Classifier, fit, fresh, weights
 
 import fl_lightning as fl
 from fl_lightning.algorithms.base import ClientRule
+from fl_lightning.training.planned.plan import Plan
+from fl_lightning.training.planned.planned_calls import PlannedCalls
 
 pytestmark = pytest.mark.fit
 
@@ -116,6 +120,12 @@ def test_a_process_with_plans_makes_workers_that_plan():
     assert min(rounds.planned) > 0
     assert executor.workers.fallback is None
     assert torch.equal(weights(found.module), weights(fit(fresh(), 3, planned_steps="never").module))
+
+
+def test_nothing_is_left_of_a_plan_after_its_fit():
+    fit(fresh(log=True, norm=True), 2, planned_steps="always", algorithm=fl.algorithms.FedLF())
+    gc.collect()
+    assert not [found for found in gc.get_objects() if isinstance(found, (Plan, PlannedCalls))]
 
 
 def test_auto_waits(caplog):

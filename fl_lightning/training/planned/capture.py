@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
+from weakref import WeakMethod, finalize
 
 import torch
 from torch import Tensor, fx, nn
@@ -52,22 +53,36 @@ def guarded(
         batch: name of the argument whose tensors are others in every call.
         records: name of the argument that holds a list. The function may write into it. A function
             that changes anything else that outlives the call is refused.
-        build: makes the replacement.
+        build: a method that makes the replacement. Its object is not kept, because TorchDynamo keeps every backend for
+            ever: who calls the function has to keep it.
 
     Returns:
         The function. Its calls raise what TorchDynamo raises for a function that it cannot capture as a whole, and
         :class:`CannotPlanError`, perhaps as a cause.
     """
+    held = WeakMethod(build)
 
     def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Replacement:
-        return build(_captured(module, inputs, batch, records))
+        make = held()
+        assert make is not None
+        return make(_captured(module, inputs, batch, records))
 
     assert isinstance(function, FunctionType)
     _begin_autograd()
     # TorchDynamo keeps what it has captured by code object, which two fits in one process must not share.
     code = function.__code__.replace(co_filename=function.__code__.co_filename)
     own = FunctionType(code, function.__globals__, function.__name__)
-    return _Guarded(own, torch.compile(own, backend=backend, fullgraph=True, dynamic=False))
+    found = _Guarded(own, torch.compile(own, backend=backend, fullgraph=True, dynamic=False))
+    finalize(found, _forget, code).atexit = False
+    return found
+
+
+def _forget(code: CodeType) -> None:
+    """Lets TorchDynamo forget what it has captured, which it would keep for ever: tensors that were computed into."""
+    with suppress(ImportError):
+        from torch._dynamo.eval_frame import remove_from_cache
+
+        remove_from_cache(code)
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ class Plan:
         captured: tensor operations of a loss and of what is logged with it.
         parameters: of the module, which gradients are wanted of; none: the loss alone is wanted.
         fresh_gradients: see :func:`~fl_lightning.training.planned.program.program_of`.
-        ran: told of every run.
+        ran: a method, told of every run.
 
     Attributes:
         verified: its results were compared with PyTorch's.
@@ -49,7 +50,9 @@ class Plan:
         fresh_gradients: bool,
         ran: Callable[[Plan], None],
     ) -> None:
-        self._trace, self._ran, self._fresh = _traced(captured, bool(parameters)), ran, fresh_gradients
+        # TorchDynamo keeps a plan as long as the code that calls it, and whoever is told of runs keeps that code.
+        self._ran = WeakMethod(ran)
+        self._trace, self._fresh = _traced(captured, bool(parameters)), fresh_gradients
         inputs = captured.inputs
         self._from_batch = captured.from_batch
         self._given = sorted(captured.from_batch)
@@ -77,7 +80,9 @@ class Plan:
 
     def __call__(self, *inputs: Tensor) -> Sequence[Tensor]:
         """Runs it."""
-        self._ran(self)
+        told = self._ran()
+        if told is not None:
+            told(self)
         addresses = tuple([inputs[place].data_ptr() for place in self._held])
         program = self._programs.get(addresses)
         if program is None:
