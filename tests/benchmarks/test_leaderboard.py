@@ -13,10 +13,11 @@ import fl_lightning as fl
 from benchmarks.leaderboard import __main__ as program
 from benchmarks.leaderboard import standing, suites
 from benchmarks.leaderboard.methods import REFERENCE
-from benchmarks.leaderboard.records import failed, finished, pack, packed, packed_file, unpack
-from benchmarks.leaderboard.report import rewritten
+from benchmarks.leaderboard.records import failed, finished, pack, packed, packed_file, read_traffic, unpack
+from benchmarks.leaderboard.report import PAGE, rewritten, tables
 from benchmarks.leaderboard.standing import Standing, rounds_to, training_seconds
 from benchmarks.leaderboard.suites import RATES, SUITES, suite
+from benchmarks.papers.records import read
 from fl_lightning.comparison.fitted import read_fitted
 
 
@@ -108,6 +109,15 @@ def test_the_suites_are_as_the_page_says():
     assert len({each.name for each in SUITES}) == len(SUITES)
     assert suite("adult").trainer.keywords["max_epochs"] == suite("adult").rounds
     assert tuple(sorted(RATES)) == RATES
+
+
+def test_the_page_shows_the_packed_runs():
+    page = PAGE.read_text(encoding="utf-8")
+    for each in SUITES:
+        folder = program.RESULTS / each.name
+        runs, failures = packed(folder), {line["run"]: "" for line in read(packed_file(folder)) if "failed" in line}
+        text = tables(Standing(each, runs, failures), read_traffic(folder))
+        assert rewritten(page, each.name, text) == page, "python -m benchmarks.leaderboard report"
 
 
 def test_tables_have_one_place_in_the_page():
