@@ -67,15 +67,17 @@ class ClientLosses:
         """
         module, precision = self._trainer.lightning_module, self._trainer.precision_plugin
         wanted: dict[str, Callable[[Any, int], Any]] = {}
+        plans: PlannedCalls | None = None
         if needs.losses or needs.requery:
-            wanted["loss"] = self._eager_loss if self.plans is None or not plan else self.plans
+            plans = self.plans if plan else None
+            wanted["loss"] = self._eager_loss if plans is None else plans
         if needs.accuracies:
             wanted["accuracy"] = partial(self._asked, getattr(module, "federated_accuracy"))  # noqa: B009 (nn.Module's type)
         with silenced(module), torch.no_grad():
-            if self.plans is not None:
+            if plans is not None:
                 known = type(precision).__module__.startswith(("lightning.", "pytorch_lightning."))
                 alone = not (needs.accuracies or self._calls.hooked)
-                self.plans.begin_visit(steady=known and alone and self._batches.from_memory(client))
+                plans.begin_visit(steady=known and alone and self._batches.from_memory(client))
             return self._means(client, wanted)
 
     def _means(self, client: int, wanted: Mapping[str, Callable[[Any, int], Any]]) -> dict[str, float]:

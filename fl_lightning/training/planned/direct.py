@@ -22,7 +22,6 @@ class DirectCall:
         program: the plan's, for the memory that parameters and buffers lie in.
         taken: which of the batch's tensors the program takes, in its order.
         loss: which of the tensors that it returns is the loss.
-        gradients: one place per parameter among its gradients, or ``None``.
         logged: what the call logged, with places among the returned tensors where values were.
     """
 
@@ -30,7 +29,6 @@ class DirectCall:
     program: Callable[..., tuple[Sequence[Tensor], Sequence[Tensor]]]
     taken: tuple[int, ...]
     loss: int
-    gradients: tuple[int | None, ...]
     logged: tuple[tuple[int | None, Record], ...]
 
     def __call__(self, tensors: Sequence[Tensor], records: list[Record]) -> tuple[Tensor, list[Tensor | None]]:
@@ -43,7 +41,7 @@ class DirectCall:
         returned, found = self.program(*[tensors[place] for place in self.taken])
         for place, record in self.logged:
             records.append(record if place is None else (record[0], returned[place], record[2], record[3]))
-        return returned[self.loss], [None if place is None else found[place] for place in self.gradients]
+        return returned[self.loss], [None if place is None else found[place] for place in self.plan.places]
 
 
 def direct_call(plan: Plan, tensors: Sequence[Tensor], loss: Tensor, records: Sequence[Record]) -> DirectCall | None:
@@ -67,7 +65,7 @@ def direct_call(plan: Plan, tensors: Sequence[Tensor], loss: Tensor, records: Se
     if losses is None or None in taken:
         return None
     places = tuple(place for place in taken if place is not None)
-    return DirectCall(plan, plan.program, places, losses, plan.places, tuple(logged))
+    return DirectCall(plan, plan.program, places, losses, tuple(logged))
 
 
 def tensors_of(batch: Any) -> Sequence[Tensor] | None:
