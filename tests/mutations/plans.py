@@ -51,7 +51,7 @@ MUTATIONS = [
     capture("Python's random numbers are accepted", "    if drawn:", "    if False:"),
     program("what others still read is written over", "self._last_use[source] > place or ", ""),
     program("a view of what is written over is read", " or shared != [source]", ""),
-    forks("the first backward pass is in a trace", "    _begin_autograd()\n", ""),
+    forks("the first backward pass is in a trace", "    begin_autograd()\n", ""),
     passes("one look at the guards is enough", "if self._once.get(shape) is not plan:", "if False:"),
     passes(
         "guards of the visit before count", "        self._direct.clear()\n        self._once", "        self._once"

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from types import CodeType, FunctionType
 from typing import Any
 from weakref import WeakMethod, finalize
@@ -18,7 +17,7 @@ from weakref import WeakMethod, finalize
 import torch
 from torch import Tensor, fx, nn
 
-from fl_lightning.training.planned.trace import CannotPlanError
+from fl_lightning.training.planned.trace import CannotPlanError, begin_autograd
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def guarded(
         return make(_captured(module, inputs, batch, records))
 
     assert isinstance(function, FunctionType)
-    _begin_autograd()
+    begin_autograd()
     # TorchDynamo keeps what it has captured by code object, which two fits in one process must not share.
     code = function.__code__.replace(co_filename=function.__code__.co_filename)
     own = FunctionType(code, function.__globals__, function.__name__)
@@ -83,16 +82,6 @@ def _forget(code: CodeType) -> None:
         from torch._dynamo.eval_frame import remove_from_cache
 
         remove_from_cache(code)
-
-
-@cache
-def _begin_autograd() -> None:
-    """Lets autograd look for devices now.
-
-    It does so in the first backward pass of a process, and starts a thread for each device. In a trace it finds some
-    that the machine does not have. A process with such threads cannot be copied into workers that train.
-    """
-    torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
 
 
 class _Guarded:

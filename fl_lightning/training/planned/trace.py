@@ -6,7 +6,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -72,6 +72,16 @@ class Trace:
         return tuple(place for place, node in enumerate(placeholders) if node in self.changed)
 
 
+@cache
+def begin_autograd() -> None:
+    """Lets autograd look for devices now.
+
+    It does so in the first backward pass of a process, and starts a thread for each device. In a trace it finds some
+    that the machine does not have. A process with such threads cannot be copied into workers that train.
+    """
+    torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
+
+
 def trace(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], differentiate: bool = True) -> Trace:
     """Traces a function and the gradients of its loss; runs both, on copies of the inputs.
 
@@ -84,6 +94,7 @@ def trace(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], d
         CannotPlanError: what the function does depends on values of tensors, or not exactly one tensor that it returns
             requires gradients.
     """
+    begin_autograd()
     copies = [_copy(tensor) for tensor in inputs]
     wanted = [place for place, tensor in enumerate(inputs) if tensor.requires_grad and differentiate]
     trained: list[int] = []
