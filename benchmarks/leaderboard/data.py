@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 import fl_lightning as fl
+from benchmarks.leaderboard import text
 from benchmarks.papers import adult
 from benchmarks.papers.own_tests import OwnTests, drawn_like
 from benchmarks.papers.sources import MissingDataError, Source
@@ -82,6 +83,23 @@ def domains(
                 keys[stage] += [name if each == 1 else f"{name} {client + 1}"] * size
     train, test = (TensorDataset(*map(torch.cat, zip(*parts[stage], strict=True))) for stage in ("train", "test"))
     return _divided(train, ByKey(keys), test=test, batch_size=batch_size)
+
+
+def modules(root: Path, batch_size: int = 50) -> fl.FederatedDataModule:
+    """Python's standard library: its modules are the clients, samples are characters and the one that follows.
+
+    Raises:
+        MissingDataError: it is not that of the version that the table is made with.
+    """
+    halves = {name: text.halves(each) for name, each in text.corpus(root).items()}
+    keys, parts = [], []
+    for stage in (0, 1):
+        datasets = {name: each[stage].tensors for name, each in halves.items()}
+        keys.append([name for name, (_, following) in datasets.items() for _ in range(len(following))])
+        parts.append(TensorDataset(*map(torch.cat, zip(*datasets.values(), strict=True))))
+    train, test = parts
+    by_module = ByKey(dict(zip(("train", "test"), keys, strict=True)))
+    return _divided(train, by_module, test=test, batch_size=batch_size)
 
 
 def people(root: Path, batch_size: int = 256) -> fl.FederatedDataModule:

@@ -57,7 +57,9 @@ def server_rules(classes: int) -> Mapping[str, Rule]:
         "AAggFF": A.AAggFF,
         "MMPF": A.MMPF,
         "FedHEAL": A.FedHEAL,
+        "FedPW": A.FedPW,
         "Ditto": A.Ditto,
+        "Ditto, lambda 0": partial(A.Ditto, lam=0.0),  # alone, from the model that a client first receives
         "FedPer": A.FedPer,
     }
 
@@ -84,6 +86,36 @@ def telling_methods(classes: int, clients_per_round: int | float) -> Strategies:
     """The methods of :data:`TELLING`."""
     every = all_methods(classes, clients_per_round)
     return {name: every[name] for name in TELLING}
+
+
+def server_steps(clients_per_round: int | float) -> Strategies:
+    """FedAvg with other steps of the server, and methods whose step may be too short with the server's full step.
+
+    Args:
+        clients_per_round: as for :class:`fl_lightning.FederatedStrategy`.
+    """
+
+    def stepping(rule: ServerRule, lr: float = 1.0, momentum: float = 0.0) -> fl.FederatedStrategy:
+        step = partial(torch.optim.SGD, lr=lr, momentum=momentum)
+        return _strategy(rule, clients_per_round=clients_per_round, server_optimizer=step)
+
+    return {
+        REFERENCE: _strategy(A.FedAvg(), clients_per_round=clients_per_round),
+        "FedAvg, server rate 0.5": stepping(A.FedAvg(), 0.5),
+        "FedAvg, server rate 2": stepping(A.FedAvg(), 2.0),
+        "FedAvg, momentum 0.5": stepping(A.FedAvg(), momentum=0.5),
+        "FedAvg, momentum 0.9": stepping(A.FedAvg(), momentum=0.9),
+        "FedAvg, rate 0.3, momentum 0.9": stepping(A.FedAvg(), 0.3, momentum=0.9),
+        "FedFV": _strategy(A.FedFV(), clients_per_round=clients_per_round),
+        "FedFV without memory": _strategy(A.FedFV(tau=0), clients_per_round=clients_per_round),
+        "FedFV, rate 0.3, momentum 0.9": stepping(A.FedFV(), 0.3, momentum=0.9),
+        "FedLF": _strategy(A.FedLF(), clients_per_round=clients_per_round),
+        "FedLF, rate 0.3, momentum 0.9": stepping(A.FedLF(), 0.3, momentum=0.9),
+        "q-FedAvg, server rate 4": stepping(A.QFedAvg(1.0), 4.0),
+        "q-FedAvg, server rate 16": stepping(A.QFedAvg(1.0), 16.0),
+        "FedMGDA+, server rate 4": stepping(A.FedMGDAPlus(), 4.0),
+        "FedMGDA+, server rate 16": stepping(A.FedMGDAPlus(), 16.0),
+    }
 
 
 def with_groups(rounds: int) -> Strategies:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from benchmarks.leaderboard.text import CHARACTERS, CONTEXT
 from benchmarks.papers.networks import IMAGENET_MEAN, IMAGENET_STD, Pixels
 from fl_lightning.models import MLP, CifarCNN, ResNet10
 
@@ -17,6 +18,12 @@ def fashion() -> nn.Sequential:
 def people() -> nn.Sequential:
     """One hidden layer on 97 inputs, two logits."""
     return nn.Sequential(nn.Linear(97, 64), nn.ReLU(), nn.Linear(64, 2))
+
+
+def characters() -> nn.Sequential:
+    """One hidden layer on 16 embedded characters, one logit per character."""
+    embedded = nn.Sequential(nn.Embedding(CHARACTERS, 16), nn.Flatten())
+    return nn.Sequential(embedded, nn.Linear(16 * CONTEXT, 256), nn.ReLU(), nn.Linear(256, CHARACTERS))
 
 
 def cifar() -> nn.Sequential:

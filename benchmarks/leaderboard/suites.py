@@ -14,7 +14,8 @@ from torch import nn
 import fl_lightning as fl
 from benchmarks.leaderboard import data, networks
 from benchmarks.leaderboard.learners import Learner, PeopleLearner
-from benchmarks.leaderboard.methods import Strategies, all_methods, telling_methods, with_groups
+from benchmarks.leaderboard.methods import Strategies, all_methods, server_steps, telling_methods, with_groups
+from benchmarks.leaderboard.text import CHARACTERS, CONTEXT
 from benchmarks.papers.sources import CIFAR10, FASHION, OFFICE, Source
 from fl_lightning.data import Dirichlet, Pathological
 
@@ -30,7 +31,7 @@ class Suite:
         name: on the command line.
         title: heading of its table.
         rounds: of a run.
-        module: what clients train.
+        module: makes what clients train from a network, rounds and a learning rate.
         network: in it.
         federate: reads and divides the data in a folder.
         methods: makes the strategies; the first is the reference.
@@ -40,7 +41,7 @@ class Suite:
     name: str
     title: str
     rounds: int
-    module: type[Learner]
+    module: Callable[..., Learner]
     network: Callable[[], nn.Sequential]
     federate: Callable[[Path], fl.FederatedDataModule]
     methods: Callable[[], Strategies]
@@ -132,6 +133,27 @@ SUITES: tuple[Suite, ...] = (
         partial(_images, CIFAR10, Pathological(100, 2), 0),
         partial(telling_methods, 10, 10),
         "100 clients, 10 per round, CNN with two convolutions, batches of 50, one local epoch",
+    ),
+    Suite(
+        "text",
+        "Python's standard library, modules",
+        100,
+        partial(Learner, num_classes=CHARACTERS),
+        networks.characters,
+        data.modules,
+        partial(telling_methods, CHARACTERS, 10),
+        f"58 modules and packages, 10 per round; the next character after {CONTEXT}, one hidden layer of 256, batches "
+        "of 50, one local epoch; what is tested is the last fifth of a module",
+    ),
+    Suite(
+        "fmnist-server",
+        "Fashion-MNIST, two classes per client (Pat-2), other steps of the server",
+        100,
+        Learner,
+        networks.fashion,
+        partial(_images, FASHION, Pathological(100, 2), 0),
+        partial(server_steps, 10),
+        f"{_FASHION}; the server takes so many times a method's step, or follows it with momentum",
     ),
 )
 

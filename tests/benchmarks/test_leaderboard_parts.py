@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parts of the leaderboard: intervals, rankings, methods, data and messages."""
 
+import hashlib
 from math import isnan, nan
 
 import lightning as L
@@ -12,12 +13,13 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import fl_lightning as fl
-from benchmarks.leaderboard import data
+from benchmarks.leaderboard import data, networks, text
 from benchmarks.leaderboard.bootstrap import difference, mean, worst_tenth
 from benchmarks.leaderboard.learners import PeopleLearner
-from benchmarks.leaderboard.methods import REFERENCE, TELLING, all_methods, with_groups
+from benchmarks.leaderboard.methods import REFERENCE, TELLING, all_methods, server_steps, with_groups
 from benchmarks.leaderboard.ranking import HeldAUROC
 from benchmarks.leaderboard.traffic import measured
+from benchmarks.papers.sources import MissingDataError
 from fl_lightning.metrics import DemographicParity
 
 
@@ -137,6 +139,71 @@ def test_adult_is_divided_by_age(tmp_path):
     assert inputs.shape[1] == 97
     assert inputs.sum(1).tolist() == [7.0] * len(inputs)
     assert set(groups.tolist()) <= {0, 1}
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """A small standard library."""
+    parts = {
+        "small.py": b"x = 1\n",
+        "module.py": b"import sys\n" * 40,
+        "package/first.py": b"def f(x):\n    return x\n" * 10,
+        "package/second.py": b"# \xc3\xa9 ~\t" * 20,
+        "package/tests/test_first.py": b"assert True\n" * 50,
+        "_sysconfigdata_here.py": b"path\n" * 100,
+    }
+    for name, content in parts.items():
+        path = tmp_path / "stdlib" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    monkeypatch.setattr(text, "SMALLEST", 100)
+    monkeypatch.setattr(text, "LARGEST", 420)
+    module, package = parts["module.py"][:420], (parts["package/first.py"] + parts["package/second.py"])[:420]
+    monkeypatch.setattr(text, "DIGEST", hashlib.sha256(module + package).hexdigest())
+    return {"module": module, "package": package}
+
+
+def test_modules_of_the_standard_library_are_clients(library, tmp_path):
+    assert text.corpus(tmp_path) == library
+    dm = data.modules(tmp_path, 5)
+    assert dm.client_names == ("module", "package")
+    windows = len(library["module"]) // 17
+    train, test = dm.train_dataloader(), dm.test_dataloader()
+    assert int(train.sizes[0] + dm.val_dataloader().sizes[0]) == windows - windows // 5
+    assert int(test.sizes[0]) == windows // 5
+    (contexts, following), _ = next(test.batches(0, seed=None))
+    assert networks.characters()(contexts).shape == (len(following), text.CHARACTERS)
+    assert following.max() < text.CHARACTERS
+    (tmp_path / "stdlib" / "module.py").write_text("import os\n" * 40)
+    with pytest.raises(MissingDataError, match=r"standard library of CPython 3\.11\.7 is needed: .* found another"):
+        text.corpus(tmp_path)
+
+
+def test_windows_are_read_back_as_the_text():
+    written = "".join(map(chr, [*range(32, 127), 10])) * 2 + "\t\x80"
+    contexts, following = text.windows(written.encode("latin-1"))
+    classes = torch.cat([contexts, following[:, None]], 1).flatten().tolist()
+    characters = ["\n", *map(chr, range(32, 127)), "?"]
+    read = "".join(characters[each] for each in classes)
+    assert len(read) == len(written) // 17 * 17
+    assert read == written.replace("\t", "?").replace("\x80", "?")[: len(read)]
+    assert contexts.shape == (len(written) // 17, 16)
+
+
+@pytest.mark.fit
+def test_server_steps_are_taken():
+    found = {}
+    for name, strategy in server_steps(1.0).items():
+        torch.manual_seed(0)
+        module, data = TINY.learner(lr=0.1), federate(None)
+        before = nn.utils.parameters_to_vector(module.parameters()).detach().clone()
+        fl_trainer(strategy).fit(module, data)
+        found[name] = before - nn.utils.parameters_to_vector(module.parameters()).detach()
+    plain = found[REFERENCE]
+    for name, times in (("server rate 0.5", 0.5), ("server rate 2", 2.0), ("rate 0.3, momentum 0.9", 0.3)):
+        assert torch.allclose(found[f"FedAvg, {name}"], times * plain, atol=1e-6)
+    assert torch.allclose(found["FedMGDA+, server rate 16"], 4 * found["FedMGDA+, server rate 4"], atol=1e-5)
+    assert torch.equal(found["FedFV without memory"], found["FedFV"]), "in the first round"
 
 
 def test_domains_share_nothing(monkeypatch, tmp_path):
