@@ -11,7 +11,7 @@ The budget for everything is 60 hours of one core. ``run`` says the cost of a su
 comparison (``fl_lightning.compare``) in a folder of its own: a run that is finished is kept, and one that was killed
 goes on when the command is given again. ``pack`` puts what the tables need of all finished runs into one small file,
 and ``run`` begins with these, so that another machine goes on where this one stopped. ``traffic`` counts what clients
-send and receive. ``report`` writes the tables into docs/leaderboard.md, of as many runs as there are.
+send and receive. ``report`` writes the tables into docs/leaderboard.md, of as many runs as there are, and draws them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 
 from benchmarks._kernels.memory import keep_freed_memory
 from benchmarks.leaderboard import suites
+from benchmarks.leaderboard.pictures import draw
 from benchmarks.leaderboard.records import failed, finished, pack, packed_file, read_traffic, unpack, write_traffic
 from benchmarks.leaderboard.report import PAGE, rewritten, tables
 from benchmarks.leaderboard.runs import carry_out
@@ -114,7 +115,9 @@ def pack_runs(chosen: Suite, arguments: argparse.Namespace) -> None:
 def write_tables(chosen: Suite, arguments: argparse.Namespace) -> None:
     """Puts a suite's tables into the page."""
     folder = arguments.out / chosen.name
-    text = tables(Standing(chosen, finished(folder), failed(folder)), read_traffic(folder))
+    standing = Standing(chosen, finished(folder), failed(folder))
+    text = tables(standing, read_traffic(folder))
+    draw(standing.rows(), standing.plan.reference, folder.with_suffix(".png"))
     page = arguments.page.read_text(encoding="utf-8")
     arguments.page.write_text(rewritten(page, chosen.name, text), encoding="utf-8")
     print(f"{chosen.title}\n\n{text}\n")

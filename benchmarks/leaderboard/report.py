@@ -32,6 +32,9 @@ def tables(standing: Standing, traffic: Mapping[str, Traffic]) -> str:
     if not rows:
         return parts[0]
     parts[0] += f" They took {duration(standing.seconds())} of one core."
+    if len(rows) > 1:
+        picture = f"../benchmarks/leaderboard/results/{suite.name}.png"
+        parts.append(f"![Differences of the methods to {standing.plan.reference}, with intervals]({picture})")
     parts += [_accuracies(rows, len(plan.learning_rates)), _differences(rows), _costs(rows, traffic)]
     if standing.missing:
         parts.append(f"Not run yet: {', '.join(standing.missing)}.")

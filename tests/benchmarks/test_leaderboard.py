@@ -5,13 +5,15 @@ import json
 import re
 from dataclasses import replace
 from math import isnan
+from types import SimpleNamespace
 
 import pytest
 from small_suite import METHODS, TINY
 
 import fl_lightning as fl
 from benchmarks.leaderboard import __main__ as program
-from benchmarks.leaderboard import standing, suites
+from benchmarks.leaderboard import pictures, standing, suites
+from benchmarks.leaderboard.bootstrap import Interval
 from benchmarks.leaderboard.methods import REFERENCE
 from benchmarks.leaderboard.records import failed, finished, pack, packed, packed_file, read_traffic, unpack
 from benchmarks.leaderboard.report import PAGE, rewritten, tables
@@ -19,6 +21,8 @@ from benchmarks.leaderboard.standing import Standing, rounds_to, training_second
 from benchmarks.leaderboard.suites import RATES, SUITES, suite
 from benchmarks.papers.records import read
 from fl_lightning.comparison.fitted import read_fitted
+
+figures = pytest.importorskip("matplotlib.figure")
 
 
 @pytest.fixture
@@ -67,6 +71,10 @@ def test_a_suite_runs_is_packed_and_goes_on_elsewhere(tiny, capsys):
     whole = shown(tiny, "out")
     assert shown(tiny, "elsewhere") == whole
     assert "Four clients. 2 rounds; complete; 3 failed." in "\n".join(map(str, whole))
+    assert (
+        "![Differences of the methods to FedAvg, with intervals](../benchmarks/leaderboard/results/tiny.png)" in whole
+    )
+    assert (tiny / "out" / "tiny.png").stat().st_size > 10_000
     call("pack", tiny, "elsewhere")
     for path in (tiny / "elsewhere" / "tiny" / "runs").glob("*"):
         path.unlink()
@@ -118,6 +126,35 @@ def test_the_page_shows_the_packed_runs():
         runs, failures = packed(folder), {line["run"]: "" for line in read(packed_file(folder)) if "failed" in line}
         text = tables(Standing(each, runs, failures), read_traffic(folder))
         assert rewritten(page, each.name, text) == page, "python -m benchmarks.leaderboard report"
+
+
+def test_pictures_show_what_is_noise(tmp_path, monkeypatch):
+    drawn = {}
+
+    def save(figure, path, **options):
+        drawn["figure"] = figure
+
+    monkeypatch.setattr(figures.Figure, "savefig", save)
+
+    def row(name, seeds, differences):
+        kinds = (("accuracy", "mean"), ("accuracy", "worst 10 %"), ("auroc", "mean"), ("auroc", "worst 10 %"))
+        found = {kind: Interval(d, d - 0.1, d + 0.1) for kind, d in zip(kinds, differences, strict=False)}
+        return SimpleNamespace(accuracy=SimpleNamespace(method=name, seeds=seeds), differences=found)
+
+    rows = [row("FedAvg", 3, ()), row("A", 3, (0.05, 0.2, 0, 0)), row("B", 1, (-0.2, 0.3, 0, -0.3))]
+    pictures.draw(rows, "FedAvg", tmp_path / "x.png")
+    panels = drawn["figure"].axes
+    assert [panel.get_title("left") for panel in panels] == [
+        "accuracy, mean, minus FedAvg", "accuracy, worst 10 %, minus FedAvg", "AUROC, worst 10 %, minus FedAvg",
+    ]  # fmt: skip
+    assert [label.get_text() for label in panels[0].get_yticklabels()] == ["A", "B (1 seed)"], "the best is on top"
+    points = [[line for line in panel.lines if line.get_marker() == "o"] for panel in panels]
+    assert [[line.get_xdata()[0] for line in each] for each in points] == [[0.05, -0.2], [0.2, 0.3], [0, -0.3]]
+    noise, better, worse = pictures.NOISE, pictures.BETTER, pictures.WORSE
+    assert [[line.get_color() for line in each] for each in points] == [[noise, worse], [better] * 2, [noise, worse]]
+    drawn.clear()
+    pictures.draw(rows[:1], "FedAvg", tmp_path / "x.png")
+    assert not drawn, "there is nothing to show"
 
 
 def test_tables_have_one_place_in_the_page():
