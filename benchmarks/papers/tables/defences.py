@@ -3,20 +3,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
+from math import isnan, nan
+from pathlib import Path
+from statistics import fmean
 
 import fl_lightning as fl
 from benchmarks.papers.experiment import Experiment
 from benchmarks.papers.federated import Attacks, FederatedCase, Training
 from benchmarks.papers.networks import mlp
+from benchmarks.papers.records import Line
+from benchmarks.papers.report import final
 from benchmarks.papers.sources import FASHION
 from benchmarks.papers.tasks import Images
 from fl_lightning.algorithms import ServerRule
 from fl_lightning.attacks import Attack
 from fl_lightning.data import Shards
 from fl_lightning.guards import Guard
+from fl_lightning.report.figures import new_figure
+from fl_lightning.report.style import LIGHT
 
 A, G = fl.algorithms, fl.guards
 CLIENTS, ONLINE, CLASSES, ROUNDS = 100, 20, 10, 60
@@ -91,6 +99,39 @@ def _case(situation: str, attack: Attacks | None, method: str, guard: str) -> Fe
     )
 
 
+def _draw_accuracies(results: Mapping[str, Mapping[int, list[Line]]], path: Path) -> None:
+    """Accuracies of honest clients at the end: a row per method and guard, a column per attack."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    order = [f"{method}, {guard}" for method in METHODS for guard in GUARDS]
+    columns = list(dict.fromkeys(name.split(": ")[0] for name in results))
+    rows = [row for row in order if any(f"{column}: {row}" in results for column in columns)]
+    scale = LinearSegmentedColormap.from_list("accuracies", LIGHT.blue)
+    size = 2.4 + 0.8 * len(columns), 1.9 + 0.2 * len(rows)
+    with new_figure("python -m benchmarks.papers report", *size, path) as figure:
+        panels = figure.subplots(1, 2, sharey=True)
+        for panel, (metric, title) in zip(panels, (("mean", "mean"), ("worst_10", "worst tenth")), strict=True):
+            cells = [[_at_end(results.get(f"{column}: {row}", {}), metric) for column in columns] for row in rows]
+            panel.imshow(cells, cmap=scale, aspect="auto", vmin=0, vmax=1)
+            for y, line in enumerate(cells):
+                for x, value in enumerate(line):
+                    if not isnan(value):
+                        text, ink = f"{value:.2f}".removeprefix("0"), LIGHT.paper if value > 0.5 else LIGHT.ink
+                        panel.text(x, y, text, ha="center", va="center", fontsize=7, color=ink)
+            panel.set_title(f"accuracy of honest clients, {title}", fontsize="small")
+            panel.set_xticks(range(len(columns)), columns, rotation=40, ha="right", rotation_mode="anchor")
+            panel.set_yticks(range(len(rows)), rows)
+            panel.tick_params(length=0, labelsize="small")
+            panel.grid(visible=False)
+            for y, (above, below) in enumerate(pairwise(row.split(", ")[0] for row in rows)):
+                if above != below:
+                    panel.axhline(y + 0.5, color=LIGHT.paper, linewidth=4)
+
+
+def _at_end(runs: Mapping[int, list[Line]], metric: str) -> float:
+    return fmean(final(lines, metric, 1) for lines in runs.values()) if runs else nan
+
+
 DEFENCES = Experiment(
     "defences",
     "Fashion-MNIST, 200 shards, 100 clients, 20 per round: honest clients behind guards, under attacks",
@@ -101,6 +142,7 @@ DEFENCES = Experiment(
         for guard in GUARDS
     ),
     metrics=("mean", "angle", "worst_10", "per_round_dropped"),
+    draw=_draw_accuracies,
     deviations=(
         "No paper has this table. Accuracies are those of honest clients, on published test images divided by the "
         "classes of the training data. Every method has the learning rate that the leaderboard picked without attacks.",
