@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
 import fl_lightning as fl
 from fl_lightning.data import IID
 
-ROUNDS, CLIENTS, SAMPLES = 4, 2, 24
+ROUNDS, CLIENTS, SAMPLES, SEED = 4, 2, 24, 0
 NUMBER = 8  # bytes of a number outside of tensors
 _SERVER = ("algorithm", "client", "local_epochs", "full_gradients", "server_optimizer")
 _CLIENT = tuple(name for name in _SERVER if name != "server_optimizer")
@@ -39,7 +40,7 @@ class Traffic:
 
 
 def measured(strategy: fl.FederatedStrategy, learner: Callable[..., Any], dataset: Any, rate: float = 0.1) -> Traffic:
-    """Runs the federation.
+    """Runs the federation, from the same first weights for every method: how often FedMDFG asks depends on them.
 
     Args:
         strategy: the method.
@@ -49,6 +50,7 @@ def measured(strategy: fl.FederatedStrategy, learner: Callable[..., Any], datase
     """
     few = Subset(dataset, range(SAMPLES))
     data = fl.FederatedDataModule(few, IID(CLIENTS), labels=[0] * SAMPLES, batch_size=SAMPLES // CLIENTS)
+    torch.manual_seed(SEED)
     server = fl.FederatedServer(
         learner(lr=rate), CLIENTS, **_of(strategy, _SERVER), sampler=fl.data.AllClients(), rounds=ROUNDS
     )
