@@ -2,7 +2,7 @@
 """Federated data with training, validation and test samples for every client.
 
 A sixth of a client's training data is its validation data: learning rates are picked there. Tests are the published
-ones. The division is the same in all runs.
+ones, where there are any. The division is the same in all runs.
 """
 
 from __future__ import annotations
