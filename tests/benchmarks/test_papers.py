@@ -22,6 +22,7 @@ from benchmarks.papers.records import pack, read, slug
 from benchmarks.papers.report import draw_curves, final, gather, tables
 from benchmarks.papers.runner import work
 from benchmarks.papers.sources import FASHION, MissingDataError
+from benchmarks.papers.tables import defences
 from benchmarks.papers.tables.fedlf import AFLByPlace
 from benchmarks.papers.tables.fedlf_variants import Fragments
 from benchmarks.papers.tasks import Classes, Domains, Images
@@ -368,3 +369,29 @@ def test_weights_by_place_stay_where_they_are_when_others_come():
         return rule.report.weights.tolist()
 
     assert second_round((7, 3)) == second_round((4, 9)) == [0.75, 0.25]
+
+
+def test_defences_are_drawn_as_far_as_they_ran_to_their_end(tmp_path, monkeypatch):
+    figures = pytest.importorskip("matplotlib.figure")
+    saved = []
+    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, path, **options: saved.append(figure))
+
+    def runs(number, mean):
+        return {0: [{"round": number, "mean": mean, "worst_10": mean / 2}]}
+
+    results = {
+        "clean: FedLF, trimmed": runs(60, 0.5),
+        "clean: FedLF, no guard": runs(60, 0.8),
+        "clean: FedAvg, no guard": runs(60, 0.7),
+        "ALIE, 10%: FedLF, no guard": runs(20, 0.1),
+        "ALIE, 10%: FedAvg, no guard": {**runs(60, 0.6), 1: runs(60, 0.4)[0]},
+    }
+    defences.DEFENCES.draw(results, tmp_path / "x.png")
+    panels = saved[0].axes
+    assert [label.get_text() for label in panels[0].get_yticklabels()] == [
+        "FedAvg, no guard", "FedLF, no guard", "FedLF, trimmed",
+    ]  # fmt: skip
+    assert [label.get_text() for label in panels[0].get_xticklabels()] == ["clean", "ALIE, 10%"]
+    shown = [{text.get_position(): text.get_text() for text in panel.texts} for panel in panels]
+    assert shown[0] == {(0, 0): ".70", (1, 0): ".50", (0, 1): ".80", (0, 2): ".50"}, "seeds are averaged"
+    assert shown[1] == {(0, 0): ".35", (1, 0): ".25", (0, 1): ".40", (0, 2): ".25"}

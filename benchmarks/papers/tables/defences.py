@@ -100,7 +100,10 @@ def _case(situation: str, attack: Attacks | None, method: str, guard: str) -> Fe
 
 
 def _draw_accuracies(results: Mapping[str, Mapping[int, list[Line]]], path: Path) -> None:
-    """Accuracies of honest clients at the end: a row per method and guard, a column per attack."""
+    """Accuracies of honest clients at the end: a row per method and guard, a column per attack.
+
+    A cell is empty where no run came to its end: a fit stops when updates are not finite any more.
+    """
     from matplotlib.colors import LinearSegmentedColormap
 
     order = [f"{method}, {guard}" for method in METHODS for guard in GUARDS]
@@ -129,7 +132,8 @@ def _draw_accuracies(results: Mapping[str, Mapping[int, list[Line]]], path: Path
 
 
 def _at_end(runs: Mapping[int, list[Line]], metric: str) -> float:
-    return fmean(final(lines, metric, 1) for lines in runs.values()) if runs else nan
+    ends = [final(lines, metric, 1) for lines in runs.values() if lines[-1]["round"] == ROUNDS]
+    return fmean(ends) if ends else nan
 
 
 DEFENCES = Experiment(
