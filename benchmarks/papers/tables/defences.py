@@ -29,7 +29,7 @@ from fl_lightning.report.style import LIGHT
 A, G = fl.algorithms, fl.guards
 CLIENTS, ONLINE, CLASSES, ROUNDS = 100, 20, 10, 60
 DECAY = 0.1 ** (1 / ROUNDS)  # the learning rate falls to a tenth, as on the leaderboard
-ASSUMED = 0.3  # of a round's clients, that guards withstand: 20 of 100 give a round of 20 more than 6 in 2 % of rounds
+ASSUMED = 0.3  # of a round's clients, that guards withstand: 20 of 100 give a round of 20 more than 6 in 6 % of rounds
 
 Attacking = Callable[[tuple[int, ...]], Attack]
 
