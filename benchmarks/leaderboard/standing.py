@@ -40,7 +40,8 @@ class Row:
         client_seconds: that clients trained until then, at the pace of the fastest run: the machine may do other things
             during some of them.
         seconds: of the fastest run.
-        differences: to the reference, by metric and statistic; empty for the reference itself.
+        differences: to the reference, by metric and statistic; empty for the reference itself, and as long as learning
+            rates are to come.
     """
 
     accuracy: MethodSummary
@@ -108,16 +109,17 @@ class Standing:
         rounds = fmean(rounds_to(fitted.record, self._goal) for fitted in fits.values())
         runs = [fitted for run, fitted in self.results.items() if run.method == method]
         means = {name: self._mean(method, measure) for name, measure in GAPS.items()}
+        tried, lost = sum(run in self.results for run in grid), sum(run.key in self.failed for run in grid)
         return Row(
             accuracy,
             auroc,
             {name: value for name, value in means.items() if not isnan(value)},
-            sum(run in self.results for run in grid),
-            sum(run.key in self.failed for run in grid),
+            tried,
+            lost,
             rounds,
             rounds * min(training_seconds(fitted.record) for fitted in runs),
             min(fitted.seconds for fitted in runs),
-            {} if method == self.plan.reference else self._differences(method),
+            {} if method == self.plan.reference or tried + lost < len(grid) else self._differences(method),
         )
 
     def _fits(self, method: str) -> dict[int, Fitted]:

@@ -105,7 +105,7 @@ def test_what_is_packed_is_what_the_tables_need(tiny, monkeypatch):
     assert before[0].differences == {}
     assert set(before[1].differences) == {("accuracy", "mean"), ("auroc", "mean")}, "four clients have no worst tenth"
     monkeypatch.setattr(standing, "FEW", 4)
-    every = Standing(TINY, finished(folder), {}).rows()[1].differences
+    every = Standing(TINY, finished(folder), failed(folder)).rows()[1].differences
     assert set(every) == {(m, k) for m in ("accuracy", "auroc") for k in ("mean", "worst 10 %")}
     assert Standing(TINY, {}, {}).rows() == []
     assert Standing(TINY, {}, {}).missing == list(METHODS)
@@ -175,3 +175,18 @@ def test_the_pace_is_read_from_the_curve():
     assert rounds_to(record, 0.45) == 4
     assert isnan(rounds_to(record, 0.8))
     assert training_seconds(record) == 3.5
+
+
+@pytest.mark.fit
+def test_a_method_is_not_compared_before_all_its_rates_ran(tiny):
+    call("run", tiny, "out", "--seeds", "1")
+    folder = tiny / "out" / "tiny"
+    runs = finished(folder)
+    whole = {row.accuracy.method: row for row in Standing(TINY, runs, failed(folder)).rows()}
+    assert whole["FedLF"].differences
+    lost = next(key for key in runs if key.startswith("FedLF") and "0.03" in key)
+    part = {key: fitted for key, fitted in runs.items() if key != lost}
+    rows = {row.accuracy.method: row for row in Standing(TINY, part, failed(folder)).rows()}
+    assert rows["FedLF"].tried == whole["FedLF"].tried - 1
+    assert not rows["FedLF"].differences
+    assert rows["FedAvg, uniform weights"].differences
