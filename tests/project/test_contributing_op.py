@@ -56,7 +56,7 @@ def copy(tmp_path_factory):
     insert("fl_lightning/ops/_layers.py", "@torch.no_grad()\ndef layer_combine(", block["public"] + "\n\n")
     exports = "fl_lightning/ops/__init__.py"
     insert(exports, "from fl_lightning.ops._puc import", "from fl_lightning.ops._layers import layer_lengths\n")
-    insert(exports, '    "min_norm",\n', '    "layer_lengths",\n')
+    insert(exports, '    "layer_squares",\n', '    "layer_lengths",\n')
     insert("tests/implementations.py", '        "layer_dots": (', block["sample"])
     with (folder / "tests/ops/test_kernels.py").open("a", encoding="utf-8") as file:
         file.write("\n\n" + block["test"])
@@ -92,10 +92,10 @@ def run(folder, *command, **environment):
 def test_the_python_half_passes_lint_and_its_tests(copy):
     pytest.importorskip("ruff")
     run(copy, sys.executable, "-m", "ruff", "check", "--ignore=I001", "fl_lightning/ops", "tests/ops")
-    pattern = "squares and (reference or cpu)"
+    pattern = "lengths and (reference or cpu)"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", "tests/ops"]
     printed = run(copy, *command, "-k", pattern, PYTHONPATH=str(copy), FL_LIGHTNING_DISABLE_EXT="1")
-    assert int(re.search(r"(\d+) passed", printed)[1]) >= 10
+    assert int(re.search(r"(\d+) passed", printed)[1]) >= 2, "its contract and the test of its own"
 
 
 @pytest.mark.skipif(sys.platform != "linux" or COMPILER is None, reason="needs Linux and a C++ compiler")
