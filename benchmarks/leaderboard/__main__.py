@@ -117,7 +117,7 @@ def write_tables(chosen: Suite, arguments: argparse.Namespace) -> None:
     folder = arguments.out / chosen.name
     standing = Standing(chosen, finished(folder), failed(folder))
     text = tables(standing, read_traffic(folder))
-    draw(standing.rows(), standing.plan.reference, folder.with_suffix(".png"))
+    draw(standing.rows, standing.plan.reference, folder.with_suffix(".png"))
     page = arguments.page.read_text(encoding="utf-8")
     arguments.page.write_text(rewritten(page, chosen.name, text), encoding="utf-8")
     print(f"{chosen.title}\n\n{text}\n")

@@ -7,6 +7,7 @@ ones, where there are any. The division is the same in all runs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +26,9 @@ from fl_lightning.data import ByKey, Partition
 HOLDOUT, EVAL_BATCH, SEED = 1 / 6, 1000, 0
 AGES = (25, 30, 35, 40, 45, 50, 55, 60, 65)
 """Where the age groups of Adult begin, but for the first."""
+
+Part = tuple[str, Tensor, Tensor]
+"""Name of a client, its inputs and its labels."""
 
 _divided = partial(fl.FederatedDataModule, eval_batch_size=EVAL_BATCH, holdout=HOLDOUT, seed=SEED)
 
@@ -70,8 +74,7 @@ def domains(
     Raises:
         MissingDataError: a domain is not there.
     """
-    parts: dict[str, list[tuple[Tensor, Tensor]]] = {"train": [], "test": []}
-    keys: dict[str, list[str]] = {"train": [], "test": []}
+    parts: dict[str, list[Part]] = {"train": [], "test": []}
     for number, name in enumerate(names):
         for stage, half in zip(("train", "test"), domain(root, name, side), strict=True):
             inputs, labels = half.tensors
@@ -79,10 +82,8 @@ def domains(
             size = int(share * len(labels)) if stage == "train" else len(labels) // each
             for client in range(each):
                 mine = order[client * size : (client + 1) * size]
-                parts[stage].append((inputs[mine], labels[mine]))
-                keys[stage] += [name if each == 1 else f"{name} {client + 1}"] * size
-    train, test = (TensorDataset(*map(torch.cat, zip(*parts[stage], strict=True))) for stage in ("train", "test"))
-    return _divided(train, ByKey(keys), test=test, batch_size=batch_size)
+                parts[stage].append((name if each == 1 else f"{name} {client + 1}", inputs[mine], labels[mine]))
+    return _by_name(parts, batch_size)
 
 
 def modules(root: Path, batch_size: int = 50) -> fl.FederatedDataModule:
@@ -91,15 +92,21 @@ def modules(root: Path, batch_size: int = 50) -> fl.FederatedDataModule:
     Raises:
         MissingDataError: it is not that of the version that the table is made with.
     """
-    halves = {name: text.halves(each) for name, each in text.corpus(root).items()}
-    keys, parts = [], []
-    for stage in (0, 1):
-        datasets = {name: each[stage].tensors for name, each in halves.items()}
-        keys.append([name for name, (_, following) in datasets.items() for _ in range(len(following))])
-        parts.append(TensorDataset(*map(torch.cat, zip(*datasets.values(), strict=True))))
-    train, test = parts
-    by_module = ByKey(dict(zip(("train", "test"), keys, strict=True)))
-    return _divided(train, by_module, test=test, batch_size=batch_size)
+    parts: dict[str, list[Part]] = {"train": [], "test": []}
+    for name, each in text.corpus(root).items():
+        for stage, half in zip(("train", "test"), text.halves(each), strict=True):
+            parts[stage].append((name, *half))
+    return _by_name(parts, batch_size)
+
+
+def _by_name(parts: Mapping[str, Sequence[Part]], batch_size: int) -> fl.FederatedDataModule:
+    """Data whose clients are known by name, of the parts of each stage."""
+    keys = {stage: [name for name, _, labels in some for _ in range(len(labels))] for stage, some in parts.items()}
+    train, test = (
+        TensorDataset(*(torch.cat([part[place] for part in parts[stage]]) for place in (1, 2)))
+        for stage in ("train", "test")
+    )
+    return _divided(train, ByKey(keys), test=test, batch_size=batch_size)
 
 
 def people(root: Path, batch_size: int = 256) -> fl.FederatedDataModule:

@@ -94,22 +94,22 @@ def server_steps(clients_per_round: int | float) -> Strategies:
     Args:
         clients_per_round: as for :class:`fl_lightning.FederatedStrategy`.
     """
+    strategy = partial(_strategy, clients_per_round=clients_per_round)
 
     def stepping(rule: ServerRule, lr: float = 1.0, momentum: float = 0.0) -> fl.FederatedStrategy:
-        step = partial(torch.optim.SGD, lr=lr, momentum=momentum)
-        return _strategy(rule, clients_per_round=clients_per_round, server_optimizer=step)
+        return strategy(rule, server_optimizer=partial(torch.optim.SGD, lr=lr, momentum=momentum))
 
     return {
-        REFERENCE: _strategy(A.FedAvg(), clients_per_round=clients_per_round),
+        REFERENCE: strategy(A.FedAvg()),
         "FedAvg, server rate 0.5": stepping(A.FedAvg(), 0.5),
         "FedAvg, server rate 2": stepping(A.FedAvg(), 2.0),
         "FedAvg, momentum 0.5": stepping(A.FedAvg(), momentum=0.5),
         "FedAvg, momentum 0.9": stepping(A.FedAvg(), momentum=0.9),
         "FedAvg, rate 0.3, momentum 0.9": stepping(A.FedAvg(), 0.3, momentum=0.9),
-        "FedFV": _strategy(A.FedFV(), clients_per_round=clients_per_round),
-        "FedFV without memory": _strategy(A.FedFV(tau=0), clients_per_round=clients_per_round),
+        "FedFV": strategy(A.FedFV()),
+        "FedFV without memory": strategy(A.FedFV(tau=0)),
         "FedFV, rate 0.3, momentum 0.9": stepping(A.FedFV(), 0.3, momentum=0.9),
-        "FedLF": _strategy(A.FedLF(), clients_per_round=clients_per_round),
+        "FedLF": strategy(A.FedLF()),
         "FedLF, rate 0.3, momentum 0.9": stepping(A.FedLF(), 0.3, momentum=0.9),
         "q-FedAvg, server rate 4": stepping(A.QFedAvg(1.0), 4.0),
         "q-FedAvg, server rate 16": stepping(A.QFedAvg(1.0), 16.0),

@@ -8,19 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.leaderboard.bootstrap import Interval
-from benchmarks.leaderboard.standing import Row
+from benchmarks.leaderboard.standing import COLUMNS, Row, columns_of
 from benchmarks.leaderboard.suites import SEEDS
 from fl_lightning.report.figures import new_figure
 from fl_lightning.report.style import LIGHT
 
 BETTER, WORSE, NOISE = LIGHT.colors[0], LIGHT.colors[1], LIGHT.muted
 _PANEL, _LINE, _EDGE, _NAMES = 2.7, 0.21, 1.1, 1.9  # inches
-_PANELS = {
-    ("accuracy", "mean"): "accuracy, mean",
-    ("accuracy", "worst 10 %"): "accuracy, worst 10 %",
-    ("auroc", "mean"): "AUROC, mean",
-    ("auroc", "worst 10 %"): "AUROC, worst 10 %",
-}
 
 
 def draw(rows: Sequence[Row], reference: str, path: Path) -> None:
@@ -37,10 +31,10 @@ def draw(rows: Sequence[Row], reference: str, path: Path) -> None:
         ImportError: matplotlib, which the extra ``plots`` brings, is missing.
     """
     rows = [row for row in rows if row.differences]
-    columns = [column for column in _PANELS if any(column in row.differences for row in rows)]
+    columns = columns_of(rows)
     if not columns:
         return
-    if len(columns) == len(_PANELS):
+    if len(columns) == len(COLUMNS):
         columns.remove(("auroc", "mean"))
     chief = [column for column in columns if column[0] == "accuracy"][-1]
     rows.sort(key=lambda row: row.differences[chief].difference)
@@ -48,7 +42,7 @@ def draw(rows: Sequence[Row], reference: str, path: Path) -> None:
     with new_figure("python -m benchmarks.leaderboard report", *size, path) as figure:
         panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
         for panel, column in zip(panels, columns, strict=True):
-            _panel(panel, [row.differences.get(column) for row in rows], f"{_PANELS[column]}, minus {reference}")
+            _panel(panel, [row.differences.get(column) for row in rows], f"{COLUMNS[column]}, minus {reference}")
         panels[0].set_yticks(range(len(rows)), map(_name, rows))
         panels[0].set_ylim(-0.7, len(rows) - 0.3)
         figure.supxlabel(

@@ -9,7 +9,7 @@ from math import isnan
 from pathlib import Path
 
 from benchmarks.leaderboard.bootstrap import Interval
-from benchmarks.leaderboard.standing import STATISTICS, Row, Standing
+from benchmarks.leaderboard.standing import COLUMNS, Row, Standing, columns_of
 from benchmarks.leaderboard.traffic import Traffic
 from fl_lightning.comparison.cost import duration
 from fl_lightning.comparison.summary import Figure
@@ -24,7 +24,7 @@ def tables(standing: Standing, traffic: Mapping[str, Traffic]) -> str:
         standing: its finished runs.
         traffic: by method, what clients send and receive, as far as it was counted.
     """
-    suite, plan, rows = standing.suite, standing.plan, standing.rows()
+    suite, plan, rows = standing.suite, standing.plan, standing.rows
     done, failures = len(standing.results), standing.failures
     state = "complete" if done + failures == len(plan) else f"{done} of {len(plan)} runs are finished"
     state += f"; {failures} failed" if failures else ""
@@ -72,12 +72,10 @@ def _accuracies(rows: Sequence[Row], rates: int) -> str:
 
 
 def _differences(rows: Sequence[Row]) -> str:
-    columns = [(metric, key) for metric in ("accuracy", "auroc") for key in STATISTICS]
-    columns = [column for column in columns if any(column in row.differences for row in rows)]
+    columns = columns_of(rows)
     if not columns:
         return ""
-    names = {"accuracy": "accuracy", "auroc": "AUROC"}
-    head = ["minus FedAvg", "seeds", *(f"{names[metric]}, {key}" for metric, key in columns)]
+    head = ["minus FedAvg", "seeds", *(COLUMNS[column] for column in columns)]
     lines = [
         [row.accuracy.method, str(row.accuracy.seeds), *(_interval(row.differences.get(each)) for each in columns)]
         for row in rows

@@ -22,6 +22,7 @@ from fl_lightning.report import FitRecord
 ACCURACY = Measure("mean", "val", "val_acc", "test", "test_acc", "max")
 AUROC = replace(ACCURACY, metric="test_auroc")
 GAPS = {name: replace(ACCURACY, metric=name, mode="min") for name in ("test_dp_gap", "test_odds_gap")}
+_METRICS = {"accuracy": "accuracy", "auroc": "AUROC"}
 REACHED = 0.95
 """Share of the reference's final mean that a method has to reach."""
 
@@ -89,6 +90,7 @@ class Standing:
         """Methods without any run."""
         return [method for method in self.plan.methods if method not in self.picked]
 
+    @cached_property
     def rows(self) -> list[Row]:
         """One per method that has runs, in the order of the suite."""
         both = (summaries(self.plan, self.results, self.picked, measure) for measure in (ACCURACY, AUROC))
@@ -154,8 +156,17 @@ class Standing:
 
 
 STATISTICS = {"mean": mean, "worst 10 %": worst_tenth}
+COLUMNS = {(metric, key): f"{name}, {key}" for metric, name in _METRICS.items() for key in STATISTICS}
+"""What is compared, metric and statistic, in words."""
+
 FEW = 25
 """Of fewer clients, the worst tenth is one or two, and drawing clients anew says nothing about it."""
+
+
+def columns_of(rows: Iterable[Row]) -> list[tuple[str, str]]:
+    """Those of :data:`COLUMNS` that some row has."""
+    held = {column for row in rows for column in row.differences}
+    return [column for column in COLUMNS if column in held]
 
 
 def values_of(fits: Mapping[int, Fitted], measure: Measure) -> Values:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset
 
 from benchmarks.papers.sources import MissingDataError
 
@@ -68,8 +67,8 @@ def windows(text: bytes) -> tuple[Tensor, Tensor]:
     return cut[:, :CONTEXT].contiguous(), cut[:, CONTEXT].contiguous()
 
 
-def halves(text: bytes) -> tuple[TensorDataset, TensorDataset]:
+def halves(text: bytes) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Windows to train with, and those of the last fifth to test with."""
     contexts, following = windows(text)
     cut = len(following) - len(following) // 5
-    return TensorDataset(contexts[:cut], following[:cut]), TensorDataset(contexts[cut:], following[cut:])
+    return (contexts[:cut], following[:cut]), (contexts[cut:], following[cut:])

@@ -85,7 +85,7 @@ def test_a_suite_runs_is_packed_and_goes_on_elsewhere(tiny, capsys):
 def test_what_is_packed_is_what_the_tables_need(tiny, monkeypatch):
     call("run", tiny, "out", "--seeds", "1")
     folder = tiny / "out" / "tiny"
-    before = Standing(TINY, finished(folder), failed(folder)).rows()
+    before = Standing(TINY, finished(folder), failed(folder)).rows
     pack(folder)
     runs = packed(folder)
     path = next((folder / "runs").glob("FedLF*"))
@@ -97,7 +97,7 @@ def test_what_is_packed_is_what_the_tables_need(tiny, monkeypatch):
     path.unlink()
     unpack(folder)
     assert read_fitted(path).record == kept
-    after = Standing(TINY, finished(folder), failed(folder)).rows()
+    after = Standing(TINY, finished(folder), failed(folder)).rows
     for one, other in zip(before, after, strict=True):
         assert replace(one.accuracy, seconds=0) == replace(other.accuracy, seconds=0)
         assert one.rounds == other.rounds or isnan(one.rounds)
@@ -105,9 +105,9 @@ def test_what_is_packed_is_what_the_tables_need(tiny, monkeypatch):
     assert before[0].differences == {}
     assert set(before[1].differences) == {("accuracy", "mean"), ("auroc", "mean")}, "four clients have no worst tenth"
     monkeypatch.setattr(standing, "FEW", 4)
-    every = Standing(TINY, finished(folder), failed(folder)).rows()[1].differences
+    every = Standing(TINY, finished(folder), failed(folder)).rows[1].differences
     assert set(every) == {(m, k) for m in ("accuracy", "auroc") for k in ("mean", "worst 10 %")}
-    assert Standing(TINY, {}, {}).rows() == []
+    assert Standing(TINY, {}, {}).rows == []
     assert Standing(TINY, {}, {}).missing == list(METHODS)
 
 
@@ -182,11 +182,11 @@ def test_a_method_is_not_compared_before_all_its_rates_ran(tiny):
     call("run", tiny, "out", "--seeds", "1")
     folder = tiny / "out" / "tiny"
     runs = finished(folder)
-    whole = {row.accuracy.method: row for row in Standing(TINY, runs, failed(folder)).rows()}
+    whole = {row.accuracy.method: row for row in Standing(TINY, runs, failed(folder)).rows}
     assert whole["FedLF"].differences
     lost = next(key for key in runs if key.startswith("FedLF") and "0.03" in key)
     part = {key: fitted for key, fitted in runs.items() if key != lost}
-    rows = {row.accuracy.method: row for row in Standing(TINY, part, failed(folder)).rows()}
+    rows = {row.accuracy.method: row for row in Standing(TINY, part, failed(folder)).rows}
     assert rows["FedLF"].tried == whole["FedLF"].tried - 1
     assert not rows["FedLF"].differences
     assert rows["FedAvg, uniform weights"].differences

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from math import isnan, nan
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import fl_lightning as fl
 from benchmarks.papers.experiment import Experiment
@@ -116,11 +117,7 @@ def _draw_accuracies(results: Mapping[str, Mapping[int, list[Line]]], path: Path
         for panel, (metric, title) in zip(panels, (("mean", "mean"), ("worst_10", "worst tenth")), strict=True):
             cells = [[_at_end(results.get(f"{column}: {row}", {}), metric) for column in columns] for row in rows]
             panel.imshow(cells, cmap=scale, aspect="auto", vmin=0, vmax=1)
-            for y, line in enumerate(cells):
-                for x, value in enumerate(line):
-                    if not isnan(value):
-                        text, ink = f"{value:.2f}".removeprefix("0"), LIGHT.paper if value > 0.5 else LIGHT.ink
-                        panel.text(x, y, text, ha="center", va="center", fontsize=7, color=ink)
+            _write(panel, cells)
             panel.set_title(f"accuracy of honest clients, {title}", fontsize="small")
             panel.set_xticks(range(len(columns)), columns, rotation=40, ha="right", rotation_mode="anchor")
             panel.set_yticks(range(len(rows)), rows)
@@ -129,6 +126,14 @@ def _draw_accuracies(results: Mapping[str, Mapping[int, list[Line]]], path: Path
             for y, (above, below) in enumerate(pairwise(row.split(", ")[0] for row in rows)):
                 if above != below:
                     panel.axhline(y + 0.5, color=LIGHT.paper, linewidth=4)
+
+
+def _write(panel: Any, cells: Sequence[Sequence[float]]) -> None:
+    """Writes the numbers into the cells that have one."""
+    known = [(x, y, value) for y, line in enumerate(cells) for x, value in enumerate(line) if not isnan(value)]
+    for x, y, value in known:
+        ink = LIGHT.paper if value > 0.5 else LIGHT.ink
+        panel.text(x, y, f"{value:.2f}".removeprefix("0"), ha="center", va="center", fontsize=7, color=ink)
 
 
 def _at_end(runs: Mapping[int, list[Line]], metric: str) -> float:
