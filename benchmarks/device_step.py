@@ -23,7 +23,7 @@ import torch
 from benchmarks._gpu.facts import facts
 from benchmarks._kernels import report
 from benchmarks._kernels.limits import Limits
-from benchmarks._kernels.problems import Shape, shapes
+from benchmarks._kernels.problems import BOUNDS, Shape, shapes
 from benchmarks._kernels.timing import Spread, seconds
 from fl_lightning import ops
 from fl_lightning.algorithms import FedLF
@@ -44,7 +44,7 @@ class StepTimes:
         dtype: of their rows.
         step: the whole step, from idle to idle.
         gram: ``layer_gram``.
-        solve: ``min_norm`` of one matrix per layer.
+        solve: ``common_descent`` of one matrix per layer, with a fair row.
         combine: ``layer_combine``.
         read: reading the rows once.
         waits: how often the step waited for the device; ``None`` on the CPU.
@@ -68,7 +68,7 @@ class StepTimes:
 
 
 HEAD = (
-    "| clients | rows | step, ms | layer_gram | min_norm | layer_combine | reading once | step by reading twice "
+    "| clients | rows | step, ms | layer_gram | common_descent | layer_combine | reading once | step by reading twice "
     "| waits |\n|---|---|---|---|---|---|---|---|---|"
 )
 
@@ -87,6 +87,7 @@ def step_times(shape: Shape, m: int, dtype: torch.dtype, device: torch.device, r
 
     waits = None if device.type == "cpu" else _waits(lambda: rule.aggregate(cohort()))
     gram = ops.layer_gram(rows, layout.offsets)
+    weights = (losses.double() - losses.double().mean()).to(device)
     coeff, read = torch.ones(layout.num_layers, m, device=device), Limits(device).read_once(rows)
     times: dict[str, list[float]] = {name: [] for name in ("step", "gram", "solve", "combine", "read")}
     for repeat in range(repeats + 1):  # the first does not count
@@ -95,7 +96,7 @@ def step_times(shape: Shape, m: int, dtype: torch.dtype, device: torch.device, r
         if rule.report.flagged:
             raise RuntimeError("a round was degenerate, which is not what this program measures")
         found["gram"] = seconds(lambda: ops.layer_gram(rows, layout.offsets), device)
-        found["solve"] = seconds(lambda: ops.min_norm(gram), device)
+        found["solve"] = seconds(lambda: ops.common_descent(gram, m, None, weights, **BOUNDS), device)
         found["combine"] = seconds(lambda: ops.layer_combine(rows, layout.offsets, coeff), device)
         found["read"] = read()
         for name in found if repeat else ():

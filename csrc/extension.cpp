@@ -191,6 +191,30 @@ struct Kernels {
     return {lam, gap};
   }
 
+  static std::tuple<Tensor, Tensor, Tensor> common_descent(const Tensor& gram_in, int64_t online,
+                                                           const std::optional<Tensor>& scale_in,
+                                                           const std::optional<Tensor>& weights_in, double zero_row,
+                                                           double zero_direction, double rounding) {
+    require_type("gram", gram_in, ScalarType::Double);
+    require(gram_in.dim() == 3 && gram_in.size(1) == gram_in.size(2), "gram must have shape [B, k, k]");
+    Device device(gram_in);
+    const Tensor gram = torch::stable::contiguous(gram_in);
+    const int64_t batch = gram.size(0), k = gram.size(1);
+    require(online >= 1 && online <= k, "online must be between 1 and ", k, ", found ", online);
+    const auto numbers = [&](const std::optional<Tensor>& t) {
+      return t ? std::optional(device.usable(*t, ScalarType::Double)) : std::nullopt;
+    };
+    const std::optional<Tensor> scale = numbers(scale_in), weights = numbers(weights_in);
+    require(!scale || scale->numel() == batch * k, "scale must have shape [", batch, ", ", k, "]");
+    require(!weights || weights->numel() == online, "weights must have shape [", online, "]");
+    const Descent descent{online, weights ? read<double>(*weights) : nullptr, zero_row, zero_direction, rounding};
+    Tensor coeff = empty(gram, {batch, k}, ScalarType::Double);
+    Tensor solved = empty(gram, {batch}, ScalarType::Bool), fair = empty(gram, {batch}, ScalarType::Bool);
+    device.common_descent(descent, read<double>(gram), scale ? read<double>(*scale) : nullptr, batch, k,
+                          write<double>(coeff), write<bool>(solved), write<bool>(fair));
+    return {coeff, solved, fair};
+  }
+
   static std::tuple<Tensor, Tensor> puc_track(const Tensor& row_in, Tensor counts, int64_t threshold,
                                               int64_t participations, const Tensor& offsets_in,
                                               std::optional<int64_t> total_columns) {
@@ -249,6 +273,7 @@ struct Kernels {
   FL_LIGHTNING_FORWARD(space, layer_cross_combine, last) \
   FL_LIGHTNING_FORWARD(space, project_conflicts, last)   \
   FL_LIGHTNING_FORWARD(space, min_norm, last)            \
+  FL_LIGHTNING_FORWARD(space, common_descent, last)      \
   FL_LIGHTNING_FORWARD(space, puc_track, last)           \
   FL_LIGHTNING_FORWARD(space, puc_combine, last)         \
   FL_LIGHTNING_FORWARD(space, trimmed_mean, last)
@@ -314,6 +339,7 @@ void register_kernels(Library& library) {
   library.impl("layer_combine_add", TORCH_BOX(&K::layer_combine_add));
   library.impl("project_conflicts", TORCH_BOX(&K::project_conflicts));
   library.impl("min_norm", TORCH_BOX(&K::min_norm));
+  library.impl("common_descent", TORCH_BOX(&K::common_descent));
   library.impl("puc_track", TORCH_BOX(&K::puc_track));
   library.impl("puc_combine", TORCH_BOX(&K::puc_combine));
   library.impl("trimmed_mean", TORCH_BOX(&K::trimmed_mean));

@@ -42,6 +42,13 @@ struct Layers {
 // Integer counts of FedHEAL, one per parameter.
 enum class CountType : int { u8, i16, i32 };
 
+// The rows of common_descent beside their Gram matrices.
+struct Descent {
+  std::int64_t online;    // the first rows; those behind are remembered
+  const double* weights;  // of the fair row, [online], or null: there is none
+  double zero_row, zero_direction, rounding;
+};
+
 namespace cpu {
 
 // Runs body(task, context) for every task in [0, tasks), on any threads, in any order.
@@ -68,6 +75,10 @@ void project_conflicts(const double* gram, std::int64_t batch, std::int64_t m, c
                        const bool* keep, double* coeff, ParallelFor parallel);
 // The shortest vector in the convex hull, from its Gram matrix; gram [batch, k, k], lam [batch, k], gap [batch].
 void min_norm(const double* gram, std::int64_t batch, std::int64_t k, double* lam, double* gap, ParallelFor parallel);
+// The shortest vector in the convex hull of scaled rows and a fair row; gram [batch, k, k], scale [batch, k] or null
+// for equal lengths. Coefficients of the rows [batch, k], and [batch] whether it is a direction and has a fair row.
+void common_descent(Descent descent, const double* gram, const double* scale, std::int64_t batch, std::int64_t k,
+                    double* coeff, bool* solved, bool* fair, ParallelFor parallel);
 // FedHEAL, pass 1: keep bits (ceil(n / 32) words), squared norms of the kept part per layer, counts updated in place.
 void puc_track(Matrix row, void* counts, CountType type, std::int64_t threshold, std::int64_t participations,
                Layers layers, std::int32_t* keep, double* norms, ParallelFor parallel);
@@ -106,6 +117,8 @@ void layer_cross_combine(Matrix rows, Matrix others, Layers layers, const double
 void project_conflicts(const double* gram, std::int64_t batch, std::int64_t m, const std::int64_t* order,
                        const bool* keep, double* coeff, Context context);
 void min_norm(const double* gram, std::int64_t batch, std::int64_t k, double* lam, double* gap, Context context);
+void common_descent(Descent descent, const double* gram, const double* scale, std::int64_t batch, std::int64_t k,
+                    double* coeff, bool* solved, bool* fair, Context context);
 void puc_track(Matrix row, void* counts, CountType type, std::int64_t threshold, std::int64_t participations,
                Layers layers, std::int32_t* keep, double* norms, Context context);
 void puc_combine(Matrix rows, const std::int32_t* keep, const double* weights, void* out, Context context);

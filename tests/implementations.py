@@ -102,6 +102,7 @@ def samples(m: int = 3, n: int = 50) -> dict[str, tuple[Any, ...]]:
         "layer_combine_add": (torch.zeros(n), rows, offsets, coeff),
         "project_conflicts": (gram, torch.arange(m).flip(0), torch.arange(m) % 3 == 1),
         "min_norm": (gram,),
+        "common_descent": (gram, max(1, m - 1), None, torch.linspace(-1, 1, max(1, m - 1)).double(), 1e-8, 1e-4, 1e-7),
         "puc_track": (rows[0].clone(), torch.zeros(n, dtype=torch.uint8), 1, 2, offsets),
         "puc_combine": (rows, random_bits(m, n)[1], torch.ones(m)),
         "trimmed_mean": (rows, (m - 1) // 2),

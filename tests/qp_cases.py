@@ -131,3 +131,21 @@ def independent(gram, lower=0.0, upper=np.inf):
     solution = clarabel.DefaultSolver(upper_triangle, np.zeros(k), rows, bounds, cones, settings).solve()
     lam = np.clip(np.array(solution.x), lower, upper)
     return objective(gram, lam / lam.sum())
+
+
+def shortest_point(vectors):
+    """Point of least norm of a convex hull, by trying every support; entries that are ``None`` do not count."""
+    vectors = np.asarray([v for v in vectors if v is not None])
+    best = None
+    for size in range(1, len(vectors) + 1):
+        for support in combinations(range(len(vectors)), size):
+            chosen = vectors[list(support)]
+            edges = (chosen[1:] - chosen[0]).T
+            tail = np.linalg.lstsq(edges, -chosen[0], rcond=1e-12)[0] if size > 1 else np.zeros(0)
+            lam = np.concatenate([[1 - tail.sum()], tail])
+            if lam.min() < -1e-9:
+                continue
+            point = lam @ chosen
+            if best is None or point @ point < best @ best * (1 - 1e-12):
+                best = point
+    return best

@@ -73,7 +73,12 @@ def results(device: torch.device) -> Iterator[tuple[str, Tensor]]:
             ops.layer_dots(rows, rows[0].clone(), offsets)
     for k in SOLVED:
         vectors = normal(2, k, max(1, k // 2))
-        yield "min_norm", ops.min_norm((vectors @ vectors.mT).to(device))[0]
+        gram, online = (vectors @ vectors.mT).to(device), (k + 1) // 2
+        yield "min_norm", ops.min_norm(gram)[0]
+        for scale in (None, torch.ones(2, k, dtype=torch.float64)):
+            for weights in (None, normal(online)):
+                bounds = {"zero_row": 1e-8, "zero_direction": 1e-4, "rounding": 1e-7}
+                yield "common_descent", ops.common_descent(gram, online, scale, weights, **bounds)[0]
     for m in PROJECTED:
         vectors, kept = normal(1, m, m), torch.arange(m) % max(1, m // 3) > 0  # few rows are projected where many are
         order = torch.randperm(m, generator=generator)

@@ -13,15 +13,16 @@ from torchvision.models import resnet18
 
 from fl_lightning import ops
 from fl_lightning.models import MLP, CifarCNN
-from fl_lightning.ops import _min_norm, _reference, _trimmed_mean
+from fl_lightning.ops import _common_descent, _min_norm, _reference, _trimmed_mean
 
 OPS = tuple(ops.backend())
-ON_GRAM = ("project_conflicts", "min_norm")  # float64 whatever the rows' dtype
+ON_GRAM = ("project_conflicts", "min_norm", "common_descent")  # float64 whatever the rows' dtype
 REMEMBERED = 10  # rows of the other matrix of layer_cross_gram and layer_cross_combine
+BOUNDS = {"zero_row": 1e-8, "zero_direction": 1e-4, "rounding": 1e-7}  # of common_descent, as FedLF has them
 TRACKED = 10  # clients that puc_track passes over in turn
 
 
-OWN_FILES = {"min_norm": _min_norm, "trimmed_mean": _trimmed_mean}
+OWN_FILES = {"common_descent": _common_descent, "min_norm": _min_norm, "trimmed_mean": _trimmed_mean}
 """Where the pure-torch implementations lie that are not in ``_reference``."""
 
 
@@ -110,6 +111,7 @@ class Problem:
         vectors = torch.randn(layers, m, m + 1, dtype=torch.float64, generator=generator)
         vectors[:, :, 0] = 1
         self.gram = (vectors @ vectors.mT).to(device)
+        self.losses = torch.linspace(-1, 1, m, dtype=torch.float64).to(device)  # less their mean: weights of a fair row
         self.order = torch.randperm(m, generator=generator)
         self.fixed = torch.zeros(m, dtype=torch.bool)
         self.both_coeff = torch.randn(layers, m + REMEMBERED, dtype=torch.float64, generator=generator).to(device)
@@ -131,9 +133,9 @@ class Problem:
 
             return run
 
-        def both(name: str, *arguments: object) -> tuple[Callable[[], object], Callable[[], object]]:
+        def both(name: str, *arguments: object, **options: object) -> tuple[Callable[[], object], Callable[[], object]]:
             public, reference = getattr(ops, name), getattr(OWN_FILES.get(name, _reference), name)
-            return lambda: public(*arguments), lambda: reference(*arguments)
+            return lambda: public(*arguments, **options), lambda: reference(*arguments, **options)
 
         square = 8 * layers * m * m
         every = {
@@ -166,6 +168,11 @@ class Problem:
                 0,
             ),
             "min_norm": (*both("min_norm", self.gram), square + 8 * layers * (m + 1), 0),
+            "common_descent": (
+                *both("common_descent", self.gram, m, None, self.losses, **BOUNDS),
+                square + 8 * layers * m + 2 * layers,
+                0,
+            ),
             "puc_track": (
                 track(ops.puc_track),
                 track(_reference.puc_track),

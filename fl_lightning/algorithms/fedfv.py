@@ -22,11 +22,11 @@ from fl_lightning.algorithms._shared.rows import (
     live_rows,
     no_step,
     rounding_error,
-    row_norms,
 )
 from fl_lightning.algorithms.records import Needs, StepReport
 from fl_lightning.arguments import DEVICE, Bounds, checked
 from fl_lightning.core.cohort import Cohort
+from fl_lightning.ops.live_rows import row_norms
 
 
 class FedFV(RemembersRows):

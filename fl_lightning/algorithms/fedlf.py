@@ -12,26 +12,25 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fl_lightning.algorithms._shared.choices import Reading
-from fl_lightning.algorithms._shared.common_descent import EQUAL_LOSSES, common_descent, fair_weights
-from fl_lightning.algorithms._shared.layer_blocks import Block, BlockSolver, Directions, joined_blocks
+from fl_lightning.algorithms._shared.common_descent import EQUAL_LOSSES, Directions, common_descent, fair_weights
+from fl_lightning.algorithms._shared.layer_blocks import Block, BlockSolver, joined_blocks
 from fl_lightning.algorithms._shared.row_memory import RemembersRows
 from fl_lightning.algorithms._shared.rows import (
     SHORT_DIRECTION,
-    ZERO_DIRECTION,
     Decision,
     Rescaled,
     as_long_as_mean,
     live_rows,
     no_step,
-    rounding_error,
-    row_norms,
 )
 from fl_lightning.algorithms.records import Needs, State, StepReport
 from fl_lightning.arguments import DEVICE, FILLED, Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.layout import LayerSpec
+from fl_lightning.ops.live_rows import row_norms
 
 FAIR_ENOUGH = math.pi / 16  # radians between losses and (1, ..., 1): theta of FedMDFG
 KEPT_DESCENT = 0.9  # of the descent of the mean loss, which the fair-driven row must leave
@@ -151,32 +150,23 @@ class FedLF(RemembersRows):
             q: ``[m]`` weights of the fair-driven row.
             history: number of remembered rows in use, newest first.
         """
-        m, norms = len(cohort), row_norms(gram)
-        live = live_rows(norms, m)
-        live[:, m + history :] = False
-        # mu_l: mean length of the online rows of the layer
-        mu = (norms * live)[:, :m].sum(1, keepdim=True) / live[:, :m].sum(1, keepdim=True).clamp_min(1)
-        scale = live.to(torch.float64)
+        m, unused = len(cohort), gram.shape[1] - len(cohort) - history
+        gram = gram[:, : m + history, : m + history]
+        found = self._descend(gram, cohort, q)
+        if self.fair_row == "needed" and q is not None:
+            plain = self._descend(gram, cohort, None)
+            falls = _descent(found.coeff, gram, m) >= KEPT_DESCENT * _descent(plain.coeff, gram, m)
+            helps = found.solved & (~plain.solved | falls)
+            coeff = torch.where(helps[:, None], found.coeff, plain.coeff)
+            found = Directions(coeff, helps | plain.solved, found.fair & helps)
+        return found._replace(coeff=pad(found.coeff, (0, unused)))
+
+    def _descend(self, gram: Tensor, cohort: Cohort, q: Tensor | None) -> Directions:
         if self._equal_lengths:
-            scale = torch.where(live, mu / norms, 0.0)
-        else:
-            scale[:, m:] *= cohort.client_lr or 1.0  # remembered rows are kept in units of the gradient
-        fair = None
-        if q is not None:
-            fair = torch.zeros_like(scale)
-            fair[:, :m] = q * scale[:, :m]
-            if self._equal_lengths:
-                size = (fair * (gram @ fair[:, :, None])[:, :, 0]).sum(1, keepdim=True).clamp_min(0).sqrt()
-                fair = torch.where(size > ZERO_DIRECTION * q.norm() * mu, fair * mu / size, 0.0)
-        coeff, solved = common_descent(gram, scale, fair, m, rounding_error(cohort))
-        if fair is None:
-            return Directions(coeff, solved, torch.zeros_like(solved))
-        found = Directions(coeff, solved, fair.ne(0).any(1))
-        if self.fair_row == "always":
-            return found
-        coeff, solved = common_descent(gram, scale, None, m, rounding_error(cohort))
-        helps = found.solved & (~solved | (_descent(found.coeff, gram, m) >= KEPT_DESCENT * _descent(coeff, gram, m)))
-        return Directions(torch.where(helps[:, None], found.coeff, coeff), helps | solved, found.fair & helps)
+            return common_descent(gram, cohort, q)
+        scale = live_rows(row_norms(gram), len(cohort)).to(torch.float64)
+        scale[:, len(cohort) :] *= cohort.client_lr or 1.0  # remembered rows are kept in units of the gradient
+        return common_descent(gram, cohort, q, scale)
 
     def _combine_layers(
         self, blocks: list[Block], gram: Tensor, fragments: Directions, cohort: Cohort, q: Tensor | None
@@ -197,7 +187,9 @@ class FedLF(RemembersRows):
         layout = cohort.updates.layout
         if 0 < len(blocks) < layout.num_layers:
             self.blocks = tuple(block.layers for block in blocks)
-        solved = self.blocks or tuple((layer,) for layer in range(layout.num_layers))
+        solved, slopes = self.blocks, decision.slopes
+        if solved is not None:
+            slopes = torch.stack([slopes[list(block)].sum(0) for block in solved])
         shares = layout.offsets.diff().to(torch.float64) / layout.numel
         fair_layers = {"fair_layers": decision.noted} if self.fair_row == "needed" else {}
         self.report = StepReport(
@@ -206,9 +198,9 @@ class FedLF(RemembersRows):
             scalars={
                 "direction_ratio": decision.ratio,
                 "history_rows": float(remembered),
-                "blocks": float(len(solved)),
-                "merged_layers": float(sum(len(block) for block in solved if len(block) > 1)),
-                "block_conflicts": float(sum(int((decision.slopes[list(b)].sum(0) < 0).sum()) for b in solved)),
+                "blocks": float(len(slopes)),
+                "merged_layers": float(sum(len(block) for block in solved or () if len(block) > 1)),
+                "block_conflicts": float((slopes < 0).sum()),
                 **fair_layers,
             },
         )

@@ -18,10 +18,11 @@ from fl_lightning.algorithms._shared.choices import Reading
 from fl_lightning.algorithms._shared.common_descent import common_descent, fair_weights, loss_angle
 from fl_lightning.algorithms._shared.line_search import line_search
 from fl_lightning.algorithms._shared.row_memory import RemembersRows
-from fl_lightning.algorithms._shared.rows import SHORT_DIRECTION, live_rows, no_step, rounding_error, row_norms
+from fl_lightning.algorithms._shared.rows import SHORT_DIRECTION, live_rows, no_step
 from fl_lightning.algorithms.records import Federation, Needs, State, StepReport
 from fl_lightning.arguments import DEVICE, Bounds, checked
 from fl_lightning.core.cohort import Cohort
+from fl_lightning.ops.live_rows import row_norms
 
 
 class FedMDFG(RemembersRows):
@@ -151,12 +152,9 @@ class FedMDFG(RemembersRows):
         attempts = dict.fromkeys((fair, rows) for rows in (True, False) for fair in (h is not None, False))
         for number, (fair, remembered) in enumerate(attempts):
             rows = scale if remembered else online
-            row = None if h is None or not fair else torch.nn.functional.pad(h, (0, len(scale) - m)) * rows  # Q h
-            c, solved = common_descent(
-                gram[None], rows[None], None if row is None else row[None], m, rounding_error(cohort)
-            )
-            if bool(solved):
-                return c[0], fair, number > 0
+            found = common_descent(gram[None], cohort, h if fair else None, rows[None])  # with Q h
+            if bool(found.solved):
+                return found.coeff[0], fair, number > 0
         return None
 
     def _update_reference(self, cohort: Cohort, losses: Tensor, live: Tensor) -> None:

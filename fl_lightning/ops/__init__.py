@@ -28,12 +28,13 @@ from fl_lightning.ops._layers import (
     layer_squares,
 )
 from fl_lightning.ops._puc import puc_combine, puc_track
-from fl_lightning.ops._qp import min_norm, project_conflicts
+from fl_lightning.ops._qp import common_descent, min_norm, project_conflicts
 from fl_lightning.ops._trim import trimmed_mean
 
 __all__ = [
     "Backend",
     "backend",
+    "common_descent",
     "layer_combine",
     "layer_cross_combine",
     "layer_cross_gram",

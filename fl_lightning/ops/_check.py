@@ -15,6 +15,7 @@ from torch import Tensor
 from fl_lightning.arguments import Bounds, check
 from fl_lightning.ops.slices import slice_columns
 
+_FROM_ZERO = Bounds(0)
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -91,10 +92,16 @@ def node_of_tree(columns: int, total_columns: int | None) -> None:
         )
 
 
-def integer(name: str, value: int | None, optional: bool = False) -> None:
-    """Requires an integer from 0 on, or None if it is optional."""
+def integer(name: str, value: int | None, optional: bool = False, bounds: Bounds = _FROM_ZERO) -> None:
+    """Requires an integer within bounds, or None if it is optional."""
     if not torch.compiler.is_compiling():
-        check(name, value, int | None if optional else int, Bounds(0))
+        check(name, value, int | None if optional else int, bounds)
+
+
+def ratio(name: str, value: float) -> None:
+    """Requires a number from 0 on."""
+    if not torch.compiler.is_compiling():
+        check(name, value, float, _FROM_ZERO)
 
 
 def positions(name: str, chosen: Tensor, count: int) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.ops import _extension, _reference
+from fl_lightning.ops._common_descent import common_descent
 from fl_lightning.ops._min_norm import min_norm
 from fl_lightning.ops._trimmed_mean import trimmed_mean
 from fl_lightning.ops.dtypes import accumulation_device
@@ -60,6 +61,19 @@ def _project_conflicts(gram: Tensor, order: Tensor, keep: Tensor) -> Tensor:
 
 def _min_norm(gram: Tensor) -> tuple[Tensor, Tensor]:
     return gram.new_empty(gram.shape[:2]), gram.new_empty(gram.shape[0])
+
+
+def _common_descent(
+    gram: Tensor,
+    online: int,
+    scale: Tensor | None,
+    weights: Tensor | None,
+    zero_row: float,
+    zero_direction: float,
+    rounding: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    solved, fair = (gram.new_empty(gram.shape[0], dtype=torch.bool) for _ in range(2))
+    return gram.new_empty(gram.shape[:2]), solved, fair
 
 
 def _puc_track(
@@ -122,6 +136,12 @@ _OPS = {
         "(Tensor gram, Tensor order, Tensor keep) -> Tensor", _reference.project_conflicts, _project_conflicts
     ),
     "min_norm": _Op("(Tensor gram) -> (Tensor lam, Tensor gap)", min_norm, _min_norm),
+    "common_descent": _Op(
+        "(Tensor gram, int online, Tensor? scale, Tensor? weights, float zero_row, float zero_direction,"
+        " float rounding) -> (Tensor coeff, Tensor solved, Tensor fair)",
+        common_descent,
+        _common_descent,
+    ),
     "puc_track": _Op(
         "(Tensor row, Tensor(a!) counts, int threshold, int participations, Tensor offsets,"
         " int? total_columns=None) -> (Tensor keep, Tensor norms)",

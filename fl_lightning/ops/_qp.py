@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fl_lightning.arguments import Bounds
 from fl_lightning.ops import _check, _library  # noqa: F401  (the import registers the ops)
 
 
@@ -71,6 +72,62 @@ def min_norm(gram: Tensor) -> tuple[Tensor, Tensor]:
     _square("gram", gram)
     lam, gap = torch.ops.fl_lightning.min_norm(gram)
     return lam, gap
+
+
+@torch.no_grad()
+def common_descent(
+    gram: Tensor,
+    online: int,
+    scale: Tensor | None = None,
+    weights: Tensor | None = None,
+    *,
+    zero_row: float,
+    zero_direction: float,
+    rounding: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Directions in which all clients' losses fall, for a batch of layers (FedMDFG, equation 7; FedLF, equation 8).
+
+    Each is the shortest vector in the convex hull of scaled rows, and of a fair row ``sum_i weights[i] scale[i]
+    rows[i]`` over the online clients. All that follows the Gram matrices is one call, and one launch on a GPU, which
+    reads nothing back.
+
+    Args:
+        gram: ``[B, k, k]`` float64, the rows' Gram matrices; symmetric, of which the first rows are online.
+        online: how many; those behind are remembered.
+        scale: ``[B, k]`` factor of each row in the hull; 0 leaves the row out. ``None``: the rows that count, and the
+            fair row, get the mean length of the online rows that count. A row counts if it is longer than ``zero_row``
+            times the lower median of the online lengths that are not 0. A fair row that is ``zero_direction`` times
+            shorter than its weights allow is left out.
+        weights: ``[online]`` of the fair row; ``None``, or zeros, leave it out.
+        zero_row: see ``scale``.
+        zero_direction: a direction that is this many times shorter than the scaled online rows (root mean square)
+            counts as zero.
+        rounding: relative error of products of rows and of the step.
+
+    Returns:
+        ``coeff`` ``[B, k]`` float64: the direction's coefficients of the rows. ``solved`` ``[B]`` bool: it is not zero,
+        and falls for every online row in the hull by more than rounding can turn around. A matrix without online rows
+        in its hull has nothing to do: coefficients 0, solved. ``fair`` ``[B]`` bool: the hull has a fair row. A NaN or
+        an infinity in the numbers of a matrix gives NaN, false and false.
+
+    Raises:
+        TypeError: a dtype is not allowed.
+        ValueError: a shape, device or number is wrong.
+    """
+    _square("gram", gram)
+    batch, k = gram.shape[:2]
+    _check.integer("online", online, bounds=Bounds(1, k))
+    for name, numbers, shape in (("scale", scale, (batch, k)), ("weights", weights, (online,))):
+        if numbers is not None:
+            _check.check_shape(name, numbers, shape)
+            _check.check_dtype(name, numbers, torch.float64)
+            _check.reachable(name, numbers, gram)
+    for name, number in (("zero_row", zero_row), ("zero_direction", zero_direction), ("rounding", rounding)):
+        _check.ratio(name, number)
+    coeff, solved, fair = torch.ops.fl_lightning.common_descent(
+        gram, online, scale, weights, zero_row, zero_direction, rounding
+    )
+    return coeff, solved, fair
 
 
 def _square(name: str, gram: Tensor) -> None:

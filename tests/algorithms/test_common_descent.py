@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 from algorithm_cohorts import SIZES, make_cohort, random_rows
-from vector_forms import shortest_point
+from qp_cases import shortest_point
 
 from fl_lightning.algorithms import FedLF, FedMDFG
 from fl_lightning.algorithms._shared.common_descent import common_descent, fair_weights, loss_angle
-from fl_lightning.algorithms._shared.rows import rounding_error, row_norms
+from fl_lightning.algorithms._shared.rows import rounding_error
 from fl_lightning.core.layout import ParamLayout
+from fl_lightning.ops.live_rows import row_norms
 
 
 def vector(*values):
@@ -58,48 +59,19 @@ def test_fair_weights_are_undefined_for_equal_losses(losses):
 
 
 def test_direction_is_the_shortest_vector_of_the_hull():
-    """Two blocks at once, a row left out of each, and a fair row in one."""
+    """Two blocks at once, a row left out of each, and a fair row."""
     rows = random_rows(5, 81).reshape(5, 2, 46).transpose(0, 1)
     gram = rows @ rows.mT
     scale = torch.tensor([[1.0, 0.0, 2.0, 0.5, 1.0], [0.0, 1.0, 1.0, 1.0, 0.0]], dtype=torch.float64)
-    fair = torch.zeros(2, 5, dtype=torch.float64)
-    fair[1, 1:3] = vector(0.8, -0.9)
-    coeff, solved = common_descent(gram, scale, fair, 4, 0.0)
-    assert solved.all()
+    weights = vector(0.3, 0.8, -0.9, 0.1)
+    found = common_descent(gram, make_cohort(random_rows(4, 1)), weights, scale)
+    assert found.solved.all()
+    assert found.fair.all()
     for block in range(2):
         hull = [s * row for s, row in zip(scale[block], rows[block], strict=True) if s]
-        if block:
-            hull.append(fair[block] @ rows[block])
+        hull.append((weights * scale[block, :4]) @ rows[block, :4])
         expected = torch.from_numpy(shortest_point(torch.stack(hull).numpy()))
-        torch.testing.assert_close(coeff[block] @ rows[block], expected)
-
-
-def opposed(size):
-    """Two unit rows whose hull comes as close to zero as ``size``."""
-    rows = torch.tensor([[math.sqrt(1 - size**2), size], [-math.sqrt(1 - size**2), size]], dtype=torch.float64)
-    return (rows @ rows.T)[None]
-
-
-def test_short_directions_count_as_zero():
-    ones = torch.ones(1, 2, dtype=torch.float64)
-    for size, expected in ((2e-4, True), (0.5e-4, False), (0.0, False)):
-        coeff, solved = common_descent(opposed(size), ones, None, 2, 0.0)
-        assert bool(solved) == expected
-        assert coeff.tolist() == [[0.5, 0.5]]
-
-
-def test_slopes_that_rounding_could_turn_count_as_zero():
-    ones = torch.ones(1, 2, dtype=torch.float64)
-    for rounding, expected in ((0.0, True), (0.9e-6, True), (1.1e-6, False)):  # the slopes are 1e-3 squared
-        assert bool(common_descent(opposed(1e-3), ones, None, 2, rounding)[1]) == expected
-
-
-def test_block_without_online_rows_does_not_move():
-    gram = torch.zeros(1, 3, 3, dtype=torch.float64)
-    gram[0, 2, 2] = 1  # only the remembered client moves this layer
-    coeff, solved = common_descent(gram, torch.tensor([[0.0, 0.0, 1.0]], dtype=torch.float64), None, 2, 0.0)
-    assert solved.all()
-    assert not coeff.any()
+        torch.testing.assert_close(found.coeff[block] @ rows[block], expected)
 
 
 def test_rounding_error_of_half_precision_is_that_of_float32():

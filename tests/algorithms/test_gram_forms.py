@@ -16,6 +16,7 @@ from cohort_families import FAMILIES, LAYOUT, rounds_of
 
 from fl_lightning import ops
 from fl_lightning.algorithms import FedFV, FedLF, FedMDFG, FedMGDAPlus
+from fl_lightning.ops import _common_descent
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
 SCALES = (1e-12, 1.0, 1e12)
@@ -24,18 +25,24 @@ cohorts = pytest.mark.parametrize(("m", "clients"), [(1, 1), (1, 4), (3, 3), (3,
 
 
 class Replay:
-    """Remembers the weights that a rule found, and gives them to a vector form."""
+    """Remembers the weights that a rule found, and gives them to a vector form.
+
+    The compiled ``common_descent`` tells no weights, so that its reference takes its place.
+    """
 
     def __init__(self, monkeypatch):
         self.found, self.used = [], []
-        solve = ops.min_norm
 
         def record(gram):
-            found = solve(gram)
+            found = ops.min_norm(gram)
             self.found += zip(gram.numpy(), found[0].numpy(), strict=True)
             return found
 
-        monkeypatch.setattr(ops, "min_norm", record)
+        def descend(gram, online, scale=None, weights=None, **bounds):
+            return _common_descent.common_descent(gram, online, scale, weights, **bounds)
+
+        monkeypatch.setattr(_common_descent, "min_norm", record)
+        monkeypatch.setattr(ops, "common_descent", descend)
 
     def __call__(self, vectors):
         first = next(v for v in vectors if v is not None)  # a row left out of the hull repeats one that is not

@@ -9,8 +9,9 @@ import pytest
 import torch
 from algorithm_cohorts import make_cohort, random_rows, switched
 
+from fl_lightning import ops
 from fl_lightning.algorithms import FCFL, FedFV, FedLF, FedMDFG
-from fl_lightning.algorithms._shared.common_descent import common_descent, fair_weights
+from fl_lightning.algorithms._shared.common_descent import fair_weights
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.updates import UpdateMatrix
 from fl_lightning.data.cohort_samplers import cohort_size
@@ -41,7 +42,8 @@ def test_a_direction_is_measured_by_the_root_of_the_mean_square():
         rows[0, :10], rows[1, :10] = 0.0, 0.0
         rows[0, 11], rows[1, 11] = 1.0, -1.0
         scale = torch.ones(1, 10, dtype=torch.float64)
-        coeff, found = common_descent((rows @ rows.T)[None], scale, None, 10, 1e-16)
+        gram = (rows @ rows.T)[None]
+        coeff, found, _ = ops.common_descent(gram, 10, scale, zero_row=1e-8, zero_direction=1e-4, rounding=1e-16)
         assert bool(found) == long_enough
         assert float((coeff[0] @ rows).norm()) == pytest.approx(size, rel=1e-6)
 

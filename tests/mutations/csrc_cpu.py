@@ -18,6 +18,7 @@ pieces = In("csrc/cpu/pieces.h", f"{ROWS} tests/ops/test_slices.py -k compiled")
 large = In("csrc/cpu/large_outputs.h", f"{STREAMS} -k compiled")
 means = In("csrc/cpu/kernels/puc_combine_kernel.h", PUC)
 track = In("csrc/cpu/kernels/puc_track_kernel.h", PUC)
+descend = In("csrc/cpu/common_descent.cpp", "tests/ops/test_common_descent_kernel.py -k compiled")
 
 TO_BFLOAT16 = "write_bits(p, _mm256_cvtepi32_epi16(_mm256_mask_set1_epi32(rounded, nan, 0x7fc0)), stream)"
 TO_HALF = "write_bits(p, _mm256_cvtps_ph(_mm512_cvtpd_ps(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), stream)"
@@ -97,4 +98,25 @@ MUTATIONS = [
     ),
     track("a negative bound keeps zeros", "p.high < least ? 0u : ~0u", "~0u"),
     track("words of a layer's edge are not begun anew", "if (bit == 0) p.keep[column / 32] = 0;", ""),
+    descend("the upper median", "(last - room - 1) / 2", "(last - room) / 2"),
+    descend(
+        "lengths of 0 count for the median", "return x != 0.0; });\n  if (last", "return x >= 0.0; });\n  if (last"
+    ),
+    descend("the mean length is over all rows", "mean /= static_cast<double>(count)", "mean /= descent.online"),
+    descend("the fair row is not made as long", "mean / length : 0.0;", "1.0 : 0.0;"),
+    descend("a short fair row is stretched", "length > least * mean ?", "length > 0.0 ?"),
+    descend(
+        "the matrix stays as asymmetric as it is", "(0.5 * gram[i * k + j] + 0.5 * gram[j * k + i])", "gram[i * k + j]"
+    ),
+    descend("the fair row's share is lost", "with_fair_row && i < k; ++i) coeff[i] +=", "false; ++i) coeff[i] +="),
+    descend("overflow goes unseen", "if (std::isnan(gap)) std::fill_n(scale, k, gap);", ""),
+    descend("the mean square is the sum", "* squares / static_cast<double>(live)", "* squares"),
+    descend("rounding of the row alone", "descent.rounding * norm[i] * size", "descent.rounding * norm[i]"),
+    descend("remembered rows must be there, too", "scale + descent.online, 0.0)", "scale + k, 0.0)"),
+    descend(
+        "weights that are not finite count",
+        "descent.weights == nullptr || finite(descent.weights, descent.online)",
+        "true",
+    ),
+    descend("factors that are not finite count", "(given != nullptr && !finite(given, k))", "false"),
 ]

@@ -17,6 +17,8 @@ track = In("csrc/cuda/puc_track.cu", f"{SOLVERS} {OUTPUTS} -k 'puc or tracking'"
 means = In("csrc/cuda/puc_combine.cu", f"{SOLVERS} -k puc", "puc_combine")
 project = In("csrc/cuda/project_conflicts.cu", f"{SOLVERS} -k project", "project_conflicts")
 solve = In("csrc/cuda/min_norm.cu", f"{SOLVERS} -k min_norm", "min_norm")
+nearest = In("csrc/cuda/kernels/nearest_point.cuh", f"{SOLVERS} -k min_norm", "min_norm")
+descend = In("csrc/cuda/common_descent.cu", "tests/simt/test_simt_common_descent.py", "common_descent")
 active = In("csrc/cuda/kernels/active_set.cuh", f"{SOLVERS} -k min_norm", "min_norm")
 columns = In("csrc/cuda/device/columns.cuh", f"{LAYERS} {OUTPUTS} -k 'combin or beyond'", "layer_combine")
 sums = In("csrc/cuda/device/columns.cuh", f"{LAYERS} -k dots", "layer_dots")
@@ -75,14 +77,45 @@ MUTATIONS = [
         "if (k == j || !known) coeff[k] -= share;",
         "if (k == j) coeff[k] -= share;",
     ),
-    solve("the gap is not relative", "excess / mean", "excess"),
-    solve("the first ridge is used again", "attempt == 0 ? kFirstRidge : kNextRidge * ridge", "kFirstRidge"),
-    solve("the last attempt counts", "attempt == 0 || excess < best", "true"),
+    solve("the gap is not relative", "excess / power.mean", "excess"),
+    nearest("the first ridge is used again", "attempt == 0 ? kFirstRidge : kNextRidge * ridge", "kFirstRidge"),
+    nearest("the last attempt counts", "attempt == 0 || excess < best", "true"),
     solve(
         "the matrix stays as asymmetric as it is",
-        "0.5 * ldexp(gram[e], -exponent) + 0.5 * ldexp(gram[j * k + i], -exponent)",
-        "ldexp(gram[e], -exponent)",
+        "0.5 * ldexp(gram[e], power.exponent) + 0.5 * ldexp(gram[j * k + i], power.exponent)",
+        "ldexp(gram[e], power.exponent)",
     ),
+    descend("the upper median", "(count - 1) / 2", "count / 2"),
+    descend("lengths of 0 count for the median", "norm[j] != 0.0 && (norm[j] < norm[i]", "(norm[j] < norm[i]"),
+    descend("equal lengths share a place", "(norm[j] == norm[i] && j < i)", "false"),
+    descend("the mean length is over all rows", "/ fmax(count, 1.0)", "/ online"),
+    descend(
+        "remembered rows are in the mean",
+        "sum_of(online, [&](int i) { return norm[i] > least ? norm[i]",
+        "sum_of(k, [&](int i) { return norm[i] > least ? norm[i]",
+    ),
+    descend("the fair row is not made as long", "mean / length : 0.0;", "1.0 : 0.0;"),
+    descend("a short fair row is stretched", "length > descent.zero_direction * size * mean ?", "length > 0.0 ?"),
+    descend("remembered rows are in the fair row", "weights && i < online ?", "weights ?"),
+    descend("the fair row is in another place", "hull[some * rows + own] = cross;", ""),
+    descend(
+        "the corner is not scaled",
+        "hull[some * rows + some] = ldexp(corner, exponent)",
+        "hull[some * rows + some] = corner",
+    ),
+    descend("the matrix stays as asymmetric as it is", "0.5 * gram[e] + 0.5 * gram[j * k + i]", "gram[e]"),
+    descend("overflow goes unseen", "return __syncthreads_or(bad) ? -1 : rows;", "__syncthreads(); return rows;"),
+    descend(
+        "remembered rows must fall, too",
+        "for (int i = threadIdx.x; i < online; i += blockDim.x) {\n      stays",
+        "for (int i = threadIdx.x; i < k; i += blockDim.x) {\n      stays",
+    ),
+    descend("the mean square is the sum", "* squares / live", "* squares"),
+    descend("rounding of the row alone", "descent.rounding * norm[i] * size", "descent.rounding * norm[i]"),
+    descend("the fair row's share is lost", "with_fair_row ? problem.lam[rows - 1] * problem.fair[i] : 0.0", "0.0"),
+    descend("nothing to do counts as unsolved", "solved[matrix] = rows == 0;", "solved[matrix] = false;"),
+    descend("weights that are not finite count", "i < problem.online && !isfinite(descent.weights[i])", "false"),
+    descend("factors that are not finite count", "given && !isfinite(given[i])", "false"),
     active("the ridge is in the gap", "multiply(lam, false)", "multiply(lam, true)"),
     active("a search goes on with the ridge of before", "ridge = added;", ""),
     active("the border is never refined", "move.refine = !moved && !fresh;", "move.refine = 0;"),

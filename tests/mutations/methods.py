@@ -27,6 +27,7 @@ descent = In(
     "fl_lightning/algorithms/_shared/common_descent.py",
     "tests/algorithms/test_common_descent.py tests/algorithms/test_thresholds.py",
 )
+reference = In("fl_lightning/ops/_common_descent.py", "tests/ops/test_common_descent_kernel.py -k reference")
 fedmdfg = In(
     "fl_lightning/algorithms/fedmdfg.py", "tests/algorithms/test_fedmdfg.py tests/algorithms/test_thresholds.py"
 )
@@ -149,16 +150,21 @@ MUTATIONS = [
         "        self.report",
     ),
     mmpf("one mu is tried only once", "self._inner, self._iteration = 0, self._iteration + 1", "self._iteration += 1"),
-    fedlf("the mean length is over all rows", "/ live[:, :m].sum(1, keepdim=True).clamp_min(1)", "/ m"),
-    fedlf(
+    reference("the mean length is over all rows", "/ live[:, :online].sum(1, keepdim=True).clamp_min(1)", "/ online"),
+    reference(
         "a fair row of zeros is stretched",
-        "torch.where(size > ZERO_DIRECTION * q.norm() * mu, fair * mu / size, 0.0)",
-        "fair * mu / size",
+        "torch.where(size > zero_direction * weights.norm() * mean, fair * mean / size, 0.0)",
+        "fair * mean / size",
     ),
+    reference("the mean square is the sum", "squares.sum(1) / live.sum(1).clamp_min(1)", "squares.sum(1)"),
+    reference(
+        "remembered rows must fall, too", "((slopes > noise)[:, :online] | ~live).all(1)", "(slopes > noise).all(1)"
+    ),
+    fedlf("remembered rows stay in the hull", "gram = gram[:, : m + history, : m + history]", "unused = 0"),
+    fedlf("remembered rows are in units of the update", "scale[:, len(cohort) :] *= cohort.client_lr or 1.0", "pass"),
     blocks("the fair row needs no column", "block.size - m - self.fair", "block.size - m"),
     blocks("a joined block is as large as its first layer", "size=one.size + two.size", "size=one.size"),
     blocks("there is no last resort", "solve(block, last=True)", "block"),
-    descent("the mean square is the sum", "squares.sum(1) / live.sum(1).clamp_min(1)", "squares.sum(1)"),
     descent("equal losses are not scaled by their number", " / math.sqrt(len(losses)) * losses", " * losses"),
     fedmdfg("slopes are those of rows as they came", "[:m] * rescale / eta", "[:m] / eta"),
     fedmdfg("negative losses are dropped with those of zero", "losses != 0", "losses > 0"),

@@ -19,6 +19,9 @@ COEFF = SAMPLES["layer_combine"][2]
 PUBLIC = {
     **{name: getattr(ops, name) for name in _library.NAMES if name not in _library.VARIANTS},
     "layer_chosen_gram": ops.layer_cross_gram,
+    "common_descent": lambda gram, online, scale, weights, zero_row, zero_direction, rounding: ops.common_descent(
+        gram, online, scale, weights, zero_row=zero_row, zero_direction=zero_direction, rounding=rounding
+    ),
     "layer_combine_add": lambda out, rows, offsets, coeff: ops.layer_combine(rows, offsets, coeff, out),
 }
 INDUCTOR = pytest.param(

@@ -104,6 +104,7 @@ int64_t puc_combine();
 int64_t trimmed_mean();
 int64_t project_conflicts();
 int64_t min_norm();
+int64_t common_descent();
 // A call of a kernel with a mistake, 1 to 8, or with none, 0.
 int64_t fault(int kind);
 

@@ -151,4 +151,75 @@ int64_t min_norm() {
   return 2;
 }
 
+// Directions are judged by what makes a point of a hull the shortest: no vector of the hull has a smaller product with
+// it.
+int64_t common_descent() {
+  const int64_t k = any_rows(), batch = one_in(40) ? 60 : between(0, 4), online = between(1, k);
+  describe("common_descent", k, batch);
+  Buffer gram(batch * k * k, 8), scale(batch * k, 8), weights(online, 8), coeff(batch * k, 8);
+  Buffer solved(batch, 1), fair(batch, 1);
+  std::vector<Gram> kinds;
+  for (int64_t b = 0; b < batch; ++b) fill(gram.as<double>() + b * k * k, k, kinds.emplace_back(any_gram()));
+  for (int64_t i = 0; i < batch * k; ++i) scale.as<double>()[i] = one_in(4) ? 0.0 : std::exp(normal());
+  for (int64_t i = 0; i < online; ++i) weights.as<double>()[i] = one_in(200) ? NAN : normal();
+  const bool equal = one_in(2), weighted = one_in(2);
+  const fl_lightning::Descent descent{online, weighted ? weights.as<double>() : nullptr, 1e-8, 1e-4, 1e-15};
+  same_bits_twice({&coeff, &solved, &fair}, [&](ParallelFor parallel) {
+    cpu::common_descent(descent, gram.as<double>(), equal ? nullptr : scale.as<double>(), batch, k, coeff.as<double>(),
+                        solved.as<bool>(), fair.as<bool>(), parallel);
+  });
+  const bool known = !weighted || finite(weights.as<double>(), online);
+  for (int64_t b = 0; b < batch; ++b) {
+    const double *own = gram.as<double>() + b * k * k, *found = coeff.as<double>() + b * k;
+    if (!known || !finite(own, k * k)) {
+      check("solved", b, solved.as<bool>()[b], 0);
+      check("fair", b, fair.as<bool>()[b], 0);
+      for (int64_t i = 0; i < k; ++i) check("isnan(coeff)", b * k + i, std::isnan(found[i]), 1);
+      continue;
+    }
+    if (!weighted) check("fair", b, fair.as<bool>()[b], 0);
+    if (kinds[static_cast<std::size_t>(b)] == Gram::indefinite || kinds[static_cast<std::size_t>(b)] == Gram::broken) {
+      continue;
+    }
+    std::vector<double> factors(scale.as<double>() + b * k, scale.as<double>() + (b + 1) * k), lengths;
+    const auto length = [&](int64_t i) { return std::sqrt(own[i * k + i]); };
+    if (equal) {
+      for (int64_t i = 0; i < online; ++i) {
+        if (length(i) != 0) lengths.push_back(length(i));
+      }
+      std::sort(lengths.begin(), lengths.end());
+      const double usual = lengths.empty() ? INFINITY : lengths[(lengths.size() - 1) / 2];
+      double total = 0, count = 0;
+      for (int64_t i = 0; i < online; ++i) {
+        if (length(i) > 1e-8 * usual) total += length(i), ++count;
+      }
+      for (int64_t i = 0; i < k; ++i) {
+        factors[static_cast<std::size_t>(i)] = length(i) > 1e-8 * usual ? total / count / length(i) : 0;
+      }
+    }
+    const bool there = std::any_of(factors.begin(), factors.begin() + online, [](double x) { return x != 0; });
+    double square = 0, longest = 0;
+    std::vector<double> products(static_cast<std::size_t>(k));
+    for (int64_t i = 0; i < k; ++i) {
+      if (!there || factors[static_cast<std::size_t>(i)] == 0.0) {
+        // Also where the fair row takes part: it is made of rows that count.
+        check("coeff of a row left out", b * k + i, found[i], 0);
+      }
+      products[static_cast<std::size_t>(i)] = std::inner_product(found, found + k, own + i * k, 0.0);
+      square += found[i] * products[static_cast<std::size_t>(i)];
+      longest = std::max(longest, factors[static_cast<std::size_t>(i)] * length(i));
+    }
+    if (!there) check("solved", b, solved.as<bool>()[b], 1);
+    for (int64_t i = 0; there && i < k; ++i) {
+      const double factor = factors[static_cast<std::size_t>(i)];
+      if (factor == 0) continue;
+      const double above = factor * products[static_cast<std::size_t>(i)] - square;
+      check_close("how far a row is behind", b * k + i, std::min(above, 0.0), 0, 1e-9 * longest * longest);
+      const bool falls = i >= online || products[static_cast<std::size_t>(i)] > 0;
+      if (solved.as<bool>()[b]) check("falls", b * k + i, falls, 1);
+    }
+  }
+  return 2;
+}
+
 }  // namespace fuzz

@@ -36,6 +36,7 @@ Op ops[] = {
     {"trimmed_mean", fuzz::trimmed_mean, 2},
     {"project_conflicts", fuzz::project_conflicts, 2},
     {"min_norm", fuzz::min_norm, 2},
+    {"common_descent", fuzz::common_descent, 2},
 };
 
 Op& any_op() {

@@ -82,6 +82,12 @@ const char* project_conflicts(const double* gram, I64 batch, I64 m, const I64* o
 const char* min_norm(const double* gram, I64 batch, I64 k, double* lam, double* gap) {
   return guarded([&](Context context) { cuda::min_norm(gram, batch, k, lam, gap, context); });
 }
+const char* common_descent(const double* gram, const double* scale, const double* weights, I64 batch, I64 k, I64 online,
+                           const double* bounds, double* coeff, bool* solved, bool* fair) {
+  const fl_lightning::Descent descent{online, weights, bounds[0], bounds[1], bounds[2]};
+  return guarded(
+      [&](Context context) { cuda::common_descent(descent, gram, scale, batch, k, coeff, solved, fair, context); });
+}
 const char* puc_track(Matrix row, void* counts, int type, I64 threshold, I64 participations, Layers layers,
                       std::int32_t* keep, double* norms) {
   return guarded([&](Context context) {

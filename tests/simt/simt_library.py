@@ -160,6 +160,25 @@ class Kernels:
         self.call("min_norm", _pointer(gram), *sizes, _pointer(lam.tensor), _pointer(gap.tensor))
         return lam.done(), gap.done()
 
+    def common_descent(
+        self,
+        gram: Tensor,
+        online: int,
+        scale: Tensor | None,
+        weights: Tensor | None,
+        *bounds: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        batch, k, _ = gram.shape
+        coeff = self._guarded(batch, k)
+        solved, fair = (Guarded(batch, dtype=torch.uint8) for _ in range(2))
+        sizes = tuple(ctypes.c_int64(size) for size in (batch, k, online))
+        numbers = torch.tensor(bounds, dtype=torch.float64)
+        given = tuple(None if x is None else _pointer(x) for x in (scale, weights))
+        outputs = tuple(_pointer(out.tensor) for out in (coeff, solved, fair))
+        self.call("common_descent", _pointer(gram), *given, *sizes, _pointer(numbers), *outputs)
+        assert (torch.stack([solved.tensor, fair.tensor]) <= 1).all(), "a flag was not written"
+        return coeff.done(), solved.done().bool(), fair.done().bool()
+
     def puc_track(
         self,
         row: Tensor,

@@ -116,6 +116,14 @@ __device__ inline double warp_sum(double x) {
   return x;
 }
 
+// The sum of term(0) to term(count - 1). Every warp adds up by itself: the same bits everywhere, and no barrier.
+template <class Term>
+__device__ inline double sum_of(int count, Term term) {
+  double total = 0.0;
+  for (int i = threadIdx.x % kWarp; i < count; i += kWarp) total += term(i);
+  return warp_sum(total);
+}
+
 constexpr unsigned kTf32Bits = 0xffffe000u;  // those of a float32 number that TF32 has
 
 // d: c and the products of 16 rows with 8 others, over 8 columns in TF32, or 16 of numbers of 16 bits.

@@ -41,12 +41,9 @@ struct Search {
   __device__ int at(int row, int column) const { return row * (k + 1) + column; }
   __device__ static int lane() { return threadIdx.x % kWarp; }
 
-  // Every warp adds up by itself: the same bits everywhere, and no barrier.
   template <class Term>
   __device__ double sum(Term term) const {
-    double total = 0.0;
-    for (int i = lane(); i < k; i += kWarp) total += term(i);
-    return warp_sum(total);
+    return sum_of(k, term);
   }
 
   // product = G x (without the ridge where asked). Ends with a barrier.

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fl_lightning import ops
-from fl_lightning.algorithms._shared.rows import ZERO_DIRECTION, row_norms
+from fl_lightning.algorithms._shared.rows import ZERO_DIRECTION, ZERO_ROW, rounding_error
+from fl_lightning.core.cohort import Cohort
 
 EQUAL_LOSSES = 1e-6  # radians between losses and (1, ..., 1) below which no client is behind
 
@@ -41,40 +43,39 @@ def fair_weights(losses: Tensor, cosine: bool = False, equal: float = EQUAL_LOSS
     return torch.where(apart, h / h.norm() * (deviation / squares if cosine else 1.0), 0.0)
 
 
-def common_descent(
-    gram: Tensor, scale: Tensor, fair: Tensor | None, online: int, rounding: float
-) -> tuple[Tensor, Tensor]:
-    """Shortest vector in the convex hull of scaled rows and a fair row, for a batch of blocks of layers (MGDA).
+class Directions(NamedTuple):
+    """Directions of ``B`` layers or blocks of layers.
 
-    Runs where ``gram`` is, and reads nothing back.
+    Attributes:
+        coeff: ``[B, m + h]`` their coefficients.
+        solved: ``[B]`` whether they are not zero, and fall for every online row.
+        fair: ``[B]`` whether the hull had the fair row.
+    """
+
+    coeff: Tensor
+    solved: Tensor
+    fair: Tensor
+
+
+def common_descent(
+    gram: Tensor, cohort: Cohort, weights: Tensor | None = None, scale: Tensor | None = None
+) -> Directions:
+    """Shortest vectors in the convex hulls of rows and a fair row (MGDA), see :func:`fl_lightning.ops.common_descent`.
 
     Args:
-        gram: ``[B, k, k]``, ``k = m + h``.
-        scale: ``[B, k]`` factor of each row in the hull; 0 leaves the row out.
-        fair: ``[B, k]`` coefficients of the fair row; ``None``, or zeros in a block, leave it out.
-        online: ``m``.
-        rounding: relative error of products and step, see :func:`rounding_error`.
-
-    Returns:
-        ``[B, k]`` coefficients, and ``[B]`` whether the direction is one: not shorter than 1e-4 times the root mean
-        square of the scaled online rows, and falling for every online row by more than rounding can turn around. A
-        block without online rows has nothing to do: coefficients 0, true.
+        gram: ``[B, m + h, m + h]``.
+        cohort: the round's clients, whose rows come first.
+        weights: ``[m]`` of the fair row; ``None``, or zeros, leave it out.
+        scale: ``[B, m + h]`` factor of each row, 0 leaves it out; ``None``: rows of equal length.
     """
-    rows = torch.diag_embed(scale)
-    if fair is not None:
-        rows = torch.cat([rows, fair[:, None, :]], 1)
-    used = rows.ne(0).any(2)
-    # A row left out becomes a copy of one that is not: copies never move the point, and the batch keeps one shape.
-    first = used.to(torch.uint8).argmax(1)[:, None, None].expand(-1, 1, rows.shape[2])
-    rows = torch.where(used[:, :, None], rows, rows.gather(1, first))
-    coeff = (rows.mT @ ops.min_norm(rows @ gram @ rows.mT)[0][:, :, None])[:, :, 0]
-    live = scale[:, :online] != 0
-    coeff = torch.where(live.any(1, keepdim=True), coeff, 0.0)
-
-    slopes = (gram @ coeff[:, :, None])[:, :, 0]
-    norms = row_norms(gram)
-    squares = (scale * norms)[:, :online].square()
-    long_enough = (coeff * slopes).sum(1) > ZERO_DIRECTION**2 * squares.sum(1) / live.sum(1).clamp_min(1)
-    noise = rounding * norms * (coeff.abs() * norms).sum(1, keepdim=True)
-    falls = ((slopes > noise)[:, :online] | ~live).all(1)
-    return coeff, (long_enough & falls) | ~live.any(1)
+    return Directions(
+        *ops.common_descent(
+            gram,
+            len(cohort),
+            scale,
+            weights,
+            zero_row=ZERO_ROW,
+            zero_direction=ZERO_DIRECTION,
+            rounding=rounding_error(cohort),
+        )
+    )

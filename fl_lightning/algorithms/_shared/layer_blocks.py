@@ -9,20 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-
-class Directions(NamedTuple):
-    """Directions of ``B`` layers or blocks.
-
-    Attributes:
-        coeff: ``[B, m + h]`` their coefficients.
-        solved: ``[B]`` whether they are not zero.
-        fair: ``[B]`` whether the hull had the fair row.
-    """
-
-    coeff: Tensor
-    solved: Tensor
-    fair: Tensor
-
+from fl_lightning.algorithms._shared.common_descent import Directions
 
 Descend = Callable[[Tensor, bool, int], Directions]
 """From Gram matrices ``[B, m + h, m + h]``, with a fair row or not, and so many remembered rows, newest first."""

@@ -17,27 +17,17 @@ from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import StepReport
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.storage.row_history import RowHistory
+from fl_lightning.ops.live_rows import live_rows as live_rows_beside
+from fl_lightning.ops.live_rows import row_norms
 
 ZERO_ROW = 1e-8  # a row this much shorter than the median online one counts as zero
 ZERO_DIRECTION = 1e-4  # a direction this much shorter than the rows counts as zero
 SHORT_DIRECTION = 1e-2  # one this much shorter than the mean row is flagged: it leaves out nearly all that rows share
 
 
-def row_norms(gram: Tensor) -> Tensor:
-    """Lengths of the rows behind Gram matrices ``[..., k, k]``."""
-    return gram.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
-
-
 def live_rows(norms: Tensor, online: int) -> Tensor:
-    """Which rows count, by their lengths ``[..., k]``: those that are not zero beside the online ones.
-
-    Beside the median of the lengths that are not 0, the lower one of an even number: no single client, however long its
-    row, can make the others' count as zero.
-    """
-    lengths = norms[..., :online]
-    ascending = torch.where(lengths == 0, torch.inf, lengths).sort(-1).values
-    middle = (lengths.count_nonzero(-1) - 1).clamp_min(0) // 2
-    return norms > ZERO_ROW * ascending.gather(-1, middle[..., None])
+    """Which rows count, by their lengths ``[..., k]``: those that are not zero beside the median online one."""
+    return live_rows_beside(norms, online, ZERO_ROW)
 
 
 def length(coeff: Tensor, gram: Tensor) -> Tensor:
