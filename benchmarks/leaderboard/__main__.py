@@ -30,7 +30,7 @@ from benchmarks.leaderboard.records import failed, finished, pack, packed_file, 
 from benchmarks.leaderboard.report import PAGE, rewritten, tables
 from benchmarks.leaderboard.runs import carry_out
 from benchmarks.leaderboard.standing import Standing
-from benchmarks.leaderboard.suites import RATES, SEEDS, TUNING_SEEDS, Suite, suite
+from benchmarks.leaderboard.suites import SEEDS, TUNING_SEEDS, Suite, suite
 from benchmarks.leaderboard.traffic import measured
 from benchmarks.papers.sources import MissingDataError
 
@@ -65,8 +65,8 @@ def main(given: Sequence[str] | None = None) -> None:
     if arguments.command == "list":
         for each in suites.SUITES:
             methods = len(each.methods())
-            runs = methods * (len(RATES) * TUNING_SEEDS + SEEDS - TUNING_SEEDS)
-            print(f"{each.name:<12}{methods:>3} methods, {runs:>3} runs of {each.rounds:>3} rounds  {each.title}")
+            runs = methods * (len(each.rates) * TUNING_SEEDS + SEEDS - TUNING_SEEDS)
+            print(f"{each.name:<14}{methods:>3} methods, {runs:>3} runs of {each.rounds:>3} rounds  {each.title}")
         return
     quiet()
     try:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 import fl_lightning as fl
-from benchmarks.leaderboard.suites import RATES, SEEDS, TUNING_SEEDS, Suite
+from benchmarks.leaderboard.suites import SEEDS, TUNING_SEEDS, Suite
 from fl_lightning.comparison.compare import make_session
 from fl_lightning.comparison.project import ObjectProject
 
@@ -47,7 +47,7 @@ def carry_out(
         strategies = {name: each for name, each in strategies.items() if name == reference or name in only}
     project = ObjectProject(suite.learner, suite.federate(root), suite.trainer, None, 0)
     session = make_session(
-        project, strategies, next(iter(strategies.values())), folder=folder, learning_rates=RATES,
+        project, strategies, next(iter(strategies.values())), folder=folder, learning_rates=suite.rates,
         seeds=range(seeds), bounds="none", metric=METRIC, test_metric=None, select="mean", jobs=jobs,
         save_seconds=60.0, tuning_seeds=min(TUNING_SEEDS, seeds),
     )  # fmt: skip

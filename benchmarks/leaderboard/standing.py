@@ -12,7 +12,7 @@ from statistics import fmean
 import numpy as np
 
 from benchmarks.leaderboard.bootstrap import Interval, Values, difference, mean, worst_tenth
-from benchmarks.leaderboard.suites import RATES, SEEDS, TUNING_SEEDS, Suite
+from benchmarks.leaderboard.suites import SEEDS, TUNING_SEEDS, Suite
 from fl_lightning.comparison.fitted import Fitted
 from fl_lightning.comparison.plan import Plan, Run
 from fl_lightning.comparison.selection import Measure, chosen_rates
@@ -73,7 +73,7 @@ class Standing:
     @cached_property
     def plan(self) -> Plan:
         """All runs of the suite."""
-        return Plan(tuple(self.suite.methods()), RATES, tuple(range(SEEDS)), TUNING_SEEDS)
+        return Plan(tuple(self.suite.methods()), self.suite.rates, tuple(range(SEEDS)), TUNING_SEEDS)
 
     @cached_property
     def picked(self) -> Mapping[str, float | None]:

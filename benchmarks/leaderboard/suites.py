@@ -21,6 +21,8 @@ from fl_lightning.data import Dirichlet, Pathological
 
 RATES, SEEDS, TUNING_SEEDS, CURVE = (0.03, 0.1, 0.3, 1.0), 3, 1, 20
 """One grid for all methods; seeds of the table, and those that learning rates are picked with; points of a curve."""
+LARGE_RATES = (1.0, 3.0, 10.0)
+"""For suites whose methods pick the largest rate of the grid."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Suite:
         federate: reads and divides the data in a folder.
         methods: makes the strategies; the first is the reference.
         telling: the setting in words.
+        rates: the learning rates that each method has to choose from.
     """
 
     name: str
@@ -46,6 +49,7 @@ class Suite:
     federate: Callable[[Path], fl.FederatedDataModule]
     methods: Callable[[], Strategies]
     telling: str
+    rates: tuple[float, ...] = RATES
 
     @property
     def learner(self) -> Callable[..., Learner]:
@@ -82,6 +86,11 @@ def _for_people(rounds: int) -> Strategies:
 
 
 _FASHION = "100 clients, 10 per round, MLP 784-200-200-10, batches of 50, one local epoch"
+_PEOPLE = "10 age groups, all of them in every round, one hidden layer of 64, batches of 256, one local epoch"
+_TEXT = (
+    f"58 modules and packages, 10 per round; the next character after {CONTEXT}, one hidden layer of 256, batches of 50, "
+    "one local epoch"
+)
 SUITES: tuple[Suite, ...] = (
     _fashion("fmnist-pat2", "two classes per client (Pat-2)", Pathological(100, 2), 0, _FASHION),
     Suite(
@@ -92,8 +101,7 @@ SUITES: tuple[Suite, ...] = (
         networks.people,
         data.people,
         partial(_for_people, 100),
-        "10 age groups, all of them in every round, one hidden layer of 64, batches of 256, one local epoch; the "
-        "groups of people are men and women",
+        f"{_PEOPLE}; the groups of people are men and women",
     ),
     _fashion(
         "fmnist-dir",
@@ -142,8 +150,7 @@ SUITES: tuple[Suite, ...] = (
         networks.characters,
         data.modules,
         partial(telling_methods, CHARACTERS, 10),
-        f"58 modules and packages, 10 per round; the next character after {CONTEXT}, one hidden layer of 256, batches "
-        "of 50, one local epoch; what is tested is the last fifth of a module",
+        f"{_TEXT}; what is tested is the last fifth of a module",
     ),
     Suite(
         "fmnist-server",
@@ -154,6 +161,28 @@ SUITES: tuple[Suite, ...] = (
         partial(_images, FASHION, Pathological(100, 2), 0),
         partial(server_steps, 10),
         f"{_FASHION}; the server takes so many times a method's step, or follows it with momentum",
+    ),
+    Suite(
+        "adult-rates",
+        "Adult, age groups, larger learning rates",
+        100,
+        PeopleLearner,
+        networks.people,
+        data.people,
+        partial(telling_methods, 2, 1.0),
+        f"{_PEOPLE}; learning rates 1, 3 and 10",
+        LARGE_RATES,
+    ),
+    Suite(
+        "text-rates",
+        "Python's standard library, modules, larger learning rates",
+        100,
+        partial(Learner, num_classes=CHARACTERS),
+        networks.characters,
+        data.modules,
+        partial(telling_methods, CHARACTERS, 10),
+        f"{_TEXT}; learning rates 1, 3 and 10",
+        LARGE_RATES,
     ),
 )
 

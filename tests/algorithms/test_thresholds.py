@@ -9,7 +9,6 @@ import pytest
 import torch
 from algorithm_cohorts import make_cohort, random_rows, switched
 
-from fl_lightning import ops
 from fl_lightning.algorithms import FCFL, FedFV, FedLF, FedMDFG
 from fl_lightning.algorithms._shared.common_descent import fair_weights
 from fl_lightning.core.layout import ParamLayout
@@ -32,20 +31,6 @@ def test_losses_count_as_equal_by_their_angle(m):
         away[0], away[1] = 1, -1
         losses = torch.ones(m, dtype=torch.float64) + away / away.norm() * math.tan(angle) * math.sqrt(m)
         assert bool(fair_weights(losses).any()) == apart
-
-
-def test_a_direction_is_measured_by_the_root_of_the_mean_square():
-    """Of ten rows, not by the root of their sum of squares: two opposed rows leave 1.5e-4 or .9e-4 of the others."""
-    for size, long_enough in ((1.5e-4, True), (0.9e-4, False)):
-        rows = torch.eye(10, 12, dtype=torch.float64)
-        rows[:, 10] = size
-        rows[0, :10], rows[1, :10] = 0.0, 0.0
-        rows[0, 11], rows[1, 11] = 1.0, -1.0
-        scale = torch.ones(1, 10, dtype=torch.float64)
-        gram = (rows @ rows.T)[None]
-        coeff, found, _ = ops.common_descent(gram, 10, scale, zero_row=1e-8, zero_direction=1e-4, rounding=1e-16)
-        assert bool(found) == long_enough
-        assert float((coeff[0] @ rows).norm()) == pytest.approx(size, rel=1e-6)
 
 
 def test_layers_are_as_long_as_the_mean_of_the_rows_that_count():

@@ -3,7 +3,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from descent_cases import BOUNDS, descent_on_vectors, vectors_of
@@ -103,9 +102,23 @@ def test_bounds_of_directions(call):
         coeff, solved, _ = call("common_descent", matrices(opposed(size)), 2, None, None, 1e-8, 1e-4, 0.0)
         assert bool(solved) == expected
         torch.testing.assert_close(coeff, torch.full((1, 2), 0.5, dtype=torch.float64))
-    for rounding, expected in ((0.0, True), (0.9e-6, True), (1.1e-6, False)):  # the slopes are 1e-3 squared
-        gram = matrices(opposed(1e-3))
+    for rounding, expected in ((0.0, True), (0.9e-6, True), (1.1e-6, False)):  # the slopes are 9 times 1e-3 squared
+        gram = matrices(3 * opposed(1e-3))
         assert bool(call("common_descent", gram, 2, None, None, 1e-8, 1e-4, rounding)[1]) == expected
+
+
+@every
+def test_a_direction_is_measured_by_the_root_of_the_mean_square(call):
+    """Of ten rows, not by the root of their sum of squares: two opposed rows leave 1.5e-4 or .9e-4 of the others."""
+    for size, long_enough in ((1.5e-4, True), (0.9e-4, False)):
+        rows = torch.eye(10, 12, dtype=torch.float64)
+        rows[:, 10] = size
+        rows[0, :10], rows[1, :10] = 0.0, 0.0
+        rows[0, 11], rows[1, 11] = 1.0, -1.0
+        scale = torch.ones(1, 10, dtype=torch.float64)
+        coeff, found, _ = call("common_descent", matrices(rows), 10, scale, None, 1e-8, 1e-4, 1e-16)
+        assert bool(found) == long_enough
+        assert float((coeff[0] @ rows).norm()) == pytest.approx(size, rel=1e-6)
 
 
 @every
@@ -120,6 +133,10 @@ def test_only_online_rows_have_to_fall_and_to_be_there(call):
     assert coeff[2].tolist() == [0, 0, 0]
     torch.testing.assert_close(coeff[3], vector(0.5, 0.5, 0))
     assert not fair.any()
+    long = torch.diag(vector(1, 1e8))[None]  # rounding could turn the second row's slope around
+    ones = torch.ones(1, 2, dtype=torch.float64)
+    for online in (1, 2):
+        assert bool(call("common_descent", long, online, ones, None, 1e-8, 1e-4, 2e-4)[1]) == (online == 1)
 
 
 @every
@@ -134,7 +151,9 @@ def test_what_is_not_finite_marks_its_own_matrix(call):
             assert coeff[[0, 3]].isfinite().all()
             assert solved.tolist() == fair.tolist() == [True, False, False, True]
         scale[3, 1] = bad
-        assert call("common_descent", gram, 2, scale, None, *BOUNDS)[0].isnan().all(1).tolist() == [False] + 3 * [True]
+        coeff, solved, fair = call("common_descent", gram, 2, scale, vector(1, 2), *BOUNDS)
+        assert coeff.isnan().all(1).tolist() == [False, True, True, True]
+        assert solved.tolist() == fair.tolist() == [True, False, False, False]
         coeff, solved, fair = call("common_descent", gram, 2, None, vector(1, bad), *BOUNDS)
         assert coeff.isnan().all()
         assert not (solved | fair).any()
@@ -142,8 +161,8 @@ def test_what_is_not_finite_marks_its_own_matrix(call):
 
 @every
 def test_numbers_too_large_for_the_hull_are_marked(call):
-    """Each product is finite, twice a factor it is not."""
-    gram, scale = 1e300 * torch.eye(2, dtype=torch.float64)[None], torch.full((1, 2), 1e10, dtype=torch.float64)
+    """Each product is finite, twice a factor it is not. The last row is left out."""
+    gram, scale = 1e300 * torch.eye(3, dtype=torch.float64)[None], vector(1e10, 1e10, 0)[None]
     coeff, solved, _ = call("common_descent", gram, 2, scale, None, *BOUNDS)
     assert coeff.isnan().all()
     assert not solved.any()
@@ -173,8 +192,9 @@ def test_no_matrix_gives_no_direction(call):
 
 @every
 def test_matrices_that_are_not_quite_symmetric_count_by_their_symmetric_part(call):
-    rows = np.random.default_rng(5).standard_normal((3, 6, 9))
-    skew = np.random.default_rng(6).standard_normal((3, 6, 6)) * 1e-13
-    gram = torch.from_numpy(rows @ rows.swapaxes(1, 2))
-    found = call("common_descent", gram + torch.from_numpy(skew - skew.swapaxes(1, 2)), 4, None, None, *BOUNDS)
-    torch.testing.assert_close(found, call("common_descent", gram, 4, None, None, *BOUNDS), rtol=1e-9, atol=1e-10)
+    """Whole numbers: their mean is exact."""
+    factors = torch.randint(-8, 9, (3, 5, 7), generator=torch.Generator().manual_seed(3)).double()
+    apart = torch.randint(-1, 2, (3, 5, 5), generator=torch.Generator().manual_seed(4)).double()
+    gram, scale = factors @ factors.mT, torch.ones(3, 5, dtype=torch.float64)
+    found = call("common_descent", gram + apart - apart.mT, 4, scale, None, *BOUNDS)[0]
+    assert torch.equal(found, call("common_descent", gram, 4, scale, None, *BOUNDS)[0])
