@@ -88,8 +88,8 @@ def _for_people(rounds: int) -> Strategies:
 _FASHION = "100 clients, 10 per round, MLP 784-200-200-10, batches of 50, one local epoch"
 _PEOPLE = "10 age groups, all of them in every round, one hidden layer of 64, batches of 256, one local epoch"
 _TEXT = (
-    f"58 modules and packages, 10 per round; the next character after {CONTEXT}, one hidden layer of 256, batches of 50, "
-    "one local epoch"
+    f"58 modules and packages, 10 per round; the next character after {CONTEXT}, one hidden layer of 256, batches of "
+    "50, one local epoch"
 )
 SUITES: tuple[Suite, ...] = (
     _fashion("fmnist-pat2", "two classes per client (Pat-2)", Pathological(100, 2), 0, _FASHION),
