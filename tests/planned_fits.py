@@ -7,7 +7,9 @@ import torch
 from support import Classifier, fit, fresh, weights
 
 OLD = torch.__version__ < torch.torch_version.TorchVersion("2.10")
-"""TorchDynamo names other reasons, and BatchNorm is a call that no plan can repeat."""
+"""BatchNorm is a call that no plan can repeat."""
+OTHER_WORDS = torch.__version__ < torch.torch_version.TorchVersion("2.13")
+"""TorchDynamo names other reasons."""
 
 
 def both(caplog, module=Classifier, rounds=3, options=None, **strategy):
