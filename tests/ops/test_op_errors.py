@@ -86,6 +86,11 @@ def changed(op, index, change):
         (changed("project_conflicts", 1, lambda order: order[:2]), r"order must have shape \[3\]"),
         (changed("project_conflicts", 2, lambda keep: keep[:2]), r"keep must have shape \[3\]"),
         (changed("min_norm", 0, lambda gram: gram[:, :2]), r"gram must have shape \[B, k, k\]"),
+        (changed("common_descent", 0, lambda gram: gram[:, :2]), r"gram must have shape \[B, k, k\]"),
+        (changed("common_descent", 1, lambda online: online + 2), "online must be between 1 and 3, found 4"),
+        (changed("common_descent", 1, lambda online: online - 2), "online must be between 1 and 3, found 0"),
+        (changed("common_descent", 2, lambda _: torch.ones(2, 3)), r"scale must have shape \[3, 3\]"),
+        (changed("common_descent", 3, lambda weights: weights[:1]), r"weights must have shape \[2\]"),
         (changed("puc_track", 1, lambda counts: counts[:49]), r"counts must have shape \[50\]"),
         (changed("puc_track", 1, lambda counts: counts.to(torch.int8)), "counts must be uint8, int16 or int32"),
         (changed("puc_combine", 1, lambda keep: keep[:, :1]), r"keep must have shape \[3, 2\]"),
@@ -103,6 +108,11 @@ def test_sizes_that_memory_safety_depends_on(call, case, message):
 ROWS, OFFSETS = samples()["layer_gram"]
 
 
+def descent(online=2, zero_row=1e-8, zero_direction=1e-4, rounding=0.0, **options):
+    bounds = {"zero_row": zero_row, "zero_direction": zero_direction, "rounding": rounding}
+    return ops.common_descent(torch.eye(2).double()[None], online, **options, **bounds)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -117,6 +127,10 @@ ROWS, OFFSETS = samples()["layer_gram"]
         ),
         (lambda: ops.layer_combine(ROWS, OFFSETS, torch.ones(3)), ValueError, r"coeff must have shape \[3, 3\]"),
         (lambda: ops.min_norm(torch.ones(2, 0, 0).double()), ValueError, r"\[B, k, k\] with k >= 1, found \[2, 0, 0\]"),
+        (lambda: descent(online=3), ValueError, "online must be an integer from 1 to 2, found 3"),
+        (lambda: descent(scale=torch.ones(1, 2)), TypeError, "scale must be float64, found torch.float32"),
+        (lambda: descent(weights=torch.ones(3).double()), ValueError, r"weights must have shape \[2\], found \[3\]"),
+        (lambda: descent(rounding=-1e-9), ValueError, "rounding must be a finite number from 0 on, found -1e-09"),
     ],
 )
 def test_public_functions_name_the_argument(call, error, message):
