@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,6 +61,28 @@ def descent_on_vectors(vectors: Tensor, online: int, scale: Tensor | None, weigh
     solved = bool(length > BOUNDS[1] and min(slopes) > 0)
     clear = bool(not 1e-5 < length < 1e-3 and abs(min(slopes)) > 1e-9)
     return Descent(torch.from_numpy(direction), solved, has_fair_row, float(np.linalg.norm(hull, axis=1).max()), clear)
+
+
+def opposed(size: float) -> Tensor:
+    """Two unit rows whose hull comes as close to zero as ``size``."""
+    return torch.tensor([[math.sqrt(1 - size**2), size], [-math.sqrt(1 - size**2), size]], dtype=torch.float64)
+
+
+def opposed_among_ten(size: float) -> Tensor:
+    """Ten rows; two of them are opposed and leave a direction of ``size``."""
+    rows = torch.eye(10, 12, dtype=torch.float64)
+    rows[:, 10] = size
+    rows[0, :10], rows[1, :10] = 0.0, 0.0
+    rows[0, 11], rows[1, 11] = 1.0, -1.0
+    return rows
+
+
+def not_quite_symmetric() -> tuple[Tensor, Tensor]:
+    """Matrices ``[3, 5, 5]`` of whole numbers, and their symmetric parts, which are exact."""
+    factors = torch.randint(-8, 9, (3, 5, 7), generator=torch.Generator().manual_seed(3)).double()
+    apart = torch.randint(-1, 2, (3, 5, 5), generator=torch.Generator().manual_seed(4)).double()
+    gram = factors @ factors.mT
+    return gram + apart - apart.mT, gram
 
 
 def vectors_of(online: int, remembered: int, n: int = 9) -> Tensor:

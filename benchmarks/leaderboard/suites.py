@@ -71,6 +71,12 @@ def _fashion(name: str, title: str, partition: fl.data.Partition, tests: int, te
     return Suite(name, f"Fashion-MNIST, {title}", 100, Learner, networks.fashion, federate, methods, telling)
 
 
+def _modules(name: str, title: str, telling: str, rates: tuple[float, ...] = RATES) -> Suite:
+    module, methods = partial(Learner, num_classes=CHARACTERS), partial(telling_methods, CHARACTERS, 10)
+    title = f"Python's standard library, modules{title}"
+    return Suite(name, title, 100, module, networks.characters, data.modules, methods, f"{_TEXT}; {telling}", rates)
+
+
 def _images(source: Source, partition: fl.data.Partition, tests: int, root: Path) -> fl.FederatedDataModule:
     return data.images(source, partition, root, tests)
 
@@ -142,16 +148,7 @@ SUITES: tuple[Suite, ...] = (
         partial(telling_methods, 10, 10),
         "100 clients, 10 per round, CNN with two convolutions, batches of 50, one local epoch",
     ),
-    Suite(
-        "text",
-        "Python's standard library, modules",
-        100,
-        partial(Learner, num_classes=CHARACTERS),
-        networks.characters,
-        data.modules,
-        partial(telling_methods, CHARACTERS, 10),
-        f"{_TEXT}; what is tested is the last fifth of a module",
-    ),
+    _modules("text", "", "what is tested is the last fifth of a module"),
     Suite(
         "fmnist-server",
         "Fashion-MNIST, two classes per client (Pat-2), other steps of the server",
@@ -173,17 +170,7 @@ SUITES: tuple[Suite, ...] = (
         f"{_PEOPLE}; learning rates 1, 3 and 10",
         LARGE_RATES,
     ),
-    Suite(
-        "text-rates",
-        "Python's standard library, modules, larger learning rates",
-        100,
-        partial(Learner, num_classes=CHARACTERS),
-        networks.characters,
-        data.modules,
-        partial(telling_methods, CHARACTERS, 10),
-        f"{_TEXT}; learning rates 1, 3 and 10",
-        LARGE_RATES,
-    ),
+    _modules("text-rates", ", larger learning rates", "learning rates 1, 3 and 10", LARGE_RATES),
 )
 
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from descent_cases import BOUNDS, descent_on_vectors, vectors_of
+from descent_cases import BOUNDS, descent_on_vectors, not_quite_symmetric, opposed, opposed_among_ten, vectors_of
 from implementations import REFERENCE, compiled, every
 
 
@@ -77,7 +77,7 @@ def test_rows_count_beside_the_lower_median_of_the_others(call):
 
 @every
 def test_fair_rows_are_as_long_as_the_mean_or_left_out(call):
-    """Two unit rows and weights (1, -1 + e): the fair row's length before is that of (1, -1), times what it allows."""
+    """Two rows of length 3 that are nearly equal, and weights (1, -1): the fair row is their short difference."""
     for angle, wanted in ((2e-4, True), (1e-4, False)):
         rows = torch.tensor([[1.0, 0.0], [math.cos(angle), math.sin(angle)]], dtype=torch.float64)
         rows *= 3
@@ -89,11 +89,6 @@ def test_fair_rows_are_as_long_as_the_mean_or_left_out(call):
         coeff, _, fair = call("common_descent", matrices(rows), 2, ones, vector(1, -1), 1e-8, 1e-4, 0.0)
         assert fair.all()  # it is not made longer with given factors
         assert (coeff[0] @ rows).norm() <= 3 * angle
-
-
-def opposed(size):
-    """Two unit rows whose hull comes as close to zero as ``size``."""
-    return torch.tensor([[math.sqrt(1 - size**2), size], [-math.sqrt(1 - size**2), size]], dtype=torch.float64)
 
 
 @every
@@ -111,11 +106,7 @@ def test_bounds_of_directions(call):
 def test_a_direction_is_measured_by_the_root_of_the_mean_square(call):
     """Of ten rows, not by the root of their sum of squares: two opposed rows leave 1.5e-4 or .9e-4 of the others."""
     for size, long_enough in ((1.5e-4, True), (0.9e-4, False)):
-        rows = torch.eye(10, 12, dtype=torch.float64)
-        rows[:, 10] = size
-        rows[0, :10], rows[1, :10] = 0.0, 0.0
-        rows[0, 11], rows[1, 11] = 1.0, -1.0
-        scale = torch.ones(1, 10, dtype=torch.float64)
+        rows, scale = opposed_among_ten(size), torch.ones(1, 10, dtype=torch.float64)
         coeff, found, _ = call("common_descent", matrices(rows), 10, scale, None, 1e-8, 1e-4, 1e-16)
         assert bool(found) == long_enough
         assert float((coeff[0] @ rows).norm()) == pytest.approx(size, rel=1e-6)
@@ -192,9 +183,6 @@ def test_no_matrix_gives_no_direction(call):
 
 @every
 def test_matrices_that_are_not_quite_symmetric_count_by_their_symmetric_part(call):
-    """Whole numbers: their mean is exact."""
-    factors = torch.randint(-8, 9, (3, 5, 7), generator=torch.Generator().manual_seed(3)).double()
-    apart = torch.randint(-1, 2, (3, 5, 5), generator=torch.Generator().manual_seed(4)).double()
-    gram, scale = factors @ factors.mT, torch.ones(3, 5, dtype=torch.float64)
-    found = call("common_descent", gram + apart - apart.mT, 4, scale, None, *BOUNDS)[0]
-    assert torch.equal(found, call("common_descent", gram, 4, scale, None, *BOUNDS)[0])
+    scale = torch.ones(3, 5, dtype=torch.float64)
+    found, wanted = (call("common_descent", gram, 4, scale, None, *BOUNDS)[0] for gram in not_quite_symmetric())
+    assert torch.equal(found, wanted)

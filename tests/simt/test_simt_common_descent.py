@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from descent_cases import BOUNDS, descent_on_vectors, vectors_of
+from descent_cases import BOUNDS, descent_on_vectors, not_quite_symmetric, opposed, opposed_among_ten, vectors_of
 
 from fl_lightning.ops import _common_descent as reference
 
@@ -70,7 +70,7 @@ def test_bounds(simt):
         (1e-3, 0.9e-6, True),
         (1e-3, 1.1e-6, False),
     ):
-        rows = 3 * torch.tensor([[math.sqrt(1 - size**2), size], [-math.sqrt(1 - size**2), size]], dtype=torch.float64)
+        rows = 3 * opposed(size)
         coeff, solved, _ = simt.common_descent((rows @ rows.T)[None], 2, None, None, 1e-8, 1e-4, rounding)
         assert bool(solved) == wanted
         torch.testing.assert_close(coeff, torch.full((1, 2), 0.5, dtype=torch.float64))
@@ -78,20 +78,13 @@ def test_bounds(simt):
 
 def test_a_direction_is_measured_by_the_root_of_the_mean_square(simt):
     for size, long_enough in ((1.5e-4, True), (0.9e-4, False)):
-        rows = torch.eye(10, 12, dtype=torch.float64)
-        rows[:, 10] = size
-        rows[0, :10], rows[1, :10] = 0.0, 0.0
-        rows[0, 11], rows[1, 11] = 1.0, -1.0
-        scale = torch.ones(1, 10, dtype=torch.float64)
+        rows, scale = opposed_among_ten(size), torch.ones(1, 10, dtype=torch.float64)
         assert bool(simt.common_descent((rows @ rows.T)[None], 10, scale, None, 1e-8, 1e-4, 1e-16)[1]) == long_enough
 
 
 def test_matrices_that_are_not_quite_symmetric(simt):
-    factors = torch.randint(-8, 9, (3, 5, 7), generator=torch.Generator().manual_seed(3)).double()
-    apart = torch.randint(-1, 2, (3, 5, 5), generator=torch.Generator().manual_seed(4)).double()
-    gram = factors @ factors.mT
-    found = simt.common_descent(gram + apart - apart.mT, 4, None, None, *BOUNDS)[0]
-    assert torch.equal(found, simt.common_descent(gram, 4, None, None, *BOUNDS)[0])
+    found, wanted = (simt.common_descent(gram, 4, None, None, *BOUNDS)[0] for gram in not_quite_symmetric())
+    assert torch.equal(found, wanted)
 
 
 def test_only_online_rows_have_to_fall_and_to_be_there(simt):
