@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a federated round costs beside a hand-written PyTorch loop that does the same work.
 
-    python -m benchmarks.rounds [--shapes W1 W2] [--pairs 41] [--cases 0 1 2 3] [--keep-memory] [--out DIR]
+    python -m benchmarks.rounds [--shapes W1 W2] [--pairs 41] [--cases 0 1 2 3 4] [--keep-memory] [--out DIR]
 
 One round of ours and one of the hand-written loop are timed in turn, in the same process, on one thread; a pair gives
 one ratio, in processor time. Pairs taken next to each other share whatever else the machine is doing. Both sides are

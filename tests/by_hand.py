@@ -73,7 +73,7 @@ class Federation:
             )  # fmt: skip
 
         self._make, self._in_files = made, options.get("folder") is not None
-        self._num_clients = data.num_clients
+        self._num_clients, self._num_samples = data.num_clients, int(data.train_dataloader().sizes.sum())
         self.counted: dict[int, int] = {}
         self.schedule: Any = None
         self.clock = clock or {}
@@ -120,6 +120,7 @@ class Federation:
             round=when,
             client_lr=None if None in rates else fl.algorithms.mean_rate(rates),
             num_clients=self._num_clients,
+            num_samples=self._num_samples,
             extras={name: torch.stack([message.extras[name] for message in counted]) for name in counted[0].extras},
             companions={
                 name: fl.UpdateMatrix(stacked_rows([message.companions[name] for message in counted]), self.layout)

@@ -31,19 +31,22 @@ class Case:
         algorithm: makes the server rule.
         logs: ``self.log`` once per step.
         csv: with Lightning's CSVLogger.
+        clip: ``gradient_clip_val`` of the Trainer, and what the hand-written loop clips gradients to.
     """
 
     name: str
     algorithm: Callable[[], fl.algorithms.ServerRule]
     logs: bool = False
     csv: bool = False
+    clip: float | None = None
 
 
 NO_LOG = Case("FedAvg, no self.log", fl.algorithms.FedAvg)
 ONE_LOG = Case("FedAvg, one self.log per step", fl.algorithms.FedAvg, logs=True)
 CSV = Case("FedAvg, one self.log per step, CSVLogger", fl.algorithms.FedAvg, logs=True, csv=True)
 FEDLF = Case("FedLF, no self.log", fl.algorithms.FedLF)
-CASES = (NO_LOG, ONE_LOG, CSV, FEDLF)
+CLIPPED = Case("FedAvg, gradients clipped to norm 1", fl.algorithms.FedAvg, clip=1.0)
+CASES = (NO_LOG, ONE_LOG, CSV, FEDLF, CLIPPED)
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,7 @@ def measure(shape: Shape, case: Case, pairs: int, warm_up: int, folder: Path) ->
     """
     torch.manual_seed(SEED)
     x, y = shape.data()
-    hand_written = HandWritten(shape, x, y)
+    hand_written = HandWritten(shape, x, y, case.clip)
     turns = Turns(hand_written, warm_up)
     strategy = Timed(case.algorithm(), shape, x, y)
     losses = LossPass(max(pairs, 3)) if strategy.algorithm.needs.losses else None
@@ -160,6 +163,7 @@ def measure(shape: Shape, case: Case, pairs: int, warm_up: int, folder: Path) ->
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
+        gradient_clip_val=case.clip,
     )
     trainer.fit(Classifier(shape, case.logs), federated(shape, x, y))
     expected = rounds * shape.steps

@@ -95,6 +95,12 @@ SHAPES = {shape.name: shape for shape in (W1, W1_10, LINEAR, W2, TINY)}
 class HandWritten:
     """Federated averaging as one writes it for a single experiment on tensors in memory.
 
+    Args:
+        shape: what it trains.
+        x: inputs of all clients.
+        y: their labels.
+        clip: norm that gradients are clipped to; ``None``: they are not.
+
     Attributes:
         model: the network; between rounds it holds what the last client left.
         weights: the global parameters.
@@ -102,8 +108,8 @@ class HandWritten:
         step_norm: Euclidean norm of the last change of the global parameters.
     """
 
-    def __init__(self, shape: Shape, x: Tensor, y: Tensor) -> None:
-        self.shape, self.x, self.y = shape, x, y
+    def __init__(self, shape: Shape, x: Tensor, y: Tensor, clip: float | None = None) -> None:
+        self.shape, self.x, self.y, self.clip = shape, x, y, clip
         self.model = shape.initial().to(x.device)
         self.parameters = list(self.model.parameters())
         self.weights = [p.detach().clone() for p in self.parameters]
@@ -127,7 +133,7 @@ class HandWritten:
                 for p, w in zip(parameters, weights, strict=True):
                     p.copy_(w)
             order = (client * size + torch.randperm(size)).to(self.x.device)
-            self.steps += train(self.model, self.shape, self.x, self.y, order)
+            self.steps += train(self.model, self.shape, self.x, self.y, order, self.clip)
             with torch.no_grad():
                 for u, p, w in zip(update, parameters, weights, strict=True):
                     u.add_(p - w, alpha=1 / self.shape.per_round)
@@ -140,7 +146,7 @@ class HandWritten:
         self.step_norm = float(torch.cat([u.flatten() for u in update]).norm())
 
 
-def train(model: nn.Module, shape: Shape, x: Tensor, y: Tensor, order: Tensor) -> int:
+def train(model: nn.Module, shape: Shape, x: Tensor, y: Tensor, order: Tensor, clip: float | None = None) -> int:
     """One client's epoch over the samples ``order``, batch by batch; returns the number of steps."""
     optimizer = torch.optim.SGD(model.parameters(), lr=shape.lr)
     batches = order.split(shape.batch)
@@ -148,5 +154,7 @@ def train(model: nn.Module, shape: Shape, x: Tensor, y: Tensor, order: Tensor) -
         loss = F.cross_entropy(model(x[batch]), y[batch])
         optimizer.zero_grad()
         loss.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
     return len(batches)

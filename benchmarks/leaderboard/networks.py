@@ -27,8 +27,8 @@ def characters() -> nn.Sequential:
 
 
 def cifar() -> nn.Sequential:
-    """The CNN for CIFAR-10 with the papers' normalisation."""
-    net = CifarCNN()
+    """The CNN for CIFAR-10 at half its width, which takes a third of the time, with the papers' normalisation."""
+    net = CifarCNN(width=32)
     pixels = Pixels(nn.Identity(), (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
     return nn.Sequential(pixels, *net.features, *net.classifier)
 

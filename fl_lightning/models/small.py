@@ -58,25 +58,26 @@ class CifarCNN(nn.Module):
     Args:
         num_classes: number of logits.
         dropout: probabilities after the first and second linear layer; ``(0, 0)`` is the variant without dropout.
+        width: channels of both convolutions; the papers' 64.
 
     Shape:
         ``[B, 3, 32, 32]`` to ``[B, num_classes]``.
     """
 
-    @checked(num_classes=Bounds(1), dropout=Bounds(0, 1))
-    def __init__(self, num_classes: int = 10, dropout: tuple[float, float] = (0.2, 0.5)) -> None:
+    @checked(num_classes=Bounds(1), dropout=Bounds(0, 1), width=Bounds(1))
+    def __init__(self, num_classes: int = 10, dropout: tuple[float, float] = (0.2, 0.5), width: int = 64) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(3, 64, 5),
+            nn.Conv2d(3, width, 5),
             nn.ReLU(),
             nn.MaxPool2d(2),
-            nn.Conv2d(64, 64, 5),
+            nn.Conv2d(width, width, 5),
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),
         )
         self.classifier = nn.Sequential(
-            nn.Linear(1600, 384),
+            nn.Linear(25 * width, 384),
             nn.Dropout(dropout[0]),
             nn.ReLU(),
             nn.Linear(384, 192),

@@ -21,29 +21,32 @@ class FastSGD:
     Args:
         optimizer: any optimizer. Whether a step is plain is decided at each step, because schedulers, callbacks and
             the module may change the options of parameter groups at any time.
+
+    Attributes:
+        wrapped: the optimizer.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
+        self.wrapped = optimizer
         self._eligible = type(optimizer) is SGD
 
     @property
     def lets_go(self) -> bool:
         """Whether no step keeps a gradient beyond itself, so that the next one may be in the same memory."""
-        return type(self._optimizer).__module__.startswith("torch.optim.") and _unobserved(self._optimizer)
+        return type(self.wrapped).__module__.startswith("torch.optim.") and _unobserved(self.wrapped)
 
     def zero_grad(self) -> None:
         """Forgets all gradients."""
-        if not self._eligible or "zero_grad" in vars(self._optimizer):
-            self._optimizer.zero_grad()
+        if not self._eligible or "zero_grad" in vars(self.wrapped):
+            self.wrapped.zero_grad()
             return
-        for group in self._optimizer.param_groups:
+        for group in self.wrapped.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
 
     def step(self) -> None:
         """Takes one step along the gradients that are there."""
-        optimizer = self._optimizer
+        optimizer = self.wrapped
         groups = optimizer.param_groups
         if not self._eligible or not _unobserved(optimizer) or not all(map(_plain, groups)):
             optimizer.step()

@@ -104,6 +104,7 @@ class LeanStep:
             self._gradients.end_steady()
         loss = self._gradients(batch, index)
         self._hooks.before_optimizer_step()
+        self._calls.clip_gradients(self._optimizer.wrapped)
         self._optimizer.step()
         self._loop.count_step()
         if self._loop.clock.scheduled:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from fl_lightning.core.lightning.batches import move_to_device
 from fl_lightning.core.lightning.inspection import takes_batch_index, transfer_is_hooked
@@ -59,3 +60,8 @@ class ModuleCalls:
         if loss is None:
             raise ValueError("training_step must return a loss for every batch for this method, found None")
         return loss
+
+    def clip_gradients(self, optimizer: Optimizer) -> None:
+        """Clips the gradients of an optimizer's parameters where ``Trainer(gradient_clip_val=...)`` asks for it."""
+        if self._trainer.gradient_clip_val is not None:
+            self.module.clip_gradients(optimizer)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from client_rounds import CLASSES, Net, Rounds, assign, client_data, flat
 from method_fits import assert_paths_agree, assert_resumes, fit_method, trained
-from support import Classifier, fresh, weights
+from support import Classifier, fresh, on_path, weights
 
 import fl_lightning as fl
 from fl_lightning.algorithms import FedAvg, Federation, FedHEAL, FedMDFG, FedProc, FedProto
@@ -268,7 +268,7 @@ def test_modules_without_labels_or_with_too_many_classes(name):
 def test_lean_and_full_path_agree(name):
     weights = assert_paths_agree(FITS[name])
     assert not torch.allclose(weights, trained(FedAvg()), atol=1e-3)
-    options = {"module": fresh(NoIndex, norm=True, momentum=0.5), "gradient_clip_val": 1e9}
+    options = {"module": fresh(NoIndex, norm=True, momentum=0.5), **on_path(lean=False)}
     torch.testing.assert_close(trained(FITS[name](), **options), weights, rtol=0, atol=1e-6)
 
 

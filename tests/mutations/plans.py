@@ -8,6 +8,7 @@ GUARDS, WRONG = "tests/training/test_planned_guards.py", "tests/training/test_wr
 STEADY = "tests/training/test_steady_visits.py"
 PLANNED = "fl_lightning/training/planned"
 
+clipping = In("fl_lightning/training/module_calls.py", "tests/training/test_optimization.py -k clipping")
 program = In(f"{PLANNED}/program.py", PROGRAMS)
 traces = In(f"{PLANNED}/trace.py", PROGRAMS)
 plan = In(f"{PLANNED}/plan.py", f"{STEPS} -k 'same_bits or losses or methods'")
@@ -51,6 +52,10 @@ MUTATIONS = [
     capture("Python's random numbers are accepted", "    if drawn:", "    if False:"),
     program("what others still read is written over", "self._last_use[source] > place or ", ""),
     program("a view of what is written over is read", " or shared != [source]", ""),
+    program("gradients that share memory are left so", " and len(sharing) == 1 and ", " and "),
+    program("gradients that no run writes are left so", " and self._is_anew(self._trace.base(node))", ""),
+    program("parts of one result count as one", "place = node.args[1]", "place = None"),
+    clipping("gradients are never clipped", "            self.module.clip_gradients(optimizer)", "            pass"),
     forks("the first backward pass is in a trace", "    begin_autograd()\n", ""),
     passes("one look at the guards is enough", "if self._once.get(shape) is not plan:", "if False:"),
     passes(

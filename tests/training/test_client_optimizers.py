@@ -312,9 +312,7 @@ def test_optimizers_that_are_replaced_during_a_fit(name, how, path):
     later = {"SGD": partial(torch.optim.SGD, lr=0.02, momentum=0.9), "Adam": partial(torch.optim.Adam, lr=0.01)}[name]
     strategy = fl.FederatedStrategy(clients_per_round=3, seed=5, executor=EXECUTORS.get(path))
     module, calls = fresh(), iter(range(9))
-    trainer = quiet_trainer(
-        strategy, 3, callbacks=[Replacing(later, how)], gradient_clip_val=1e9 if path == "full" else None
-    )
+    trainer = quiet_trainer(strategy, 3, callbacks=[Replacing(later, how)], **on_path(path != "full"))
     trainer.fit(module, federated_blobs())
 
     def make(model):

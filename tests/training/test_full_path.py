@@ -19,11 +19,16 @@ class Hooked(Classifier):
         pass
 
 
+class Clipping(Classifier):
+    def clip_gradients(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+        pass
+
+
 REASONS = {
     "Manual optimizes manually": (Manual, {}),
     "Hooked overrides on_train_batch_end": (Hooked, {}),
     "Watching overrides on_before_optimizer_step": (Classifier, {"callbacks": [Watching()]}),
-    "Trainer(gradient_clip_val=0.5)": (Classifier, {"gradient_clip_val": 0.5}),
+    "Clipping overrides clip_gradients": (Clipping, {"gradient_clip_val": 0.5}),
     "Trainer(detect_anomaly=True)": (Classifier, {"detect_anomaly": True}),
     "Trainer(profiler=SimpleProfiler)": (Classifier, {"profiler": "simple"}),
     "Trainer(precision='bf16-mixed')": (Classifier, {"precision": "bf16-mixed"}),

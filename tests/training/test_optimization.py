@@ -6,13 +6,15 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, LearningRateMonitor
+from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler, LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
 from plain_loop import assert_trained_to, evaluate, federate, sgd
 from support import FEATURES, Classifier, fit, fresh, on_path, weights
 from torch import nn
 
 import fl_lightning as fl
+
+PATHS = {"lean": on_path(True), "full": on_path(False)}
 
 # ---- learning-rate schedulers
 
@@ -72,12 +74,39 @@ def test_plateau_scheduler_follows_the_validation_of_the_global_model(tmp_path):
 # ---- gradients
 
 
-def test_gradient_clipping_by_norm_and_by_value():
-    for algorithm, function, limit in (("norm", "clip_grad_norm_", 0.05), ("value", "clip_grad_value_", 0.01)):
-        clip = partial(getattr(nn.utils, function), **{"max_norm" if algorithm == "norm" else "clip_value": limit})
-        module = fresh()
-        fit(module, gradient_clip_val=limit, gradient_clip_algorithm=algorithm)
-        assert_trained_to(module, federate(fresh(), 3, sgd(change_gradients=clip)))
+CLIPPED = {
+    "norm": (partial(nn.utils.clip_grad_norm_, max_norm=0.05), {"gradient_clip_val": 0.05}),
+    "value": (
+        partial(nn.utils.clip_grad_value_, clip_value=0.01),
+        {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
+    ),
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("kind", CLIPPED)
+def test_gradient_clipping_by_norm_and_by_value(kind, path):
+    clip, options = CLIPPED[kind]
+    module = fresh()
+    fit(module, **options, **PATHS[path])
+    assert_trained_to(module, federate(fresh(), 3, sgd(change_gradients=clip)))
+    assert not torch.allclose(weights(module), weights(federate(fresh(), 3, sgd())), atol=1e-2)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_callback_may_begin_to_clip_during_a_fit(path):
+    class Later(Callback):
+        def on_train_epoch_start(self, trainer, module):
+            trainer.gradient_clip_val = 0.05 if trainer.current_epoch else None
+
+    clip = CLIPPED["norm"][0]
+
+    def train_client(expected, batches, index):
+        sgd(change_gradients=clip if index else None)(expected, batches, index)
+
+    module = fresh()
+    fit(module, callbacks=[Later()], **PATHS[path])
+    assert_trained_to(module, federate(fresh(), 3, train_client))
 
 
 def test_the_modules_own_gradient_clipping_and_gradient_hooks_see_every_local_step():
@@ -166,9 +195,6 @@ SPARSE = {
 }
 
 
-FULL = on_path(False)
-
-
 def clips_sparse_gradients():
     """Whether torch takes the norm of a dense and a sparse gradient; 2.6 does not."""
     dense, sparse = (torch.ones(2, requires_grad=True) for _ in range(2))
@@ -180,15 +206,16 @@ def clips_sparse_gradients():
     return True
 
 
-@pytest.mark.parametrize("path", [on_path(True), FULL], ids=["lean", "full"])
+@pytest.mark.parametrize("clip", [{}, {"gradient_clip_val": 0.05}], ids=["", "clipped"])
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", SPARSE)
-def test_sparse_gradients_train_like_dense_ones(name, path):
-    if name == "Ditto" and path is FULL and not clips_sparse_gradients():  # the others make them dense
+def test_sparse_gradients_train_like_dense_ones(name, path, clip):
+    if name == "Ditto" and clip and not clips_sparse_gradients():  # the others make them dense
         pytest.skip("this torch clips no sparse gradients")
-    options, found = SPARSE[name], []
+    options, found = {**SPARSE[name], **clip}, []
     for sparse in (True, False):
         module = fresh(Words, sparse=sparse)
-        fit(module, **{**options, "algorithm": options["algorithm"]()}, **path)
+        fit(module, **{**options, "algorithm": options["algorithm"]()}, **PATHS[path])
         found.append(weights(module))
     assert torch.allclose(*found, atol=1e-5, rtol=0)
 

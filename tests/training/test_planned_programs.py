@@ -52,6 +52,21 @@ class Symmetric(nn.Module):
         return self.out(x + x.T)
 
 
+class Shared(nn.Module):
+    """Parameters whose gradients PyTorch computes as one tensor and views of it, and as tensors of ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.out, self.shift, self.one = nn.Linear(6, 5), nn.Parameter(torch.zeros(5)), nn.Parameter(torch.ones(1))
+        self.first, self.second = nn.Parameter(torch.zeros(6)), nn.Parameter(torch.zeros(2, 3))
+        self.both, self.number = nn.Parameter(torch.zeros(10)), nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        left, right = self.both.split(5)
+        self.term = self.number + self.one.sum()
+        return self.out(x * (self.first + self.second.view(6)).cos()) + self.shift + left * right.sin()
+
+
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()
@@ -89,9 +104,16 @@ CASES = {
     ),
     "attention": (Attention, _features(4, 3, 8)),
     "symmetric": (Symmetric, _features(4, 6)),
+    "shared": (Shared, _features(4, 6)),
     "recurrent": (Recurrent, _features(4, 3, 4)),
     "tied": (Tied, torch.randint(0, 11, (4, 3), generator=torch.Generator().manual_seed(1))),
 }  # fmt: skip
+
+
+def loss_of(net, logits, labels):
+    """Cross entropy, and what a network adds to it."""
+    loss = F.cross_entropy(logits, labels)
+    return loss + net.term if hasattr(net, "term") else loss
 
 
 def prepared(case):
@@ -108,7 +130,7 @@ def prepared(case):
 
     def function(*inputs):
         named = dict(zip(names, inputs, strict=False))
-        return [F.cross_entropy(functional_call(ours, named, (inputs[-2],)), inputs[-1])]
+        return [loss_of(ours, functional_call(ours, named, (inputs[-2],)), inputs[-1])]
 
     batch = [x.clone(), y.clone()]
     inputs = [*parameters.values(), *buffers.values(), *batch]
@@ -128,6 +150,7 @@ unlike_old = pytest.mark.skip(reason="this PyTorch has no plan with the same bit
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=unlike_old) if OLD and c in UNLIKE_OLD else c for c in CASES])
 def test_the_bits_of_autograd_over_steps_and_batches(case):
+    """Gradients are changed in place, as client rules and clipping do."""
     ours, theirs, batch, traced, inputs = prepared(case)
     last = len(inputs) - 2
     run = function_of(program_of(traced, inputs, frozenset({last, last + 1})))
@@ -139,12 +162,14 @@ def test_the_bits_of_autograd_over_steps_and_batches(case):
         (loss,), gradients = run(*batch)
         losses.append(loss)
         trained = [inputs[place].data for place in traced.trained]
+        torch._foreach_mul_(list(gradients), 0.5)
         torch._foreach_add_(trained, list(gradients), alpha=-0.1)
         after = torch.get_rng_state()
         torch.set_rng_state(state)
         optimizer.zero_grad()
-        expected = F.cross_entropy(theirs(batch[0]), batch[1])
+        expected = loss_of(theirs, theirs(batch[0]), batch[1])
         expected.backward()
+        torch._foreach_mul_([parameter.grad for parameter in theirs.parameters()], 0.5)
         optimizer.step()
         assert torch.equal(loss, expected), step
         assert same(ours, theirs), step
@@ -166,11 +191,31 @@ def test_gradients_stay_in_their_memory_unless_they_have_to_be_fresh():
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
+@pytest.mark.parametrize("fresh", [False, True], ids=["kept memory", "fresh"])
+def test_no_two_gradients_share_memory(fresh):
+    *_, traced, inputs = prepared("shared")
+    run = function_of(program_of(traced, inputs, fresh_gradients=fresh))
+    run()
+    gradients = run()[1]
+    for gradient in gradients:
+        gradient.fill_(7.0)
+    ones = [gradient for gradient in run()[1] if gradient.numel() == 1]
+    assert [float(gradient) for gradient in ones] == [1.0, 1.0]
+    assert len({gradient.untyped_storage().data_ptr() for gradient in gradients}) == len(gradients)
+
+
 def test_most_of_a_small_network_allocates_nothing():
     """Whatever the loss itself takes: it is given away."""
     for case, made in (("linear", 1), ("mlp", 1)):
         *_, traced, inputs = prepared(case)
         assert sum(bool(call.results) for call in program_of(traced, inputs).calls) == made
+
+
+@pytest.mark.parametrize("case", ["mlp", pytest.param("convolutions", marks=unlike_old) if OLD else "convolutions"])
+def test_gradients_with_memory_of_their_own_are_not_copied(case):
+    *_, traced, inputs = prepared(case)
+    copies = (torch.ops.aten.copy_.default, torch.ops.aten.clone.default)
+    assert not any(call.op in copies for call in program_of(traced, inputs).calls)
 
 
 def test_a_trace_changes_neither_parameters_nor_buffers():

@@ -35,6 +35,9 @@ PLANNED = {
     "Ditto": {"algorithm": fl.algorithms.Ditto()},
     "FedLF": {"algorithm": fl.algorithms.FedLF()},
     "FedHEAL": {"algorithm": fl.algorithms.FedHEAL()},
+    "clipped norms": {"gradient_clip_val": 0.1},
+    "clipped values": {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value", "options": {"momentum": 0.9}},
+    "clipped, SCAFFOLD": {"gradient_clip_val": 0.1, "algorithm": fl.algorithms.SCAFFOLD()},
     "an attack": {"attack": fl.attacks.ZeroUpdates(clients=(1, 2))},
 }
 
@@ -47,6 +50,25 @@ def test_the_same_bits_and_logs(case, caplog):
         pytest.skip("steps with BatchNorm are not planned")
     assert all("planned" in message for message in said), said
     assert planned.strategy.last_round.planned_steps > 0
+
+
+class Shared(Classifier):
+    """Two parameters whose gradients PyTorch computes as one tensor and a view of it."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.first, self.second = torch.nn.Parameter(torch.zeros(6)), torch.nn.Parameter(torch.zeros(2, 3))
+
+    def training_step(self, batch, batch_idx):
+        total = self.first + self.second.view(6)
+        return super().training_step(batch, batch_idx) + (total - torch.arange(6.0)).square().sum()
+
+
+@pytest.mark.parametrize("case", ["SGD", "SCAFFOLD", "clipped norms"])
+def test_gradients_that_share_memory_are_changed_once(case, caplog):
+    eager, planned, said = both(caplog, Shared, **PLANNED[case])
+    agree(eager, planned)
+    assert all("planned" in message for message in said), said
 
 
 UNPLANNED = {

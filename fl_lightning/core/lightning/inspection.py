@@ -25,8 +25,8 @@ TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_af
 _STRATEGY_HOOKS = ("backward", "batch_to_device", "optimizer_step", "post_backward", "pre_backward", "training_step")
 
 _MODULE_HOOKS = (
-    *STEP_HOOKS, "backward", "configure_gradient_clipping", "lr_scheduler_step", "on_train_batch_end",
-    "on_train_batch_start", "optimizer_step", "optimizer_zero_grad",
+    *STEP_HOOKS, "backward", "clip_gradients", "configure_gradient_clipping", "lr_scheduler_step",
+    "on_train_batch_end", "on_train_batch_start", "optimizer_step", "optimizer_zero_grad",
 )  # fmt: skip
 
 
@@ -64,8 +64,6 @@ def full_path_reason(trainer: Trainer, module: LightningModule) -> str | None:
         closure = signature(optimizer.step).parameters.get("closure")
         if closure is not None and closure.default is closure.empty:
             return f"{type(optimizer).__name__} calls for a closure"
-    if trainer.gradient_clip_val is not None:
-        return f"Trainer(gradient_clip_val={trainer.gradient_clip_val})"
     profiler = profiler_of(trainer)
     if profiler is not None:
         return f"Trainer(profiler={profiler})"

@@ -142,6 +142,7 @@ class _Writer:
         self._last_use = self._last_uses()
         self._idle: dict[tuple[Any, ...], list[tuple[int, Tensor]]] = {}
         self._made: set[fx.Node] = set()  # single tensors that every run writes
+        self._constant: set[fx.Node] = set()  # tensors that no run writes
 
     def _last_uses(self) -> dict[fx.Node, int]:
         """Of every base, the place of the last node that reads it."""
@@ -161,14 +162,39 @@ class _Writer:
         return Program(tuple(self._arguments), calls, returned, gradients)
 
     def _gradient(self, node: fx.Node) -> Value:
-        """A gradient in a memory layout as its parameter has it, which optimizers expect."""
-        value = self._values[node]
-        taken = [other for other in self._outputs[self._trace.returns :] if other is node]
-        if isinstance(value, Tensor) and (not value.is_contiguous() or len(taken) > 1):
-            own = torch.empty(value.shape, dtype=value.dtype)
-            self._calls.append(Call(_ATEN.copy_.default, (own, value), {}, ()))
-            return own
-        return value
+        """A gradient in memory of its own, which every run writes anew, in a layout as its parameter has it.
+
+        Client rules and clipping change gradients in place.
+        """
+        value, memory = self._values[node], self._memory(node)
+        assert isinstance(value, (Tensor, Register))
+        sharing = [other for other in self._outputs[self._trace.returns :] if self._memory(other) == memory]
+        shown = value if isinstance(value, Tensor) else value.like
+        if shown.is_contiguous() and len(sharing) == 1 and self._is_anew(self._trace.base(node)):
+            return value
+        if isinstance(value, Register):
+            copied = self._register(shown)
+            self._calls.append(
+                Call(_ATEN.clone.default, (value,), {"memory_format": torch.contiguous_format}, (copied,))
+            )
+            return copied
+        own = torch.empty(value.shape, dtype=value.dtype)
+        self._calls.append(Call(_ATEN.copy_.default, (own, value), {}, ()))
+        return own
+
+    def _memory(self, node: fx.Node) -> tuple[fx.Node, object]:
+        """What made the memory that a tensor shows, and which of its results it was."""
+        base, place = self._trace.base(node), None
+        while node is not base:
+            source = self._trace.sources[node]
+            if source is base and node.target is operator.getitem:
+                place = node.args[1]
+            node = source
+        return base, place
+
+    def _is_anew(self, base: fx.Node) -> bool:
+        """Whether every run writes the memory that a node made."""
+        return base.op == "call_function" and base not in self._constant
 
     def _value(self, node: fx.Node, place: int) -> Value:
         if node.op == "placeholder":
@@ -237,6 +263,8 @@ class _Writer:
 
     def _filled(self, node: fx.Node, op: OpOverload) -> Tensor:
         """What an operation gives that looks at no values: made once, of tensors like those in the trace."""
+        if node not in self._trace.changed:
+            self._constant.add(node)
         args, kwargs = _mapped((node.args, node.kwargs), lambda source: _empty_like(source.meta["val"]))
         made: Tensor = op(*args, **kwargs)
         return _empty_like(node.meta["val"]).copy_(made)
