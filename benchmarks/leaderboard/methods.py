@@ -118,6 +118,24 @@ def server_steps(clients_per_round: int | float) -> Strategies:
     }
 
 
+def arguments_of_fedfv(clients_per_round: int | float) -> Strategies:
+    """FedFV with other shares of clients that keep their updates, and other memories.
+
+    Args:
+        clients_per_round: as for :class:`fl_lightning.FederatedStrategy`.
+    """
+    rules = {
+        REFERENCE: A.FedAvg(),
+        "FedFV": A.FedFV(),
+        "FedFV, alpha 0": A.FedFV(alpha=0.0),
+        "FedFV, alpha 0.5": A.FedFV(alpha=0.5),
+        "FedFV, tau 0": A.FedFV(tau=0),
+        "FedFV, tau 3": A.FedFV(tau=3),
+        "FedFV, tau 10": A.FedFV(tau=10),
+    }
+    return {name: _strategy(rule, clients_per_round=clients_per_round) for name, rule in rules.items()}
+
+
 def with_groups(rounds: int) -> Strategies:
     """The methods that ask for groups of people; all clients take part in every round.
 

@@ -14,7 +14,14 @@ from torch import nn
 import fl_lightning as fl
 from benchmarks.leaderboard import data, networks
 from benchmarks.leaderboard.learners import Learner, PeopleLearner
-from benchmarks.leaderboard.methods import Strategies, all_methods, server_steps, telling_methods, with_groups
+from benchmarks.leaderboard.methods import (
+    Strategies,
+    all_methods,
+    arguments_of_fedfv,
+    server_steps,
+    telling_methods,
+    with_groups,
+)
 from benchmarks.leaderboard.text import CHARACTERS, CONTEXT
 from benchmarks.papers.sources import CIFAR10, FASHION, OFFICE, Source
 from fl_lightning.data import Dirichlet, Pathological
@@ -158,6 +165,16 @@ SUITES: tuple[Suite, ...] = (
         partial(_images, FASHION, Pathological(100, 2), 0),
         partial(server_steps, 10),
         f"{_FASHION}; the server takes so many times a method's step, or follows it with momentum",
+    ),
+    Suite(
+        "fmnist-fedfv",
+        "Fashion-MNIST, one class per client (Pat-1), arguments of FedFV",
+        100,
+        Learner,
+        networks.fashion,
+        partial(_images, FASHION, Pathological(100, 1), 0),
+        partial(arguments_of_fedfv, 10),
+        _FASHION,
     ),
     Suite(
         "adult-rates",
