@@ -8,7 +8,7 @@ from support import Classifier, fit, fresh, weights
 
 OLD = torch.__version__ < torch.torch_version.TorchVersion("2.10")
 """BatchNorm is a call that no plan can repeat."""
-OTHER_WORDS = torch.__version__ < torch.torch_version.TorchVersion("2.13")
+OTHER_WORDS = torch.__version__ < torch.torch_version.TorchVersion("2.14")
 """TorchDynamo names other reasons."""
 
 

@@ -14,6 +14,9 @@ traces = In(f"{PLANNED}/trace.py", PROGRAMS)
 plan = In(f"{PLANNED}/plan.py", f"{STEPS} -k 'same_bits or losses or methods'")
 calls = In(f"{PLANNED}/planned_calls.py", f"{STEPS} {GUARDS} {WRONG} -k 'wrong or same_bits or hooks or read or end'")
 capture = In(f"{PLANNED}/capture.py", f"{GUARDS} -k 'cannot_repeat'")
+moves = In(f"{PLANNED}/program.py", f"{GUARDS} -k 'cannot_repeat'")
+moved = In(f"{PLANNED}/plan.py", f"{GUARDS} -k 'replaced'")
+notes = In(f"{PLANNED}/step_log.py", f"{STEPS} -k 'logged'")
 forks = In(f"{PLANNED}/capture.py", f"{STEPS} -k 'makes_workers'")
 passes = In(f"{PLANNED}/planned_calls.py", f"{STEADY} {GUARDS}")
 visits = In("fl_lightning/training/local_steps.py", STEADY)
@@ -39,7 +42,7 @@ MUTATIONS = [
         "True",
     ),
     traces("views without a schema are taken for new memory", "            self.sources[n] = ", "            _ = "),
-    plan("what a compared run has changed stays", "            tensor.copy_(before)", "            pass"),
+    plan("what a compared run has changed stays", "            tensor.detach().copy_(before)", "            pass"),
     calls(
         "the end of a round compares nothing",
         "for plan, batch, index in last.values() if self._wrong is None else ():",
@@ -50,6 +53,14 @@ MUTATIONS = [
     calls("hooks are not looked for", "            self._hooked = found", "            self._hooked = None"),
     capture("changes outside the step are accepted", "if _root(what.source) != records:", "if False:"),
     capture("Python's random numbers are accepted", "    if drawn:", "    if False:"),
+    capture("functions that remember are accepted", "    if remembers is not None:", "    if False:"),
+    moves("memory that is replaced is not looked for", "name__ in _MOVING:", "name__ in ():"),
+    moved(
+        "what is compared is the memory of before",
+        "[inputs[place] for place in self._compared]  #",
+        "[inputs[place].detach() for place in self._compared]  #",
+    ),
+    notes("what is logged is written over", "value.detach().clone()", "value.detach()"),
     program("what others still read is written over", "self._last_use[source] > place or ", ""),
     program("a view of what is written over is read", " or shared != [source]", ""),
     program("gradients that share memory are left so", " and len(sharing) == 1 and ", " and "),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 from typing import ClassVar
@@ -15,7 +16,7 @@ from support import Classifier, fit, fresh, weights
 
 import fl_lightning as fl
 from fl_lightning.algorithms.base import ClientRule
-from fl_lightning.training.planned import plan
+from fl_lightning.training.planned import plan, program
 
 pytestmark = pytest.mark.fit
 
@@ -79,6 +80,10 @@ class Refused(Classifier):
         super().__init__(**options)
         self.history, self.count = [], 0
         self.accuracy = torchmetrics.MeanMetric()
+        self.register_buffer("scale", torch.ones(()))
+        self.register_buffer("table", torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        NUMBER["value"] = 0.0
+        remembered.cache_clear()
 
     def training_step(self, batch, batch_idx):
         if self.what == "writes":
@@ -118,13 +123,38 @@ class Refused(Classifier):
         print("a step")
         return loss
 
+    def moves(self, loss, batch):
+        self.scale.data = self.scale.data + 1
+        return loss * self.scale
+
+    def turns(self, loss, batch):
+        self.table.t_()
+        return loss * self.table[0, 1]
+
+    def remembers(self, loss, batch):
+        return loss * remembered(len(batch[1]))
+
+    def on_train_epoch_start(self):
+        NUMBER["value"] += 1.0
+
+
+NUMBER = {"value": 0.0}
+
+
+@functools.lru_cache
+def remembered(size):
+    """The number at the first call with this size."""
+    return NUMBER["value"]
+
 
 REASONS = {
     "item": "takes numbers out of tensors", "branch": "", "counter": "attribute 'count'", "keeps": "history",
     "draws": "Python's random", "metric": "", "writes": "its batch", "skips": "", "prints": "",
+    "moves": "moves a tensor to other memory", "turns": "", "remembers": "remembered, which remembers",
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 @pytest.mark.parametrize("what", REASONS)
 def test_what_a_plan_cannot_repeat_stays_as_it_is(what, caplog, monkeypatch):
     monkeypatch.setattr(Refused, "what", what)
@@ -136,6 +166,16 @@ def test_what_a_plan_cannot_repeat_stays_as_it_is(what, caplog, monkeypatch):
     assert len(reasons) == 1
     assert OTHER_WORDS or REASONS[what] in reasons[0]
     assert "\n" not in reasons[0]
+
+
+@pytest.mark.skipif(OTHER_WORDS, reason="what is called there is one of those that change the shape")
+def test_memory_that_is_replaced_is_noticed_whatever_replaces_it(caplog, monkeypatch):
+    monkeypatch.setattr(Refused, "what", "moves")
+    monkeypatch.setattr(program, "_MOVING", ())
+    eager, planned, said = both(caplog, Refused)
+    agree(eager, planned)
+    assert torch.equal(eager.module.scale, planned.module.scale)
+    assert any("a buffer from a plan would differ" in message for message in said)
 
 
 class Watched(Classifier):

@@ -197,6 +197,71 @@ def test_the_bits_of_autograd_over_steps_and_batches(case):
     assert len(parameters) == len(traced.trained)
 
 
+def _cleared(w, x):
+    w = w.clone()
+    w[0] = 0
+    return w.mul_(2).square()
+
+
+EXPRESSIONS = {
+    "a part": lambda w, x: w[1:3, ::2],
+    "every second": lambda w, x: w.view(-1)[::2],
+    "overlapping": lambda w, x: w.as_strided((3, 2), (1, 1)),
+    "rows twice": lambda w, x: torch.stack([w[0], w[1], w[0]]).square(),
+    "beside its transpose": lambda w, x: torch.cat([w, w.T.reshape(w.shape)]).square(),
+    "in pieces": lambda w, x: w.chunk(2)[0] * w.chunk(2)[1],
+    "row by row": lambda w, x: w.unbind(0)[0] * w.unbind(0)[1],
+    "repeated": lambda w, x: w.expand(3, 6, 4) + w,
+    "itself twice": lambda w, x: w + w,
+    "transposed": lambda w, x: w.t().contiguous().view(-1) * torch.arange(24.0),
+    "written over": _cleared,
+    "sorted": lambda w, x: w.sort(0).values[0],
+    "the largest": lambda w, x: w.max(1).values * w.flatten().topk(2).values.sum(),
+    "summed up": lambda w, x: w.cumsum(0) + w.logsumexp(1)[:, None],
+    "picked": lambda w, x: torch.where(w > 0, w, -w) + w.masked_fill(w < 0, 0.0),
+    "gathered": lambda w, x: w.gather(0, (x > 0).long()),
+    "scattered": lambda w, x: torch.zeros(4).scatter_add(0, (x[0] > 0).long(), w[0]).square(),
+    "counted": lambda w, x: w[0] * torch.zeros(4).index_add_(0, (x[0] > 0).long(), torch.ones(4)),
+    "in other precision": lambda w, x: (w.bfloat16() @ x.bfloat16().T).float() + w.double().square().sum().float(),
+    "frequencies": lambda w, x: torch.fft.rfft(w).real.square(),
+    "complex": lambda w, x: torch.view_as_complex(w[:, :2].contiguous()).abs(),
+    "products": lambda w, x: torch.einsum("ij,kj->ik", w, w).square() + torch.linalg.matrix_norm(w, 2),
+    "without gradients": lambda w, x: (w @ x.T) / w.detach().norm(),
+    "noise": lambda w, x: w * torch.randn_like(w) + w * torch.randperm(4),
+    "a number that is made": lambda w, x: w * torch.tensor(0.0).add_(x.sum()),
+}
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_the_bits_of_autograd_for_expressions(name):
+    """Beside them, a parameter whose gradient comes from a view of the same result, and one that adds nothing new."""
+    generator = torch.Generator().manual_seed(3)
+    w, x = nn.Parameter(torch.randn(6, 4, generator=generator)), torch.randn(6, 4, generator=generator)
+    other, alike = nn.Parameter(torch.ones(24)), nn.Parameter(torch.zeros(6, 4))
+    parameters = [w, other, alike]
+
+    def function(w, other, alike, x):
+        return [EXPRESSIONS[name](w + alike + other.view(6, 4), x).sum() + alike.sum()]
+
+    found = trace(function, [*parameters, x])
+    run = function_of(program_of(found, [*parameters, x], frozenset({3})))
+    for step in range(3):
+        x, state = x.roll(1, 0), torch.get_rng_state()
+        (loss,), gradients = run(x)
+        after = torch.get_rng_state()
+        torch.set_rng_state(state)
+        (expected,) = function(*parameters, x)
+        wanted = torch.autograd.grad(expected, parameters)
+        assert torch.equal(torch.get_rng_state(), after)
+        assert torch.equal(loss, expected), step
+        for gradient, right in zip(gradients, wanted, strict=True):
+            assert torch.equal(gradient, right), step
+        for gradient in gradients:
+            gradient.mul_(0.5)
+        with torch.no_grad():
+            torch._foreach_add_(parameters, list(gradients), alpha=-0.1)
+
+
 def test_gradients_stay_in_their_memory_unless_they_have_to_be_fresh():
     *_, traced, inputs = prepared("mlp")
     run = function_of(program_of(traced, inputs))

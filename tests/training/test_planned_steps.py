@@ -42,6 +42,21 @@ PLANNED = {
 }
 
 
+class LogsBefore(Classifier):
+    """Logs what the rest of the step writes into."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.register_buffer("seen", torch.ones(2))
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx) * 2
+        self.log("loss", loss)
+        self.log("seen", self.seen[1])
+        self.seen.mul_(0.9)
+        return loss.mul_(0.5 + self.seen.sum())
+
+
 @pytest.mark.parametrize("case", PLANNED)
 def test_the_same_bits_and_logs(case, caplog):
     eager, planned, said = both(caplog, **PLANNED[case])
@@ -50,6 +65,12 @@ def test_the_same_bits_and_logs(case, caplog):
         pytest.skip("steps with BatchNorm are not planned")
     assert all("planned" in message for message in said), said
     assert planned.strategy.last_round.planned_steps > 0
+
+
+def test_what_is_logged_is_logged_at_once(caplog):
+    eager, planned, said = both(caplog, LogsBefore)
+    agree(eager, planned)
+    assert all("planned" in message for message in said), said
 
 
 class Shared(Classifier):

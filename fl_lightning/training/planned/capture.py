@@ -131,7 +131,7 @@ def _captured(module: fx.GraphModule, inputs: Sequence[Any], batch: str, records
         changed = [
             what for what in effects._get_modified_vars() if type(what.mutation_type).__name__.endswith("Existing")
         ]
-        drawn = bool(output.random_calls)
+        drawn, remembers = bool(output.random_calls), _remembering(output)
         sources = [node.meta["grapharg"].source for node in module.graph.nodes if node.op == "placeholder"]
     except (ImportError, AttributeError, KeyError) as error:
         raise CannotPlanError(
@@ -139,6 +139,8 @@ def _captured(module: fx.GraphModule, inputs: Sequence[Any], batch: str, records
         ) from error
     if drawn:
         raise CannotPlanError("it draws numbers from Python's random")
+    if remembers is not None:
+        raise CannotPlanError(f"it calls {remembers}, which remembers what it gave (functools.lru_cache)")
     for what in changed:
         if _root(what.source) != records:
             raise CannotPlanError(f"it changes {_name(what, effects)}")
@@ -151,6 +153,27 @@ def _captured(module: fx.GraphModule, inputs: Sequence[Any], batch: str, records
             raise CannotPlanError(f"it computes with a tensor on {value.device}, {value.layout}")
     from_batch = frozenset(place for place, source in enumerate(sources) if _root(source) == batch)
     return Captured(module, tuple(inputs), from_batch)
+
+
+def _remembering(output: Any) -> str | None:
+    """The name of a function that keeps what it once gave: TorchDynamo calls what such a function wraps.
+
+    Functions of PyTorch and einops keep what depends on their arguments alone.
+    """
+    scope = {"L": output.local_scope, "G": output.global_scope}
+    for guard in output.guards:
+        source = guard.originating_source
+        if getattr(source, "member", None) == "__wrapped__":
+            wrapped = eval(_path(source), scope)
+            if wrapped.__module__.partition(".")[0] not in ("torch", "einops"):
+                return str(wrapped.__qualname__)
+    return None
+
+
+def _path(source: Any) -> str:
+    """An expression for what was read: TorchDynamo calls local variables ``L``, and global ones ``G``."""
+    name = getattr(source, "name", "")
+    return str(name() if callable(name) else name)
 
 
 def _root(source: Any) -> str:
@@ -168,6 +191,5 @@ def _name(what: Any, effects: Any) -> str:
         kind = str(what.python_type_name())
     if attributes:
         return f"attribute {attributes[0]!r} of a {kind}"
-    name = getattr(what.source, "name", "")
-    path = str(name() if callable(name) else name).rpartition(".")[2].strip("'\"[]")
+    path = _path(what.source).rpartition(".")[2].strip("'\"[]")
     return f"a {kind}{f' ({path})' if path else ''}"

@@ -88,8 +88,8 @@ class Plan:
         if program is None:
             program = self._program(addresses, inputs)
         if not self.verified:
-            self.held = [inputs[place].detach() for place in self._compared]
-            self._before = [tensor.clone() for tensor in self.held], torch.get_rng_state()
+            self.held = [inputs[place] for place in self._compared]  # whatever memory they are given meanwhile
+            self._before = [tensor.detach().clone() for tensor in self.held], torch.get_rng_state()
         self.program, self.given = program, [inputs[place] for place in self._given]
         self.returned, found = program(*self.given)
         self.gradients = [None if place is None else found[place] for place in self.places]
@@ -100,7 +100,7 @@ class Plan:
         assert self._before is not None
         (tensors, state), self._before = self._before, None
         for tensor, before in zip(self.held, tensors, strict=True):
-            tensor.copy_(before)
+            tensor.detach().copy_(before)
         torch.set_rng_state(state)
 
     def _program(self, addresses: tuple[int, ...], inputs: Sequence[Tensor]) -> Callable[..., Any]:

@@ -41,8 +41,8 @@ _FILLED = {
 """Operations whose result depends on no tensor's values."""
 
 
-_RESIZING = {"resize_", "resize_as_", "set_"}
-"""Operations in place that move a tensor to other memory."""
+_MOVING = {"resize_", "resize_as_", "set_", "set_data", "shallow_copy_data_"}
+"""Operations in place that move a tensor to other memory: those of an assignment to ``tensor.data``, too."""
 
 _ITSELF = {_ATEN.alias.default, _ATEN.detach.default}
 """Views of all of a tensor: nobody asks here whether a tensor has a graph."""
@@ -272,13 +272,13 @@ class _Writer:
     def _in_place(
         self, node: fx.Node, op: OpOverload, changed: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Value:
+        if op.overloadpacket.__name__ in _MOVING:
+            raise CannotPlanError(f"{op} moves a tensor to other memory")
         if self._trace.base(node) is node:
             raise CannotPlanError(f"{op} changes one tensor and gives another")
         value = self._values[changed]
         if torch.Tag.inplace_view in op.tags and isinstance(value, Tensor):
             # transpose_ and the like: where it lies is known now, and in every run the same.
-            if op.overloadpacket.__name__ in _RESIZING:
-                raise CannotPlanError(f"{op} changes the size of a tensor")
             view: Tensor = _ATEN.alias(value)
             op(view, *args[1:], **kwargs)
             return view

@@ -34,7 +34,7 @@ class Results:
         cls, loss: Tensor | None, gradients: Sequence[Tensor | None], held: Sequence[Tensor], records: Sequence[Any]
     ) -> Results:
         """What is there now: what will change is copied."""
-        copies = [tensor.clone() for tensor in held]
+        copies = [tensor.detach().clone() for tensor in held]
         return cls(loss, list(gradients), copies, torch.get_rng_state(), list(records))
 
     def difference(self, other: Results) -> str | None:

@@ -80,7 +80,8 @@ class StepLog:
 def _noting(log: StepLog, records: list[Record]) -> Callable[..., None]:
     def note(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         if log.notes:
-            records.append((name, value.detach() if isinstance(value, Tensor) else value, args, kwargs))
+            # A copy, as Lightning makes one: the rest of the step may write into what was logged.
+            records.append((name, value.detach().clone() if isinstance(value, Tensor) else value, args, kwargs))
         if log.passes:
             log.to(name, value, *args, **kwargs)
 
