@@ -189,10 +189,10 @@ def test_strange_names_are_only_text(opened, tmp_path):
             assert shown.count("x") >= 200
 
 
-def test_a_thousand_clients_and_rounds_are_drawn_in_three_seconds(opened, tmp_path):
+def test_a_thousand_clients_and_rounds_are_drawn_in_less_than_twice_the_time_of_four(opened, tmp_path):
+    usual = opened(write_report([fit_record(clients=4, rounds=20)], tmp_path / "small.html")).seconds()
     record = fit_record(clients=1000, rounds=1000, per_round=20, every=5)
     page = opened(write_report([record], tmp_path / "large.html"))
-    taken = page.seconds()
+    assert page.seconds() < 2 * usual
     assert min(page.drawn().values()) > 0
-    assert taken < 3.0
     assert "client 0" in page.hovered("fares", *page.dots("fares")[0])
