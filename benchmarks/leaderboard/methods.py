@@ -88,8 +88,21 @@ def telling_methods(classes: int, clients_per_round: int | float) -> Strategies:
     return {name: every[name] for name in TELLING}
 
 
+def for_domains(classes: int) -> Strategies:
+    """The methods of :data:`TELLING`, and those that are made for domains; all clients take part in every round.
+
+    FedBN needs a network with BatchNorm.
+
+    Args:
+        classes: how many there are.
+    """
+    every = all_methods(classes, 1.0)
+    chosen = {name: every[name] for name in (*TELLING, "FedHEAL", "FedPW")}
+    return {**chosen, "FedBN": _strategy(A.FedBN(), clients_per_round=1.0)}
+
+
 def server_steps(clients_per_round: int | float) -> Strategies:
-    """FedAvg with other steps of the server, and methods whose step may be too short with the server's full step.
+    """FedAvg with other steps of the server, FedFV with other memories, and methods whose full step may be too short.
 
     Args:
         clients_per_round: as for :class:`fl_lightning.FederatedStrategy`.
@@ -108,6 +121,7 @@ def server_steps(clients_per_round: int | float) -> Strategies:
         "FedAvg, rate 0.3, momentum 0.9": stepping(A.FedAvg(), 0.3, momentum=0.9),
         "FedFV": strategy(A.FedFV()),
         "FedFV without memory": strategy(A.FedFV(tau=0)),
+        "FedFV, memory of 10 rounds": strategy(A.FedFV(tau=10)),
         "FedFV, rate 0.3, momentum 0.9": stepping(A.FedFV(), 0.3, momentum=0.9),
         "FedLF": strategy(A.FedLF()),
         "FedLF, rate 0.3, momentum 0.9": stepping(A.FedLF(), 0.3, momentum=0.9),

@@ -18,6 +18,7 @@ from benchmarks.leaderboard.methods import (
     Strategies,
     all_methods,
     arguments_of_fedfv,
+    for_domains,
     server_steps,
     telling_methods,
     with_groups,
@@ -131,7 +132,7 @@ SUITES: tuple[Suite, ...] = (
         Learner,
         networks.resnet,
         partial(_domains, OFFICE, 1, 1.0, 32, 32),
-        partial(telling_methods, 10, 1.0),
+        partial(for_domains, 10),
         "4 domains, all of them in every round, ResNet-10 of width 16, 32 x 32 pixels, batches of 32, one local epoch",
     ),
     Suite(
@@ -141,7 +142,7 @@ SUITES: tuple[Suite, ...] = (
         Learner,
         networks.resnet,
         partial(_domains, ("mnist", "usps"), 5, 0.01, 16, 32),
-        partial(telling_methods, 10, 1.0),
+        partial(for_domains, 10),
         "5 clients of each domain with a hundredth of its training images each, all of them in every round, ResNet-10 "
         "of width 16, 16 x 16 pixels, batches of 32, one local epoch",
     ),
