@@ -89,7 +89,7 @@ def telling_methods(classes: int, clients_per_round: int | float) -> Strategies:
 
 
 def for_domains(classes: int) -> Strategies:
-    """The methods of :data:`TELLING`, and those that are made for domains; all clients take part in every round.
+    """The methods of :data:`TELLING`, FedLF's other form, and what is made for domains; all clients train every round.
 
     FedBN needs a network with BatchNorm.
 
@@ -97,7 +97,7 @@ def for_domains(classes: int) -> Strategies:
         classes: how many there are.
     """
     every = all_methods(classes, 1.0)
-    chosen = {name: every[name] for name in (*TELLING, "FedHEAL", "FedPW")}
+    chosen = {name: every[name] for name in (*TELLING, "FedLF, fair row if needed", "FedHEAL", "FedPW")}
     return {**chosen, "FedBN": _strategy(A.FedBN(), clients_per_round=1.0)}
 
 

@@ -51,6 +51,7 @@ def test_sides_take_turns_on_one_process_and_on_two():
     assert sum(rank["sent"] for rank in turn[two].ranks) > 2 * column_bytes(TINY.per_round, PARAMETERS, 2)
 
 
+@pytest.mark.slow
 def test_clients_that_differ_in_size_bound_a_round():
     sizes = uneven_sizes(TINY)
     assert 0.9 * TINY.clients * TINY.samples < sum(sizes) <= TINY.clients * TINY.samples
