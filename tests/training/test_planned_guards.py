@@ -168,7 +168,7 @@ def test_what_a_plan_cannot_repeat_stays_as_it_is(what, caplog, monkeypatch):
     assert "\n" not in reasons[0]
 
 
-@pytest.mark.skipif(OTHER_WORDS, reason="an assignment to .data is set_ there, which is refused earlier")
+@pytest.mark.skipif(OTHER_WORDS, reason="an assignment to .data is set_ there, made when a program is written")
 def test_memory_that_is_replaced_is_noticed_whatever_replaces_it(caplog, monkeypatch):
     monkeypatch.setattr(Refused, "what", "moves")
     monkeypatch.setattr(program, "_MOVING", ())
