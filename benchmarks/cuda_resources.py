@@ -17,7 +17,10 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 _REGISTERS, _THREADS, _WARP = 65536, 2048, 32  # per multiprocessor of these architectures
 _FOUND = re.compile(
@@ -71,29 +74,54 @@ def plain_name(name: str) -> str:
     return names[-1] if names else name
 
 
-def table(report: str, accesses: dict[int, dict[str, Counter[str]]]) -> list[str]:
+class Variant(NamedTuple):
+    """A kernel for one dtype, tile size and architecture."""
+
+    file: str
+    kernel: str
+    arch: int
+    name: str
+    """As mangled."""
+    registers: int
+    shared: int
+    """Bytes of static shared memory."""
+    local: int
+    """Bytes of stack and other local memory, to which registers are spilled."""
+
+
+def variants(report: str) -> Iterator[Variant]:
+    """All that ``cuobjdump --dump-resource-usage`` has printed."""
+    arch, file = 0, ""
+    for match in _FOUND.finditer(report):
+        arch, file = int(match["arch"] or arch), match["file"] or file
+        name = match["name"]
+        if name is not None:
+            local = int(match["stack"]) + int(match["local"])
+            yield Variant(file, plain_name(name), arch, name, int(match["registers"]), int(match["shared"]), local)
+
+
+def table(report: str, accesses: Mapping[int, Mapping[str, Counter[str]]]) -> list[str]:
     """One line per kernel and architecture; of the variants for dtypes and tile sizes the worst numbers.
 
     Args:
         report: what ``cuobjdump --dump-resource-usage`` prints.
         accesses: :func:`wide_accesses` by architecture.
     """
-    arch, file, worst = "", "", dict[tuple[str, str, int], list[int]]()
-    wide = dict[tuple[str, str, int], list[Counter[str]]]()
-    for match in _FOUND.finditer(report):
-        arch, file = match["arch"] or arch, match["file"] or file
-        if match["name"] is None:
-            continue
-        key = file, plain_name(match["name"]), int(arch)
-        own = worst.setdefault(key, [0, 0, 0, 0])
-        wide.setdefault(key, []).append(accesses[int(arch)][match["name"]])
-        numbers = int(match["registers"]), int(match["shared"]), int(match["stack"]) + int(match["local"])
-        own[:] = [own[0] + 1, *(max(a, b) for a, b in zip(own[1:], numbers, strict=True))]
-    return [
-        f"| {file} | {name} | {count} | {arch} | {registers} | {shared} | {local} | {occupancy(registers):.0%} "
-        f"| {min(c['LDG'] for c in wide[file, name, arch])} | {min(c['STG'] for c in wide[file, name, arch])} |"
-        for (file, name, arch), (count, registers, shared, local) in sorted(worst.items())
-    ]
+    lines = []
+    for (file, kernel, arch), group in groupby(sorted(variants(report)), key=lambda each: each[:3]):
+        every = list(group)
+        registers, shared, local = (max(own) for own in zip(*(each[4:] for each in every), strict=True))
+        loads, stores = (min(accesses[arch][each.name][kind] for each in every) for kind in ("LDG", "STG"))
+        lines.append(
+            f"| {file} | {kernel} | {len(every)} | {arch} | {registers} | {shared} | {local} "
+            f"| {occupancy(registers):.0%} | {loads} | {stores} |"
+        )
+    return lines
+
+
+def find_library() -> Path | None:
+    """The built CUDA kernels."""
+    return next((Path(__file__).parents[1] / "fl_lightning").glob("_C_cuda.*so"), None)
 
 
 def dump(tool: str, file: Path, *options: str) -> str:
@@ -106,12 +134,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="also write the table here")
     arguments = parser.parse_args()
-    tool = find_cuobjdump()
-    library = next((Path(__file__).parents[1] / "fl_lightning").glob("_C_cuda.*so"), None)
+    tool, library = find_cuobjdump(), find_library()
     if tool is None or library is None:
         sys.exit("no cuobjdump was found" if tool is None else "the CUDA kernels are not built (make kernels)")
     report = dump(tool, library, "--dump-resource-usage")
-    found = sorted({int(match["arch"]) for match in _FOUND.finditer(report) if match["arch"]})
+    found = sorted({each.arch for each in variants(report)})
     lines = table(report, {a: wide_accesses(dump(tool, library, "--dump-sass", "-arch", f"sm_{a}")) for a in found})
     if not lines:
         sys.exit("the extension has no CUDA kernels")

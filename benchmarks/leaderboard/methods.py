@@ -13,7 +13,7 @@ import fl_lightning as fl
 from fl_lightning.algorithms import ServerRule
 
 A = fl.algorithms
-REFERENCE, UNIFORM = "FedAvg", "FedAvg, uniform weights"
+REFERENCE, UNIFORM, FAIR_ROW = "FedAvg", "FedAvg, uniform weights", "FedLF, fair row if needed"
 
 TELLING = (REFERENCE, UNIFORM, "SCAFFOLD", "q-FedAvg", "AFL", "FedFV", "FedMDFG", "FedLF")
 """The methods of the smaller suites: one for each way to be fair, and what they are to be compared with."""
@@ -39,7 +39,7 @@ def server_rules(classes: int) -> Mapping[str, Rule]:
         "FedProto": partial(A.FedProto, num_classes=classes),
         "FedCKA": A.FedCKA,
         "FedLF": A.FedLF,
-        "FedLF, fair row if needed": partial(A.FedLF, fair_row="needed"),
+        FAIR_ROW: partial(A.FedLF, fair_row="needed"),
         "FedMDFG": A.FedMDFG,
         "FedMDFG on updates": partial(A.FedMDFG, gradient_source="update"),
         "FedMGDA+": A.FedMGDAPlus,
@@ -82,10 +82,16 @@ def all_methods(classes: int, clients_per_round: int | float) -> Strategies:
     return found
 
 
-def telling_methods(classes: int, clients_per_round: int | float) -> Strategies:
-    """The methods of :data:`TELLING`."""
+def telling_methods(classes: int, clients_per_round: int | float, *more: str) -> Strategies:
+    """The methods of :data:`TELLING`.
+
+    Args:
+        classes: how many there are.
+        clients_per_round: as for :class:`fl_lightning.FederatedStrategy`.
+        more: names of further ones.
+    """
     every = all_methods(classes, clients_per_round)
-    return {name: every[name] for name in TELLING}
+    return {name: every[name] for name in (*TELLING, *more)}
 
 
 def for_domains(classes: int) -> Strategies:
@@ -97,7 +103,7 @@ def for_domains(classes: int) -> Strategies:
         classes: how many there are.
     """
     every = all_methods(classes, 1.0)
-    chosen = {name: every[name] for name in (*TELLING, "FedLF, fair row if needed", "FedHEAL", "FedPW")}
+    chosen = {name: every[name] for name in (*TELLING, FAIR_ROW, "FedHEAL", "FedPW")}
     return {**chosen, "FedBN": _strategy(A.FedBN(), clients_per_round=1.0)}
 
 

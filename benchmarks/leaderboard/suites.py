@@ -15,6 +15,7 @@ import fl_lightning as fl
 from benchmarks.leaderboard import data, networks
 from benchmarks.leaderboard.learners import Learner, PeopleLearner
 from benchmarks.leaderboard.methods import (
+    FAIR_ROW,
     Strategies,
     all_methods,
     arguments_of_fedfv,
@@ -153,7 +154,7 @@ SUITES: tuple[Suite, ...] = (
         Learner,
         networks.cifar,
         partial(_images, CIFAR10, Pathological(100, 2), 0),
-        partial(telling_methods, 10, 10),
+        partial(telling_methods, 10, 10, FAIR_ROW),
         "100 clients, 10 per round, CNN with two convolutions of 32 channels, batches of 50, one local epoch",
     ),
     _modules("text", "", "what is tested is the last fifth of a module"),

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a program on several ranks, within a time limit, and makes sure that no process of it is left."""
 
+import contextlib
+import importlib
+import io
 import json
 import os
 import socket
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import rank_session
@@ -79,9 +83,14 @@ def started(out, line, **more):
     )
 
 
-def session(out, ranks, *words, fails=False, **options):
-    """Runs the program on some ranks and returns what it printed."""
-    return finished(out, started(out, command(out, ranks, *words, **options)), fails)
+def session(out, ranks, *words, program=SESSION, fails=False, **options):
+    """Runs the program on some ranks, a single one in this process, and returns what it printed."""
+    if ranks > 1:
+        return finished(out, started(out, command(out, ranks, *words, program=program, **options)), fails)
+    with contextlib.redirect_stdout(io.StringIO()) as said, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # which pytest makes errors; in a process of its own they are printed
+        importlib.import_module(program.stem).main(str(folder_of(out)), "1", *words)
+    return said.getvalue()
 
 
 def results(out):

@@ -6,7 +6,7 @@ import sys
 import pytest
 import rank_runs
 import rank_session
-from rank_runs import SESSION, TORCHRUN, finished, folder_of, free_port, results, session, started
+from rank_runs import SESSION, TORCHRUN, finished, folder_of, free_port, results, started
 
 CLI = SESSION.with_name("rank_cli.py")
 CONFIG = """
@@ -76,10 +76,6 @@ def test_tasks_of_slurm(tmp_path):
         finished(tmp_path, task)
     case, many = "SCAFFOLD with FedLF", results(tmp_path)
     assert (tmp_path / "queued").read_text() == "requeue 4711\n"
-    for path in folder_of(tmp_path).glob("*.ckpt"):
-        path.unlink()
-    (tmp_path / "hpc_ckpt_1.ckpt").rename(folder_of(tmp_path) / "hpc.ckpt")
-    session(tmp_path, 1, "resume", program=program)
-    many += results(tmp_path)
+    _, resumed, _ = rank_session.trained(case, 1, rounds=4, resume=tmp_path / "hpc_ckpt_1.ckpt")
     _, weights, _ = rank_session.trained(case, 1, rounds=4)
-    assert [rank[case][0] for rank in many] == [weights] * 3
+    assert [*(rank[case][0] for rank in many), resumed] == [weights] * 3

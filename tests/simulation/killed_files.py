@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fit of Ditto with models in files that dies while it writes one: ``python killed_files.py folder``."""
+"""A fit of Ditto with models in files that dies while it writes one."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import torch
@@ -46,7 +45,8 @@ def die_in_the_third_file() -> None:
     ClientFiles.set = dying
 
 
-if __name__ == "__main__":
+def fit_and_die(folder: Path) -> None:
+    """What kills itself."""
     torch.set_num_threads(1)
     die_in_the_third_file()
-    fit_in_files(Path(sys.argv[1]), "own")
+    fit_in_files(folder, "own")

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fit that stops at a chosen place and waits to be killed: ``python killed_fit.py folder algorithm where``."""
+"""A fit that stops at a chosen place and waits to be killed."""
 
 from __future__ import annotations
 
 import io
-import sys
 import time
 from pathlib import Path
 
@@ -73,13 +72,12 @@ def write_half(folder: Path) -> None:
     torch.save = half
 
 
-if __name__ == "__main__":
+def fit(folder: Path, algorithm: str, where: str) -> None:
+    """What is to be killed."""
     torch.set_num_threads(1)
-    folder, algorithm, where = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     Stopping.folder = folder
     if where == "while saving":
         write_half(folder)
         project(algorithm).fit(folder / "files")
     else:
         project(algorithm, where == "in a round, saved per client", Stopping).fit(folder / "files")
-    (folder / "ready").touch()

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """SIGKILL leaves no time to clean up. What is on disk must be enough."""
 
-import os
+import multiprocessing
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
+import warnings
 
 import killed_files
 import killed_fit
@@ -17,28 +15,34 @@ from support import weights
 
 import fl_lightning as fl
 
-HERE = Path(__file__).parent
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
+
+
+CONTEXT = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "fork")
+"""A copy of this process has everything imported already; one that may have used a GPU cannot be copied."""
+
+
+def started(program, *arguments):
+    process = CONTEXT.Process(target=program, args=arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of processes with threads: xdist's do not run in the copy
+        process.start()
+    return process
 
 
 def kill(folder, algorithm, where):
     """Runs a fit in another process until it is in the chosen place, and kills it there."""
-    environment = {
-        **os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent), *sys.path]), "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-    command = [sys.executable, HERE / "killed_fit.py", folder, algorithm, where]
-    with (folder / "errors").open("wb") as errors:
-        process = subprocess.Popen(command, env=environment, cwd=folder, stdout=subprocess.DEVNULL, stderr=errors)
+    process = started(killed_fit.fit, folder, algorithm, where)
     try:
         deadline = time.monotonic() + 300
         while not (folder / "ready").exists():
-            assert process.poll() is None, (folder / "errors").read_text()
+            assert process.is_alive(), "it says why"
             assert time.monotonic() < deadline, "the fit did not get there"
             time.sleep(0.02)
     finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert process.returncode == -signal.SIGKILL
+        process.kill()
+        process.join()
+    assert process.exitcode == -signal.SIGKILL
 
 
 def check(folder, algorithm, where):
@@ -97,9 +101,9 @@ def test_every_algorithm_killed(tmp_path, algorithm, where):
 
 def test_killed_while_a_personal_model_is_written(tmp_path):
     """Files of a round that never counted are there already, one of them cut short."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent), *sys.path])}
-    process = subprocess.run([sys.executable, HERE / "killed_files.py", tmp_path], env=environment, capture_output=True)
-    assert process.returncode == -signal.SIGKILL, process.stderr.decode()
+    process = started(killed_files.fit_and_die, tmp_path)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     own = tmp_path / "own"
     assert len(list(own.rglob(f"round-{killed_files.DEATH:06d}.pt"))) == 2
     assert len(list(own.rglob("*.part"))) == 1
