@@ -39,7 +39,8 @@ def tool():
 
 @pytest.fixture(scope="module")
 def kernels(tool):
-    found = [each for each in variants(dump(tool, find_library(), "--dump-resource-usage")) if each.arch == ARCHITECTURE]
+    report = dump(tool, find_library(), "--dump-resource-usage")
+    found = [each for each in variants(report) if each.arch == ARCHITECTURE]
     if not found:
         pytest.skip(f"the CUDA kernels are not built for sm_{ARCHITECTURE}")
     return found
