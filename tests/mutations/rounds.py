@@ -20,6 +20,7 @@ uploads = In(
 buffers = In("fl_lightning/simulation/uploads.py", "tests/training/test_buffers.py -k finite")
 fit = In("fl_lightning/simulation/fit.py", f"{RESUME} -k 'bit_for_bit or (variations_resume and not anywhere)'")
 kept = In("fl_lightning/simulation/fit.py", "tests/training/test_client_optimizers.py -k keep_in_a_fit")
+settled = In("fl_lightning/core/lightning/settled_results.py", "tests/core/test_settled_results.py")
 round_of = In("fl_lightning/simulation/fit.py", "tests/executors/test_parallel_workers.py -k without_data")
 lifecycle = In(
     "fl_lightning/simulation/fit_lifecycle.py",
@@ -108,6 +109,12 @@ MUTATIONS = [
     fit("schedules begin anew after a resume", 'self.clients.schedules.load_state_dict(states["schedules"])', "pass"),
     round_of("clients without data are planned for", "t.num_samples > 0 and t.client_id not in", "t.client_id not in"),
     kept("optimizer states of clients never count", "        runner.optimizers.commit(record.client_ids)\n", ""),
+    settled(
+        "logged tensors stay on the device of the first",
+        "torch.device(args[0]) == self.value.device",
+        "torch.device(args[0]) is not None",
+    ),
+    settled("logged tensors are searched for at every call", "entry.__class__ = _SettledResult", "pass"),
     lifecycle(
         "a new fit goes on from the last one's state",
         "        elif self._trainer.current_epoch == 0:\n",

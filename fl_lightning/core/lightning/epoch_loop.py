@@ -18,6 +18,7 @@ from fl_lightning.core.lightning.contract import check_contract
 from fl_lightning.core.lightning.fast_log import FastLog
 from fl_lightning.core.lightning.names import Trainer, lightning_module
 from fl_lightning.core.lightning.round_progress import RoundPhase, RoundProgress
+from fl_lightning.core.lightning.settled_results import settle_results
 from fl_lightning.core.lightning.visit_clock import VisitClock
 from fl_lightning.core.lightning.visit_trainer import count_visits
 
@@ -301,6 +302,7 @@ def install(trainer: Trainer, conductor: RoundConductor) -> FederatedEpochLoop:
         return current
     loop = FederatedEpochLoop(trainer, conductor, current)
     trainer.fit_loop.epoch_loop = loop
+    settle_results(trainer)
     count_visits(trainer)
     return loop
 
