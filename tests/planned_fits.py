@@ -8,7 +8,9 @@ from support import Classifier, fit, fresh, weights
 
 OLD = torch.__version__ < torch.torch_version.TorchVersion("2.10")
 """BatchNorm is a call that no plan can repeat."""
-OTHER_WORDS = torch.__version__ < torch.torch_version.TorchVersion("2.14")
+SETS_DATA = torch.__version__ < torch.torch_version.TorchVersion("2.14")
+"""An assignment to .data is set_, made when a program is written."""
+OTHER_WORDS = torch.__version__ < torch.torch_version.TorchVersion("2.15")
 """TorchDynamo names other reasons."""
 
 

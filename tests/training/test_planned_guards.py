@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 import torch
 import torchmetrics
-from planned_fits import OLD, OTHER_WORDS, agree, both
+from planned_fits import OLD, OTHER_WORDS, SETS_DATA, agree, both
 from support import Classifier, fit, fresh, weights
 
 import fl_lightning as fl
@@ -168,7 +168,7 @@ def test_what_a_plan_cannot_repeat_stays_as_it_is(what, caplog, monkeypatch):
     assert "\n" not in reasons[0]
 
 
-@pytest.mark.skipif(OTHER_WORDS, reason="an assignment to .data is set_ there, made when a program is written")
+@pytest.mark.skipif(SETS_DATA, reason="an assignment to .data is set_ there, made when a program is written")
 def test_memory_that_is_replaced_is_noticed_whatever_replaces_it(caplog, monkeypatch):
     monkeypatch.setattr(Refused, "what", "moves")
     monkeypatch.setattr(program, "_MOVING", ())
