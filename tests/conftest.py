@@ -36,6 +36,7 @@ def log_level():
     """Programs of the benchmarks silence Lightning; the next test may wait for its messages."""
     logger = logging.getLogger("lightning.pytorch")
     level = logger.level
+    logger.propagate = True  # Lightning keeps messages to itself where it is imported before pytest listens
     yield
     logger.setLevel(level)
 

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 _READS = (
-    "__len__", "__iter__", "__setitem__", "__delitem__", "__contains__", "__reversed__", "__add__",
+    "__len__", "__bool__", "__iter__", "__setitem__", "__delitem__", "__contains__", "__reversed__", "__add__",
     "__mul__", "__rmul__", "__imul__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__repr__",
     "__reduce_ex__", "pop", "popleft", "insert", "appendleft", "extendleft", "remove", "sort", "reverse", "rotate",
     "copy", "index", "count",
 )  # fmt: skip
+"""``__bool__`` is there in a deque up to Python 3.10; later ones ask for the length."""
 
 
 class Watched:

@@ -35,6 +35,7 @@ def test_attributes_and_metric_states_come_back():
     module.cache = torch.ones(2)
     module.added, module.groups = 1, defaultdict(list)
     weight = module.inner.weight
+    state.reset_metrics()
     module.metric.update(torch.tensor([1, 1]), torch.tensor([1, 0]))
     handle = module.inner.register_forward_hook(print)
     state.restore()

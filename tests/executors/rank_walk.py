@@ -11,7 +11,8 @@ from pathlib import Path
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, LearningRateMonitor, ModelCheckpoint, Timer
+from lightning.pytorch import callbacks as lightning_callbacks
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint, Timer
 from lightning.pytorch.loggers import CSVLogger
 from rank_session import FITS, OPTIONS, Classifier, Gathering, trained, written
 from support import Blobs, Manual
@@ -135,7 +136,6 @@ TRAINERS = {
 }
 CALLBACKS = {
     "EarlyStopping": lambda out: EarlyStopping("val_acc", mode="max", patience=1, min_delta=1.0),
-    "EMAWeightAveraging": lambda out: EMAWeightAveraging(update_every_n_steps=0, update_starting_at_epoch=0),
     "Timer": lambda out: Timer(timedelta(hours=1)),
     "no time": lambda out: Timer(timedelta(0)),
     "timed checkpoints": lambda out: ModelCheckpoint(out / "timed", train_time_interval=timedelta(microseconds=1)),
@@ -143,6 +143,9 @@ CALLBACKS = {
     "by steps": lambda out: ModelCheckpoint(out / "steps", every_n_train_steps=4, save_top_k=-1),
     "counts": lambda out: Counts(),
 }
+if hasattr(lightning_callbacks, "EMAWeightAveraging"):  # since Lightning 2.6
+    EMA = lightning_callbacks.EMAWeightAveraging
+    CALLBACKS["EMAWeightAveraging"] = lambda out: EMA(update_every_n_steps=0, update_starting_at_epoch=0)
 MODULES = {
     "schedulers": Scheduled, "plateau": Plateau, "sync_dist": Averages, "manual": Manual,
     "gathering in three": Gathering,

@@ -18,6 +18,16 @@ def strategy(**options):
     return fl.FederatedStrategy(**{"clients_per_round": 3, "seed": 5, **options})
 
 
+class Saving(Callback):
+    """Saves a checkpoint at the end of a fit."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_end(self, trainer, pl_module):
+        trainer.save_checkpoint(self.path)
+
+
 @pytest.mark.parametrize("algorithm", [fl.algorithms.FedAvg, fl.algorithms.SCAFFOLD, fl.algorithms.FedLF])
 def test_a_second_trainer_starts_afresh(algorithm):
     federated = strategy(algorithm=algorithm(), client_optimizer_state="keep")
@@ -172,11 +182,9 @@ def test_every_trainer_has_its_own_precision_and_plugins(tmp_path):
     own = TorchCheckpointIO()
     assert quiet_trainer(federated, plugins=[own]).strategy.checkpoint_io is own
     assert type(quiet_trainer(federated).strategy.checkpoint_io) is AtomicCheckpointIO
-    trainer = quiet_trainer(federated, 1, plugins=[AsyncCheckpointIO()])
+    trainer = quiet_trainer(federated, 1, plugins=[AsyncCheckpointIO()], callbacks=[Saving(tmp_path / "one.ckpt")])
     assert type(trainer.strategy.checkpoint_io.checkpoint_io) is AtomicCheckpointIO
     module = fresh()
-    trainer.fit(module, federated_blobs())
-    trainer.save_checkpoint(tmp_path / "one.ckpt")
-    trainer.strategy.checkpoint_io.teardown()  # waits for the write
+    trainer.fit(module, federated_blobs())  # waits for the write in the end
     restored = type(module).load_from_checkpoint(tmp_path / "one.ckpt")
     assert torch.equal(weights(restored), weights(module))
