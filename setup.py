@@ -5,7 +5,7 @@ Environment:
     FL_LIGHTNING_NO_EXT=1    pure torch, no compiler needed
     FORCE_CUDA=1             CUDA kernels or an error that says what is missing; without it, CUDA where nvcc is found
     FORCE_CUDA=0             no CUDA kernels
-    TORCH_CUDA_ARCH_LIST     architectures, default 8.0;9.0;10.0+PTX as far as nvcc knows them
+    TORCH_CUDA_ARCH_LIST     architectures, default 8.0;9.0a;10.0+PTX as far as nvcc knows them
     CXX, CUDA_HOME, MAX_JOBS, DEBUG=1
 """
 
@@ -159,10 +159,13 @@ def find_runtime(nvcc: str, cuda_home: str | None, major: str) -> str:
 
 
 def architectures(nvcc: str) -> str:
-    """The default architectures that this nvcc knows, the last one with PTX for later ones."""
+    """The default architectures that this nvcc knows, the last one with PTX for later ones.
+
+    9.0a is 9.0 with the instructions that no other device has, so of it no later one could run PTX.
+    """
     known = output(nvcc, "--list-gpu-arch")
     chosen = [name for name in ARCHITECTURES if f"compute_{name.replace('.', '')}\n" in known] or [ARCHITECTURES[0]]
-    return ";".join(chosen) + "+PTX"
+    return ";".join("9.0a" if name == "9.0" and name != chosen[-1] else name for name in chosen) + "+PTX"
 
 
 def sources(folder: str, ending: str) -> list[str]:

@@ -24,12 +24,12 @@ from typing import NamedTuple
 
 _REGISTERS, _THREADS, _WARP = 65536, 2048, 32  # per multiprocessor of these architectures
 _FOUND = re.compile(
-    r"^arch = sm_(?P<arch>\d+)|^identifier = .*/(?P<file>\w+)\.cu"
+    r"^arch = sm_(?P<arch>\d+a?)|^identifier = .*/(?P<file>\w+)\.cu"
     r"|^ Function (?P<name>\S+):\s+REG:(?P<registers>\d+) STACK:(?P<stack>\d+) SHARED:(?P<shared>\d+)"
     r" LOCAL:(?P<local>\d+)",
     re.MULTILINE,
 )
-_ACCESS = re.compile(r"Function : (?P<name>\S+)|\b(?P<kind>LDG|STG)(?:\.\w+)*\.128\b")
+_ACCESS = re.compile(r"Function : (?P<name>\S+)|\b(?P<kind>LDG|STG)(?:STS)?(?:\.\w+)*\.128\b")
 HEAD = (
     "| file | kernel | variants | sm | registers | shared bytes | stack or local bytes | occupancy | 16-byte loads "
     "| stores |\n" + "|---" * 10 + "|"
@@ -56,6 +56,8 @@ def find_cuobjdump() -> str | None:
 def wide_accesses(sass: str) -> dict[str, Counter[str]]:
     """How many 16-byte loads and stores of device memory the code of each kernel has: ``LDG`` and ``STG``.
 
+    Loads to shared memory count, too.
+
     Args:
         sass: what ``cuobjdump --dump-sass`` prints for one architecture.
     """
@@ -79,7 +81,8 @@ class Variant(NamedTuple):
 
     file: str
     kernel: str
-    arch: int
+    arch: str
+    """Such as ``"90a"``."""
     name: str
     """As mangled."""
     registers: int
@@ -91,16 +94,16 @@ class Variant(NamedTuple):
 
 def variants(report: str) -> Iterator[Variant]:
     """All that ``cuobjdump --dump-resource-usage`` has printed."""
-    arch, file = 0, ""
+    arch, file = "", ""
     for match in _FOUND.finditer(report):
-        arch, file = int(match["arch"] or arch), match["file"] or file
+        arch, file = match["arch"] or arch, match["file"] or file
         name = match["name"]
         if name is not None:
             local = int(match["stack"]) + int(match["local"])
             yield Variant(file, plain_name(name), arch, name, int(match["registers"]), int(match["shared"]), local)
 
 
-def table(report: str, accesses: Mapping[int, Mapping[str, Counter[str]]]) -> list[str]:
+def table(report: str, accesses: Mapping[str, Mapping[str, Counter[str]]]) -> list[str]:
     """One line per kernel and architecture; of the variants for dtypes and tile sizes the worst numbers.
 
     Args:

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each op's device time as a share of what the device can do: copying memory, and products on tensor cores.
 
-    python -m benchmarks.device_bandwidth [--device cuda|cpu] [--quick] [--clients 3 10 ...] [--out DIR]
+    python -m benchmarks.device_bandwidth [--device cuda|cpu] [--quick] [--clients 3 10 ...] [--only OP] [--out DIR]
 
 ResNet-18's parameters. The device sleeps while the host queues a call, so no time of the host counts. The fastest an op
 can be is the time for copying as many bytes as it reads and writes, or, of products, the time for their operations on
-tensor cores. Results are written after each number of clients. ``--device cpu`` tries the program.
+tensor cores. Results are written after each number of clients. ``--device cpu`` tries the program. ``--only`` takes one
+op alone, and names the files after it; with FL_LIGHTNING_WGMMA=1 they say so, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -116,14 +118,17 @@ def _median(call: Callable[[], object], device: torch.device) -> float:
 
 
 def measure(
-    shape: Shape, m: int, dtype: torch.dtype, device: torch.device, best: Rates, repeats: int
+    shape: Shape, m: int, dtype: torch.dtype, device: torch.device, best: Rates, repeats: int, only: str | None = None
 ) -> Iterator[Line]:
-    """All ops, and what stands beside them: after another op, or with numbers that are not finite."""
+    """All ops or one, and what stands beside them all: after another op, or with numbers that are not finite."""
     problem = Problem(shape, m, dtype, device, SEED)
     rows, offsets = problem.rows, shape.offsets
-    for case in problem.cases(tuple(op for op in OPS if dtype == DTYPES[0] or op not in ON_GRAM)):
+    wanted = tuple(op for op in OPS if dtype == DTYPES[0] or op not in ON_GRAM)
+    for case in problem.cases((only,) if only in wanted else () if only else wanted):
         products = case.op in ("layer_gram", "layer_cross_gram") and m > 32
         yield _line(case.op, m, dtype, case.bytes, case.flops if products else 0, case.run, device, best, repeats)
+    if only:
+        return
     size = rows.nbytes + rows[0].nbytes
 
     def combine_add() -> object:
@@ -181,23 +186,27 @@ def main() -> None:
     add_device(parser)
     parser.add_argument("--quick", action="store_true", help="a tiny shape, a few seconds: tries the program only")
     parser.add_argument("--clients", type=int, nargs="+", default=CLIENTS, help="numbers of rows")
+    parser.add_argument("--only", choices=OPS, help="one op")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"), help="folder for the results")
     arguments = parser.parse_args()
     device, shape = torch.device(arguments.device), shapes(arguments.quick)[-1]
+    asked = os.environ.get("FL_LIGHTNING_WGMMA") == "1"
     best, repeats = rates(device, arguments.quick), 1 if arguments.quick else REPEATS
     environment = facts(device) | {
         "shape": f"{shape.name}: {shape.columns} parameters, {shape.layers} layers",
+        "kernels asked for": "FL_LIGHTNING_WGMMA=1" if asked else "none",
         "copy": f"{best.copy / 1e12:.3f} TB/s, read and written",
         "tensor cores": ", ".join(f"{name} {rate / 1e12:.0f} TFLOP/s" for name, rate in best.tensor_cores.items()),
     }
     head = ["# Ops on a device", "", *(f"- {name}: {value}" for name, value in environment.items()), "", HEAD]
     print("\n".join(head), flush=True)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    file = arguments.out / f"device-bandwidth-{arguments.device}{'-quick' * arguments.quick}"
+    own = f"-{arguments.only}" * bool(arguments.only) + "-wgmma" * asked
+    file = arguments.out / f"device-bandwidth{own}-{arguments.device}{'-quick' * arguments.quick}"
     lines: list[Line] = []
     for m in arguments.clients:
         for dtype in DTYPES:
-            for line in measure(shape, m, dtype, device, best, repeats):
+            for line in measure(shape, m, dtype, device, best, repeats, arguments.only):
                 lines.append(line)
                 print(line.markdown(), flush=True)
         file.with_suffix(".md").write_text("\n".join([*head, *(line.markdown() for line in lines), ""]), "utf-8")
@@ -207,8 +216,8 @@ def main() -> None:
             "worst": [[line.op, line.rows, line.dtype] for line in worst(lines)],
         }
         file.with_suffix(".json").write_text(json.dumps(written, indent=1) + "\n", "utf-8")
-    asked = [line for line in lines if line.target is not None]
-    print(f"{sum(line.share >= line.target for line in asked if line.target)} of {len(asked)} targets are met")
+    aims = [line for line in lines if line.target is not None]
+    print(f"{sum(line.share >= line.target for line in aims if line.target)} of {len(aims)} targets are met")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/gram_direct.cuh"
+#include "kernels/gram_wgmma.cuh"
 #include "kernels/products_mma.cuh"
 #include "kernels/products_tiled.cuh"
 
@@ -34,6 +35,8 @@ void layer_gram(Matrix rows, Layers layers, double* gram, Context context) {
         return direct<T, 16>(rows, table, items, partial, context);
       }
     });
+  } else if (suits_wgmma(rows)) {
+    wgmma_gram(kOp, rows, table, items, partial, context);
   } else if (suits_mma(rows, rows, kTile + 1)) {
     mma_products<true>(kOp, rows, rows, table, items, partial, context);
   } else {

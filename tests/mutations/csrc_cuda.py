@@ -9,6 +9,7 @@ from mutations.change import In
 LAYERS = "tests/simt/test_simt_layers.py"
 SOLVERS = "tests/simt/test_simt_solvers.py"
 SLICES = "tests/simt/test_simt_slices.py"
+HOPPER = "tests/simt/test_simt_wgmma.py"
 OUTPUTS = "tests/simt/test_simt_outputs.py"
 
 combine = In("csrc/cuda/layer_combine.cu", f"{LAYERS} {OUTPUTS} -k combin", "layer_combine")
@@ -30,6 +31,7 @@ partials = In("csrc/cuda/kernels/partials.cuh", f"{LAYERS} {SLICES} {OUTPUTS}", 
 direct = In("csrc/cuda/kernels/gram_direct.cuh", f"{LAYERS} {SLICES} {OUTPUTS}", "layer_gram")
 tiled = In("csrc/cuda/kernels/products_tiled.cuh", f"{LAYERS} {OUTPUTS}", "layer_cross_gram")
 mma = In("csrc/cuda/kernels/products_mma.cuh", f"{LAYERS} {OUTPUTS}", "layer_gram")
+hopper = In("csrc/cuda/kernels/gram_wgmma.cuh", HOPPER, "layer_gram")
 
 MUTATIONS = [
     combine("coefficients of the rows for the others", "h, own + m, column", "h, own, column"),
@@ -192,4 +194,31 @@ MUTATIONS = [
         "column, item, right_next);\n    }",
     ),
     mma("small parts are rounded up", "big[w] = (big[w] + 0x1000u) & kTf32Bits", "big[w] = big[w] & kTf32Bits"),
+    hopper("only what is asked for with 1", 'std::strcmp(value, "1") == 0', "true"),
+    hopper("one row more than the sums have room for", "rows.rows > kMostWgmma", "rows.rows > kMostWgmma + 1"),
+    hopper("flushed sums are added again", "    sums[k] = 0.0f;\n", ""),
+    hopper("sums of earlier columns are lost", "totals[k] += sums[k]", "totals[k] = sums[k]"),
+    hopper("a product of two small parts is left out", "kOwnRest = 1.0f + 0x1p-11f", "kOwnRest = 1.0f"),
+    hopper("columns before the item count", "v >= start && v < stop", "v < stop"),
+    hopper("columns behind the item count", "v >= start && v < stop", "v >= start"),
+    hopper(
+        "rows below the last one are read",
+        "COPY_ASYNC_16(to + at, from + v, (row < count))",
+        "COPY_ASYNC_16(to + at, from + v, true)",
+    ),
+    hopper("vectors of 8 bytes where 4 are aligned", " || of.width == 4", ""),
+    hopper("rows that are not there are read", "row + 8 < kRows ? row + 8 : row + 8 - kRows", "row + 8"),
+    hopper("squares count once", "x == y ? 2.0 * total : total", "total"),
+    hopper(
+        "sums above the diagonal are added before those below are written",
+        "  });\n  __syncthreads();\n",
+        "  });\n",
+    ),
+    hopper("squares that are too large stay", "    bad |= !isfinite(total);\n", ""),
+    hopper(
+        "both warpgroups turn to float64 at once",
+        "kFlushSpans - group * kFlushSpans / 2",
+        "kFlushSpans",
+        unseen="only the time tells, on a GPU, and the last bits",
+    ),
 ]

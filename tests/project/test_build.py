@@ -191,7 +191,7 @@ def test_every_source_is_built(script, monkeypatch):
 @pytest.mark.parametrize(
     ("known", "chosen"),
     [
-        ("compute_75\ncompute_80\ncompute_90\ncompute_100\n", "8.0;9.0;10.0+PTX"),
+        ("compute_75\ncompute_80\ncompute_90\ncompute_100\n", "8.0;9.0a;10.0+PTX"),
         ("compute_75\ncompute_80\ncompute_86\ncompute_90\n", "8.0;9.0+PTX"),
         ("compute_50\ncompute_80\n", "8.0+PTX"),
     ],

@@ -22,6 +22,8 @@ enum class Fault : int {
   outside_of_the_array,
   two_writers,
   too_much_shared_memory,
+  half_a_warpgroup,
+  copy_that_is_not_aligned,
 };
 
 void faulty(Fault fault, const double* in, double* out) {
@@ -30,6 +32,15 @@ void faulty(Fault fault, const double* in, double* out) {
   if (fault == Fault::too_much_shared_memory) {
     SHARED(double, large, 6200);
     large[t] = 0.0;
+  }
+  if (fault == Fault::half_a_warpgroup) {
+    float sums[20];
+    const unsigned rows[16] = {};
+    WGMMA(40, sums, rows, 0, 0);
+  }
+  if (fault == Fault::copy_that_is_not_aligned) {
+    SHARED(unsigned, words, 4);
+    COPY_ASYNC_16(words, in + 1, true);
   }
   if (fault == Fault::exited_thread_at_barrier && t == 7) return;
   double value = in[t];

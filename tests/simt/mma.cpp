@@ -48,30 +48,34 @@ struct Operands {
   }
 };
 
-// A product, or the number that products are added to, with the exponent that it is aligned by.
-struct Term {
-  double value;
-  int exponent;
-};
-
-int exponent_of(double x) { return x == 0.0 || !std::isfinite(x) ? -1000 : std::ilogb(x); }
+// Of the leading bit; -1023 of zero. Numbers of float32 and their products are normal ones in float64.
+int exponent_of(double x) { return static_cast<int>(bits_of(x) >> 52 & 0x7ff) - 1023; }
 
 // Towards zero, to multiples of a power of two.
-double cut_off(double x, int exponent) { return std::ldexp(std::trunc(std::ldexp(x, -exponent)), exponent); }
-
-float sum_of(const Term* terms, int count) {
-  double plain = 0.0, sum = 0.0;
-  int largest = -1000;
-  for (int i = 0; i < count; ++i) {
-    plain += terms[i].value;
-    if (terms[i].value != 0.0) largest = std::max(largest, terms[i].exponent);
-  }
-  if (!std::isfinite(plain)) return static_cast<float>(plain);
-  for (int i = 0; i < count; ++i) sum += cut_off(terms[i].value, largest - 24);
-  return static_cast<float>(cut_off(sum, exponent_of(sum) - 23));
+double cut_off(double x, int exponent) {
+  const int spare = 52 - (exponent_of(x) - exponent);  // bits of the fraction that are cut off
+  if (spare <= 0) return x;
+  if (spare > 52) return 0.0;
+  const std::uint64_t bits = bits_of(x) >> spare << spare;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
 }
 
 }  // namespace
+
+float sum_cut_off(const double (*factors)[2], int count, float start, int bits) {
+  double plain = start, sum = 0.0;
+  int largest = exponent_of(start);
+  for (int i = 0; i < count; ++i) {
+    const auto [x, y] = factors[i];
+    plain += x * y;
+    if (x * y != 0.0) largest = std::max(largest, exponent_of(x) + exponent_of(y));
+  }
+  if (!std::isfinite(plain)) return static_cast<float>(plain);
+  sum = cut_off(start, largest - bits);
+  for (int i = 0; i < count; ++i) sum += cut_off(factors[i][0] * factors[i][1], largest - bits);
+  return static_cast<float>(cut_off(sum, exponent_of(sum) - 23));
+}
 
 void mma(const char* shape, const char* types, float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2],
          const float (&c)[4], const char* file, int line) {
@@ -88,12 +92,12 @@ void mma(const char* shape, const char* types, float (&d)[4], const unsigned (&a
     const int row = lane / 4 + e / 2 * 8, column = lane % 4 * 2 + e % 2;
     d[e] = c[e];
     for (int k = 0; k < depth; k += together) {
-      Term terms[9] = {{d[e], exponent_of(d[e])}};
+      double factors[8][2];
       for (int i = 0; i < together; ++i) {
-        const double x = operands.a(row, k + i), y = operands.b(k + i, column);
-        terms[1 + i] = {x * y, exponent_of(x) + exponent_of(y)};
+        factors[i][0] = operands.a(row, k + i);
+        factors[i][1] = operands.b(k + i, column);
       }
-      d[e] = sum_of(terms, 1 + together);
+      d[e] = sum_cut_off(factors, together, d[e], 24);
     }
   }
 }

@@ -55,6 +55,14 @@ void Watch::read(const char* name, std::int64_t index) {
   }
 }
 
+void Watch::read_by_tensor_cores(const char* name, std::int64_t index) {
+  read(name, index);
+  if (fences(writer_.thread) == fences_) {
+    fail(std::string(name) + "[" + std::to_string(index) + "] is read by tensor cores, and thread " +
+         std::to_string(writer_.thread) + " has passed no fence since it wrote it");
+  }
+}
+
 void Watch::write(const char* name, std::int64_t index) {
   const Moment here = now();
   const auto report = [&](const char* what, const Moment& before) {
@@ -67,6 +75,7 @@ void Watch::write(const char* name, std::int64_t index) {
   const bool together = reader_.block == here.block && reader_.same_warp(here) && reader_.warp == here.warp;
   if (together && several_) report("read", reader_);
   writer_ = here;
+  fences_ = fences(here.thread);
 }
 
 }  // namespace simt

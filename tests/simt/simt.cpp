@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::size_t kStack = 128 * 1024;
 
-enum class Status { ready, barrier, warp, done };
+enum class Status { ready, barrier, warp, group, done };
 
 // Contexts start a fiber; after that _setjmp and _longjmp switch, which cost no system call.
 struct Thread {
@@ -45,6 +45,7 @@ struct State {
   std::uint64_t seed = 1;
   std::vector<Thread> threads = std::vector<Thread>(kMaxThreads);
   Warp warps[kMaxThreads / kWarp];
+  int gathered[kMaxThreads / kWarpgroup];
   jmp_buf scheduler;
   const std::function<void()>* body = nullptr;
   std::string error;
@@ -145,8 +146,10 @@ bool settle() {
     done += thread.status == Status::done;
     waiting += thread.status == Status::barrier;
     if (thread.status == Status::barrier && first < 0) first = t;
-    if (thread.status == Status::warp) {
-      state.error = name_of(t) + " waits for its warp at " + place(thread) + ", where not all lanes come";
+    if (thread.status == Status::warp || thread.status == Status::group) {
+      state.error = name_of(t) +
+                    (thread.status == Status::warp ? " waits for its warp at " : " waits for its warpgroup at ") +
+                    place(thread) + ", where not all lanes come";
       return false;
     }
   }
@@ -172,6 +175,7 @@ void run_block() {
   state.start = ++state.moment;
   for (int t = 0; t < state.count; ++t) wake(t);
   for (int w = 0; w < state.count / kWarp; ++w) state.warps[w].arrived = 0;
+  std::fill(std::begin(state.gathered), std::end(state.gathered), 0);
   state.current = state.schedule == Schedule::reverse ? 0 : state.count - 1;
   do {
     for (int thread = pick(); thread >= 0; thread = pick()) {
@@ -247,6 +251,19 @@ void exchange(unsigned mask, std::uint64_t value, const char* file, int line) {
   }
   warp.arrived = 0;
   ++warp.moment;
+  leave(Status::ready);
+}
+
+void gather(const std::function<void()>& act, const char* file, int line) {
+  Thread& self = state.threads[state.current];
+  const int group = state.current / kWarpgroup, first = group * kWarpgroup;
+  self.file = file;
+  self.line = line;
+  if (first + kWarpgroup > state.count) fail("fewer than 128 threads at " + place(self));
+  if (++state.gathered[group] < kWarpgroup) return leave(Status::group);
+  state.gathered[group] = 0;
+  act();
+  for (int t = first; t < first + kWarpgroup; ++t) wake(t);
   leave(Status::ready);
 }
 

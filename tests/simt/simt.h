@@ -3,8 +3,9 @@
 //
 // Every thread of a block is a fiber, and one thread runs at a time. A schedule decides which: orders that keep the
 // threads in step hide missing barriers, so warps may also run ahead of each other. Shared arrays remember who touched
-// what since the last barrier and report a race whatever the schedule. Tensor cores are modelled in mma.cpp. Not
-// modelled: memory order between blocks, atomics, asynchronous copies, the cost of anything.
+// what since the last barrier and report a race whatever the schedule. Tensor cores are modelled in mma.cpp, and those
+// of a warpgroup with the copies that feed them in warpgroup.cpp. Not modelled: memory order between blocks, atomics,
+// the cost of anything.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,7 @@ namespace simt {
 // The next ready thread upwards or downwards; any; the first of the lowest warp; the last of the highest.
 enum class Schedule : int { forward, reverse, random, low_warp, high_warp };
 
-constexpr int kWarp = 32;
+constexpr int kWarp = 32, kWarpgroup = 128;
 constexpr int kMaxThreads = 1024;
 constexpr int kSharedBytes = 48 * 1024;
 
@@ -31,6 +32,8 @@ void barrier(const char* file, int line);
 // Waits for the warp; afterwards peer(lane) is what that lane put in.
 void exchange(unsigned mask, std::uint64_t value, const char* file, int line);
 std::uint64_t peer(int lane);
+// Waits for the warpgroup; the last thread that comes acts for all before any of them goes on.
+void gather(const std::function<void()>& act, const char* file, int line);
 
 // mma.sync.aligned with these fragments: m16n8k8 of TF32 numbers, m16n8k16 of float16 or bfloat16 ones. Sums are cut
 // off as by the least accurate hardware that PTX's words allow, see mma.cpp.
@@ -57,13 +60,19 @@ class Watch {
  public:
   void read(const char* name, std::int64_t index);
   void write(const char* name, std::int64_t index);
+  // Of tensor cores: the writer must have passed a fence since.
+  void read_by_tensor_cores(const char* name, std::int64_t index);
 
  private:
   Moment writer_, reader_, other_reader_;
-  bool several_ = false;  // lanes of the reader's warp read it at that moment
+  std::uint64_t fences_ = 0;  // that the writer had passed before
+  bool several_ = false;      // lanes of the reader's warp read it at that moment
 };
 
 void* shared_storage(const void* tag, std::size_t bytes, std::size_t counted);
+
+// How far an array begins behind a multiple of 1024 bytes: an array in general, and one of patterns of rows.
+constexpr unsigned kAnywhere = 16, kAtPattern = 0;
 
 // Behaves like a pointer into a shared array.
 template <class T>
@@ -98,10 +107,11 @@ class Shared {
   };
 
   Shared() = default;
-  Shared(const void* tag, const char* name, std::int64_t size)
+  Shared(const void* tag, const char* name, std::int64_t size, unsigned begin = kAnywhere)
       : cells_(static_cast<Cell*>(shared_storage(tag, size * sizeof(Cell), size * sizeof(T)))),
         name_(name),
-        size_(size) {}
+        size_(size),
+        begin_(2048 + begin) {}
   Shared operator+() const { return *this; }
   Shared operator+(std::int64_t distance) const {
     Shared result = *this;
@@ -116,12 +126,39 @@ class Shared {
     }
     return Reference(*this, at);
   }
+  // As a number, as instructions want it.
+  unsigned address() const { return begin_ + static_cast<unsigned>(first_ * sizeof(T)); }
+  // What tensor cores find at an address.
+  T seen_by_tensor_cores(unsigned address) const {
+    const std::int64_t at = (static_cast<std::int64_t>(address) - begin_) / static_cast<std::int64_t>(sizeof(T));
+    if (address < begin_ || at >= size_) fail(std::string(name_) + ": a descriptor leads out of it");
+    cells_[at].watch.read_by_tensor_cores(name_, at);
+    return cells_[at].value;
+  }
 
  private:
   Cell* cells_ = nullptr;
   const char* name_ = "";
   std::int64_t size_ = 0, first_ = 0;
+  unsigned begin_ = 0;
 };
+
+// Copies bytes to shared memory, or zeros where any is false: what a thread finds there before it has waited for the
+// copy is neither the old nor the new.
+void copy_async(int bytes, const Shared<unsigned>& to, const void* from, bool any);
+void copy_commit();
+void copy_wait(int groups);
+// What the running thread wrote may be read by tensor cores, behind the next barrier.
+void fence_tensor_cores();
+std::uint64_t fences(int thread);
+// The four wgmma.mma_async of csrc/cuda/device/warpgroup.cuh, on rows of this array.
+unsigned address_of(const Shared<unsigned>& array);
+void wgmma(int n, float* d, const unsigned (&a)[16], std::uint64_t x, std::uint64_t y,
+           const char* file = __builtin_FILE(), int line = __builtin_LINE());
+
+// A sum of products as tensor cores have it: aligned by the largest exponent, cut off so many bits below it, and then
+// to 24 bits.
+float sum_cut_off(const double (*factors)[2], int count, float sum, int bits);
 
 template <class T>
 std::uint64_t bits_of(T value) {

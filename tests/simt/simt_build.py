@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
-HARNESS = ("simt.cpp", "shared.cpp", "mma.cpp", "entry.cpp", "faults.cpp")
+HARNESS = ("simt.cpp", "shared.cpp", "mma.cpp", "warpgroup.cpp", "entry.cpp", "faults.cpp")
 CUDA = HERE.parents[1] / "csrc" / "cuda"
 # Contraction is off because the processor's kernels and the reference have none; longjmp between stacks upsets FORTIFY.
 _FLAGS = ("-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-w")

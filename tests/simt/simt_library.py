@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
+import os
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -44,6 +47,15 @@ def _pointer(x):
     return ctypes.c_void_p(x.data_ptr())
 
 
+def before_a_wall(values):
+    """The same matrix where memory ends: whatever reads beyond its last number ends the process (SIGSEGV)."""
+    size = -(-values.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = torch.frombuffer(mmap.mmap(-1, size + mmap.PAGESIZE), dtype=torch.uint8)
+    wall = ctypes.c_void_p(memory.data_ptr() + size)
+    assert ctypes.CDLL(None).mprotect(wall, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+    return memory[size - values.nbytes : size].view(values.dtype).view(values.shape).copy_(values)
+
+
 class Guarded:
     """An output tensor full of garbage, between margins that must not change."""
 
@@ -63,9 +75,11 @@ class Guarded:
 class Kernels:
     """The functions of csrc/ops.h, namespace cuda, on CPU tensors."""
 
-    def __init__(self, library):
+    def __init__(self, library, *, wgmma: str = "1"):
         self._library = ctypes.CDLL(str(library))
         self._margin = ODD
+        with mock.patch.dict(os.environ, FL_LIGHTNING_WGMMA=wgmma):  # the first call reads it
+            self.layer_gram(torch.zeros(33, 1), torch.tensor([0, 1]))
 
     def outputs(self, margin):
         """Where outputs begin: ``ALIGNED`` or ``ODD``."""

@@ -8,7 +8,7 @@ import simt_build
 
 from benchmarks.cuda_resources import dump, find_cuobjdump, find_library, variants, wide_accesses
 
-ARCHITECTURE = 90
+ARCHITECTURES = ("90a", "90")  # of these the first one that there is
 
 # The 16-byte loads and stores that the code of every variant of a kernel must have at least: a run of each row that is
 # read together, and what is written of it. Where a compiler splits them, nothing but speed tells.
@@ -18,6 +18,7 @@ WIDE = {
     ("layer_cross_gram", "products_tiled"): (1, 0),
     ("layer_dots", "dots"): (9, 0),
     ("layer_gram", "gram_direct"): (4, 0),
+    ("layer_gram", "gram_wgmma"): (6, 0),
     ("layer_gram", "products_mma"): (4, 0),
     ("layer_gram", "products_tiled"): (1, 0),
     ("puc_combine", "combine"): (8, 1),
@@ -40,10 +41,17 @@ def tool():
 @pytest.fixture(scope="module")
 def kernels(tool):
     report = dump(tool, find_library(), "--dump-resource-usage")
-    found = [each for each in variants(report) if each.arch == ARCHITECTURE]
-    if not found:
-        pytest.skip(f"the CUDA kernels are not built for sm_{ARCHITECTURE}")
-    return found
+    every = list(variants(report))
+    for architecture in ARCHITECTURES:
+        found = [each for each in every if each.arch == architecture]
+        if found:
+            return found
+    pytest.skip("the CUDA kernels are not built for sm_90a or sm_90")
+
+
+@pytest.fixture(scope="module")
+def code(tool, kernels):
+    return dump(tool, find_library(), "--dump-sass", "-arch", f"sm_{kernels[0].arch}")
 
 
 def test_every_source_has_kernels_and_none_spills(kernels):
@@ -52,10 +60,28 @@ def test_every_source_has_kernels_and_none_spills(kernels):
     assert [each for each in kernels if each.local > 0] == []
 
 
-def test_accesses_are_wide(tool, kernels):
-    accesses = wide_accesses(dump(tool, find_library(), "--dump-sass", "-arch", f"sm_{ARCHITECTURE}"))
+def is_empty(kernel):
+    """Whether its body is for sm_90a, and it is compiled for another architecture."""
+    return kernel.kernel == "gram_wgmma" and kernel.arch != "90a"
+
+
+def test_accesses_are_wide(code, kernels):
+    accesses = wide_accesses(code)
     assert {(each.file, each.kernel) for each in kernels} >= WIDE.keys()
     for each in kernels:
-        loads, stores = WIDE.get((each.file, each.kernel), (0, 0))
+        loads, stores = (0, 0) if is_empty(each) else WIDE.get((each.file, each.kernel), (0, 0))
         assert accesses[each.name]["LDG"] >= loads, each.name
         assert accesses[each.name]["STG"] >= stores + bool(SAME.search(each.name)), each.name
+
+
+def test_products_by_warpgroups(code, kernels):
+    """Four instructions over as many rows as the variant has, where the body is compiled at all."""
+    own = [each for each in kernels if each.kernel == "gram_wgmma"]
+    assert len(own) == 4
+    for each in own:
+        rows = re.search(r"ILi(\d+)E", each.name)[1]
+        body = re.search(rf"Function : {each.name}\n(.*?)(?=Function : |\Z)", code, re.DOTALL)[1]
+        steps = body.count(f"HGMMA.64x{rows}x8.F32.TF32")
+        assert steps == body.count("HGMMA") == (0 if is_empty(each) else 4), each.name
+        # The host takes this kernel only where it uses shared memory.
+        assert (each.shared > 0) == (steps > 0), each.name

@@ -17,6 +17,8 @@ FAULTS = {
     "outside_of_the_array": r"numbers\[64\] is outside of its 64 elements",
     "two_writers": r"race: numbers\[8\] was written",
     "too_much_shared_memory": "more than 48 KB",
+    "half_a_warpgroup": "fewer than 128 threads at",
+    "copy_that_is_not_aligned": "a copy that is not aligned",
 }
 IN = torch.arange(64, dtype=torch.float64)
 

@@ -52,13 +52,14 @@ __device__ inline Item find_item(const LayerTable& table, std::int64_t item) {
   return item_of(table, table.last_at_most(item, [&](std::int64_t l) { return table.first_item(l); }), item);
 }
 
-// 2048 to 32768 columns per chunk: enough items to fill a device, few enough for their sums to be cheap. Only the width
-// of a slice decides, so results do not depend on the device, and a slice is a number of whole chunks.
+// 2048 to 32768 columns per chunk, 16 chunks per slice where that lies between: enough items for a device to be full to
+// the end of a launch (benchmarks/README.md), few enough for their sums to be cheap. Only the width of a slice decides,
+// so results do not depend on the device, and a slice is a number of whole chunks.
 constexpr int kLeastShift = 11, kLargestShift = 15;
 static_assert(kLeastSlice >> kLeastShift >= 1);
 inline int chunk_shift(const Layers& layers) {
   int shift = kLeastShift;
-  while (shift < kLargestShift && (layers.slice >> shift) > 8) ++shift;
+  while (shift < kLargestShift && (layers.slice >> shift) > 16) ++shift;
   return shift;
 }
 

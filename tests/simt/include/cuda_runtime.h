@@ -19,6 +19,18 @@
   static char name##_tag;  \
   const simt::Shared<T> name(&name##_tag, #name, n)
 
+#define SHARED_PATTERNS(T, name, n) \
+  static char name##_tag;           \
+  const simt::Shared<T> name(&name##_tag, #name, n, simt::kAtPattern)
+#define SHARED_ADDRESS(array) simt::address_of(array)
+#define COPY_ASYNC_4(to, from, any) simt::copy_async(4, to, from, any)
+#define COPY_ASYNC_8(to, from, any) simt::copy_async(8, to, from, any)
+#define COPY_ASYNC_16(to, from, any) simt::copy_async(16, to, from, any)
+#define COPY_COMMIT() simt::copy_commit()
+#define COPY_WAIT(groups) simt::copy_wait(groups)
+#define FENCE_TENSOR_CORES() simt::fence_tensor_cores()
+#define WGMMA(n, d, a, x, y) simt::wgmma(n, d, a, x, y)
+
 #define MMA(shape, types, d, a, b, c) simt::mma(shape, types, d, a, b, c)
 
 struct uint3 {
@@ -133,6 +145,15 @@ inline cudaError_t cudaGetDevice(int* device) {
 }
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
   *value = simt_capability;
+  return cudaSuccess;
+}
+struct cudaFuncAttributes {
+  std::size_t sharedSizeBytes;
+};
+// Of a kernel for Hopper alone: elsewhere it is empty.
+template <class Kernel>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, Kernel) {
+  attributes->sharedSizeBytes = simt_capability == 9 ? 1024 : 0;
   return cudaSuccess;
 }
 struct cudaLaunchConfig_t {

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device code of the Gram kernel for Hopper, run on the processor."""
+
+import subprocess
+import sys
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+import torch
+from simt_library import before_a_wall
+
+from fl_lightning.ops import _reference as reference
+from fl_lightning.ops.slices import add_tree
+
+SIZES = (0, 300, 1, 3, 258, 33)
+LAYOUTS = ((0, 0), (1, 0), (3, 2), (2, 2), (4, 4), (7, 1))  # columns before and behind the matrix in its memory
+
+
+def offsets_of(sizes):
+    return torch.tensor([0, *accumulate(sizes)])
+
+
+OFFSETS = offsets_of(SIZES)
+
+
+def generator(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(m, n, seed=0):
+    return torch.randn(m, n, generator=generator(seed))
+
+
+def whole_numbers(m, n=int(OFFSETS[-1]), layout=0):
+    """Small ones, between NaNs."""
+    lead, pad = LAYOUTS[layout]
+    wide = torch.full((m, lead + n + pad), torch.nan)
+    wide[:, lead : lead + n] = torch.randint(-3, 4, (m, n), generator=generator(m))
+    return wide[:, lead : lead + n]
+
+
+@pytest.fixture
+def hopper(simt):
+    """A device that has the kernel."""
+    yield simt.capability(9)
+    simt.capability(8)
+
+
+def relative(gram, rows, offsets):
+    """The errors by the products of the two norms."""
+    exact = reference.layer_gram(rows, offsets)
+    norms = exact.diagonal(dim1=1, dim2=2).sqrt()
+    return (gram - exact).abs() / (norms[:, :, None] * norms[:, None, :]).clamp(min=1e-300)
+
+
+def check_whole_numbers(gram, rows, offsets=OFFSETS):
+    """A product too many or too few is 1 at least. What is lost of each is 2^-22 of it at most."""
+    want = reference.layer_gram(rows, offsets)
+    assert torch.equal(gram.round(), want)
+    assert torch.equal(gram, gram.mT)
+    most = reference.layer_gram(rows.abs(), offsets)
+    assert ((gram - want).abs() <= 2**-21 * most).all()
+
+
+@pytest.mark.parametrize("m", [33, 40, 41, 63, 64, 65, 80, 81, 100, 104])
+def test_gram(hopper, m):
+    rows = whole_numbers(m, layout=m % len(LAYOUTS))
+    check_whole_numbers(hopper.layer_gram(rows, OFFSETS), rows)
+
+
+@pytest.mark.parametrize("layout", range(len(LAYOUTS)))
+def test_rows_anywhere_in_memory(hopper, layout):
+    rows = whole_numbers(34, layout=layout)
+    check_whole_numbers(hopper.layer_gram(rows, OFFSETS), rows)
+
+
+@pytest.mark.parametrize("m", [34, 81])
+def test_nothing_beyond_the_last_row_is_read(hopper, m):
+    rows = whole_numbers(m, n=516)
+    offsets = offsets_of([257, 259])
+    check_whole_numbers(hopper.layer_gram(before_a_wall(rows), offsets), rows, offsets)
+
+
+def test_many_layers(hopper):
+    offsets = offsets_of([(7 * i) % 13 if i % 5 else 0 for i in range(298)] + [1300, 2015])
+    rows = whole_numbers(34, n=int(offsets[-1]))
+    check_whole_numbers(hopper.layer_gram(rows, offsets), rows, offsets)
+
+
+def test_repeated_rows(hopper):
+    rows = whole_numbers(1)[0].expand(35, -1)
+    assert rows.stride(0) == 0
+    check_whole_numbers(hopper.layer_gram(rows, OFFSETS), rows)
+
+
+@pytest.mark.parametrize(("m", "n"), [(40, 4000), (100, 1500)])
+@pytest.mark.parametrize(
+    ("kind", "bound"), [("gaussian", 2e-7), ("absolute", 5e-7), ("constant", 5e-7), ("lognormal", 5e-7)]
+)
+def test_accuracy(hopper, kind, bound, m, n):
+    rows = normal(m, n)
+    if kind == "absolute":
+        rows = rows.abs()
+    elif kind == "constant":
+        rows = torch.rand(m, 1, generator=generator(2)).add(0.3).expand(rows.shape).contiguous()
+    elif kind == "lognormal":
+        rows = rows.mul(2).exp()
+    offsets = offsets_of([n])
+    assert relative(hopper.layer_gram(rows, offsets), rows, offsets).max() <= bound
+
+
+# The worst of all for this kernel, where r is large or nothing, and where t/2 has the next exponent.
+@pytest.mark.parametrize("worst", [1.2509766, 1 + 2**-10 - 2**-22, 1 + 2**-10 - 2**-23, 1.5, 1.9990234375, 1.9999999])
+def test_numbers_that_split_badly(hopper, worst):
+    rows, offsets = torch.full((33, 2000), worst), offsets_of([2000])
+    assert relative(hopper.layer_gram(rows, offsets), rows, offsets).max() <= 5e-7
+
+
+@pytest.mark.parametrize("m", [34, 81])
+def test_nan_and_overflow_stay_where_they_are(hopper, m):
+    rows = normal(m, int(OFFSETS[-1]), seed=5)
+    rows[1, 200] = torch.nan
+    rows[2] *= 1e25  # its square is too large for float32
+    rows[3, 400], rows[4, 10] = torch.inf, 3.4e38
+    rows[5, 300:] = 0
+    rows[6, 320] = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
+    got, want = hopper.layer_gram(rows, OFFSETS), reference.layer_gram(rows, OFFSETS)
+    torch.testing.assert_close(got, want, equal_nan=True, rtol=1e-4, atol=1e-4)
+    assert got[1, 1].isnan().all()
+    assert got[1, 2, 2] > 1e50
+    assert torch.equal(got.isnan(), want.isnan())
+
+
+def test_a_square_alone_is_too_large(hopper):
+    rows, offsets = normal(34, 300), offsets_of([300])
+    rows[33] *= 1e25
+    got, want = hopper.layer_gram(rows, offsets), reference.layer_gram(rows, offsets)
+    assert got[0, 33, 33] > 1e50
+    torch.testing.assert_close(got[0, 33, 33], want[0, 33, 33])
+
+
+@pytest.mark.parametrize("m", [40, 81])
+def test_same_bits_under_every_schedule(kernels, m):
+    rows, offsets = normal(m, 700), offsets_of([400, 300])
+    try:
+        kernels.capability(9)
+        want = kernels.schedule("forward").layer_gram(rows, offsets)
+        for name in ("reverse", "random", "low_warp", "high_warp"):
+            assert torch.equal(kernels.schedule(name).layer_gram(rows, offsets), want), name
+    finally:
+        kernels.capability(8)
+
+
+@pytest.mark.parametrize("m", [34, 66])
+def test_columns_may_be_divided(hopper, m):
+    """Slices in memory of their own, whose addresses are others."""
+    offsets = offsets_of([1, 8292, 0, 7892, 300])
+    rows, n = normal(m, 16485), 16485
+    spans = [(0, 8192), (8192, 16384), (16384, n)]
+    parts = (hopper.layer_gram(rows[:, a:b].clone(), offsets.clamp(a, b) - a, n) for a, b in spans)
+    whole = hopper.layer_gram(rows, offsets, n)
+    assert torch.equal(add_tree(spans, parts, n), whole)
+    assert relative(whole, rows, offsets).max() <= 2e-7
+
+
+@pytest.mark.parametrize(("m", "dtype"), [(32, torch.float32), (105, torch.float32), (40, torch.bfloat16)])
+def test_other_rows_have_the_other_kernel(hopper, m, dtype):
+    rows, offsets = normal(m, 400).to(dtype), offsets_of([400])
+    got = hopper.layer_gram(rows, offsets)
+    assert torch.equal(got, hopper.capability(8).layer_gram(rows, offsets))
+
+
+def test_a_device_without_the_kernel_has_the_other_one(hopper):
+    rows, offsets = normal(40, 400), offsets_of([400])
+    assert not torch.equal(hopper.layer_gram(rows, offsets), hopper.capability(8).layer_gram(rows, offsets))
+
+
+@pytest.mark.parametrize("asked", ["", "0", "1"])
+def test_nobody_has_it_who_does_not_ask(built, asked):
+    """In a process of its own, because the variable is read once."""
+    code = (
+        "import sys, torch\n"
+        "sys.path.insert(0, 'tests/simt')\n"
+        "import simt_library\n"
+        f"kernels = simt_library.Kernels(sys.argv[1], wgmma={asked!r})\n"
+        "rows, offsets = torch.randn(40, 400, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 400])\n"
+        "one, other = (kernels.capability(major).layer_gram(rows, offsets) for major in (8, 9))\n"
+        "print(torch.equal(one, other))"
+    )
+    command = [sys.executable, "-c", code, str(built / "kernels.so")]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert done.stdout.strip() == str(asked != "1"), done.stderr
