@@ -150,7 +150,7 @@ bandwidth() {
 # Without torch's caching allocator every tensor ends where its memory ends.
 sanitize() {
   local program=("$PYTHON" -m benchmarks._gpu.every_path --device "$device") tool ours
-  export PYTORCH_NO_CUDA_MEMORY_CACHING=1
+  export PYTORCH_NO_CUDA_MEMORY_CACHING=1 FL_LIGHTNING_WGMMA=1
   step 'no tool' 60 '^called' "${program[@]}"
   for tool in memcheck racecheck synccheck initcheck; do
     if [[ $device == cpu ]]; then
@@ -167,7 +167,7 @@ sanitize() {
         --print-limit 20 "${ours[@]}" "${program[@]}"
     fi
   done
-  unset PYTORCH_NO_CUDA_MEMORY_CACHING
+  unset PYTORCH_NO_CUDA_MEMORY_CACHING FL_LIGHTNING_WGMMA
 }
 
 train() {
