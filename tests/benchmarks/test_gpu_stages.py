@@ -75,7 +75,7 @@ def test_all_stages_run_in_order_and_leave_their_outcomes(script, tmp_path):
     assert list(dict.fromkeys(row[0].removeprefix("| ") for row in rows)) == list(STAGES)
     assert {row[2] for row in rows} == {"passed"}
     assert "- device: stand-in" in report
-    tools = [command[2] for command in commands if command[0] == "compute-sanitizer"]
+    tools = [command[3] for command in commands if command[:2] == ["WGMMA", "compute-sanitizer"]]
     assert tools == ["memcheck", "racecheck", "synccheck", "initcheck"]
     assert commands[-1][0] == "ncu"
     assert all(command[-2:] == ["--device", "cuda"] for command in commands if "every_path" in " ".join(command))
