@@ -47,6 +47,16 @@ def _pointer(x):
     return ctypes.c_void_p(x.data_ptr())
 
 
+def of_kind(kind, rows):
+    """Rows that look random as they are, or with one sign, constant, or spread over many sizes."""
+    if kind == "absolute":
+        return rows.abs()
+    if kind == "constant":
+        levels = torch.rand(len(rows), 1, generator=torch.Generator().manual_seed(2)).add(0.3)
+        return levels.expand(rows.shape).contiguous()
+    return rows.mul(2).exp() if kind == "lognormal" else rows
+
+
 def before_a_wall(values):
     """The same matrix where memory ends: whatever reads beyond its last number ends the process (SIGSEGV)."""
     size = -(-values.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE

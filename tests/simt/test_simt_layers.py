@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from simt_library import KernelError, before_a_wall
+from simt_library import KernelError, before_a_wall, of_kind
 
 from fl_lightning.ops import _reference as reference
 
@@ -186,13 +186,7 @@ def test_repeated_rows(simt):
 )
 def test_accuracy(simt, kind, bound, m):
     offsets = offsets_of([1, 3, 129, 256, 257, 1000, 4001 if m < 33 else 1])
-    rows = torch.randn(m, int(offsets[-1]), generator=generator(1))
-    if kind == "absolute":
-        rows = rows.abs()
-    elif kind == "constant":
-        rows = torch.rand(m, 1, generator=generator(2)).add(0.3).expand(rows.shape).contiguous()
-    elif kind == "lognormal":
-        rows = rows.mul(2).exp()
+    rows = of_kind(kind, torch.randn(m, int(offsets[-1]), generator=generator(1)))
     exact = reference.layer_gram(rows, offsets)
     norms = exact.diagonal(dim1=1, dim2=2).sqrt()
     scale = norms[:, :, None] * norms[:, None, :]

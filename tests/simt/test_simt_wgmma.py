@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from simt_library import before_a_wall
+from simt_library import before_a_wall, of_kind
 
 from fl_lightning.ops import _reference as reference
 from fl_lightning.ops.slices import add_tree
@@ -99,13 +99,7 @@ def test_repeated_rows(hopper):
     ("kind", "bound"), [("gaussian", 2e-7), ("absolute", 5e-7), ("constant", 5e-7), ("lognormal", 5e-7)]
 )
 def test_accuracy(hopper, kind, bound, m, n):
-    rows = normal(m, n)
-    if kind == "absolute":
-        rows = rows.abs()
-    elif kind == "constant":
-        rows = torch.rand(m, 1, generator=generator(2)).add(0.3).expand(rows.shape).contiguous()
-    elif kind == "lognormal":
-        rows = rows.mul(2).exp()
+    rows = of_kind(kind, normal(m, n))
     offsets = offsets_of([n])
     assert relative(hopper.layer_gram(rows, offsets), rows, offsets).max() <= bound
 
