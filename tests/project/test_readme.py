@@ -148,6 +148,13 @@ def test_the_tables_list_what_the_package_has():
     assert rules | partitions | samplers <= named
 
 
+def test_the_number_of_methods_is_that_of_the_tables():
+    counts = {int(count) for count in re.findall(r"(\d+) (?:published )?methods", PAGE)}
+    assert counts == {len(server_rules())}
+    table = (Path(fl.__file__).parents[1] / "docs" / "choose.md").read_text(encoding="utf-8")
+    assert len(re.findall(r"^\| \[`\w+`\]\(methods/", table, flags=re.MULTILINE)) == len(server_rules())
+
+
 def test_the_table_of_what_the_server_must_see_is_what_the_rules_say():
     page = (Path(fl.__file__).parents[1] / "docs" / "choose.md").read_text(encoding="utf-8")
     section = page.split("\n## What the server must see\n")[1].split("\n## ")[0]
