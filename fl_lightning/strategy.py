@@ -64,7 +64,8 @@ class FederatedStrategy(OneDevice):
     """Turns ``trainer.fit`` into federated training: one epoch is one communication round.
 
     In each round some clients are sampled. Each of them trains the global model on its own data. The server rule then
-    combines their updates into the next global model. One device (CPU, CUDA or MPS) simulates all clients.
+    combines their updates into the next global model. One device (CPU, CUDA or MPS) simulates all clients,
+    or several processes with a device each share them (``Trainer(devices=..., num_nodes=...)``).
 
     ``max_epochs`` counts rounds. ``limit_*_batches`` count per client. ``max_steps`` and ``global_step`` count a round
     as the mean number of optimizer steps of a client's visit (:attr:`FitDescription.steps_per_round`), and training

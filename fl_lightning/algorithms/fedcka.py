@@ -25,7 +25,7 @@ from fl_lightning.core.modules import submodules
 
 
 class FedCKA(FedAvg):
-    """The first layers stay as similar to the global model's as to the client's last ones; experimental.
+    """The first layers are drawn to the global model's and away from those of the client's last one; experimental.
 
     Similarity is the linear centered kernel alignment of what layers put out on the batch.
 

@@ -228,7 +228,7 @@ class FitRecord:
     results that come from elsewhere: :func:`fl_lightning.report.write_report` leaves out the pictures that lack data.
 
     Attributes:
-        method: what the method is called, such as ``"FedLF"`` or ``"FedHEAL with SCAFFOLDClient"``.
+        method: what the method is called, such as ``"FedLF"`` or ``"FedHEAL with ControlVariates"``.
         seed: of the strategy.
         learning_rate: of the clients, in the first recorded round; ``None`` without a single one.
         is_bound: the fit is no method, but bounds what methods can reach: clients that train alone, or on all data.

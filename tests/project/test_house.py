@@ -34,6 +34,12 @@ def test_every_room_has_a_floor():
     assert {room(module) for module in MODULES} == {name for floor in FLOORS for name in floor}
 
 
+def test_contributing_draws_these_floors():
+    page = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    drawn = page.split("The rooms of `fl_lightning/`:\n\n```\n")[1].split("```")[0].replace(".py", "")
+    assert [set(line.split(", ")) for line in drawn.splitlines()] == [set(floor) for floor in FLOORS]
+
+
 def test_arrows_point_down():
     floor = {name: number for number, names in enumerate(FLOORS) for name in names}
     arrows = [(a, b) for a in MODULES for b in imports(a, MODULES) if room(a) != room(b)]

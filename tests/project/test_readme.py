@@ -15,6 +15,7 @@ from benchmarks.papers.catalog import experiment
 from fl_lightning.__main__ import main
 
 PAGE = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
 
 PROJECT = """
 import torch
@@ -169,3 +170,69 @@ def test_the_table_of_what_the_server_must_see_is_what_the_rules_say():
     for name in server_rules():
         rule = eval(name + arguments.get(name, "()"), vars(fl.algorithms))
         assert rule.client_rule().reads == "sums", name
+
+
+def made(name):
+    return getattr(fl.algorithms, name)(*([[[0.0]]] if name == "FA" else []))
+
+
+def fits(rule, client):
+    try:
+        fl.FederatedStrategy(rule, client=client)
+    except ValueError:
+        return False
+    return True
+
+
+def halves():
+    """The methods that change local training and whose client half others can borrow."""
+    names = [name for name in server_rules() if type(made(name).client_rule()) is not fl.algorithms.ClientRule]
+    return [name for name in names if fits(fl.algorithms.FedAvg("uniform"), made(name))]
+
+
+def test_the_pages_of_methods_say_which_client_halves_do_not_fit():
+    said = {}
+    for page in (path.read_text(encoding="utf-8") for path in (DOCS / "methods").glob("*.md")):
+        found = re.search(r"for local training fits but (?:that|those) of ([\w\s,]+)\.", page)
+        if found:
+            (name,) = re.findall(r"`fl\.algorithms\.(\w+)\(", page)[:1]
+            said[name] = set(re.findall(r"\w+", found[1])) - {"and"}
+    assert len(said) == 13, sorted(said)
+    for name, refused in said.items():
+        rule = fl.algorithms.FedMDFG(gradient_source="update") if name == "FedMDFG" else made(name)
+        assert refused == {half for half in halves() if not fits(rule, made(half))}, name
+
+
+def test_the_page_on_executors_names_the_methods_that_need_new_workers():
+    page = (DOCS / "executors.md").read_text(encoding="utf-8")
+    (named,) = re.findall(r"whose client half\s+keeps\s+state\s+\(([^)]*)\)", page)
+    stateful = {name for name in server_rules() if made(name).client_rule().overrides("commit", "keep")}
+    assert set(re.split(r",\s+", named)) == stateful | {"DifferentialPrivacy"}
+
+
+def test_the_page_on_privacy_says_which_methods_it_fits():
+    page = (DOCS / "privacy.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.*) \| (.*) \| (.*) \|$", page.split("\n## Which methods")[1], flags=re.MULTILINE)[1:]
+    words = {"FedMGDAPlus": "FedMGDA+", "QFedAvg": "q-FedAvg", "FedAvg": "FedAvg()"}
+    for name in server_rules():
+        rule = fl.algorithms.FedMDFG(gradient_source="update") if name == "FedMDFG" else made(name)
+        listed = next(row for row in rows if words.get(name, name) in re.findall(r"[\w+()-]+", row[0]))
+        for where, answer in zip(("central", "local"), listed[1:], strict=True):
+            private = fl.algorithms.DifferentialPrivacy(1.0, 1.0, where=where)
+            assert fits(rule, private) == answer.startswith("yes"), (name, where)
+
+
+def test_install_names_every_extra_that_users_need():
+    found = (DOCS.parent / "pyproject.toml").read_text(encoding="utf-8").split("[project.optional-dependencies]\n")[1]
+    extras = set(re.findall(r"^(\w+) = \[", found.split("\n[")[0], flags=re.MULTILINE))
+    users = extras - {"build", "dist", "test", "docs", "lint"}
+    (sentence,) = re.findall(r"The optional extras are (.*?)\. Ask", (DOCS / "install.md").read_text(), flags=re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", sentence)) == users
+    (sentence,) = re.findall(r"Extras bring what (.*?)\.\n", PAGE, flags=re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", sentence)) == users - {"benchmarks"}
+
+
+def test_the_changelog_counts_the_federated_projects():
+    scripts = {path.stem for path in (DOCS.parent / "examples" / "projects").glob("*.py")} - {"made_data"}
+    assert len(scripts) == 18
+    assert "- Eighteen projects of others" in (DOCS.parent / "CHANGELOG.md").read_text(encoding="utf-8")
