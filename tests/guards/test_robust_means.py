@@ -121,9 +121,7 @@ def test_a_row_far_beyond_the_radius_goes_to_the_edge_of_the_ball(dtype, factor)
     cohort.updates.rows[3] *= factor
     found, v = guard.guarded(cohort).updates.rows.double(), guard.center
     apart = cohort.updates.rows.double() - v
-    torch.testing.assert_close(
-        found - v, apart * (4.0 / apart.norm(dim=1)).clamp_max(1)[:, None], rtol=1e-5, atol=1e-5
-    )
+    torch.testing.assert_close(found - v, apart * (4.0 / apart.norm(dim=1)).clamp_max(1)[:, None], rtol=1e-5, atol=1e-5)
     guard.commit()
     torch.testing.assert_close(found.mean(0), guard.center.double(), rtol=1e-5, atol=1e-5)  # what the guard remembers
 
