@@ -80,6 +80,14 @@ def test_noise_differs_between_clients_and_rounds_and_repeats_with_the_seed():
     assert torch.equal(one.rows[1], again.rows[1])
 
 
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
+def test_noise_has_the_norm_of_updates_of_any_size(size):
+    update = torch.linspace(-1, 1, 50) * size
+    norm = float(update.double().norm())
+    fl.attacks.RandomUpdates((), match_norm=True).replace(update, torch.zeros(50), seed=3)
+    assert float(update.double().norm()) == pytest.approx(norm, rel=1e-5)
+
+
 def test_fixed_ids():
     ids = fl.attacks.dishonest_clients(100, 0.1, seed=3)
     assert len(set(ids)) == 10

@@ -130,6 +130,11 @@ def test_batches_without_labels(batch):
         fl.attacks.LabelFlip((0,), num_classes=3).change_batch(batch)
 
 
+def test_labels_that_losses_ignore_stay():
+    labels = torch.tensor([0, -100, 2])
+    assert fl.attacks.LabelFlip((0,), num_classes=3).change_batch((labels,))[0].tolist() == [2, -100, 0]
+
+
 def test_more_classes_than_were_said():
     with pytest.raises(ValueError, match="num_classes of LabelFlip must be above all labels, found 3 and a label 3"):
         fl.attacks.LabelFlip((0,), num_classes=3).change_batch((torch.zeros(2), torch.tensor([0, 3])))

@@ -57,7 +57,7 @@ class DifferentialPrivacy(ClientRule):
         clip: the longest update.
         noise_multiplier: standard deviation of the noise over ``clip``.
         where: who adds the noise.
-        delta: of the promise; ``None``: ``N ** -1.1`` for ``N`` registered clients.
+        delta: of the promise; ``None``: ``N ** -1.1`` for ``N`` registered clients, which must be more than one.
         amplified: count on the secrecy of the sample. Needs ``UniformSampler()``.
         uncovered: whether to refuse what the promise does not cover.
         seed: makes the noise repeatable, for research. ``None``: secret noise; without it there is no promise.
@@ -116,7 +116,12 @@ class DifferentialPrivacy(ClientRule):
             )
 
     def begin_fit(self, federation: Federation) -> None:
-        """Takes the number of clients."""
+        """Takes the number of clients.
+
+        Raises:
+            ValueError: there is a single one, and no ``delta``.
+        """
+        self._delta_among(federation.num_clients)
         self._federation = federation
 
     @torch.no_grad()
@@ -171,8 +176,12 @@ class DifferentialPrivacy(ClientRule):
         """What has been spent."""
         return {"epsilon": self.epsilon(self._rounds)}
 
+    @checked(rounds=Bounds(0), num_clients=Bounds(1), cohort_size=Bounds(1))
     def epsilon(self, rounds: int, num_clients: int | None = None, cohort_size: int | None = None) -> float:
-        """What so many rounds spend, by Renyi differential privacy.
+        """What so many rounds spend, by Renyi differential privacy; none spend nothing.
+
+        With amplification it is the smaller of two bounds, with and without the secrecy of the sample: where there is
+        little noise, the accountant's bound with secrecy is the larger one.
 
         Args:
             rounds: how many.
@@ -181,7 +190,8 @@ class DifferentialPrivacy(ClientRule):
 
         Raises:
             ImportError: ``dp-accounting`` is not installed.
-            ValueError: outside of a fit, a number that it takes is missing.
+            ValueError: outside of a fit, a number that it takes is missing; an argument is out of range; or ``delta``
+                is, with a single client.
         """
         dp_accounting, rdp = accounting()
         fit = self._federation
@@ -189,14 +199,28 @@ class DifferentialPrivacy(ClientRule):
         drawn = cohort_size or (fit.cohort_size if fit else None)
         if (self.delta is None and clients is None) or (self.amplified and (clients is None or drawn is None)):
             raise ValueError("num_clients, and cohort_size with amplified=True, must be given outside of a fit")
+        delta = self._delta_among(clients or 1)
+
+        def spent(event: Any) -> float:
+            accountant = rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
+            accountant.compose(event, rounds)
+            return float(accountant.get_epsilon(delta))
+
+        if rounds == 0:
+            return 0.0
         # Exchanging a client moves the sum by 2 clip, and the noise is noise_multiplier * clip.
         event = dp_accounting.GaussianDpEvent(self.noise_multiplier / 2)
         if self.amplified and clients is not None and drawn is not None and drawn < clients:
-            event = dp_accounting.SampledWithoutReplacementDpEvent(clients, drawn, event)
-        accountant = rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
-        accountant.compose(event, rounds)
-        delta = self.delta if self.delta is not None else float(clients or 1) ** -_DELTA
-        return float(accountant.get_epsilon(delta))
+            return min(spent(event), spent(dp_accounting.SampledWithoutReplacementDpEvent(clients, drawn, event)))
+        return spent(event)
+
+    def _delta_among(self, clients: int) -> float:
+        if self.delta is None and clients == 1:
+            raise ValueError(
+                "delta of DifferentialPrivacy must be given for a single client, found None: without it delta is 1, "
+                "and nothing is promised"
+            )
+        return float(clients) ** -_DELTA if self.delta is None else self.delta
 
 
 def accounting() -> tuple[Any, Any]:

@@ -64,11 +64,13 @@ class FedISM(ServerRule):
         """Returns ``sum_i w_i u_i``.
 
         Raises:
-            ValueError: the cohort lacks the clients' sharpness, or a row is not finite.
+            ValueError: the cohort lacks the clients' sharpness, or a sharpness or a row is not finite.
         """
         sharpness = cohort.extras.get(SHARPNESS)
         if sharpness is None:
             raise ValueError(f"extras must hold {SHARPNESS!r} [m] for FedISM, found {sorted(cohort.extras)}")
+        if sharpness.shape != (len(cohort),) or not bool(sharpness.isfinite().all()):
+            raise ValueError(f"extras[{SHARPNESS!r}] must be {len(cohort)} finite numbers, found {sharpness.tolist()}")
         weights = shares((shares(sharpness.cpu().clamp_min(LEAST)) + LEAST) ** self.q)
         before = shares(self._weights.of(cohort.client_ids, weights))
         weights = self.beta * weights + (1 - self.beta) * before

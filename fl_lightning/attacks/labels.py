@@ -19,6 +19,8 @@ from fl_lightning.attacks.base import Attack
 class LabelFlip(Attack):
     """Label ``y`` becomes ``num_classes - 1 - y``, in training and where the loss is measured.
 
+    Labels below 0, which losses ignore, stay.
+
     Minghong Fang, Xiaoyu Cao, Jinyuan Jia, Neil Zhenqiang Gong: Local Model Poisoning Attacks to Byzantine-Robust
     Federated Learning. USENIX Security 2020, section 5.1. https://arxiv.org/abs/1911.11815
 
@@ -49,7 +51,7 @@ class LabelFlip(Attack):
         if largest >= self.num_classes:
             found = f"{self.num_classes} and a label {largest}"
             raise ValueError(f"num_classes of LabelFlip must be above all labels, found {found}")
-        return self.num_classes - 1 - labels
+        return torch.where(labels < 0, labels, self.num_classes - 1 - labels)
 
 
 @checked(clients=Bounds(0), source=Bounds(0), target=Bounds(0), factor=Bounds(above=0))

@@ -45,7 +45,7 @@ class RandomUpdates(Attack):
     def replace(self, update: Tensor, params: Tensor, seed: int) -> None:
         """Puts the noise in its place."""
         noise = _noise(update, seed)
-        scale = float(torch.linalg.vector_norm(update.float())) / float(noise.norm()) if self.match_norm else self.std
+        scale = float(update.cpu().double().norm()) / float(noise.norm()) if self.match_norm else self.std
         update.copy_(noise.mul_(scale))
 
 

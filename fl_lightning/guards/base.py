@@ -78,8 +78,8 @@ class Verdict:
                     row.mul_(scale)
                 elif scale == 0:
                     row.copy_(self.center)
-                else:
-                    row.lerp_(self.center.to(row), 1 - scale)
+                else:  # from the centre, so that a small scale keeps its digits
+                    torch.lerp(self.center.to(row), row, scale, out=row)
             if self.bounds is not None:
                 torch.clamp(row, *self.bounds, out=row)
 

@@ -42,7 +42,7 @@ class MultiKrum(Guard):
     """Keeps the clients whose updates lie nearest to others; the rest take no part in the round.
 
     A client's score is the sum of squared distances from its update to the ``m - f - 2`` nearest others. The ``keep``
-    clients with the smallest scores stay (of equal ones the first). With a mean behind it, this is the paper's
+    clients with the smallest scores stay (of equal ones the lower ids). With a mean behind it, this is the paper's
     Multi-Krum; with ``keep = 1`` it is :class:`Krum`. A round with fewer than ``2 f + 3`` usable reports changes
     nothing.
 
@@ -75,7 +75,8 @@ class MultiKrum(Guard):
         keep = m - f if self.keep is None else self.keep
         if keep > m:
             raise CannotGuardError(f"{m} usable reports, fewer than keep={keep} of {type(self).__name__}")
-        order = scores(squared_distances(cohort.updates), f).sort(stable=True).indices
+        by_id = torch.tensor(cohort.client_ids).argsort()
+        order = by_id[scores(squared_distances(cohort.updates), f)[by_id].sort(stable=True).indices]
         reason = f"{type(self).__name__} finds its update too far from the others"
         return Verdict(dict.fromkeys(sorted(order[keep:].tolist()), reason))
 

@@ -58,8 +58,7 @@ class AdaptiveNormClipping(Guard):
 
     ``b`` is the share of a round's updates that fit under the bound. The rule is the paper's without its noise. Each
     client counts once, so ``k`` dishonest of ``m`` move ``b`` by at most ``k / m``. The first round sets the bound to
-    that quantile of its norms, and so does a round with a bound of 0. A round in which all updates are zero does not
-    count.
+    that quantile of its norms above 0. A round in which all updates are zero does not count.
 
     Args:
         quantile: share of the updates that should fit under the bound, in (0, 1); the paper's gamma.
@@ -83,9 +82,11 @@ class AdaptiveNormClipping(Guard):
     def judge(self, cohort: Cohort) -> Verdict:
         """See the class."""
         norms = cohort.updates.norms().cpu()
-        bound = self.bound or float(torch.quantile(norms, self.quantile, interpolation="lower"))
+        above, bound = norms[norms > 0], self.bound
+        if bound == 0 and len(above) > 0:
+            bound = float(torch.quantile(above, self.quantile, interpolation="lower"))
         share = float((norms <= bound).double().mean())  # b
-        self._next = bound * exp(-self.rate * (share - self.quantile)) if bool(norms.any()) else self.bound
+        self._next = bound * exp(-self.rate * (share - self.quantile)) if len(above) > 0 else bound
         scale = clipping(norms, bound)
         return Verdict(scale=scale, scalars={"clipped": float((scale < 1).sum()), "bound": bound})
 

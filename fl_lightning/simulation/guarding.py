@@ -21,7 +21,7 @@ class Guarded:
         cohort: what the method sees.
         places: where its clients were in the cohort that came in.
         left_out: places of the others there, with the reasons.
-        scalars: numbers to log.
+        scalars: numbers to log, by the guard's class, with ``_2`` for the second of a class.
     """
 
     cohort: Cohort
@@ -38,7 +38,9 @@ class Guards:
     """
 
     def __init__(self, guards: Sequence[Guard]) -> None:
-        self._guards = guards
+        self._guards, kinds = guards, [type(guard).__name__ for guard in guards]
+        earlier = [kinds[:place].count(kind) for place, kind in enumerate(kinds)]
+        self._logged = [f"{kind}_{k + 1}" if k else kind for kind, k in zip(kinds, earlier, strict=True)]
 
     def guarded(self, cohort: Cohort, rebuild: Callable[[list[int], bool], Cohort]) -> Guarded:
         """Lets every guard see what the one before has left; rows change in place.
@@ -52,12 +54,12 @@ class Guards:
             CannotGuardError: a guard can make nothing of the cohort.
         """
         places, left_out, scalars, changed = list(range(len(cohort))), dict[int, str](), dict[str, float](), False
-        for guard in self._guards:
+        for guard, logged in zip(self._guards, self._logged, strict=True):
             verdict = guard.judge(cohort)
             kept = verdict.kept(len(cohort))
             left_out |= {places[place]: reason for place, reason in verdict.left_out.items()}
             named = {"left_out": float(len(verdict.left_out)), **verdict.scalars}
-            scalars |= {f"{type(guard).__name__}/{name}": value for name, value in named.items()}
+            scalars |= {f"{logged}/{name}": value for name, value in named.items()}
             places = [places[place] for place in kept]
             if verdict.left_out or verdict.changes_rows:
                 changed = changed or verdict.changes_rows

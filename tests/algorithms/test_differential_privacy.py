@@ -196,6 +196,25 @@ def test_amplification_and_delta():
 
 
 @accounted
+def test_amplification_never_costs_and_no_rounds_spend_nothing():
+    plain, amplified = (DifferentialPrivacy(1.0, 0.5, amplified=secret) for secret in (False, True))
+    assert amplified.epsilon(10, 100, 10) == plain.epsilon(10, 100)  # the bound with secrecy is larger
+    assert plain.epsilon(0, 100) == amplified.epsilon(0, 100, 10) == 0
+    for name, numbers in (("rounds", (-1, 9, 3)), ("num_clients", (1, 0, 3)), ("cohort_size", (1, 9, 0))):
+        with pytest.raises(ValueError, match=f"{name} of DifferentialPrivacy.epsilon must be"):
+            amplified.epsilon(*numbers)
+
+
+@accounted
+def test_a_single_client_needs_a_delta():
+    alone = fl.algorithms.Federation(1, fl.ParamLayout.from_sizes((3,)), torch.device("cpu"), torch.float32)
+    for refused in (lambda rule: rule.epsilon(1, 1), lambda rule: rule.begin_fit(alone)):
+        with pytest.raises(ValueError, match="delta of DifferentialPrivacy must be given for a single client"):
+            refused(DifferentialPrivacy(1.0, 2.0))
+    assert DifferentialPrivacy(1.0, 2.0, delta=1e-5).epsilon(1, 1) > 1
+
+
+@accounted
 @pytest.mark.fit
 def test_epsilon_is_logged_every_round_and_goes_on_after_a_checkpoint(tmp_path):
     def fit(rounds, ckpt=None):

@@ -64,6 +64,7 @@ def test_guards_come_one_after_the_other():
     torch.testing.assert_close(norms, rows.double().norm(dim=1))
     assert set(strategy.last_round.scalars) == {
         "NormClipping/left_out", "NormClipping/clipped", "MultiKrum/left_out",
+        "NormClipping_2/left_out", "NormClipping_2/clipped",
     }  # fmt: skip
     assert float(strategy.last_round.update_norms.max()) > 0.05  # as they were sent
 
@@ -72,6 +73,7 @@ def test_reasons_go_to_the_clients_that_each_guard_leaves_out():
     guard = [fl.guards.MultiKrum(1, keep=5), fl.guards.MultiKrum(1, keep=2)]
     rule, strategy, *_ = fitted(guard=guard, attack=LOUD, clients_per_round=6)
     left_out, (ids, *_) = strategy.last_round.dropped, rule.seen[0]
+    assert strategy.last_round.scalars == {"MultiKrum/left_out": 1, "MultiKrum_2/left_out": 3}
     assert len(ids) == 2
     assert sorted([*ids, *left_out]) == [0, 1, 2, 3, 4, 5]
 

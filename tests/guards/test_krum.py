@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Krum and Multi-Krum, against a direct reading of the paper."""
 
+import itertools
+
 import pytest
 import torch
 from algorithm_cohorts import make_cohort, random_rows
@@ -28,8 +30,14 @@ def test_scores_and_choice_are_the_papers(m, f):
     assert guards.MultiKrum(f, keep=2).judge(cohort).kept(m) == sorted(order[:2])
 
 
-def test_equal_scores_leave_the_first():
+def test_equal_scores_leave_the_lowest_id_in_any_order():
     assert guards.Krum(1).judge(make_cohort(torch.ones(6, 92))).kept(6) == [0]
+    assert guards.Krum(1).guarded(make_cohort(torch.ones(6, 92), ids=[5, 3, 4, 1, 2, 9])).client_ids == (1,)
+    rows = random_rows(3, 0)  # one neighbour counts, so the two nearest rows have the same score
+    expected = paper_scores(rows, 0)
+    nearest = expected.index(min(expected))
+    for order in itertools.permutations(range(3)):
+        assert guards.Krum(0).guarded(make_cohort(rows[list(order)], ids=order)).client_ids == (nearest,)
 
 
 def test_a_share_is_rounded_up():

@@ -39,6 +39,14 @@ def test_the_adaptive_bound_follows_the_paper():
         assert guard.bound == pytest.approx(bound)
 
 
+def test_updates_of_zeros_do_not_take_the_others_away():
+    rows, guard = torch.zeros(4, 92, dtype=torch.float64), guards.AdaptiveNormClipping()
+    rows[0, 0], rows[1, 1] = 3.0, 5.0
+    assert guard.guarded(make_cohort(rows)).updates.norms().tolist() == pytest.approx([3.0, 3.0, 0.0, 0.0])
+    guard.commit()
+    assert guard.bound == pytest.approx(3 * math.exp(-0.2 * (0.75 - 0.5)))  # zeros fit under it, too
+
+
 def test_the_bound_moves_only_with_rounds_that_happen():
     guard = guards.AdaptiveNormClipping()
     guard.judge(crowd())

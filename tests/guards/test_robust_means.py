@@ -111,6 +111,21 @@ def test_centred_clipping_over_rounds(iterations):
         torch.testing.assert_close(guard.center, v)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("factor", [1e4, 3e7, 1e12, 1e30])
+def test_a_row_far_beyond_the_radius_goes_to_the_edge_of_the_ball(dtype, factor):
+    guard = guards.CentredClipping(4.0)
+    guard.judge(crowd(7))
+    guard.commit()
+    cohort = crowd(7, 1, dtype)
+    cohort.updates.rows[3] *= factor
+    found, v = guard.guarded(cohort).updates.rows.double(), guard.center
+    apart = cohort.updates.rows.double() - v
+    torch.testing.assert_close(found - v, apart * (4.0 / apart.norm(dim=1)).clamp_max(1)[:, None], rtol=1e-5, atol=1e-5)
+    guard.commit()
+    torch.testing.assert_close(found.mean(0), guard.center.double(), rtol=1e-5, atol=1e-5)  # what the guard remembers
+
+
 def test_a_round_that_does_not_happen_moves_no_centre():
     guard = guards.CentredClipping(1.0)
     guard.judge(crowd())

@@ -25,7 +25,7 @@ updates = In("fl_lightning/attacks/updates.py", ATTACKS)
 privacy = In("fl_lightning/algorithms/differential_privacy.py", "tests/algorithms/test_differential_privacy.py")
 
 MUTATIONS = [
-    base("rows move the wrong part of the way", "self.center.to(row), 1 - scale)", "self.center.to(row), scale)"),
+    base("rows move the wrong part of the way", "(self.center.to(row), row, scale", "(row, self.center.to(row), scale"),
     base("losses are those of the first clients", "cohort.losses[places]", "cohort.losses[: len(places)]"),
     base("a share is rounded down", "ceil(round(dishonest * m, 9))", "int(dishonest * m)"),
     guarding("reasons go to other clients", "left_out |= {places[place]: reason", "left_out |= {place: reason"),
@@ -33,7 +33,9 @@ MUTATIONS = [
     guarding("guards forget the round", "            guard.commit()", "            pass"),
     norms("short updates are stretched", "torch.where(norms > bound, bound / norms, 1.0)", "bound / norms"),
     norms("the bound runs away from the quantile", "exp(-self.rate", "exp(self.rate"),
-    norms("a round of zeros moves the bound", " if bool(norms.any()) else self.bound", ""),
+    norms("a round of zeros moves the bound", " if len(above) > 0 else bound", ""),
+    norms("updates of zeros set the bound", "norms[norms > 0], self.bound", "norms, self.bound"),
+    krum("the place decides between equal scores", "cohort.client_ids).argsort()", "range(m))"),
     norms("a checkpoint brings no bound back", 'self.bound = self._next = float(state["bound"])', "pass"),
     krum("a row is its own neighbour", "distances.clone().fill_diagonal_(torch.inf)", "distances.clone()"),
     krum("one neighbour more counts", "max(n - dishonest - 2, 1)", "max(n - dishonest - 1, 1)"),
