@@ -385,7 +385,7 @@ class FederatedStrategy(OneDevice):
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """Lets the client rule correct gradients after the backward pass, before clipping and stepping."""
         hooks = self._fits.hooks
-        closure = closure if hooks is None else hooks.corrected(closure)
+        closure = closure if hooks is None else hooks.corrected(closure, self.precision_plugin)
         return super().optimizer_step(optimizer, closure, model, **kwargs)
 
     # ---- evaluation

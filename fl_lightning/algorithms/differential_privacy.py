@@ -22,7 +22,9 @@ from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, State
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.errors import ModuleError
 from fl_lightning.core.extras import how_to_install
+from fl_lightning.core.modules import followers_of, named_model_buffers, non_persistent_buffers_of
 from fl_lightning.core.seeding import derive_seed
 
 _DELTA = 1.1  # without a delta: 1 / N to this power, so that it is below one client's share
@@ -43,9 +45,10 @@ class DifferentialPrivacy(ClientRule):
     promise covers all that the server sees of updates, so any method and any guard may follow: they only process what
     is public already.
 
-    Some methods read more than updates: losses, accuracies, features or groups. These are not covered, and neither are
-    BatchNorm statistics. Such pairs are refused unless ``uncovered="allow"``. Numbers of samples, training losses that
-    are logged, and evaluation are never covered.
+    Some methods read more than updates: losses, accuracies, features or groups. These are not covered, and neither is
+    what else a visit changes in the module: BatchNorm statistics, counts, frozen parameters that follow trained ones.
+    Both are refused unless ``uncovered="allow"``. Numbers of samples, training losses that are logged, and evaluation
+    are never covered.
 
     The spent epsilon counts every round as one in which every client took part, whether it counted or not. With
     ``amplified=True`` it counts on the secrecy of who was drawn (``"central"``, uniform draws without replacement).
@@ -86,6 +89,7 @@ class DifferentialPrivacy(ClientRule):
         self.amplified, self.uncovered, self.seed = amplified, uncovered, seed
         self._rounds = 0
         self._federation: Federation | None = None
+        self._beside: dict[str, Tensor] = {}
 
     def refusal(self, server: ServerRule) -> str | None:
         """Names what the promise would not cover."""
@@ -124,9 +128,20 @@ class DifferentialPrivacy(ClientRule):
         self._delta_among(federation.num_clients)
         self._federation = federation
 
+    def begin_client(self, work: LocalWork) -> None:
+        """Remembers what a client would send without noise if its training changed it."""
+        if self.uncovered == "refuse":
+            self._beside = {name: value.detach().clone() for name, value in _sent_beside(work.module).items()}
+
     @torch.no_grad()
     def end_client(self, work: LocalWork) -> ClientReport:
-        """Moves the client's parameters to where the cut update, with noise if it is local, leads."""
+        """Moves the client's parameters to where the cut update, with noise if it is local, leads.
+
+        Raises:
+            ModuleError: local training has changed more than parameters.
+            ValueError: ``clip`` is below what rounding changes.
+        """
+        self._check_beside(work.module)
         update = (work.params - work.row).double()
         # Parameters are rounded, and the server takes the difference again: that may make the update longer by so much.
         rounding = 2 * torch.finfo(work.params.dtype).eps * float(work.params.double().norm())
@@ -147,6 +162,17 @@ class DifferentialPrivacy(ClientRule):
         for parameter, values in zip(work.parameters, work.layout.views(trained), strict=True):
             parameter.copy_(values)
         return ClientReport()
+
+    def _check_beside(self, module: nn.Module) -> None:
+        before, self._beside = self._beside, {}
+        now = _sent_beside(module) if before else {}
+        changed = [name for name, value in before.items() if name in now and not torch.equal(value, now[name])]
+        if changed:
+            raise ModuleError(
+                f"DifferentialPrivacy does not cover what local training changes in {type(module).__name__} beside "
+                f"trained parameters, found changes in {', '.join(map(repr, changed[:5]))}: leave these alone in "
+                "training, or say uncovered='allow' with buffers='global', which sends none of them"
+            )
 
     def adjust_step(self, cohort: Cohort, step: Tensor) -> Tensor:
         """Adds central noise to the mean."""
@@ -221,6 +247,12 @@ class DifferentialPrivacy(ClientRule):
                 "and nothing is promised"
             )
         return float(clients) ** -_DELTA if self.delta is None else self.delta
+
+
+def _sent_beside(module: nn.Module) -> dict[str, Tensor]:
+    """What a client sends if its training has changed it, beside parameters."""
+    aside = {tensor.name: tensor.value for tensor in (*followers_of(module), *non_persistent_buffers_of(module))}
+    return aside | dict(named_model_buffers(module))
 
 
 def accounting() -> tuple[Any, Any]:

@@ -52,4 +52,5 @@ class VisitStrategy(OneDevice):
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """Lets the client rule correct gradients after the backward pass, before clipping and stepping."""
-        return super().optimizer_step(optimizer, self._visit.hooks.corrected(closure), model, **kwargs)
+        closure = self._visit.hooks.corrected(closure, self.precision_plugin)
+        return super().optimizer_step(optimizer, closure, model, **kwargs)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fl_lightning.algorithms.base import ClientRule
@@ -89,15 +90,30 @@ class ClientHooks:
             return output
         return {**output, "loss": total} if isinstance(output, Mapping) else total
 
-    def corrected(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """On Lightning's full path: the optimizer's closure, after which the client rule corrects the gradients."""
+    def corrected(self, closure: Callable[[], Any], precision: object) -> Callable[[], Any]:
+        """On Lightning's full path: the optimizer's closure, after which the client rule corrects the gradients.
+
+        Args:
+            closure: leaves gradients in the parameters.
+            precision: the trainer's plugin. If it scales losses (``"16-mixed"``), gradients are scaled until the
+                closure has returned.
+        """
+        scaler = getattr(precision, "scaler", None) if self._corrects else None
 
         def run() -> Any:
             result = closure()
+            scale = 1.0 if scaler is None else float(scaler.get_scale())
+            self._rescale(1 / scale)
             self.before_optimizer_step()
+            self._rescale(scale)
             return result
 
         return run
+
+    def _rescale(self, factor: float) -> None:
+        gradients = [p.grad for p in self.work.parameters if p.grad is not None] if self.work and factor != 1 else []
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
 
     def before_optimizer_step(self) -> None:
         """Counts the step and lets the client rule correct the gradients."""

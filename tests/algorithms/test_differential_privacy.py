@@ -3,6 +3,7 @@
 
 import math
 import sys
+from copy import deepcopy
 from importlib.util import find_spec
 
 import pytest
@@ -154,6 +155,50 @@ def test_what_the_promise_does_not_cover_is_refused():
     with pytest.raises(ValueError, match=r"not cover the buffers of Sequential, found '1\.running_mean'"):
         local.check_module(normed)
     DifferentialPrivacy(1.0, 1.0, uncovered="allow").check_module(normed)
+
+
+class Teaching(Classifier):
+    """Its frozen teacher and its count of labels change in training."""
+
+    def __init__(self, teaches, counts):
+        super().__init__()
+        self.teaches, self.counts = teaches, counts
+        self.teacher = deepcopy(self.net[-1]).requires_grad_(False)
+        self.register_buffer("seen", torch.zeros(4, dtype=torch.long))
+
+    def training_step(self, batch, batch_idx):
+        if self.counts:
+            self.seen += torch.bincount(batch[1], minlength=4)
+        return super().training_step(batch, batch_idx)
+
+    @torch.no_grad()
+    def on_train_batch_end(self, *outputs):
+        if self.teaches:
+            self.teacher.weight.lerp_(self.net[-1].weight, 0.5)
+
+
+@pytest.mark.fit
+@pytest.mark.usefixtures("no_accountant")
+@pytest.mark.parametrize("where", ["central", "local"])
+@pytest.mark.parametrize(
+    ("changes", "found"), [((True, False), "'teacher.weight'"), ((False, True), "'seen'"), ((False, False), None)]
+)
+def test_what_training_changes_beside_parameters_is_refused(where, changes, found):
+    def fit(uncovered, **options):
+        strategy = fl.FederatedStrategy(
+            FedAvg("uniform"), client=Uncounted(0.01, 1.0, where, uncovered=uncovered, seed=0), **options
+        )
+        module = fresh(Teaching, teaches=changes[0], counts=changes[1])
+        before = module.teacher.weight.clone(), module.seen.clone()
+        quiet_trainer(strategy, 1).fit(module, federated_blobs())
+        assert all(map(torch.equal, before, (module.teacher.weight, module.seen)))
+
+    if found is None:
+        fit("refuse")
+    else:
+        with pytest.raises(fl.ClientError, match=f"beside trained parameters, found changes in {found}"):
+            fit("refuse", on_client_error="drop")
+    fit("allow", buffers="global")
 
 
 @accounted

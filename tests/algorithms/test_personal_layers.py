@@ -10,6 +10,7 @@ import torch
 from client_rounds import Net, Rounds, client_data, flat
 from method_fits import assert_paths_agree, assert_resumes, fit_method
 from support import Classifier, federated_blobs, fresh, on_path, quiet_trainer
+from torch import nn
 
 import fl_lightning as fl
 from fl_lightning.algorithms import AFL, FedAvg, FedBN, FedHEAL, FedLF, FedPer, FedRep
@@ -170,6 +171,26 @@ def test_too_few_epochs_for_a_representation_are_named(epochs):
 def test_modules_that_do_not_fit(method, module, words):
     with pytest.raises(ValueError, match=words):
         method.client_rule().check_module(module)
+
+
+class Tied(nn.Module):
+    """Predicts with the vectors that it reads words by, as language models do."""
+
+    def __init__(self, bias):
+        super().__init__()
+        self.words, self.body, self.head = nn.Embedding(6, 4), nn.Linear(4, 4), nn.Linear(4, 6, bias=bias)
+        self.head.weight = self.words.weight
+        self.alias = self.head
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("method", [FedPer(), FedPer(["head"]), FedPer(["words", "body"]), FedRep(["head"])])
+def test_layers_that_share_a_parameter_stay_together(method, bias):
+    """Half of a tied weight cannot stay at a client: what was called personal would be averaged, or the reverse."""
+    with pytest.raises(ValueError, match=r"name all layers that share a parameter, found '(head|words)\.weight'"):
+        method.client_rule().check_module(Tied(bias))
+    layers = FedPer(["head", "words"]).client_rule().find(Tied(bias))
+    assert layers.parameters == {"words.weight", "head.bias"} if bias else {"words.weight"}
 
 
 @pytest.mark.parametrize("server", [FedLF, AFL])

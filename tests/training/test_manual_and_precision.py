@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Manual optimization, several optimizers, precisions and compiled parts, each against a loop by hand."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.plugins.precision import MixedPrecision
 from plain_loop import assert_trained_to, evaluate, federate, sgd
-from support import CLASSES, FEATURES, Classifier, Manual, fit, fresh, weights
+from support import CLASSES, FEATURES, Classifier, Manual, fit, fresh, on_path, weights
 from torch import nn
+
+from fl_lightning.algorithms import SCAFFOLD, FedDyn, FedISM
 
 # ---- manual optimization
 
@@ -82,6 +87,28 @@ def test_double_precision():
     assert_trained_to(module, expected, atol=1e-12)
     single = federate(fresh(Double), 3, sgd())
     assert not torch.allclose(weights(expected), weights(single), atol=1e-12)
+
+
+class Scaling(MixedPrecision):
+    """Scales losses as ``16-mixed`` does on a GPU, and computes in float32."""
+
+    def __init__(self):
+        super().__init__("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**16))
+
+    def autocast_context_manager(self):
+        return torch.autocast("cpu", enabled=False)
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [(SCAFFOLD, Classifier), (SCAFFOLD, Manual), (partial(FedDyn, 0.1), Classifier), (FedISM, Classifier)],
+    ids=["SCAFFOLD", "by hand", "FedDyn", "FedISM"],
+)
+def test_gradients_are_corrected_unscaled(method, kind):
+    plain, scaled = fresh(kind), fresh(kind)
+    fit(plain, algorithm=method(), clients_per_round=1.0, **on_path(False))
+    fit(scaled, algorithm=method(), clients_per_round=1.0, plugins=[Scaling()])
+    torch.testing.assert_close(weights(scaled), weights(plain), rtol=1e-5, atol=1e-6)
 
 
 def test_mixed_precision():

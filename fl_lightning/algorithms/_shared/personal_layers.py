@@ -144,22 +144,37 @@ def layers_under(module: nn.Module, names: Sequence[str] | None, count: int, met
         method: the method's name, for errors.
 
     Raises:
-        ValueError: a name is no submodule, has no trainable parameter, or there are no more than ``count`` layers.
+        ValueError: a name is no submodule, has no trainable parameter, or shares one with a layer that is not named; or
+            there are no more than ``count`` layers.
     """
+    parts = submodules(module)
+    # Tied parameters are in several places; the first of them gives the name.
+    held = [(f"{owner}.{key}", p) for owner, part in parts for key, p in part._parameters.items() if _is_trained(p)]
     trained = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
-    owners = list(dict.fromkeys(name.rpartition(".")[0] for name in trained))
-    known = {name for name, _ in submodules(module) if name}
+    owners = list(dict.fromkeys(place.rpartition(".")[0] for place, _ in held))
+    known = {name for name, _ in parts if name}
     if names is None:
         if len(owners) <= count:
             raise ValueError(f"{method} needs more than {count} layers with parameters, found {owners}")
         names = owners[-count:]
     for name in names:
-        if name not in known or not any(_under(parameter, name) for parameter in trained):
+        if name not in known or not any(_under(place, name) for place, _ in held):
             near = ", ".join(sorted({owner for owner in owners if owner}))
             raise ValueError(f"personal of {method} must name submodules with trainable parameters, such as {near}; "
                              f"found {name!r}")  # fmt: skip
+    shared = {id(parameter): place for place, parameter in held if not any(_under(place, name) for name in names)}
+    for place, parameter in held:
+        if id(parameter) in shared and any(_under(place, name) for name in names):
+            raise ValueError(
+                f"personal of {method} must name all layers that share a parameter, found {place!r}, which is "
+                f"{shared[id(parameter)].lstrip('.')!r}, too: name both layers, or untie them"
+            )
     buffers = [name for name, _ in named_model_buffers(module)]
     return Layers(*(frozenset(n for n in all_ if any(_under(n, o) for o in names)) for all_ in (trained, buffers)))
+
+
+def _is_trained(parameter: nn.Parameter | None) -> bool:
+    return parameter is not None and parameter.requires_grad
 
 
 def layers_of_type(module: nn.Module, kind: type[nn.Module]) -> Layers:
