@@ -14,6 +14,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -53,8 +54,8 @@ class DifferentialPrivacy(ClientRule):
     The spent epsilon counts every round as one in which every client took part, whether it counted or not. With
     ``amplified=True`` it counts on the secrecy of who was drawn (``"central"``, uniform draws without replacement).
 
-    Noise comes from torch's generators in the parameters' precision, which is good enough for research. An attacker
-    who sees all bits of an update could exploit how floating-point numbers are rounded.
+    Noise is drawn from random bits of the operating system and rounded to the parameters' precision, which is good
+    enough for research. An attacker who sees all bits of an update could exploit how it was rounded.
 
     Args:
         clip: the longest update.
@@ -63,7 +64,7 @@ class DifferentialPrivacy(ClientRule):
         delta: of the promise; ``None``: ``N ** -1.1`` for ``N`` registered clients, which must be more than one.
         amplified: count on the secrecy of the sample. Needs ``UniformSampler()``.
         uncovered: whether to refuse what the promise does not cover.
-        seed: makes the noise repeatable, for research. ``None``: secret noise; without it there is no promise.
+        seed: makes the noise repeatable, for research, and breaks the promise. ``None``: secret noise.
 
     Raises:
         ValueError: an argument is out of range, or ``amplified`` is asked for without ``where="central"``.
@@ -185,10 +186,12 @@ class DifferentialPrivacy(ClientRule):
 
     def _noise(self, n: int, scale: float, like: Tensor, *parts: int | str) -> Tensor:
         """``[n]`` normal numbers with standard deviation ``noise_multiplier * scale``, drawn on the CPU."""
-        seed = secrets.randbits(63) if self.seed is None else derive_seed(self.seed, "privacy", *parts)
-        generator = torch.Generator().manual_seed(seed)
-        noise = torch.randn(n, generator=generator, dtype=torch.float64).mul_(self.noise_multiplier * scale)
-        return noise.to(like)
+        if self.seed is None:
+            noise = _secret_noise(n)
+        else:
+            generator = torch.Generator().manual_seed(derive_seed(self.seed, "privacy", *parts))
+            noise = torch.randn(n, generator=generator, dtype=torch.float64)
+        return noise.mul_(self.noise_multiplier * scale).to(like)
 
     def broadcast(self) -> State:
         """Nothing: a visit needs no more than the arguments."""
@@ -253,6 +256,15 @@ def _sent_beside(module: nn.Module) -> dict[str, Tensor]:
     """What a client sends if its training has changed it, beside parameters."""
     aside = {tensor.name: tensor.value for tensor in (*followers_of(module), *non_persistent_buffers_of(module))}
     return aside | dict(named_model_buffers(module))
+
+
+def _secret_noise(n: int) -> Tensor:
+    """``[n]`` standard normal numbers, float64, each from 52 random bits of the operating system.
+
+    Not from torch's generator: it keeps 32 bits of its seed, and so many can be tried until the noise is found.
+    """
+    bits = np.frombuffer(secrets.token_bytes(8 * n), dtype=np.uint64) >> np.uint64(12)
+    return torch.special.ndtri(torch.from_numpy((bits + 0.5) / 2.0**52))
 
 
 def accounting() -> tuple[Any, Any]:

@@ -111,6 +111,31 @@ def test_central_noise_has_the_promised_size(m):
     assert not torch.equal(rule.adjust_step(later, step), noise)
 
 
+@pytest.mark.parametrize("where", ["central", "local"])
+def test_every_number_of_secret_noise_has_random_bits_of_its_own(where, monkeypatch):
+    """A generator's seed can be found by trying: torch's has 32 bits, and who finds it can take the noise away."""
+    asked = []
+
+    def bytes_of_the_system(count):
+        asked.append(count)
+        return bytes(count - 8) + b"\xff" * 8
+
+    like, rule = torch.zeros(5, dtype=torch.float64), DifferentialPrivacy(0.5, 4.0, where)
+    monkeypatch.setattr("secrets.token_bytes", bytes_of_the_system)
+    noise = rule._noise(5, 0.5, like)
+    assert asked == [40]
+    torch.testing.assert_close(
+        noise, 4.0 * 0.5 * torch.tensor([-1, -1, -1, -1, 1]).double() * 8.2095, rtol=1e-3, atol=0
+    )
+    monkeypatch.undo()
+    loud = rule._noise(100_000, 0.5, like) / 2
+    assert float(loud.mean()) == pytest.approx(0, abs=0.02)
+    for quantile in (0.001, 0.1, 0.4, 0.9, 0.999):
+        reached = float((loud < torch.special.ndtri(torch.tensor(quantile))).double().mean())
+        assert reached == pytest.approx(quantile, abs=5 * math.sqrt(quantile * (1 - quantile) / 100_000))
+    assert len(rule._noise(0, 0.5, like)) == 0
+
+
 def test_shares_of_the_columns_get_the_same_noise():
     layout, rows = fl.ParamLayout.from_sizes((40_000,)), random_rows(3, 0, n=40_000)
     rule, parts = DifferentialPrivacy(1.0, 1.0, seed=1), []
