@@ -264,7 +264,8 @@ def _secret_noise(n: int) -> Tensor:
     Not from torch's generator: it keeps 32 bits of its seed, and so many can be tried until the noise is found.
     """
     bits = np.frombuffer(secrets.token_bytes(8 * n), dtype=np.uint64) >> np.uint64(12)
-    return torch.special.ndtri(torch.from_numpy((bits + 0.5) / 2.0**52))
+    noise: Tensor = torch.special.ndtri(torch.from_numpy((bits + 0.5) / 2.0**52))
+    return noise
 
 
 def accounting() -> tuple[Any, Any]:

@@ -22,12 +22,13 @@ class UPGrad(ServerRule):
     """The mean of the clients' updates, each projected onto the directions that conflict with no client (equation 3).
 
     Every layer is solved on its own, so no client conflicts with the step in any layer; the paper has one Jacobian of
-    the whole model, which is ``layers="model"``. Projections are exact; those of all layers are solved together, from
-    their Gram matrices.
+    the whole model, which is ``layers="model"``. Projections are exact but for those of nearly opposed clients, see
+    below; those of all layers are solved together, from their Gram matrices.
 
     Where clients oppose each other so that no direction of a layer helps all of them, its projections are 0 and it is
-    not updated. A row that is zero in a layer is in nobody's way there, and makes the mean shorter. If all rows are
-    zero, so is the step, and the report is flagged.
+    not updated. Where they oppose each other up to less than 1e-4 of their length, projections may be up to a tenth of
+    a row's length beside the exact ones, because coefficients are bounded. A row that is zero in a layer is in nobody's
+    way there, and makes the mean shorter. If all rows are zero, so is the step, and the report is flagged.
 
     Args:
         layers: see :meth:`ParamLayout.from_module`.

@@ -46,6 +46,11 @@ class GeometricMedian(Guard):
     the mean with the weights ``alpha`` is then the point. Rules that rescale rows by themselves (FedLF, FedMDFG,
     FedMGDA+) undo that.
 
+    Where ``f`` of ``m`` rows lie together far away, an iteration leaves about ``f / (m - f)`` of how far they have
+    moved the point. A third of the rows is so undone at any distance; close to half of them take more ``iterations``,
+    the more the further away they are. Rows within ``smoothing`` of each other, such as updates that are as short, are
+    averaged.
+
     Args:
         weighting: ``alpha``: ``"samples"`` weighs a client by its number of training samples (the paper), which it
             could lie about, ``"uniform"`` all alike.

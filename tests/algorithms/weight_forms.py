@@ -147,7 +147,8 @@ def compare(rule, form, cohorts, **more):
 class AAggFF(Form):
     """The authors' server, with its vectors over all ``K`` clients, and defects of theirs on request.
 
-    ``defects``: decisions start at ``C`` each, and the estimate of a client's response lacks the mean.
+    ``defects``: decisions start at ``C`` each, and the estimate of a client's response lacks the mean. The root of the
+    rounds is the package's: theirs counts one more.
     """
 
     def __init__(self, setting, clients, cdf, defects=False, minimise=None):
