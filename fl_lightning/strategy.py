@@ -79,7 +79,8 @@ class FederatedStrategy(OneDevice):
         local_epochs: passes over a client's data per round.
         local_steps: optimizer steps per client and round. Replaces ``local_epochs``; every client takes equally many.
         full_gradients: clients do not train locally but send the learning rate times the gradient of all their data
-            (FedSGD). Works with every algorithm that does not change local training.
+            (FedSGD). Works with every algorithm that does not change local training. Momentum, weight decay, gradient
+            clipping and ``limit_train_batches`` have no effect then, and the fit warns of it.
         server_optimizer: factory of the optimizer that applies the server's step, which it takes as its gradient. For
             instance ``functools.partial(torch.optim.SGD, lr=1.0, momentum=0.9)`` (FedAvgM) or one of
             :mod:`fl_lightning.optim`. Default: subtract the step.

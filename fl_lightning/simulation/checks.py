@@ -16,7 +16,7 @@ from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.features import METHOD
 from fl_lightning.algorithms.records import Needs
 from fl_lightning.core.lightning.inspection import accumulation_factors, validation_interval
-from fl_lightning.core.lightning.names import LightningModule, Trainer, TrainerFn, callbacks
+from fl_lightning.core.lightning.names import LightningModule, Trainer, TrainerFn, callbacks, rank_zero_warn
 
 _PROBED_STEPS = 1000
 """Steps for which an averaging callback is asked whether it averages after them."""
@@ -187,7 +187,25 @@ def check_module(module: LightningModule, method: Method, optimizers: int, clien
     if (needs.client_lr or needs.full_gradients) and client_lr is None:
         raise ValueError(
             f"{asking('client_lr', 'full_gradients')} needs the clients' learning rate: use one torch.optim.SGD with "
-            f"one learning rate for all parameter groups in {type(module).__name__}.configure_optimizers"
+            f"one learning rate for all parameter groups, and without maximize, in {type(module).__name__}."
+            "configure_optimizers"
+        )
+
+
+def warn_of_unused_settings(trainer: Trainer, method: Method, limit: int | float) -> None:
+    """Warns of settings for local training that a method which sends full gradients does not follow."""
+    if not method.needs.full_gradients:
+        return
+    parts = trainer.optimizers[0].param_groups
+    unused = {name: value for part in parts for name in ("momentum", "weight_decay") if (value := part[name])}
+    if trainer.gradient_clip_val:
+        unused["gradient_clip_val"] = trainer.gradient_clip_val
+    if isinstance(limit, int) or limit < 1:
+        unused["limit_train_batches"] = limit
+    if unused:
+        rank_zero_warn(
+            f"{method.asking('full_gradients')} sends the gradient of all of a client's data and trains nothing "
+            f"locally, so these have no effect: {', '.join(f'{name}={value}' for name, value in unused.items())}"
         )
 
 

@@ -15,7 +15,7 @@ from fl_lightning.core.lightning.names import Trainer, rank_zero_info
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.executors.base import CohortRunner, Executor
 from fl_lightning.executors.sequential import SequentialRunner
-from fl_lightning.simulation.checks import check_module, check_schedulers
+from fl_lightning.simulation.checks import check_module, check_schedulers, warn_of_unused_settings
 from fl_lightning.simulation.client_options import ClientOptions
 from fl_lightning.training.bound_parameters import BoundParameters
 from fl_lightning.training.buffers import BufferBank
@@ -67,6 +67,7 @@ class ClientSide:
         self.needs = options.needs
         check_schedulers(trainer)
         self._check_module()
+        warn_of_unused_settings(trainer, options.method, limit)
         self.buffers = BufferBank(trainer.lightning_module, options.buffers)
         self.runner = ClientRunner(
             trainer, loop, rule or options.client_rule, binding, options.local(limit), self.needs, loaders,

@@ -18,14 +18,14 @@ def client_learning_rate(optimizers: Sequence[Optimizer]) -> tuple[float | None,
 
     Returns:
         The learning rate, or ``None`` unless there is a single ``torch.optim.SGD`` with one learning rate for all
-        groups (only there an update is the learning rate times a sum of gradients); and its momentum.
+        groups that descends (only there an update is the learning rate times a sum of gradients); and its momentum.
     """
     if len(optimizers) != 1 or type(optimizers[0]) is not torch.optim.SGD:
         return None, 0.0
     groups = optimizers[0].param_groups
     rates = {float(group["lr"]) for group in groups}
     momenta = {float(group["momentum"]) for group in groups}
-    if len(rates) != 1 or len(momenta) != 1:
+    if len(rates) != 1 or len(momenta) != 1 or any(group["maximize"] for group in groups):
         return None, 0.0
     return rates.pop(), momenta.pop()
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which methods combine, and which arguments FederatedStrategy takes."""
 
+import contextlib
 import functools
 
 import numpy as np
@@ -267,3 +268,43 @@ def test_methods_that_send_full_gradients_refuse_local_training(method, options)
     with pytest.raises(ValueError, match=f"{method.__name__} trains nothing locally: leave local_epochs and local_st"):
         fl.FederatedStrategy(method(), **options)
     fl.FederatedStrategy(method(), full_gradients=True)
+
+
+class Configured(Classifier):
+    """Its optimizer has what it is told."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.options = options
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1, **self.options)
+
+
+@pytest.mark.parametrize("method", [FedMDFG, FedAvg])
+@pytest.mark.parametrize(
+    ("optimizer", "trainer", "named"),
+    [
+        ({"momentum": 0.9}, {}, "momentum=0.9"),
+        ({"weight_decay": 0.01}, {"gradient_clip_val": 1.0}, "weight_decay=0.01, gradient_clip_val=1.0"),
+        ({}, {"limit_train_batches": 1}, "limit_train_batches=1"),
+        ({}, {"limit_train_batches": 0.5}, "limit_train_batches=0.5"),
+        ({}, {"limit_train_batches": 1.0}, None),
+    ],
+)
+def test_full_gradients_say_which_settings_have_no_effect(method, optimizer, trainer, named):
+    def fit(module, **settings):
+        quiet_trainer(fl.FederatedStrategy(method(), full_gradients=True), 1, **settings).fit(module, federated_blobs())
+        return weights(module)
+
+    expected = fit(fresh())
+    said = f"{method.__name__} sends the gradient of all .*, so these have no effect: {named}$"
+    with pytest.warns(UserWarning, match=said) if named else contextlib.nullcontext():
+        assert torch.equal(fit(fresh(Configured, **optimizer), **trainer), expected)
+
+
+@pytest.mark.parametrize("method", [FedMDFG, SCAFFOLD])
+def test_methods_that_use_the_learning_rate_refuse_to_ascend(method):
+    refused = f"{method.__name__} needs the clients' learning rate: .*, and without maximize"
+    with pytest.raises(ValueError, match=refused):
+        quiet_trainer(fl.FederatedStrategy(method()), 1).fit(fresh(Configured, maximize=True), federated_blobs())
