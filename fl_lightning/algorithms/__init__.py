@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Federated methods, one file each: a server rule, with its client rule where local training changes.
 
-Uses ``core``, ``solvers``, ``metrics`` and ``ops``. ``base`` is the protocol that a method implements; ``_shared`` is
+Uses ``core``, ``solvers``, ``ops`` and ``arguments``. ``base`` is the protocol that a method implements; ``_shared`` is
 what several methods compute alike.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dishonest clients, for robustness runs: ``FederatedStrategy(attack=...)``. Uses ``core``."""
+"""Dishonest clients, for robustness runs: ``FederatedStrategy(attack=...)``. Uses ``core`` and ``arguments``."""
 
 from __future__ import annotations
 

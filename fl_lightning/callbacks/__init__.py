@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Callbacks that read a federated strategy's records: fairness curves, conflict counts, per-client tables, reports.
 
-Uses ``report``, ``core`` and ``metrics``.
+Uses ``report``, ``core``, ``metrics`` and ``arguments``.
 """
 
 from fl_lightning.callbacks.client_table import ClientTable, format_client_table

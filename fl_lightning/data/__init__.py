@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Federated data: partitions, per-client loaders, the data module, and samplers of cohorts.
 
-Uses ``core``.
+Uses ``core``, ``report`` for its picture, and ``arguments``.
 """
 
 from fl_lightning.data.client_indices import ClientIndices

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Defences against dishonest clients: what happens to updates before any method sees them.
 
-``FederatedStrategy(algorithm, guard=...)``. Uses ``core``, ``ops`` and the records of ``algorithms``.
+``FederatedStrategy(algorithm, guard=...)``. Uses ``core``, ``ops``, the records of ``algorithms``, and ``arguments``.
 """
 
 from __future__ import annotations

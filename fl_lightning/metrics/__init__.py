@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fairness over clients and between groups of people: torchmetrics classes, and pure functions in ``functional``.
 
-Uses nothing else of this package.
+Uses ``arguments``.
 """
 
 from fl_lightning.metrics import functional

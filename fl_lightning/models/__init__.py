@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The small networks of the papers' experiments, as plain modules that return logits.
 
-Uses nothing else of this package.
+Uses ``arguments``.
 """
 
 from fl_lightning.models.nf_resnet import NFResNet18

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numerical kernels on the matrix of a cohort's updates.
 
-Uses nothing else of this package.
+Uses ``arguments``.
 
 Each function checks its arguments and calls the op of the same name in ``torch.ops.fl_lightning``. The pure-torch
 implementation defines the result; a compiled one may take its place. The ops are not differentiable: no result requires

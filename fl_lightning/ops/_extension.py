@@ -128,5 +128,5 @@ def _why_not_built() -> str:
         return f"compiled kernels are for Linux, this is {sys.platform}"
     kind, _, cause = built().partition("pure torch: ")
     if kind or not cause:  # of an earlier version, or the kernels were deleted since
-        return "installed without compiled kernels (see Install in the README: --no-build-isolation, a C++ compiler)"
+        return "installed without compiled kernels (see docs/install.md: --no-build-isolation, a C++ compiler)"
     return f"installed without compiled kernels: {cause}"

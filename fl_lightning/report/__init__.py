@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What people look at after a fit: its record in plain values, and a page with pictures of one or several records.
 
-Uses ``core`` and ``metrics``.
+Uses ``core``, ``metrics`` and ``arguments``.
 """
 
 from fl_lightning.report.json_form import record_from_json, record_to_json

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small convex problems that server rules solve in coefficient space.
 
-Uses ``ops``.
+Uses ``ops`` and ``arguments``.
 """
 
 from __future__ import annotations

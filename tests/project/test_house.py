@@ -40,6 +40,15 @@ def test_contributing_draws_these_floors():
     assert [set(line.split(", ")) for line in drawn.splitlines()] == [set(floor) for floor in FLOORS]
 
 
+def test_architecture_maps_these_floors():
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    mapped = {}
+    for floor, cell in re.findall(r"^\| (\d+) \| (.*?) \|", page, flags=re.MULTILINE):
+        names = {name.split("/")[0].removesuffix(".py") for name in re.findall("`([^`]+)`", cell)}
+        mapped.setdefault(int(floor), set()).update(names)
+    assert mapped == {len(FLOORS) - 1 - number: set(floor) for number, floor in enumerate(FLOORS)}
+
+
 def test_arrows_point_down():
     floor = {name: number for number, names in enumerate(FLOORS) for name in names}
     arrows = [(a, b) for a in MODULES for b in imports(a, MODULES) if room(a) != room(b)]
@@ -65,3 +74,18 @@ def test_the_inside_of_lightning_is_one_rooms_business():
 def test_every_room_says_what_it_is_for():
     texts = {path: ast.get_docstring(ast.parse(path.read_text())) or "" for path in PACKAGE.glob("*/**/__init__.py")}
     assert [str(path.parent) for path, text in texts.items() if "Uses " not in text] == []
+
+
+def test_rooms_name_the_rooms_that_they_use():
+    rooms = {name for floor in FLOORS for name in floor}
+    named, used = {}, {}
+    for path in PACKAGE.glob("*/__init__.py"):
+        said = (ast.get_docstring(ast.parse(path.read_text())) or "").split("Uses ")[1]
+        if "every room but" in said or "below" in said:
+            continue
+        own = path.parent.name
+        named[own] = rooms & set(re.findall(r"``(\w+)``", re.split(r"[.;](?:\s|$)", said)[0]))
+        files = [module for module in MODULES if room(module) == own]
+        used[own] = {room(other) for module in files for other in imports(module, MODULES)} - {own}
+    assert len(named) > 10
+    assert named == used

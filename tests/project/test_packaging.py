@@ -145,6 +145,14 @@ def test_no_file_is_left_unfinished():
     assert found == []
 
 
+def test_the_table_of_benchmarks_names_every_program():
+    folder = ROOT / "benchmarks"
+    programs = {path.stem for path in folder.glob("[!_]*.py")}
+    programs |= {path.parent.name for path in folder.glob("*/__main__.py")}
+    page = (folder / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `python -m benchmarks\.(\w+)", page, flags=re.MULTILINE)) == programs
+
+
 def test_links_between_pages_lead_somewhere():
     links = [
         (page, target)
