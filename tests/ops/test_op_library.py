@@ -236,9 +236,9 @@ def test_kernels_for_the_processor_load_whatever_those_for_cuda_do(
         ("pure torch: FL_LIGHTNING_NO_EXT=1\n", "installed without compiled kernels: FL_LIGHTNING_NO_EXT=1"),
         (
             "kernels for the processor; none for CUDA: no nvcc was found\n",
-            "installed without compiled kernels (see Install",
+            "installed without compiled kernels (see docs",
         ),
-        (None, "installed without compiled kernels (see Install"),
+        (None, "installed without compiled kernels (see docs"),
     ],
 )
 def test_the_build_says_why_there_are_no_kernels(record, reason, monkeypatch, tmp_path):
