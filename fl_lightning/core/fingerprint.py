@@ -8,9 +8,11 @@ the copy. Both show when fingerprints of two moments are compared.
 
 from __future__ import annotations
 
+import marshal
 import random
+import zlib
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -27,15 +29,17 @@ from fl_lightning.core.modules import submodules
 
 _PLAIN = (type(None), bool, int, str, bytes, complex, torch.dtype, torch.device)
 _OPAQUE = (Trainer, nn.Module, Optimizer, ModuleType, FunctionType, BuiltinFunctionType, MethodType, type)
-_LONG = 256  # items; of longer lists, the length and the ends count
+_LONG = 256  # items of a container that are looked at one by one where there is a faster way
 _DEEP = 6
 _MANY = 5000  # objects behind one name; the rest count as long as they are the same
+_LARGE = 2**26  # bytes of an array; of larger ones only the place and the shape count
 
 
 class Fingerprint:
     """Values by name that compare equal as long as the objects behind them stay as they are.
 
     Tensors and unknown objects count as changed when others take their places, or when torch counts a change in place.
+    So do the items of containers with more than 5000, unless they are containers of numbers and strings.
     Parameters and buffers of the module are no attributes, wherever else it keeps them (``rnn._flat_weights``).
 
     Args:
@@ -102,19 +106,16 @@ class Fingerprint:
         self._left -= 1
         if depth > _DEEP or self._left < 0 or isinstance(value, _OPAQUE):
             return self._id(value)
+        if isinstance(value, (Mapping, list, tuple, deque, set, frozenset)) and len(value) > _LONG:
+            return type(value), len(value), self._long(value, depth + 1)
         if isinstance(value, Mapping):
-            if len(value) > _LONG:
-                return self._id(value), len(value)
             return dict, tuple((self._value(k, depth + 1), self._value(v, depth + 1)) for k, v in value.items())
         if isinstance(value, (list, tuple, deque)):
-            ends = value if len(value) <= _LONG else (value[0], value[-1], len(value))
-            return type(value), tuple(self._value(item, depth + 1) for item in ends)
+            return type(value), tuple(self._value(item, depth + 1) for item in value)
         if isinstance(value, (set, frozenset)):
-            return type(value), frozenset(self._value(item, depth + 1) for item in value) if len(
-                value
-            ) <= _LONG else len(value)
+            return type(value), frozenset(self._value(item, depth + 1) for item in value)
         if isinstance(value, np.ndarray):
-            return self._id(value), value.shape, value.tobytes() if value.nbytes <= 2**16 else None
+            return self._id(value), value.shape, zlib.crc32(value.tobytes()) if value.nbytes <= _LARGE else None
         state = _generator_state(value)
         if state is not None:
             return state
@@ -123,6 +124,18 @@ class Fingerprint:
             return self._id(value)
         self._seen.add(id(value))
         return self._id(value), self._value(own, depth + 1) if isinstance(own, dict) else None
+
+    def _long(self, value: Collection[Any], depth: int) -> Any:
+        """Which objects there are, and what is in them if they are plain or no more than 5000."""
+        items: list[Any] = [*value.keys(), *value.values()] if isinstance(value, Mapping) else list(value)
+        if any(not issubclass(kind, (*_PLAIN, float)) for kind in set(map(type, items))):
+            try:
+                return zlib.crc32(marshal.dumps(items, 2))  # later versions write down how often an object is in use
+            except ValueError:  # no plain objects
+                if len(items) <= _MANY:
+                    return tuple(self._value(item, depth) for item in items)
+        self._kept.append(items)
+        return tuple(map(id, items))
 
     def _tensor(self, value: Tensor) -> Any:
         try:

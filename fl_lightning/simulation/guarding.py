@@ -20,13 +20,11 @@ class Guarded:
     Attributes:
         cohort: what the method sees.
         places: where its clients were in the cohort that came in.
-        left_out: places of the others there, with the reasons.
         scalars: numbers to log, by the guard's class, with ``_2`` for the second of a class.
     """
 
     cohort: Cohort
     places: list[int]
-    left_out: dict[int, str]
     scalars: dict[str, float]
 
 
@@ -42,22 +40,27 @@ class Guards:
         earlier = [kinds[:place].count(kind) for place, kind in enumerate(kinds)]
         self._logged = [f"{kind}_{k + 1}" if k else kind for kind, k in zip(kinds, earlier, strict=True)]
 
-    def guarded(self, cohort: Cohort, rebuild: Callable[[list[int], bool], Cohort]) -> Guarded:
+    def guarded(
+        self, cohort: Cohort, rebuild: Callable[[list[int], bool], Cohort], leave_out: Callable[[int, str], None]
+    ) -> Guarded:
         """Lets every guard see what the one before has left; rows change in place.
 
         Args:
             cohort: the round's usable uploads.
             rebuild: makes the cohort anew, from the clients at these of its present places; whether rows have changed
                 since their norms were taken is the second argument.
+            leave_out: called with the place of each client that takes no part, in the cohort that came in, and the
+                reason; also when a later guard raises.
 
         Raises:
             CannotGuardError: a guard can make nothing of the cohort.
         """
-        places, left_out, scalars, changed = list(range(len(cohort))), dict[int, str](), dict[str, float](), False
+        places, scalars, changed = list(range(len(cohort))), dict[str, float](), False
         for guard, logged in zip(self._guards, self._logged, strict=True):
             verdict = guard.judge(cohort)
             kept = verdict.kept(len(cohort))
-            left_out |= {places[place]: reason for place, reason in verdict.left_out.items()}
+            for place, reason in sorted(verdict.left_out.items()):
+                leave_out(places[place], reason)
             named = {"left_out": float(len(verdict.left_out)), **verdict.scalars}
             scalars |= {f"{logged}/{name}": value for name, value in named.items()}
             places = [places[place] for place in kept]
@@ -65,7 +68,7 @@ class Guards:
                 changed = changed or verdict.changes_rows
                 cohort = rebuild(kept, changed)
                 verdict.change(cohort.updates.rows, kept)
-        return Guarded(cohort, places, left_out, scalars)
+        return Guarded(cohort, places, scalars)
 
     def commit(self) -> None:
         """The round has happened."""

@@ -186,6 +186,9 @@ class Server:
             left = left.at(places)
             return self._cohort(current.index, left, places, rows, losses_at, norms=None if changed else left.norms)
 
+        def left_out(place: int, reason: str) -> None:
+            current.dropped[reports.uploads[place].client_id] = reason
+
         indices = [upload.index for upload in reports.uploads]
         cohort = self._cohort(current.index, reports, indices, rows, losses_at, reports.norms)
         dishonest = [] if self._attack is None else self._attack.among(cohort.client_ids)
@@ -193,9 +196,7 @@ class Server:
             places = list(range(len(cohort)))
             cohort = self._cohort(current.index, reports, places, rows, losses_at, norms=None)
             left = reports = replace(reports, norms=cohort.updates.norms().cpu())
-        found = self._guards.guarded(cohort, rebuilt)
-        for place, reason in sorted(found.left_out.items()):
-            current.dropped[reports.uploads[place].client_id] = reason
+        found = self._guards.guarded(cohort, rebuilt, left_out)
         return found.cohort, left, found.scalars
 
     def _aggregate(self, cohort: Cohort) -> tuple[Tensor, float]:
@@ -308,7 +309,8 @@ class Server:
         """
         self.skipped_rounds += 1
         self.failed_rounds = self.failed_rounds + 1 if failed else 0 if uploads else self.failed_rounds
-        dropped = {**current.dropped, **{upload.client_id: f"the round had {reason}" for upload in uploads}}
+        others = {u.client_id: f"the round had {reason}" for u in uploads if u.client_id not in current.dropped}
+        dropped = {**current.dropped, **others}
         if failed and self.failed_rounds == self._max_failed_rounds:
             some = list(dropped.items())[:_NAMED]
             causes = "; ".join(f"client {client_label(client, self.names)}: {why}" for client, why in some)

@@ -57,6 +57,23 @@ def test_what_changes_in_a_sparse_attribute_is_noticed():
     assert trained(TWO, fresh(Growing))[0].executor_fallback == "Growing changes attribute 'sparse'"
 
 
+@pytest.mark.parametrize("seen", [lambda: [0] * 600, lambda: dict.fromkeys(range(600), 0), lambda: np.zeros(60_000)])
+def test_one_of_many_counts_is_noticed(seen):
+    class Counting(Weighted):
+        def training_step(self, batch, batch_idx):
+            self.seen[300] += len(batch[0])
+            return super().training_step(batch, batch_idx)
+
+    modules = []
+    for executor in (TWO, None):
+        module = fresh(Counting)
+        module.seen = seen()
+        modules.append(module)
+        strategy, _ = trained(executor, module)
+        assert strategy.executor_fallback == (executor and "Counting changes attribute 'seen'")
+    assert modules[0].seen[300] == modules[1].seen[300] > 0
+
+
 def test_datasets_with_sparse_tensors():
     def data():
         nodes = blobs(120)

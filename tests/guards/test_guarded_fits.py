@@ -86,6 +86,16 @@ def test_a_round_that_a_guard_cannot_judge_changes_nothing():
     assert strategy.last_round.skipped.startswith("6 usable reports")
 
 
+def test_a_skipped_round_names_the_clients_that_an_earlier_guard_left_out():
+    both = [fl.guards.MultiKrum(1, keep=4), fl.guards.Krum(1)]
+    with pytest.warns(UserWarning, match="had 4 usable reports, fewer than the 5 that Krum needs"):
+        _, strategy, *_ = fitted(guard=both, attack=LOUD, clients_per_round=6)
+    reasons = list(strategy.last_round.dropped.values())
+    assert len(reasons) == 6
+    assert sum("MultiKrum" in reason for reason in reasons) == 2
+    assert sum("that Krum needs" in reason for reason in reasons) == 4
+
+
 def test_a_guard_that_never_can_ends_the_fit():
     with pytest.warns(UserWarning, match="fewer than the 7"), pytest.raises(fl.ClientError, match="3 rounds in a row"):
         fitted(guard=fl.guards.Krum(2), clients_per_round=6, rounds=5)

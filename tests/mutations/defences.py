@@ -28,7 +28,7 @@ MUTATIONS = [
     base("rows move the wrong part of the way", "(self.center.to(row), row, scale", "(row, self.center.to(row), scale"),
     base("losses are those of the first clients", "cohort.losses[places]", "cohort.losses[: len(places)]"),
     base("a share is rounded down", "ceil(round(dishonest * m, 9))", "int(dishonest * m)"),
-    guarding("reasons go to other clients", "left_out |= {places[place]: reason", "left_out |= {place: reason"),
+    guarding("reasons go to other clients", "leave_out(places[place], reason)", "leave_out(place, reason)"),
     guarding("norms of before stay known", "changed = changed or verdict.changes_rows", "changed = False"),
     guarding("guards forget the round", "            guard.commit()", "            pass"),
     norms("short updates are stretched", "torch.where(norms > bound, bound / norms, 1.0)", "bound / norms"),
