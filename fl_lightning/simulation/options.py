@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 from torch.optim import Optimizer
 
@@ -17,6 +18,9 @@ from fl_lightning.executors.base import Executor
 from fl_lightning.guards.base import Guard
 from fl_lightning.metrics.functional import Mode
 from fl_lightning.simulation.client_options import ClientOptions
+
+_GUESSED = 2**32
+"""Seeds below can all be tried."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,12 @@ class FitOptions(ClientOptions):
             raise ValueError(
                 "sampler must be UniformSampler() with DifferentialPrivacy(amplified=True), which counts on uniform "
                 f"draws, found {self.sampler!r}"
+            )
+        if rule.amplified and rule.seed is None and self.seed < _GUESSED:
+            rank_zero_warn(
+                f"DifferentialPrivacy(amplified=True) counts on nobody knowing who was drawn, but seed={self.seed} of "
+                "FederatedStrategy can be guessed, and it decides who is drawn: give seed=secrets.randbits(63) and "
+                "keep it secret"
             )
 
     @property

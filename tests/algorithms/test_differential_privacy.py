@@ -2,6 +2,7 @@
 """Differential privacy of clients: clipping, noise, what is refused, and what is spent."""
 
 import math
+import secrets
 import sys
 from copy import deepcopy
 from importlib.util import find_spec
@@ -233,7 +234,18 @@ def test_pairs_that_keep_the_promise():
         fl.FederatedStrategy(server, client=local, guard=fl.guards.MultiKrum(1))
     allowed = DifferentialPrivacy(1.0, 1.0, "local", uncovered="allow")
     fl.FederatedStrategy(fl.algorithms.FedLF(), client=allowed)
-    fl.FederatedStrategy(FedAvg("uniform"), client=DifferentialPrivacy(1.0, 1.0, amplified=True))
+    fl.FederatedStrategy(FedAvg("uniform"), client=DifferentialPrivacy(1.0, 1.0, amplified=True), seed=2**62)
+
+
+@accounted
+@pytest.mark.fit
+def test_cohorts_that_can_be_guessed_are_warned_of():
+    rule, clients = DifferentialPrivacy(1.0, 1.0, amplified=True), {"clients_per_round": 3}
+    with pytest.warns(UserWarning, match="but seed=0 of FederatedStrategy can be guessed"):
+        fl.FederatedStrategy(FedAvg("uniform"), client=rule)
+    strategy = fl.FederatedStrategy(FedAvg("uniform"), client=rule, seed=secrets.randbits(62) + 2**62, **clients)
+    quiet_trainer(strategy, 1).fit(fresh(Classifier), federated_blobs())
+    assert len(strategy.last_round.client_ids) == 3
 
 
 def renyi(multiplier, rounds, delta):
