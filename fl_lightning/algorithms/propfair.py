@@ -27,7 +27,7 @@ class PropFair(FedAvg):
     Args:
         base: the utility of a loss of 0, the paper's ``M``. It should be above the losses that training ends with.
         epsilon: utilities below count as too small for the logarithm.
-        huber: what takes its place there: a line that goes on from the logarithm, with slope ``1 / epsilon``, or, as in
+        huber: what takes its place there: a line with the logarithm's slope at the bound, ``1 / epsilon``, or, as in
             the authors' scripts, one with slope ``1 / M``.
         weighting: how the server weighs clients.
 
