@@ -81,23 +81,48 @@ def merged(fits: Mapping[int, FitRecord], names: tuple[str, ...], sizes: tuple[i
         for number in sorted({values.round for several in found.values() for values in several}):
             now = {client: [v for v in several if v.round <= number] for client, several in found.items()}
             last = {client: several[-1] for client, several in now.items() if several}
-            builder.add_evaluation(_together(last, number, stage, names))
+            builder.add_evaluation(_together(fits, last, number, stage, names))
     return builder.record()
 
 
-def _together(last: Mapping[int, ClientValues], number: int, stage: str, names: tuple[str, ...]) -> EvaluationRecord:
+def count_infinite(record: FitRecord, values: ClientValues, metric: str) -> int:
+    """How many clients have an infinite value in an evaluation.
+
+    A record has no number for them, as for those without a value, but its summary counts them as clients with one.
+
+    Args:
+        record: the fit.
+        values: one of its evaluations.
+        metric: name of the metric.
+    """
+    for series in record.metrics:
+        if (series.stage, series.metric) == (values.stage, metric) and values.round in series.rounds:
+            clients = series.summaries.get("clients", ())[series.rounds.index(values.round) :]
+            return int(clients[0] or 0) - sum(v is not None for v in values.values[metric]) if clients else 0
+    return 0
+
+
+def _together(
+    fits: Mapping[int, FitRecord], last: Mapping[int, ClientValues], number: int, stage: str, names: tuple[str, ...]
+) -> EvaluationRecord:
     metrics = {name: mode for values in last.values() for name, mode in values.modes.items()}
     return EvaluationRecord(
         round=number,
         stage=stage,
         client_ids=tuple(last),
         sizes=torch.tensor([values.sizes[0] for values in last.values()]),
-        values={name: _vector(last, name) for name in metrics},
+        values={name: _vector(fits, last, name) for name in metrics},
         modes=metrics,
         client_names=tuple(names[client] for client in last),
     )
 
 
-def _vector(last: Mapping[int, ClientValues], metric: str) -> Tensor:
-    found = [values.values.get(metric, (None,))[0] for values in last.values()]
-    return torch.tensor([float("nan") if value is None else value for value in found], dtype=torch.float64)
+def _vector(fits: Mapping[int, FitRecord], last: Mapping[int, ClientValues], metric: str) -> Tensor:
+    found = []
+    for client, values in last.items():
+        value = values.values.get(metric, (None,))[0]
+        if value is None:
+            infinite = metric in values.values and count_infinite(fits[client], values, metric) > 0
+            value = float("nan") if not infinite else float("-inf" if values.modes[metric] == "max" else "inf")
+        found.append(value)
+    return torch.tensor(found, dtype=torch.float64)

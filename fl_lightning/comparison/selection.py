@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from fl_lightning.comparison.fitted import Fitted
+from fl_lightning.comparison.fitted import Fitted, count_infinite
 from fl_lightning.comparison.plan import Plan, Run
 from fl_lightning.metrics.functional import Mode, fairness_summary
 from fl_lightning.report import ClientValues, FitRecord
@@ -106,16 +106,20 @@ def _nearest(name: str, names: Mapping[str, Mode]) -> str:
 def values_of(record: FitRecord, stage: Stage, metric: str) -> tuple[ClientValues, list[float]] | None:
     """Clients' values at the end of a fit, NaN for clients without one; those of their own models, where they have any.
 
+    Where the value of a client is infinite, all are NaN.
+
     Args:
         record: the fit.
         stage: of the values.
         metric: name of the metric.
     """
     found = record.last_values(stage)
-    if found is None:
+    name = None if found is None else next((n for n in (f"{_PERSONAL}{metric}", metric) if n in found.values), None)
+    if found is None or name is None:
         return None
-    values = found.values.get(f"{_PERSONAL}{metric}", found.values.get(metric))
-    return None if values is None else (found, [float("nan") if value is None else value for value in values])
+    # The others' values alone would flatter a fit that ends with an infinite one.
+    numbers = (None,) * len(found.client_ids) if count_infinite(record, found, name) else found.values[name]
+    return found, [float("nan") if value is None else value for value in numbers]
 
 
 def summary_of(record: FitRecord, stage: Stage, metric: str, mode: Mode) -> Mapping[str, float]:

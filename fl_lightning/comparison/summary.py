@@ -49,6 +49,7 @@ class MethodSummary:
         conflicts: clients in conflict with the step, per round; NaN for bounds.
         cohort: clients in a round, on average.
         seconds: wall-clock seconds of a run.
+        not_finite: of how many seeds the numbers are not finite, and left out.
     """
 
     method: str
@@ -62,6 +63,7 @@ class MethodSummary:
     conflicts: float
     cohort: float
     seconds: float
+    not_finite: int = 0
 
 
 def summaries(
@@ -98,6 +100,7 @@ def summaries(
                 conflicts=fmean(conflicts) if conflicts else NAN,
                 cohort=fmean(clients) if clients else NAN,
                 seconds=fmean(fitted.seconds for fitted in fits.values()),
+                not_finite=len(fits) - len(numbers["mean"]),
             )
         )
     return rows

@@ -117,6 +117,12 @@ def notes(plan: Plan, rows: Sequence[MethodSummary], measure: Measure, failures:
     found += _edges(plan, rows)
     short = [row for row in rows if row.seeds < len(plan.seeds)]
     found += [f"{row.method} has {row.seeds} of {len(plan.seeds)} seeds: the others failed." for row in short]
+    found += [
+        f"{row.method} ends with values of clients that are not finite in {row.not_finite} of {row.seeds} seeds, which "
+        "are left out of its numbers."
+        for row in rows
+        if row.not_finite
+    ]
     missing = [method for method in plan.methods if method not in {row.method for row in rows}]
     if missing:
         found.append(f"No run of {', '.join(missing)} came to its end.")

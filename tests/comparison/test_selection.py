@@ -9,6 +9,8 @@ from made_records import ACCURACY, fitted, runs
 from fl_lightning.comparison.plan import Plan, Run
 from fl_lightning.comparison.selection import Measure, chosen_rates, measure_of, summary_of, values_of
 from fl_lightning.comparison.summary import mark, summaries, worst_client
+from fl_lightning.comparison.table import notes
+from fl_lightning.report import MetricSeries
 
 EVEN, UNEVEN = (0.6, 0.6, 0.6, 0.6), (0.9, 0.9, 0.9, 0.1)
 PLAN = Plan(("A",), (0.1, 0.5), (0, 1))
@@ -44,6 +46,30 @@ def test_a_rate_with_a_failed_or_endless_run_comes_last():
     del results[Run("A", 0.1, 0)], results[Run("A", 0.1, 1)]
     assert chosen_rates(PLAN, results, ACCURACY) == {"A": 0.5}
     assert chosen_rates(PLAN, {}, ACCURACY) == {}
+
+
+def with_series(one, stage, metric, counted):
+    """A fit whose summary counts so many clients with a value."""
+    series = MetricSeries(metric, stage, "min", (5,), {"mean": (None,), "clients": (counted,)})
+    return replace(one, record=replace(one.record, metrics=(series,)))
+
+
+def test_a_rate_that_ends_with_an_infinite_value_of_a_client_comes_last():
+    # A record has no number for infinity. The mean over the other clients would be the best.
+    measure = Measure("mean", "val", "val_ppl", "val", "val_ppl", "min")
+    endless = with_series(fitted({"val_ppl": (1.0, 1.0, None, 1.0)}, mode="min"), "val", "val_ppl", 4.0)
+    undefined = with_series(fitted({"val_ppl": (1.0, 1.0, None, 1.0)}, mode="min"), "val", "val_ppl", 3.0)
+    other = fitted({"val_ppl": (2.0, 2.0, 2.0, 2.0)}, mode="min")
+    for first, picked in ((endless, 0.5), (undefined, 0.1)):
+        results = {Run("A", rate, seed): one for rate, one in ((0.1, first), (0.5, other)) for seed in PLAN.seeds}
+        assert chosen_rates(PLAN, results, measure) == {"A": picked}
+    results = {Run("A", None, 0): endless, Run("A", None, 1): other}
+    plan = Plan(("A",), (None,), (0, 1))
+    (row,) = summaries(plan, results, {"A": None}, replace(measure, selected_on=None))
+    assert (row.mean.mean, row.worst.mean, row.seeds, row.not_finite) == (2.0, 2.0, 2, 1)
+    assert "A ends with values of clients that are not finite in 1 of 2 seeds" in " ".join(
+        notes(plan, [row], measure, {})[-1].split()
+    )
 
 
 def test_small_values_and_values_near_0_are_good_where_the_mode_says_so():
