@@ -37,7 +37,8 @@ class Measure:
         picked_by: name of their metric.
         reported_on: stage of the values in the table.
         metric: name of their metric.
-        mode: which values are good.
+        mode: which of its values are good.
+        picked_mode: which of the values to pick by are good; ``None``: the same.
     """
 
     select: Rule
@@ -46,6 +47,7 @@ class Measure:
     reported_on: Stage
     metric: str
     mode: Mode
+    picked_mode: Mode | None = None
 
 
 def measure_of(
@@ -86,7 +88,11 @@ def measure_of(
             f"test_metric must be one of {', '.join(test)}, the one that belongs to {metric!r}, found {test_metric!r}"
         )
     stage: Stage = "test" if test else "val"
-    return Measure(select, "val" if several_rates else None, metric, stage, reported, own[metric])
+    selected: Stage | None = "val" if several_rates else None
+    # What belongs to a metric by its name is as good as that; any other, such as an accuracy for a loss, on its own.
+    if not test or reported in (metric, _test_name(metric, test)):
+        return Measure(select, selected, metric, stage, reported, own[metric])
+    return Measure(select, selected, metric, stage, reported, test[reported], own[metric])
 
 
 def _global_ones(metrics: Mapping[str, Mode]) -> dict[str, Mode]:
@@ -165,6 +171,6 @@ def chosen_rates(plan: Plan, results: Mapping[Run, Fitted], measure: Measure) ->
 def _number(record: FitRecord, measure: Measure) -> float:
     """The larger the better."""
     assert measure.selected_on is not None
-    summary = summary_of(record, measure.selected_on, measure.picked_by, measure.mode)
-    number = summary.get(measure.select, float("nan"))
-    return goodness(number, measure.mode)
+    mode = measure.picked_mode or measure.mode
+    summary = summary_of(record, measure.selected_on, measure.picked_by, mode)
+    return goodness(summary.get(measure.select, float("nan")), mode)

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which learning rate is picked, which metric counts, and which differences are marked, on records made by hand."""
 
+import csv
+import io
 from dataclasses import replace
 
 import pytest
 from made_records import ACCURACY, fitted, runs
 
+from fl_lightning.comparison.files import runs_csv
 from fl_lightning.comparison.plan import Plan, Run
 from fl_lightning.comparison.selection import Measure, chosen_rates, measure_of, summary_of, values_of
 from fl_lightning.comparison.summary import mark, summaries, worst_client
@@ -107,6 +110,25 @@ def test_the_default_metric_is_the_first_where_large_values_are_good():
     assert measure_of(slashes, True, None, None, "mean").metric == "test/acc"
     other_names = {"val": {"v": "max"}, "test": {"t": "max"}}
     assert measure_of(other_names, True, None, "t", "mean").metric == "t"
+
+
+def test_rates_may_be_picked_by_a_loss_and_reported_by_an_accuracy():
+    measure = measure_of(BOTH, True, "val_loss", "test_acc", "worst_10")
+    worse = fitted({"val_loss": (0.1, 0.2, 0.3, 0.9), "test_acc": (0.9, 0.8, 0.7, 0.2)})
+    better = fitted({"val_loss": (0.1, 0.2, 0.3, 0.4), "test_acc": (0.9, 0.8, 0.7, 0.6)})
+    results = {Run("A", rate, seed): one for rate, one in ((0.1, worse), (0.5, better)) for seed in PLAN.seeds}
+    assert chosen_rates(PLAN, results, measure) == {"A": 0.5}
+    (row,) = summaries(PLAN, results, {"A": 0.5}, measure)
+    assert (row.worst_10.mean, row.worst.mean, row.worst_client) == (pytest.approx(0.6), pytest.approx(0.6), "Dundee")
+    assert row.angle.mean > 0
+    text = runs_csv(PLAN, results, {"A": 0.5}, measure, {})
+    found = next(iter(csv.DictReader(io.StringIO(text))))
+    assert (float(found["val_worst_10"]), float(found["worst_10"])) == (pytest.approx(0.9), pytest.approx(0.2))
+    # The metric of the same name is as good as in validation, whatever its name seems to say.
+    said = {"val": {"val_score": "min"}, "test": {"test_score": "max"}}
+    for test_metric in (None, "test_score"):
+        measure = measure_of(said, True, "val_score", test_metric, "mean")
+        assert (measure.mode, measure.picked_mode) == ("min", None)
 
 
 def test_without_a_test_split_both_stages_are_validation():
