@@ -11,7 +11,7 @@ from fl_lightning.comparison.methods import LOCAL, POOLED
 from fl_lightning.comparison.plan import Plan, Run
 from fl_lightning.comparison.selection import Measure
 from fl_lightning.comparison.summary import Figure, MethodSummary
-from fl_lightning.report.words import STAGES, shortened
+from fl_lightning.report.words import STAGES, plural, shortened
 
 WIDTH = 120
 _SHORTEST = 8
@@ -122,6 +122,12 @@ def notes(plan: Plan, rows: Sequence[MethodSummary], measure: Measure, failures:
         "are left out of its numbers."
         for row in rows
         if row.not_finite
+    ]
+    found += [
+        f"{row.method} leaves out {plural(row.without_value, 'client')} that other rows count, in one seed or more: a "
+        "client that never trained has no model of its own, and a metric may be undefined."
+        for row in rows
+        if row.without_value
     ]
     missing = [method for method in plan.methods if method not in {row.method for row in rows}]
     if missing:
