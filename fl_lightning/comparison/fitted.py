@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.report import ClientValues, FitRecord, RoundSeries, record_from_json, record_to_json
+from fl_lightning.report.methods import count_infinite
 from fl_lightning.report.record_builder import RecordBuilder
 
 
@@ -83,23 +84,6 @@ def merged(fits: Mapping[int, FitRecord], names: tuple[str, ...], sizes: tuple[i
             last = {client: several[-1] for client, several in now.items() if several}
             builder.add_evaluation(_together(fits, last, number, stage, names))
     return builder.record()
-
-
-def count_infinite(record: FitRecord, values: ClientValues, metric: str) -> int:
-    """How many clients have an infinite value in an evaluation.
-
-    A record has no number for them, as for those without a value, but its summary counts them as clients with one.
-
-    Args:
-        record: the fit.
-        values: one of its evaluations.
-        metric: name of the metric.
-    """
-    for series in record.metrics:
-        if (series.stage, series.metric) == (values.stage, metric) and values.round in series.rounds:
-            clients = series.summaries.get("clients", ())[series.rounds.index(values.round) :]
-            return int(clients[0] or 0) - sum(v is not None for v in values.values[metric]) if clients else 0
-    return 0
 
 
 def _together(

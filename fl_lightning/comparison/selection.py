@@ -13,11 +13,11 @@ from typing import Literal
 
 import torch
 
-from fl_lightning.comparison.fitted import Fitted, count_infinite
+from fl_lightning.comparison.fitted import Fitted
 from fl_lightning.comparison.plan import Plan, Run
 from fl_lightning.metrics.functional import Mode, fairness_summary
 from fl_lightning.report import ClientValues, FitRecord
-from fl_lightning.report.methods import goodness
+from fl_lightning.report.methods import count_infinite, goodness
 
 Rule = Literal["mean", "worst_10"]
 Stage = Literal["val", "test"]

@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 from made_records import fitted
 
-from fl_lightning.comparison.fitted import count_infinite, merged, read_fitted, write_fitted
+from fl_lightning.comparison.fitted import merged, read_fitted, write_fitted
 from fl_lightning.report import ClientValues, FitRecord, MetricSeries
+from fl_lightning.report.methods import by_method, count_infinite
+from fl_lightning.report.sentences import two_sentences
 
 
 def alone(*rounds):
@@ -35,6 +37,9 @@ def test_an_infinite_value_of_a_client_alone_stays_one():
     record = merged(fits, ("a", "b", "c"), (5, 5, 5))
     assert record.last_values("val").values["val_acc"] == (None, 0.5, None)
     assert count_infinite(record, record.last_values("val"), "val_acc") == 1
+    # Nor does a report call another client the worst off.
+    first, _ = two_sentences(by_method([record]), "val")
+    assert first == "With \u2068FedAvg\u2069, the val_acc of a client is infinite at the end."
 
 
 def test_a_file_comes_back_as_it_was_written_or_not_at_all(tmp_path):
