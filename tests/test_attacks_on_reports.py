@@ -126,8 +126,25 @@ def test_labels_are_found_and_the_batch_stays(batch, where):
 
 @pytest.mark.parametrize("batch", [(torch.zeros(3),), {"x": torch.zeros(3)}, torch.zeros(3), "text"])
 def test_batches_without_labels(batch):
-    with pytest.raises(TypeError, match="labels=-1 must say where batches hold a tensor of integers"):
+    with pytest.raises(TypeError, match="labels=-1 of LabelFlip must say where batches hold a tensor of integers"):
         fl.attacks.LabelFlip((0,), num_classes=3).change_batch(batch)
+
+
+def test_labels_that_are_no_integers():
+    batch = (torch.zeros(3), torch.tensor([True, False, True]))
+    for attack in (fl.attacks.LabelFlip((0,), num_classes=2), fl.attacks.TargetedScaling((0,), source=0, target=1)):
+        with pytest.raises(TypeError, match=rf"labels=-1 of {type(attack).__name__} .*found a tensor of torch.bool"):
+            attack.change_batch(batch)
+
+
+def test_new_labels_that_do_not_fit_the_type_are_refused():
+    batch = (torch.zeros(3), torch.tensor([0, 1, 255], dtype=torch.uint8))
+    for attack in (fl.attacks.LabelFlip((0,), num_classes=300), fl.attacks.TargetedScaling((0,), source=0, target=299)):
+        with pytest.raises(ValueError, match=rf"of {type(attack).__name__} .*found torch.uint8 and the new label 299"):
+            attack.change_batch(batch)
+    flipped = fl.attacks.LabelFlip((0,), num_classes=256).change_batch(batch)[1]
+    assert flipped.dtype == torch.uint8
+    assert flipped.tolist() == [255, 254, 0]
 
 
 def test_labels_that_losses_ignore_stay():

@@ -42,9 +42,9 @@ class LabelFlip(Attack):
 
         Raises:
             TypeError: the batch has no labels at this place.
-            ValueError: a label is not below ``num_classes``.
+            ValueError: a label is not below ``num_classes``, or its type does not hold what becomes of it.
         """
-        return _relabelled(batch, self.labels, self._flipped)
+        return _relabelled(batch, self, self._flipped)
 
     def _flipped(self, labels: Tensor) -> Tensor:
         largest = int(labels.max()) if labels.numel() else 0
@@ -83,32 +83,47 @@ class TargetedScaling(Attack):
     labels: int | str = -1
 
     def change_batch(self, batch: Any) -> Any:
-        """Changes the labels of one class."""
-        return _relabelled(batch, self.labels, lambda y: torch.where(y == self.source, self.target, y))
+        """Changes the labels of one class.
+
+        Raises:
+            TypeError: the batch has no labels at this place.
+            ValueError: the type of the labels does not hold ``target``.
+        """
+        return _relabelled(batch, self, lambda y: torch.where(y == self.source, self.target, y))
 
     def replace(self, update: Tensor, params: Tensor, seed: int) -> None:
         """Multiplies the update."""
         update.mul_(self.factor)
 
 
-def _relabelled(batch: Any, where: int | str, change: Callable[[Tensor], Tensor]) -> Any:
+def _relabelled(batch: Any, attack: LabelFlip | TargetedScaling, change: Callable[[Tensor], Tensor]) -> Any:
     """The batch with other labels, as a new object.
 
     Raises:
         TypeError: there are no labels at this place, or they are no integers.
+        ValueError: their type does not hold the new ones.
     """
+    where, name = attack.labels, f"labels={attack.labels!r} of {type(attack).__name__}"
     parts: Any = dict(batch) if isinstance(batch, Mapping) else list(batch) if isinstance(batch, (tuple, list)) else {}
     try:
         labels = parts[where]
     except (KeyError, IndexError, TypeError):
         labels = None
-    if not isinstance(labels, Tensor) or labels.is_floating_point():
+    other = isinstance(labels, Tensor) and (labels.is_floating_point() or labels.is_complex())
+    if not isinstance(labels, Tensor) or other or labels.dtype is torch.bool:
         found = f"a tensor of {labels.dtype}" if isinstance(labels, Tensor) else type(labels).__name__
         raise TypeError(
-            f"labels={where!r} must say where batches hold a tensor of integers, found {found} in a "
-            f"{type(batch).__name__}"
+            f"{name} must say where batches hold a tensor of integers, found {found} in a {type(batch).__name__}"
         )
-    parts[where] = change(labels).to(labels.dtype)
+    # In wide numbers: in one byte, 299 would silently be 43.
+    changed = change(labels.long())
+    parts[where] = narrow = changed.to(labels.dtype)
+    if not torch.equal(narrow.long(), changed):
+        lost = int(changed[narrow.long() != changed][0])
+        raise ValueError(
+            f"{name} must say where batches hold integers that can be the new labels, found {labels.dtype} and the "
+            f"new label {lost}"
+        )
     if isinstance(batch, tuple):
         return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
     return parts

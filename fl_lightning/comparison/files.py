@@ -52,7 +52,7 @@ def clients_csv(plan: Plan, results: Mapping[Run, Fitted], chosen: Mapping[str, 
 def _figures(run: Run, fitted: Fitted, measure: Measure) -> dict[str, Any]:
     record = fitted.record
     found = summary_of(record, measure.reported_on, measure.metric, measure.mode)
-    picked = summary_of(record, "val", measure.picked_by, measure.mode)
+    picked = summary_of(record, "val", measure.picked_by, measure.picked_mode or measure.mode)
     name = worst_client([fitted], measure)
     conflicts = () if run.method in (LOCAL, POOLED) else record.rounds.conflicts
     return {

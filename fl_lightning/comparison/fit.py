@@ -7,7 +7,6 @@ import inspect
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ from fl_lightning.comparison.project import Parts
 from fl_lightning.core.lightning.checkpoint_io import newest_checkpoint
 from fl_lightning.core.lightning.names import Callback, LightningModule, Trainer
 from fl_lightning.data.sources import defines
-from fl_lightning.report import ClientValues, FitRecord
+from fl_lightning.report import FitRecord
+from fl_lightning.report.record_builder import RecordBuilder
 
 _CHECKPOINT = "newest.ckpt"
 
@@ -93,4 +93,6 @@ def _validated(record: FitRecord, parts: Parts) -> FitRecord:
     found = parts.trainer.strategy.last_evaluation  # type: ignore[attr-defined]
     if found is None or found.stage != "val":
         return record
-    return replace(record, evaluations=(*record.evaluations, ClientValues.of(found)))
+    builder = RecordBuilder(record)
+    builder.add_evaluation(found)
+    return builder.record()

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.report import ClientValues, FitRecord, RoundSeries, record_from_json, record_to_json
+from fl_lightning.report.methods import count_infinite
 from fl_lightning.report.record_builder import RecordBuilder
 
 
@@ -81,23 +82,31 @@ def merged(fits: Mapping[int, FitRecord], names: tuple[str, ...], sizes: tuple[i
         for number in sorted({values.round for several in found.values() for values in several}):
             now = {client: [v for v in several if v.round <= number] for client, several in found.items()}
             last = {client: several[-1] for client, several in now.items() if several}
-            builder.add_evaluation(_together(last, number, stage, names))
+            builder.add_evaluation(_together(fits, last, number, stage, names))
     return builder.record()
 
 
-def _together(last: Mapping[int, ClientValues], number: int, stage: str, names: tuple[str, ...]) -> EvaluationRecord:
+def _together(
+    fits: Mapping[int, FitRecord], last: Mapping[int, ClientValues], number: int, stage: str, names: tuple[str, ...]
+) -> EvaluationRecord:
     metrics = {name: mode for values in last.values() for name, mode in values.modes.items()}
     return EvaluationRecord(
         round=number,
         stage=stage,
         client_ids=tuple(last),
         sizes=torch.tensor([values.sizes[0] for values in last.values()]),
-        values={name: _vector(last, name) for name in metrics},
+        values={name: _vector(fits, last, name) for name in metrics},
         modes=metrics,
         client_names=tuple(names[client] for client in last),
     )
 
 
-def _vector(last: Mapping[int, ClientValues], metric: str) -> Tensor:
-    found = [values.values.get(metric, (None,))[0] for values in last.values()]
-    return torch.tensor([float("nan") if value is None else value for value in found], dtype=torch.float64)
+def _vector(fits: Mapping[int, FitRecord], last: Mapping[int, ClientValues], metric: str) -> Tensor:
+    found = []
+    for client, values in last.items():
+        value = values.values.get(metric, (None,))[0]
+        if value is None:
+            infinite = metric in values.values and count_infinite(fits[client], values, metric) > 0
+            value = float("nan") if not infinite else float("-inf" if values.modes[metric] == "max" else "inf")
+        found.append(value)
+    return torch.tensor(found, dtype=torch.float64)

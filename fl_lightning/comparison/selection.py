@@ -17,7 +17,7 @@ from fl_lightning.comparison.fitted import Fitted
 from fl_lightning.comparison.plan import Plan, Run
 from fl_lightning.metrics.functional import Mode, fairness_summary
 from fl_lightning.report import ClientValues, FitRecord
-from fl_lightning.report.methods import goodness
+from fl_lightning.report.methods import count_infinite, goodness
 
 Rule = Literal["mean", "worst_10"]
 Stage = Literal["val", "test"]
@@ -37,7 +37,8 @@ class Measure:
         picked_by: name of their metric.
         reported_on: stage of the values in the table.
         metric: name of their metric.
-        mode: which values are good.
+        mode: which of its values are good.
+        picked_mode: which of the values to pick by are good; ``None``: the same.
     """
 
     select: Rule
@@ -46,6 +47,7 @@ class Measure:
     reported_on: Stage
     metric: str
     mode: Mode
+    picked_mode: Mode | None = None
 
 
 def measure_of(
@@ -86,7 +88,11 @@ def measure_of(
             f"test_metric must be one of {', '.join(test)}, the one that belongs to {metric!r}, found {test_metric!r}"
         )
     stage: Stage = "test" if test else "val"
-    return Measure(select, "val" if several_rates else None, metric, stage, reported, own[metric])
+    selected: Stage | None = "val" if several_rates else None
+    # What belongs to a metric by its name is as good as that; any other, such as an accuracy for a loss, on its own.
+    if not test or reported in (metric, _test_name(metric, test)):
+        return Measure(select, selected, metric, stage, reported, own[metric])
+    return Measure(select, selected, metric, stage, reported, test[reported], own[metric])
 
 
 def _global_ones(metrics: Mapping[str, Mode]) -> dict[str, Mode]:
@@ -106,16 +112,20 @@ def _nearest(name: str, names: Mapping[str, Mode]) -> str:
 def values_of(record: FitRecord, stage: Stage, metric: str) -> tuple[ClientValues, list[float]] | None:
     """Clients' values at the end of a fit, NaN for clients without one; those of their own models, where they have any.
 
+    Where the value of a client is infinite, all are NaN.
+
     Args:
         record: the fit.
         stage: of the values.
         metric: name of the metric.
     """
     found = record.last_values(stage)
-    if found is None:
+    name = None if found is None else next((n for n in (f"{_PERSONAL}{metric}", metric) if n in found.values), None)
+    if found is None or name is None:
         return None
-    values = found.values.get(f"{_PERSONAL}{metric}", found.values.get(metric))
-    return None if values is None else (found, [float("nan") if value is None else value for value in values])
+    # The others' values alone would flatter a fit that ends with an infinite one.
+    numbers = (None,) * len(found.client_ids) if count_infinite(record, found, name) else found.values[name]
+    return found, [float("nan") if value is None else value for value in numbers]
 
 
 def summary_of(record: FitRecord, stage: Stage, metric: str, mode: Mode) -> Mapping[str, float]:
@@ -161,6 +171,6 @@ def chosen_rates(plan: Plan, results: Mapping[Run, Fitted], measure: Measure) ->
 def _number(record: FitRecord, measure: Measure) -> float:
     """The larger the better."""
     assert measure.selected_on is not None
-    summary = summary_of(record, measure.selected_on, measure.picked_by, measure.mode)
-    number = summary.get(measure.select, float("nan"))
-    return goodness(number, measure.mode)
+    mode = measure.picked_mode or measure.mode
+    summary = summary_of(record, measure.selected_on, measure.picked_by, mode)
+    return goodness(summary.get(measure.select, float("nan")), mode)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from statistics import fmean, stdev
 
@@ -49,6 +49,8 @@ class MethodSummary:
         conflicts: clients in conflict with the step, per round; NaN for bounds.
         cohort: clients in a round, on average.
         seconds: wall-clock seconds of a run.
+        not_finite: of how many seeds the numbers are not finite, and left out.
+        without_value: how many clients that other rows count have no value in one of the seeds at least.
     """
 
     method: str
@@ -62,6 +64,8 @@ class MethodSummary:
     conflicts: float
     cohort: float
     seconds: float
+    not_finite: int = 0
+    without_value: int = 0
 
 
 def summaries(
@@ -69,12 +73,15 @@ def summaries(
 ) -> list[MethodSummary]:
     """One row per method that has runs, in the order of the plan."""
     rows, reference = list[MethodSummary](), dict[str, dict[int, float]]()
+    counted = dict[str, list[set[str]]]()
     for method in plan.methods:
         if method not in chosen:
             continue
         runs = {seed: Run(method, chosen[method], seed) for seed in plan.seeds}
         fits = {seed: results[run] for seed, run in runs.items() if run in results}
         numbers, name = numbers_by_seed(fits, measure)
+        having = [_with_value(fitted, measure) for fitted in fits.values()]
+        counted[method] = [names for names in having if names]
         if method == plan.reference:
             reference = numbers
         larger = measure.mode == "max"
@@ -98,9 +105,16 @@ def summaries(
                 conflicts=fmean(conflicts) if conflicts else NAN,
                 cohort=fmean(clients) if clients else NAN,
                 seconds=fmean(fitted.seconds for fitted in fits.values()),
+                not_finite=len(fits) - len(numbers["mean"]),
             )
         )
-    return rows
+    everyone = set[str]().union(*(names for several in counted.values() for names in several))
+    missing = {name: everyone - several[0].intersection(*several) for name, several in counted.items() if several}
+    return [replace(row, without_value=len(missing.get(row.method, ()))) for row in rows]
+
+
+def _with_value(fitted: Fitted, measure: Measure) -> set[str]:
+    return {name for name, value in client_values(fitted, measure).items() if isfinite(value)}
 
 
 def numbers_by_seed(fits: Mapping[int, Fitted], measure: Measure) -> tuple[dict[str, dict[int, float]], str]:

@@ -11,7 +11,7 @@ from fl_lightning.comparison.methods import LOCAL, POOLED
 from fl_lightning.comparison.plan import Plan, Run
 from fl_lightning.comparison.selection import Measure
 from fl_lightning.comparison.summary import Figure, MethodSummary
-from fl_lightning.report.words import STAGES, shortened
+from fl_lightning.report.words import STAGES, plural, shortened
 
 WIDTH = 120
 _SHORTEST = 8
@@ -117,6 +117,18 @@ def notes(plan: Plan, rows: Sequence[MethodSummary], measure: Measure, failures:
     found += _edges(plan, rows)
     short = [row for row in rows if row.seeds < len(plan.seeds)]
     found += [f"{row.method} has {row.seeds} of {len(plan.seeds)} seeds: the others failed." for row in short]
+    found += [
+        f"{row.method} ends with values of clients that are not finite in {row.not_finite} of {row.seeds} seeds, which "
+        "are left out of its numbers."
+        for row in rows
+        if row.not_finite
+    ]
+    found += [
+        f"{row.method} leaves out {plural(row.without_value, 'client')} that other rows count, in one seed or more: a "
+        "client that never trained has no model of its own, and a metric may be undefined."
+        for row in rows
+        if row.without_value
+    ]
     missing = [method for method in plan.methods if method not in {row.method for row in rows}]
     if missing:
         found.append(f"No run of {', '.join(missing)} came to its end.")

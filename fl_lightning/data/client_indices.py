@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -45,8 +46,7 @@ class ClientIndices:
         check("parts of ClientIndices", parts, Sequence[Any])
         if len(parts) == 0:
             raise ValueError(f"parts of ClientIndices must hold at least one client, found {parts}")
-        if names is not None and len(names) != len(parts):
-            raise ValueError(f"names must name each of the {len(parts)} clients, found {len(names)} names")
+        _check_names(names, len(parts))
         self.names = names
         self.num_trained = len(parts) if num_trained is None else num_trained
         self.sizes = torch.tensor([len(part) for part in parts], dtype=torch.int64)
@@ -75,8 +75,7 @@ class ClientIndices:
     @checked(num_samples=Bounds(0), num_clients=Bounds(1))
     def shared(cls, num_samples: int, num_clients: int, names: tuple[str, ...] | None = None) -> ClientIndices:
         """Every client has the whole dataset; the indices are stored once."""
-        if names is not None and len(names) != num_clients:
-            raise ValueError(f"names must name each of the {num_clients} clients, found {len(names)} names")
+        _check_names(names, num_clients)
         whole = cls([torch.arange(num_samples)], num_samples)
         whole.names, whole.num_trained = names, num_clients
         whole.sizes = whole.sizes.repeat(num_clients)
@@ -149,3 +148,14 @@ class ClientIndices:
             ClientIndices(kept, self._num_samples, self.names),
             ClientIndices(aside, self._num_samples, self.names),
         )
+
+
+def _check_names(names: tuple[str, ...] | None, clients: int) -> None:
+    """Refuses names of which two are alike: tables and logs would take two clients for one."""
+    if names is None:
+        return
+    if len(names) != clients:
+        raise ValueError(f"names must name each of the {clients} clients, found {len(names)} names")
+    if len(set(names)) < clients:
+        name, count = Counter(names).most_common(1)[0]
+        raise ValueError(f"names must tell the clients apart, found {count} clients called {name!r}")

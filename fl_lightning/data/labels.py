@@ -224,9 +224,14 @@ def _array(values: Any) -> np.ndarray[Any, Any]:
     if isinstance(values, Tensor):
         return np.asarray(values.detach().cpu())
     try:
-        return np.asarray(values)
+        found = np.asarray(values)
     except ValueError:
         return np.fromiter(values, dtype=object, count=len(values))
+    # Beside text, numpy makes text of everything: a missing key, NaN, would be called "nan", and 1 be the client "1".
+    mixed = found.dtype.kind in "US" and not isinstance(values, np.ndarray)
+    if mixed and not all(isinstance(value, (str, bytes)) for value in values):
+        return np.fromiter(values, dtype=object, count=len(values))
+    return found
 
 
 def _integers(values: np.ndarray[Any, Any], n: int, what: str, hint: str) -> Tensor:

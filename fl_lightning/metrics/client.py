@@ -9,6 +9,8 @@ Each is a ``torchmetrics.Metric``: sums and counts per client add up over batche
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +31,7 @@ class _PerClient(Metric, ABC):
     def __init__(self, num_clients: int) -> None:
         super().__init__()
         self.num_clients = num_clients
-        self.add_state("sums", torch.zeros(num_clients), dist_reduce_fx="sum")
+        self.add_state("sums", torch.zeros(num_clients, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("counts", torch.zeros(num_clients, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, values: Tensor, client_ids: Tensor | int) -> None:
@@ -70,6 +72,17 @@ class _PerClient(Metric, ABC):
 
     @abstractmethod
     def _statistic(self, values: Tensor) -> Tensor: ...
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
+        # Sums stay wide where the module becomes float32 or bfloat16: 16,777,217 ones are 16,777,216 in the first, and
+        # 257 are 256 in the second.
+        sums, start = self.sums, self._defaults["sums"]
+        self.sums = self._defaults["sums"] = torch.zeros_like(self.counts)  # not what MPS refuses
+        moved = super()._apply(fn, *args, **kwargs)
+        device = self.sums.device
+        wide = torch.float32 if device.type == "mps" else torch.float64
+        self.sums, self._defaults["sums"] = sums.to(device, wide), start.to(device, wide)  # type: ignore[union-attr]
+        return moved
 
 
 class FairnessAngle(_PerClient):

@@ -210,6 +210,23 @@ def worst_first(record: FitRecord) -> list[int]:
     return [*order, *(client for client in known if client not in ranked)]
 
 
+def count_infinite(record: FitRecord, values: ClientValues, metric: str) -> int:
+    """How many clients have an infinite value in an evaluation.
+
+    A record has no number for them, as for those without a value, but its summary counts them as clients with one.
+
+    Args:
+        record: the fit.
+        values: one of its evaluations.
+        metric: name of the metric.
+    """
+    for series in record.metrics:
+        if (series.stage, series.metric) == (values.stage, metric) and values.round in series.rounds:
+            clients = series.summaries.get("clients", ())[series.rounds.index(values.round) :]
+            return int(clients[0] or 0) - sum(v is not None for v in values.values[metric]) if clients else 0
+    return 0
+
+
 def first_values(record: FitRecord, stage: Stage) -> ClientValues | None:
     """The clients' values in the first evaluation of a stage."""
     return next((values for values in record.evaluations if values.stage == stage), None)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from fl_lightning.metrics.functional import Mode
-from fl_lightning.report.methods import Method, Stage, first_values, goodness, mark, metrics_of
+from fl_lightning.report.methods import Method, Stage, count_infinite, first_values, goodness, mark, metrics_of
 from fl_lightning.report.record import FitRecord
 from fl_lightning.report.words import STAGES, Spread, isolated, number, plural, shortened, spread
 
@@ -25,6 +25,13 @@ def two_sentences(methods: Sequence[Method], stage: Stage) -> tuple[str, str]:
         return "No evaluation has told the clients apart yet.", "So nobody can say who is worst off."
     metric, mode = next(iter(metrics.items()))
     first = methods[0]
+    endless = [method.label for method in methods if _ends_infinite(method, metric, stage)]
+    if endless:
+        names = ", ".join(isolated(shortened(label, 60)) for label in endless)
+        return (
+            f"With {names}, the {metric} of a client is infinite at the end.",
+            "No number below counts that client, so they cannot say who is worst off.",
+        )
     points = first.points(metric, stage)
     if not points:
         return f"{first.label} has no value of {metric} for any client.", "So nobody can say who is worst off."
@@ -42,6 +49,11 @@ def two_sentences(methods: Sequence[Method], stage: Stage) -> tuple[str, str]:
     if not others:
         return opening, _since_the_beginning(first.records[0], metric, mode, stage)
     return opening, _others([first, *others], metric, mode, stage)
+
+
+def _ends_infinite(method: Method, metric: str, stage: Stage) -> bool:
+    pairs = ((record, record.last_values(stage)) for record in method.records)
+    return any(count_infinite(r, v, metric) > 0 for r, v in pairs if v is not None and metric in v.values)
 
 
 def _since_the_beginning(record: FitRecord, metric: str, mode: Mode, stage: Stage) -> str:

@@ -256,7 +256,13 @@ def test_the_values_at_the_end_count_where_validation_is_rare(tmp_path, diary):
     )
     for run, fitted in rare.results.items():
         assert [v.round for v in fitted.record.evaluations if v.stage == "val"] == [2, 3]
-        assert fitted.record.last_values("val").values == often.results[run].record.last_values("val").values
+        other = often.results[run].record
+        assert fitted.record.last_values("val").values == other.last_values("val").values
+        for series, expected in zip(fitted.record.metrics, other.metrics, strict=True):  # what the report shows
+            assert series.rounds == ((2, 3) if series.stage == "val" else (3,))
+            assert {name: v[-1] for name, v in series.summaries.items()} == {
+                name: v[-1] for name, v in expected.summaries.items()
+            }
 
 
 def test_strategies_with_a_partition_divide_plain_data(tmp_path, diary):

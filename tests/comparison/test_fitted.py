@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files of finished runs, and one record of clients that were alone."""
 
+from dataclasses import replace
+
 import pytest
 from made_records import fitted
 
 from fl_lightning.comparison.fitted import merged, read_fitted, write_fitted
-from fl_lightning.report import ClientValues, FitRecord
+from fl_lightning.report import ClientValues, FitRecord, MetricSeries
+from fl_lightning.report.methods import by_method, count_infinite
+from fl_lightning.report.sentences import two_sentences
 
 
 def alone(*rounds):
@@ -24,6 +28,18 @@ def test_a_client_that_stopped_early_keeps_its_last_value():
     assert (record.client_names, record.client_sizes) == (("a", "b", "c"), (5, 0, 9))
     (series,) = record.metrics
     assert series.summaries["mean"] == pytest.approx((0.3, 0.3, 0.35))
+
+
+def test_an_infinite_value_of_a_client_alone_stays_one():
+    endless = alone((1, None))
+    counted = MetricSeries("val_acc", "val", "max", (1,), {"mean": (None,), "clients": (1.0,)})
+    fits = {0: replace(endless, metrics=(counted,)), 1: alone((1, 0.5)), 2: alone((1, None))}
+    record = merged(fits, ("a", "b", "c"), (5, 5, 5))
+    assert record.last_values("val").values["val_acc"] == (None, 0.5, None)
+    assert count_infinite(record, record.last_values("val"), "val_acc") == 1
+    # Nor does a report call another client the worst off.
+    first, _ = two_sentences(by_method([record]), "val")
+    assert first == "With \u2068FedAvg\u2069, the val_acc of a client is infinite at the end."
 
 
 def test_a_file_comes_back_as_it_was_written_or_not_at_all(tmp_path):

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which learning rate is picked, which metric counts, and which differences are marked, on records made by hand."""
 
+import csv
+import io
 from dataclasses import replace
 
 import pytest
 from made_records import ACCURACY, fitted, runs
 
+from fl_lightning.comparison.files import runs_csv
 from fl_lightning.comparison.plan import Plan, Run
 from fl_lightning.comparison.selection import Measure, chosen_rates, measure_of, summary_of, values_of
 from fl_lightning.comparison.summary import mark, summaries, worst_client
+from fl_lightning.comparison.table import notes
+from fl_lightning.report import MetricSeries
 
 EVEN, UNEVEN = (0.6, 0.6, 0.6, 0.6), (0.9, 0.9, 0.9, 0.1)
 PLAN = Plan(("A",), (0.1, 0.5), (0, 1))
@@ -46,6 +51,30 @@ def test_a_rate_with_a_failed_or_endless_run_comes_last():
     assert chosen_rates(PLAN, {}, ACCURACY) == {}
 
 
+def with_series(one, stage, metric, counted):
+    """A fit whose summary counts so many clients with a value."""
+    series = MetricSeries(metric, stage, "min", (5,), {"mean": (None,), "clients": (counted,)})
+    return replace(one, record=replace(one.record, metrics=(series,)))
+
+
+def test_a_rate_that_ends_with_an_infinite_value_of_a_client_comes_last():
+    # A record has no number for infinity. The mean over the other clients would be the best.
+    measure = Measure("mean", "val", "val_ppl", "val", "val_ppl", "min")
+    endless = with_series(fitted({"val_ppl": (1.0, 1.0, None, 1.0)}, mode="min"), "val", "val_ppl", 4.0)
+    undefined = with_series(fitted({"val_ppl": (1.0, 1.0, None, 1.0)}, mode="min"), "val", "val_ppl", 3.0)
+    other = fitted({"val_ppl": (2.0, 2.0, 2.0, 2.0)}, mode="min")
+    for first, picked in ((endless, 0.5), (undefined, 0.1)):
+        results = {Run("A", rate, seed): one for rate, one in ((0.1, first), (0.5, other)) for seed in PLAN.seeds}
+        assert chosen_rates(PLAN, results, measure) == {"A": picked}
+    results = {Run("A", None, 0): endless, Run("A", None, 1): other}
+    plan = Plan(("A",), (None,), (0, 1))
+    (row,) = summaries(plan, results, {"A": None}, replace(measure, selected_on=None))
+    assert (row.mean.mean, row.worst.mean, row.seeds, row.not_finite) == (2.0, 2.0, 2, 1)
+    assert "A ends with values of clients that are not finite in 1 of 2 seeds" in " ".join(
+        notes(plan, [row], measure, {})[-1].split()
+    )
+
+
 def test_small_values_and_values_near_0_are_good_where_the_mode_says_so():
     results = {
         Run("A", rate, seed): fitted({"val_gap": (value, -value, value, -value)}, mode="abs")
@@ -81,6 +110,25 @@ def test_the_default_metric_is_the_first_where_large_values_are_good():
     assert measure_of(slashes, True, None, None, "mean").metric == "test/acc"
     other_names = {"val": {"v": "max"}, "test": {"t": "max"}}
     assert measure_of(other_names, True, None, "t", "mean").metric == "t"
+
+
+def test_rates_may_be_picked_by_a_loss_and_reported_by_an_accuracy():
+    measure = measure_of(BOTH, True, "val_loss", "test_acc", "worst_10")
+    worse = fitted({"val_loss": (0.1, 0.2, 0.3, 0.9), "test_acc": (0.9, 0.8, 0.7, 0.2)})
+    better = fitted({"val_loss": (0.1, 0.2, 0.3, 0.4), "test_acc": (0.9, 0.8, 0.7, 0.6)})
+    results = {Run("A", rate, seed): one for rate, one in ((0.1, worse), (0.5, better)) for seed in PLAN.seeds}
+    assert chosen_rates(PLAN, results, measure) == {"A": 0.5}
+    (row,) = summaries(PLAN, results, {"A": 0.5}, measure)
+    assert (row.worst_10.mean, row.worst.mean, row.worst_client) == (pytest.approx(0.6), pytest.approx(0.6), "Dundee")
+    assert row.angle.mean > 0
+    text = runs_csv(PLAN, results, {"A": 0.5}, measure, {})
+    found = next(iter(csv.DictReader(io.StringIO(text))))
+    assert (float(found["val_worst_10"]), float(found["worst_10"])) == (pytest.approx(0.9), pytest.approx(0.2))
+    # The metric of the same name is as good as in validation, whatever its name seems to say.
+    said = {"val": {"val_score": "min"}, "test": {"test_score": "max"}}
+    for test_metric in (None, "test_score"):
+        measure = measure_of(said, True, "val_score", test_metric, "mean")
+        assert (measure.mode, measure.picked_mode) == ("min", None)
 
 
 def test_without_a_test_split_both_stages_are_validation():

@@ -80,6 +80,19 @@ def test_failed_runs_and_methods_are_named():
     assert "4 of 6 runs failed:\n  FedAvg, lr 0.1, seed 1: ValueError: no luck\n" in text
 
 
+def test_it_says_so_where_rows_are_not_of_the_same_clients():
+    found = made(Plan(("FedAvg", "FedPer"), (None,), (0, 1)))
+    assert [row.without_value for row in found.rows] == [0, 0]
+    results = dict(found.results)
+    for method, values in (("FedPer", (0.9, None, 0.9, None)), ("FedAvg", (0.5, 0.5, 0.5, None))):
+        results[Run(method, None, 1)] = fitted({"test_acc": values})
+    found = Comparison(found.plan, results, {}, ACCURACY)
+    assert [row.without_value for row in found.rows] == [1, 2]
+    words = " ".join(str(found).split())
+    assert "FedAvg leaves out 1 client that other rows count, in one seed or more: a client that never trained" in words
+    assert "FedPer leaves out 2 clients that other rows count" in words
+
+
 def test_it_says_so_where_selection_and_report_use_the_same_data():
     text = str(made(measure=replace(ACCURACY, reported_on="val", metric="val_acc")))
     words = " ".join(text.split())

@@ -54,6 +54,31 @@ def test_other_keys_are_refused(key, error, message):
         clients([0, 1, 2, key, *range(16)])
 
 
+class Sited(TensorDataset):
+    """Its keys are an attribute."""
+
+    def __init__(self, site):
+        super().__init__(torch.arange(20))
+        self.site = site
+
+
+def test_keys_of_an_attribute_are_those_of_its_list():
+    for keys in ([0, "a"] * 10, [("a", n % 11) for n in range(20)], [b"a", "b"] * 10):
+        found = fl.data.ByKey("site").divide(Samples(Sited(keys), "train"), 0)
+        assert [part.tolist() for part in found] == clients(keys)
+    missing = Samples(Sited(["a", "b", float("nan"), "c"] * 5), "train")
+    with pytest.raises(ValueError, match="keys must not be NaN, found it at sample 2"):
+        fl.data.ByKey("site").divide(missing, 0)
+
+
+def test_keys_that_would_be_called_alike_are_refused():
+    for keys, name in (([1, "1"] * 10, "'1'"), ([("a", 1), "a, 1"] * 10, "'a, 1'")):
+        data = fl.FederatedDataModule(SET, fl.data.ByKey(keys))
+        data.setup("fit")
+        with pytest.raises(ValueError, match=f"names must tell the clients apart, found 2 clients called {name}"):
+            data.train_dataloader()
+
+
 @pytest.mark.parametrize(
     ("spec", "text"),
     [

@@ -95,6 +95,21 @@ def test_bad_updates_change_nothing(values, ids, message):
     assert int(metric.counts.sum()) == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_many_samples_of_a_client_all_count(dtype):
+    # The pixels of some pictures are as many; a float32 that counts by ones stops at 2 ** 24, a bfloat16 at 256.
+    metric = torch.nn.Sequential(WorstFraction(2, 1.0)).to(dtype)[0]
+    metric.sums += 2.0**24
+    metric.counts += 2**24
+    for _ in range(300):
+        metric.update(torch.ones(1), 0)
+    assert metric.client_values().tolist() == [1.0, 1.0]
+    assert metric.sums.tolist() == [2**24 + 300, 2**24]
+    metric.reset()
+    metric.update(torch.ones(2), 1)
+    assert metric.sums.tolist() == [0.0, 2.0]
+
+
 def test_bad_arguments():
     with pytest.raises(ValueError, match="num_clients of FairnessAngle must be a positive integer, found 0"):
         FairnessAngle(0)
