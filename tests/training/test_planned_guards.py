@@ -8,6 +8,7 @@ import os
 import random
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 import torchmetrics
@@ -239,6 +240,30 @@ def test_tensors_that_move_in_memory_end_planning(caplog):
 def test_buffers_and_parameters_stay_where_they_are(caplog):
     *_, said = both(caplog, options={"norm": True}, rounds=8, client_optimizer_state="keep")
     assert all("planned" in message for message in said)
+
+
+class Gathers(Classifier):
+    """Keeps running values in tensors and arrays that are no buffers."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.mean, self.sums, self.seen = torch.zeros(()), [torch.zeros(2)], np.zeros(3)
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.mean.mul_(0.9).add_(loss.detach())
+        self.sums[0][1] += loss.detach()
+        self.seen[2] += len(batch[0])
+        return loss / (1 + self.mean + self.sums[0][1])
+
+
+def test_steps_that_compare_leave_nothing_in_tensors_that_are_no_buffers(caplog):
+    eager, planned, said = both(caplog, Gathers)
+    agree(eager, planned)
+    assert planned.strategy.last_round.planned_steps > 0
+    assert all("planned" in message for message in said)
+    for name in ("mean", "sums", "seen"):
+        assert repr(getattr(planned.module, name)) == repr(getattr(eager.module, name))
 
 
 def test_what_cannot_be_written_down_stays_as_it_is(caplog, monkeypatch):
