@@ -48,6 +48,13 @@ def test_attributes_without_a_truth_value_or_a_memory_address_are_no_obstacle(po
     assert torch.equal(found, expected)
 
 
+def test_attributes_that_planned_steps_read_are_no_changes():
+    (strategy, found), (_, expected) = (trained(executor, planned_steps="always") for executor in (TWO, None))
+    assert strategy.executor_fallback is None
+    assert strategy.last_round.planned_steps > 0
+    assert torch.equal(found, expected)
+
+
 def test_what_changes_in_a_sparse_attribute_is_noticed():
     class Growing(Weighted):
         def training_step(self, batch, batch_idx):
