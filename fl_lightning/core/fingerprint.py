@@ -28,7 +28,7 @@ from fl_lightning.core.module_state import plain_attributes
 from fl_lightning.core.modules import submodules
 
 _PLAIN = (type(None), bool, int, str, bytes, complex, torch.dtype, torch.device)
-_OPAQUE = (Trainer, nn.Module, Optimizer, ModuleType, FunctionType, BuiltinFunctionType, MethodType, type)
+_OPAQUE = (Trainer, Metric, Optimizer, ModuleType, FunctionType, BuiltinFunctionType, MethodType, type)
 _LONG = 256  # items of a container that are looked at one by one where there is a faster way
 _DEEP = 6
 _MANY = 5000  # objects behind one name; the rest count as long as they are the same
@@ -40,7 +40,8 @@ class Fingerprint:
 
     Tensors and unknown objects count as changed when others take their places, or when torch counts a change in place.
     So do the items of containers with more than 5000, unless they are containers of numbers and strings.
-    Parameters and buffers of the module are no attributes, wherever else it keeps them (``rnn._flat_weights``).
+    Parameters and buffers of the module are no attributes, wherever else it keeps them (``rnn._flat_weights``), and
+    its submodules have names of their own. Other modules (a teacher in a list, a dataset's transforms) are looked into.
 
     Args:
         apart: objects whose contents do not count.
@@ -67,7 +68,7 @@ class Fingerprint:
         parts = submodules(module)
         self._metrics = metrics
         for _, part in parts:
-            self._own.update(id(tensor) for tensor in (*part._parameters.values(), *part._buffers.values()))
+            self._own.update(map(id, (part, *part._parameters.values(), *part._buffers.values())))
         for prefix, part in parts:
             if not isinstance(part, Metric):
                 for name, value in plain_attributes(part, framework=True).items():
@@ -106,6 +107,8 @@ class Fingerprint:
         self._left -= 1
         if depth > _DEEP or self._left < 0 or isinstance(value, _OPAQUE):
             return self._id(value)
+        if isinstance(value, nn.Module):
+            return self._id(value), self._parts_of(value, depth + 1)
         if isinstance(value, (Mapping, list, tuple, deque, set, frozenset)) and len(value) > _LONG:
             return type(value), len(value), self._long(value, depth + 1)
         if isinstance(value, Mapping):
@@ -124,6 +127,18 @@ class Fingerprint:
             return self._id(value)
         self._seen.add(id(value))
         return self._id(value), self._value(own, depth + 1) if isinstance(own, dict) else None
+
+    def _parts_of(self, module: nn.Module, depth: int) -> Any:
+        """What is in a module and its submodules, those apart that were looked into before."""
+        found = []
+        for _, part in submodules(module):
+            if id(part) not in self._own and id(part) not in self._seen:
+                self._seen.add(id(part))
+                values: dict[str, Any] = {**part._parameters, **part._buffers}
+                if not isinstance(part, Metric):
+                    values |= plain_attributes(part, framework=True)
+                found.append((self._id(part), tuple((name, self._value(v, depth)) for name, v in values.items())))
+        return tuple(found)
 
     def _long(self, value: Collection[Any], depth: int) -> Any:
         """Which objects there are, and what is in them if they are plain or no more than 5000."""

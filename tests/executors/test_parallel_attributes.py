@@ -4,8 +4,11 @@
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import Callback
 from support import CLASSES, Classifier, blobs, fit, fresh, weights
+from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import Dataset
 from worker_processes import FORKS, TWO
 
 import fl_lightning as fl
@@ -79,6 +82,71 @@ def test_one_of_many_counts_is_noticed(seen):
         strategy, _ = trained(executor, module)
         assert strategy.executor_fallback == (executor and "Counting changes attribute 'seen'")
     assert modules[0].seen[300] == modules[1].seen[300] > 0
+
+
+class Scale(nn.Module):
+    """A transform with a setting."""
+
+    factor = 1.0
+
+    def forward(self, x):
+        return x * self.factor
+
+
+class Scaled(Dataset):
+    """Has a module for a transform, as torchvision's are."""
+
+    def __init__(self, samples):
+        self.samples, self.transform = samples, nn.Sequential(nn.Identity(), nn.Sequential(Scale()))
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        x, y = self.samples[index]
+        return self.transform(x), y
+
+
+class Taught(Weighted):
+    """Learns from a module that is no submodule."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.teachers = [nn.Linear(12, CLASSES)]
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) + F.mse_loss(self(batch[0]), self.teachers[0](batch[0]).detach())
+
+
+class Later(Callback):
+    """Changes a transform and a teacher between rounds."""
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        factor = 2.0 - trainer.current_epoch
+        trainer.train_dataloader.dataset.transform[1][0].factor = factor
+        nn.init.constant_(pl_module.teachers[0].weight, factor)
+
+
+def test_modules_outside_the_module_may_change_between_rounds():
+    found = []
+    for executor in (TWO, None):
+        data = fl.FederatedDataModule(Scaled(blobs(120)), fl.data.IID(6), batch_size=10)
+        strategy, weight = trained(executor, fresh(Taught), data=data, callbacks=[Later()])
+        assert strategy.executor_fallback is None
+        found.append(weight)
+    assert torch.equal(*found)
+
+
+def test_a_module_elsewhere_that_training_changes_is_noticed():
+    class Following(Taught):
+        def training_step(self, batch, batch_idx):
+            with torch.no_grad():
+                self.teachers[0].weight.mul_(0.9).add_(0.1)
+            return super().training_step(batch, batch_idx)
+
+    (strategy, found), (_, expected) = trained(TWO, fresh(Following)), trained(None, fresh(Following))
+    assert strategy.executor_fallback == "Following changes attribute 'teachers'"
+    assert torch.equal(found, expected)
 
 
 def test_datasets_with_sparse_tensors():
