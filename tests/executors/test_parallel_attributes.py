@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Worker processes and what modules and datasets have for attributes: looking at them must not fail."""
 
+from array import array
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -82,6 +85,74 @@ def test_one_of_many_counts_is_noticed(seen):
         strategy, _ = trained(executor, module)
         assert strategy.executor_fallback == (executor and "Counting changes attribute 'seen'")
     assert modules[0].seen[300] == modules[1].seen[300] > 0
+
+
+class Slotted:
+    """Has no dictionary, and keeps its number to itself."""
+
+    __slots__ = ("__value",)
+
+    def __init__(self):
+        self.__value = 1.0
+
+    def put(self, value):
+        self.__value = value
+
+    def get(self):
+        return self.__value
+
+
+class Settings(dict):
+    """A dictionary with an attribute."""
+
+    extra = 1.0
+
+
+HOLDERS = {
+    "slots": (Slotted, lambda held, value: held.put(value), lambda held: held.get()),
+    "attributes of dictionaries": (
+        Settings,
+        lambda held, value: setattr(held, "extra", value),
+        lambda held: held.extra,
+    ),
+    "partial": (
+        lambda: partial(dict, value=[1.0]),
+        lambda held, value: held.keywords["value"].__setitem__(0, value),
+        lambda held: held()["value"][0],
+    ),
+    "array of objects": (
+        lambda: np.array([[1.0], None], dtype=object),
+        lambda held, value: held[0].__setitem__(0, value),
+        lambda held: held[0][0],
+    ),
+    "array": (lambda: array("d", [1.0]), lambda held, value: held.__setitem__(0, value), lambda held: held[0]),
+    "data of a tensor": (lambda: torch.ones(()), lambda held, value: held.data.fill_(value), lambda held: held),
+    "numpy of a tensor": (lambda: torch.ones(()), lambda held, value: held.numpy().fill(value), lambda held: held),
+}
+
+
+class Holding(Weighted):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * HOLDERS[self.what][2](self.held)
+
+
+class Puts(Callback):
+    """Changes what the module holds between rounds."""
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        HOLDERS[pl_module.what][1](pl_module.held, 2.0 - trainer.current_epoch)
+
+
+@pytest.mark.parametrize("what", HOLDERS)
+def test_what_changes_in_objects_between_rounds_is_noticed(what):
+    found = []
+    for executor in (TWO, None):
+        module = fresh(Holding)
+        module.what, module.held = what, HOLDERS[what][0]()
+        strategy, weight = trained(executor, module, callbacks=[Puts()])
+        assert strategy.executor_fallback is None
+        found.append(weight)
+    assert torch.equal(*found)
 
 
 class Scale(nn.Module):
