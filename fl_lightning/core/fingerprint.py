@@ -70,7 +70,12 @@ class Fingerprint:
         self.values[name] = self._value(value, 0)
 
     def add_module(self, module: nn.Module, metrics: bool) -> None:
-        """Adds all attributes of a module and its submodules; of metrics, whether they were updated, or nothing."""
+        """Adds all attributes of a module and its submodules.
+
+        Args:
+            module: the module.
+            metrics: also whether its metrics were updated.
+        """
         parts = submodules(module)
         self._metrics = metrics
         for _, part in parts:
@@ -79,10 +84,12 @@ class Fingerprint:
             if not isinstance(part, Metric):
                 for name, value in plain_attributes(part, framework=True).items():
                     self.add(f"{prefix}.{name}" if prefix else name, value)
-            elif metrics:
-                self.values[prefix] = part._update_count
+            else:
+                if metrics:
+                    self.values[prefix] = part._update_count
                 for name, value in beside_states(part).items():
-                    self.add(f"{prefix}.{name}", value)
+                    if metrics or name not in part._defaults:
+                        self.add(f"{prefix}.{name}", value)
 
     def add_structure(self, module: nn.Module) -> None:
         """Adds which submodules, buffers and parameters without gradients there are."""

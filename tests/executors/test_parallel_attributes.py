@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+import torchmetrics
 from lightning.pytorch import Callback
 from support import CLASSES, Classifier, blobs, fit, fresh, weights
 from torch import nn
@@ -153,6 +154,26 @@ def test_what_changes_in_objects_between_rounds_is_noticed(what):
         assert strategy.executor_fallback is None
         found.append(weight)
     assert torch.equal(*found)
+
+
+class Threshold(Weighted):
+    """Reads a setting of a metric, which changes between rounds."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.accuracy = torchmetrics.Accuracy("binary", threshold=0.5)
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * self.accuracy.threshold
+
+    def on_train_epoch_end(self):
+        self.accuracy.threshold = 0.25
+
+
+def test_what_changes_in_the_settings_of_a_metric_is_noticed():
+    (strategy, found), (_, expected) = trained(TWO, fresh(Threshold)), trained(None, fresh(Threshold))
+    assert strategy.executor_fallback is None
+    assert torch.equal(found, expected)
 
 
 class Scale(nn.Module):
