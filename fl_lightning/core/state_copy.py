@@ -60,7 +60,7 @@ class StateCopy:
             if self._write(*(_SMALL if small else _LARGE)):
                 break
         self.shared = tuple(slot.name for slot in left)
-        self._watched = Fingerprint()
+        self._watched = Fingerprint(part for _, part in self._parts)
         for slot in left:
             self._watched.add(slot.name, slot.value)
 

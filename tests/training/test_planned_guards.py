@@ -8,9 +8,11 @@ import os
 import random
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 import torchmetrics
+from lightning.pytorch import Callback
 from planned_fits import OLD, OTHER_WORDS, SETS_DATA, agree, both
 from support import Classifier, fit, fresh, weights
 
@@ -131,6 +133,10 @@ class Refused(Classifier):
         self.table.t_()
         return loss * self.table[0, 1]
 
+    def looks_back(self, loss, batch):
+        gradient = self.net[0].weight.grad
+        return loss if gradient is None else loss * (1 + gradient.norm())
+
     def remembers(self, loss, batch):
         return loss * remembered(len(batch[1]))
 
@@ -151,6 +157,7 @@ REASONS = {
     "item": "takes numbers out of tensors", "branch": "", "counter": "attribute 'count'", "keeps": "history",
     "draws": "Python's random", "metric": "", "writes": "its batch", "skips": "", "prints": "",
     "moves": "moves a tensor to other memory", "turns": "", "remembers": "remembered, which remembers",
+    "looks_back": "it reads gradients",
 }  # fmt: skip
 
 
@@ -176,6 +183,51 @@ def test_memory_that_is_replaced_is_noticed_whatever_replaces_it(caplog, monkeyp
     agree(eager, planned)
     assert torch.equal(eager.module.scale, planned.module.scale)
     assert any("a buffer from a plan would differ" in message for message in said)
+
+
+class Unchecked(Classifier):
+    """Reads what TorchDynamo does not compare; it changes between the clients of a round, and comes back."""
+
+    what = ""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.listed, self.gathered = (("a", [1.0]),), ({1.0}, 2)
+
+    def change_to(self, factor):
+        self.listed[0][1][0] = factor
+        self.gathered[0].clear()
+        self.gathered[0].add(factor)
+        os.environ.pop("FL_LIGHTNING_TEST_FACTOR", None)
+        if factor != 1.0:
+            os.environ["FL_LIGHTNING_TEST_FACTOR"] = str(factor)
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * getattr(self, self.what)()
+
+    def list_in_tuple(self):
+        return self.listed[0][1][0]
+
+    def set_in_tuple(self):
+        return sum(self.gathered[0])
+
+    def environment(self):
+        return float(os.environ.get("FL_LIGHTNING_TEST_FACTOR", "1"))
+
+    def environment_by_function(self):
+        return float(os.getenv("FL_LIGHTNING_TEST_FACTOR", "1"))
+
+
+class EverySecondClient(Callback):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        pl_module.change_to(3.0 if batch_idx == 1 else 1.0)
+
+
+@pytest.mark.parametrize("what", ["list_in_tuple", "set_in_tuple", "environment", "environment_by_function"])
+def test_what_nobody_checks_is_not_planned(what, caplog, monkeypatch):
+    monkeypatch.setenv("FL_LIGHTNING_TEST_FACTOR", "1")
+    monkeypatch.setattr(Unchecked, "what", what)
+    agree(*both(caplog, Unchecked, callbacks=[EverySecondClient()])[:2])
 
 
 class Watched(Classifier):
@@ -239,6 +291,30 @@ def test_tensors_that_move_in_memory_end_planning(caplog):
 def test_buffers_and_parameters_stay_where_they_are(caplog):
     *_, said = both(caplog, options={"norm": True}, rounds=8, client_optimizer_state="keep")
     assert all("planned" in message for message in said)
+
+
+class Gathers(Classifier):
+    """Keeps running values in tensors and arrays that are no buffers."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.mean, self.sums, self.seen = torch.zeros(()), [torch.zeros(2)], np.zeros(3)
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.mean.mul_(0.9).add_(loss.detach())
+        self.sums[0][1] += loss.detach()
+        self.seen[2] += len(batch[0])
+        return loss / (1 + self.mean + self.sums[0][1])
+
+
+def test_steps_that_compare_leave_nothing_in_tensors_that_are_no_buffers(caplog):
+    eager, planned, said = both(caplog, Gathers)
+    agree(eager, planned)
+    assert planned.strategy.last_round.planned_steps > 0
+    assert all("planned" in message for message in said)
+    for name in ("mean", "sums", "seen"):
+        assert repr(getattr(planned.module, name)) == repr(getattr(eager.module, name))
 
 
 def test_what_cannot_be_written_down_stays_as_it_is(caplog, monkeypatch):

@@ -7,6 +7,7 @@ This file alone touches private parts of TorchDynamo. A release of PyTorch that 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -131,7 +132,7 @@ def _captured(module: fx.GraphModule, inputs: Sequence[Any], batch: str, records
         changed = [
             what for what in effects._get_modified_vars() if type(what.mutation_type).__name__.endswith("Existing")
         ]
-        drawn, remembers = bool(output.random_calls), _remembering(output)
+        drawn, remembers, unseen = bool(output.random_calls), _remembering(output), _unseen(output)
         sources = [node.meta["grapharg"].source for node in module.graph.nodes if node.op == "placeholder"]
     except (ImportError, AttributeError, KeyError) as error:
         raise CannotPlanError(
@@ -141,6 +142,8 @@ def _captured(module: fx.GraphModule, inputs: Sequence[Any], batch: str, records
         raise CannotPlanError("it draws numbers from Python's random")
     if remembers is not None:
         raise CannotPlanError(f"it calls {remembers}, which remembers what it gave (functools.lru_cache)")
+    if unseen is not None:
+        raise CannotPlanError(f"it reads {unseen}, which TorchDynamo does not check")
     for what in changed:
         if _root(what.source) != records:
             raise CannotPlanError(f"it changes {_name(what, effects)}")
@@ -151,6 +154,8 @@ def _captured(module: fx.GraphModule, inputs: Sequence[Any], batch: str, records
             raise CannotPlanError(f"it computes with a {type(value).__name__} from outside")
         if value.device.type != "cpu" or value.layout != torch.strided:
             raise CannotPlanError(f"it computes with a tensor on {value.device}, {value.layout}")
+    if any(getattr(source, "member", None) == "grad" for source in sources):
+        raise CannotPlanError("it reads gradients, which a plan computes into the same memory")
     from_batch = frozenset(place for place, source in enumerate(sources) if _root(source) == batch)
     return Captured(module, tuple(inputs), from_batch)
 
@@ -168,6 +173,30 @@ def _remembering(output: Any) -> str | None:
             if wrapped.__module__.partition(".")[0] not in ("torch", "einops"):
                 return str(wrapped.__qualname__)
     return None
+
+
+def _unseen(output: Any) -> str | None:
+    """What may change without a guard that fails, in words.
+
+    TorchDynamo compares a tuple of numbers as a whole. If there is a list in it, that list is compared with itself. Of
+    environment variables those alone are checked that ``os.environ[...]`` finds.
+    """
+    scope = {"L": output.local_scope, "G": output.global_scope}
+    for guard in output.guards:
+        path = _path(guard.originating_source)
+        value: object = None
+        with suppress(Exception):  # sources that are no plain expressions lead to nothing of the kind
+            value = eval(path, scope) if path else None
+        if value is os.getenv or value is os.environ:
+            return "an environment variable"
+        whole = type(value) is tuple and guard.create_fn_name() in ("CONSTANT_MATCH", "EQUALS_MATCH")
+        if whole and _may_change(value):
+            return f"a list or set in a tuple ({path.rpartition('.')[2]})"
+    return None
+
+
+def _may_change(value: object) -> bool:
+    return isinstance(value, (list, set)) or (isinstance(value, tuple) and any(map(_may_change, value)))
 
 
 def _path(source: Any) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fl_lightning.training.planned.capture import Captured
 from fl_lightning.training.planned.program import program_of
+from fl_lightning.training.planned.results import same_bits
 from fl_lightning.training.planned.run import function_of
 from fl_lightning.training.planned.trace import CannotPlanError, Trace, failed, trace
 
@@ -80,9 +81,6 @@ class Plan:
 
     def __call__(self, *inputs: Tensor) -> Sequence[Tensor]:
         """Runs it."""
-        told = self._ran()
-        if told is not None:
-            told(self)
         addresses = tuple([inputs[place].data_ptr() for place in self._held])
         program = self._programs.get(addresses)
         if program is None:
@@ -91,17 +89,27 @@ class Plan:
             self.held = [inputs[place] for place in self._compared]  # whatever memory they are given meanwhile
             self._before = [tensor.detach().clone() for tensor in self.held], torch.get_rng_state()
         self.program, self.given = program, [inputs[place] for place in self._given]
+        told = self._ran()
+        if told is not None:
+            told(self)
         self.returned, found = program(*self.given)
         self.gradients = [None if place is None else found[place] for place in self.places]
         return self.returned
 
-    def undo(self) -> None:
-        """Puts back what the last run has changed that was to be compared: :attr:`held`, and the random generator."""
+    def undo(self, again: bool = False) -> None:
+        """Puts back what the last run has changed that was to be compared: :attr:`held`, and the random generator.
+
+        Args:
+            again: what is put back now is going to be changed and put back once more.
+        """
         assert self._before is not None
-        (tensors, state), self._before = self._before, None
+        tensors, state = self._before
         for tensor, before in zip(self.held, tensors, strict=True):
-            tensor.detach().copy_(before)
+            if not same_bits(tensor, before):  # what is read alone must not look as if it had been written
+                tensor.detach().copy_(before)
         torch.set_rng_state(state)
+        if not again:
+            self._before = None
 
     def _program(self, addresses: tuple[int, ...], inputs: Sequence[Tensor]) -> Callable[..., Any]:
         self.moves += 1

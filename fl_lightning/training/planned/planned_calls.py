@@ -220,7 +220,7 @@ class PlannedCalls:
     def check(self) -> str | None:
         """Compares what plans and PyTorch give once more, on the last batches since the last check.
 
-        The module must be as it was in the last visit. Its buffers and gradients are others afterwards.
+        The module must be as it was in the last visit. Its gradients are others afterwards.
 
         Returns:
             Why the steps since then cannot be trusted; ``None`` if all is well.
@@ -235,9 +235,12 @@ class PlannedCalls:
                     loss: Tensor | None = None
                     with suppress(Exception):
                         loss = self._called(batch, index)
+                    ran = self._plan
                     # Where guards found something else than in the visit, the plan is compared when it is used again.
-                    if self._plan is plan and loss is not None:
+                    if ran is plan and loss is not None:
                         self._verified(plan, loss, batch, index)
+                    if ran is not None:
+                        ran.undo()  # tensors that are neither parameters nor buffers come back by nothing else
         finally:
             self._checking = False
         wrong, self._wrong = self._wrong, None
@@ -251,7 +254,7 @@ class PlannedCalls:
     def _verified(self, plan: Plan, loss: Tensor, batch: Any, index: int) -> Tensor | None:
         """Computes once more without the plan, compares, and goes on with what PyTorch gives."""
         planned = Results.of(loss, plan.gradients, plan.held, self._log.records)
-        plan.undo()
+        plan.undo(again=self._checking)
         self._log.begin(passes=True)
         try:
             eager = self._eager(batch, index)
