@@ -138,13 +138,14 @@ def layer_combine(rows: Tensor, offsets: Tensor, coeff: Tensor, out: Tensor | No
         offsets: ``[L + 1]`` layer offsets.
         coeff: ``[L, m]`` of any floating-point dtype, on the CPU or the rows' device.
         out: if given, ``[n]`` on the rows' device, any floating-point dtype; the combination is added to it in place.
+            It shares no memory with the rows.
 
     Returns:
         ``[n]``: a new tensor in the rows' dtype, or ``out``.
 
     Raises:
         TypeError: a dtype is not allowed.
-        ValueError: a shape, a device or the offsets' values break the rules above.
+        ValueError: a shape, a device or the offsets' values break the rules above, or ``out`` overlaps the rows.
     """
     _check.matrix("rows", rows)
     _check.layer_offsets(offsets, rows.shape[1])

@@ -160,7 +160,8 @@ COMPOSED = ("layer_chosen_gram",)  # on CUDA: of another op's kernel
 _LIBRARY = torch.library.Library("fl_lightning", "FRAGMENT")  # type: ignore[no-untyped-call]
 for _name, _op in _OPS.items():
     _LIBRARY.define(_name + _op.schema)  # type: ignore[no-untyped-call]
-    _LIBRARY.impl(_name, _op.kernel, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    # Compiled kernels give results without gradients, so those in pure torch do, too.
+    _LIBRARY.impl(_name, torch.no_grad()(_op.kernel), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"fl_lightning::{_name}", _op.fake, lib=_LIBRARY)
 
 # The extension's kernels for CPU and CUDA take precedence over those registered above.
