@@ -42,6 +42,16 @@ struct Kernels {
     return gram;
   }
 
+  static Tensor layer_squares(const Tensor& rows_in, const Tensor& offsets_in, std::optional<int64_t> total_columns) {
+    Device device(rows_in);
+    const Tensor rows = with_columns_contiguous(rows_in), offsets = torch::stable::contiguous(offsets_in);
+    const Matrix matrix = matrix_of(rows);
+    const Layers layers = layers_of(offsets, matrix.columns, total_columns);
+    Tensor squares = empty(rows, {layers.count, matrix.rows}, ScalarType::Double);
+    device.layer_squares(matrix, layers, write<double>(squares));
+    return squares;
+  }
+
   static Tensor layer_cross_gram(const Tensor& rows_in, const Tensor& others_in, const Tensor& offsets_in,
                                  std::optional<int64_t> total_columns) {
     Device device(rows_in);
@@ -283,6 +293,7 @@ struct Kernels {
   }
 #define FL_LIGHTNING_FORWARD_ALL(space, last)            \
   FL_LIGHTNING_FORWARD(space, layer_gram, last)          \
+  FL_LIGHTNING_FORWARD(space, layer_squares, last)       \
   FL_LIGHTNING_FORWARD(space, layer_cross_gram, last)    \
   FL_LIGHTNING_FORWARD(space, layer_dots, last)          \
   FL_LIGHTNING_FORWARD(space, layer_combine, last)       \
@@ -348,6 +359,7 @@ template <class Device, class Library>
 void register_kernels(Library& library) {
   using K = Kernels<Device>;
   library.impl("layer_gram", TORCH_BOX(&K::layer_gram));
+  library.impl("layer_squares", TORCH_BOX(&K::layer_squares));
   library.impl("layer_cross_gram", TORCH_BOX(&K::layer_cross_gram));
   library.impl("layer_dots", TORCH_BOX(&K::layer_dots));
   library.impl("layer_combine", TORCH_BOX(&K::layer_combine));

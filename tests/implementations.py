@@ -94,6 +94,7 @@ def samples(m: int = 3, n: int = 50) -> dict[str, tuple[Any, ...]]:
     coeff = gaussian(3, m, torch.float64, seed=1)
     return {
         "layer_gram": (rows, offsets),
+        "layer_squares": (rows, offsets),
         "layer_cross_gram": (rows, rows[:2].bfloat16(), offsets),
         "layer_chosen_gram": (rows, rows.bfloat16(), offsets, torch.tensor([2, 0])),
         "layer_dots": (rows, rows[0].clone(), offsets),

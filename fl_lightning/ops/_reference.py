@@ -41,6 +41,11 @@ def layer_gram(rows: Tensor, offsets: Tensor, total_columns: int | None = None) 
     return gram.triu_().add_(gram.triu(1).transpose(1, 2))
 
 
+def layer_squares(rows: Tensor, offsets: Tensor, total_columns: int | None = None) -> Tensor:
+    """See :func:`fl_lightning.ops.layer_squares`."""
+    return torch.cat([layer_gram(row, offsets, total_columns) for row in torch.split(rows, 1)], 1)[:, :, 0]
+
+
 def layer_cross_gram(rows: Tensor, others: Tensor, offsets: Tensor, total_columns: int | None = None) -> Tensor:
     """See :func:`fl_lightning.ops.layer_cross_gram`."""
     wide, wide_others = _Wide(rows), _Wide(others)

@@ -137,7 +137,9 @@ def main(calls: int, seed: int, last: Path) -> None:
             valid = samples(rows, random.choice((0, 1, 50, 300)))
             op = random.choice(list(valid))
             arguments = varied(valid[op], rows)
-            if op.startswith(("layer_gram", "layer_cross_gram", "layer_chosen", "layer_dots", "puc_track")):
+            if op.startswith(
+                ("layer_gram", "layer_squares", "layer_cross_gram", "layer_chosen", "layer_dots", "puc_track")
+            ):
                 arguments.append(random.choice((None, 50, *NUMBERS)))  # total_columns
             words = hostile(op, arguments)
             file.seek(0)
