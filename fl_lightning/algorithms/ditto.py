@@ -82,7 +82,7 @@ class PersonalModels(ClientRule):
         self._model: Snapshot | None = None
         self._batches = 0
         self._gradient: Tensor | None = None  # summed up over the batches of a step that is not taken yet
-        self._gathered, self._from_step, self._step_lr = 0, 0, 0.0
+        self._from_step, self._step_lr = 0, 0.0
         self._buffer_bytes = 0
 
     def check_module(self, module: nn.Module) -> None:
@@ -126,12 +126,12 @@ class PersonalModels(ClientRule):
             gradients = torch.autograd.grad(loss, work.parameters, allow_unused=True)
             buffers = packed_buffers(work.module, work.params.device)
         if self._gradient is None:
-            self._gradient, self._gathered = torch.zeros_like(work.params), 0
+            self._gradient = torch.zeros_like(work.params)
         for part, gradient in zip(work.layout.views(self._gradient), gradients, strict=True):
             if gradient is not None:
-                part += gradient
+                part.add_(gradient, alpha=1 / work.window)  # as the loss of the global model is divided
         self._model = Snapshot(model.params, buffers)
-        self._gathered, self._from_step, self._step_lr = self._gathered + 1, work.steps, lr
+        self._from_step, self._step_lr = work.steps, lr
         self._batches += 1
 
     def _stepped(self, work: LocalWork, model: Snapshot) -> Snapshot:
@@ -140,8 +140,6 @@ class PersonalModels(ClientRule):
         if self._gradient is None:
             return model
         v, gradient, self._gradient = model.params, self._gradient, None
-        if self._gathered > 1:
-            gradient /= self._gathered
         direction = (v - work.params).mul_(self.lam).add_(gradient)
         return Snapshot(v.sub_(direction, alpha=self._step_lr), model.buffers)
 

@@ -165,7 +165,7 @@ class SharpnessAware(ClientRule):
         old, new = work.layout.flatten(present), torch.zeros_like(work.params)
         with torch.enable_grad(), self._at(work, self._perturbed(work.row, old), evaluate=False):
             for batch, index in batches:
-                _add_gradient(new, work.own_loss(batch, index), work, 1 / len(batches))
+                _add_gradient(new, work.own_loss(batch, index), work, 1 / work.window)
         along = (old @ new) / (new.norm() + TINY) ** 2
         new -= self.alpha * (old - along * new)
         for parameter, view in zip(work.parameters, work.layout.views(new), strict=True):

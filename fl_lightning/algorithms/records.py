@@ -122,6 +122,7 @@ class StepReport:
     client_lr=Bounds(0),
     momentum=Bounds(0),
     steps=Bounds(0),
+    window=Bounds(1),
 )
 @dataclass
 class LocalWork:
@@ -145,6 +146,8 @@ class LocalWork:
             at the moment; nothing is logged and metrics stay as they are. ``None`` outside a trainer.
         batches: starts a pass over the client's training data, on the module's device and in the dataset's order:
             batches with their numbers of samples. ``None`` outside a trainer.
+        window: batches per optimizer step (``accumulate_grad_batches``). Each batch's loss is divided by it, also where
+            a pass ends with fewer of them.
     """
 
     client_id: int
@@ -161,6 +164,7 @@ class LocalWork:
     own_loss: Callable[[Any, int], Tensor] | None = None
     batches: Callable[[], Iterator[tuple[Any, int]]] | None = None
     rates: list[float] = field(default_factory=list)
+    window: int = 1
 
     def take_rate(self, rate: float | None) -> None:
         """Notes the learning rate of a step that is about to be taken."""

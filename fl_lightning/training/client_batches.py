@@ -28,11 +28,12 @@ class ClientBatches:
 
     Attributes:
         loaders: the clients' training data.
+        window: batches per optimizer step.
         merges: a last batch of one sample joins the one before.
     """
 
     def __init__(self, loaders: ClientLoaders, options: LocalOptions, window: int, module: nn.Module) -> None:
-        self.loaders, self._options, self._window = loaders, options, window
+        self.loaders, self._options, self.window = loaders, options, window
         self.merges = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
 
     def in_training(self, client: int, round: int) -> Iterator[tuple[Any, int, int, bool, bool]]:  # noqa: A002
@@ -56,7 +57,7 @@ class ClientBatches:
 
     def _takes(self, available: int) -> Iterator[int]:
         """Batches of each pass of a client that has ``available`` ones."""
-        options, window = self._options, self._window
+        options, window = self._options, self.window
         per_pass = limited(options.limit, available)
         wanted, number = options.steps, 0
         while per_pass > 0 and (number < options.epochs if wanted is None else wanted > 0):
@@ -69,7 +70,7 @@ class ClientBatches:
     def planned_steps(self, client: int) -> int:
         """Optimizer steps that a client is going to take, if the module optimizes automatically and to the end."""
         available = self.loaders.num_batches(client, merge_single=self.merges)
-        return sum(ceil(take / self._window) for take in self._takes(available))
+        return sum(ceil(take / self.window) for take in self._takes(available))
 
     def plan(self, full_gradients: bool) -> VisitPlan:
         """The visit that the fit's clock counts by.
@@ -86,9 +87,9 @@ class ClientBatches:
                 total += clients
                 passes += clients * max(takes)
                 batches += clients * sum(takes)
-                steps += clients * (1 if full_gradients else sum(ceil(take / self._window) for take in takes))
+                steps += clients * (1 if full_gradients else sum(ceil(take / self.window) for take in takes))
         steps, batches, passes = (max(1, -(-number // max(total, 1))) for number in (steps, batches, passes))
-        return VisitPlan(steps, batches, passes, self._window)
+        return VisitPlan(steps, batches, passes, self.window)
 
     def in_order(self, client: int, batch_size: int | None = None) -> Iterator[tuple[Any, int]]:
         """One pass over all of the client's training data in the dataset's order: batches and their samples.

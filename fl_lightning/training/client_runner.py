@@ -191,6 +191,7 @@ class ClientRunner:
             work = LocalWork(
                 client, task.round, self.module, self._binding.layout, self._binding.parameters, theta,
                 task.num_samples, optimizers.lr, optimizers.momentum, batches=partial(self._batches_of, client),
+                window=self.batches.window,
             )  # fmt: skip
             self.schedules.begin_visit()
             self._watch_rate()

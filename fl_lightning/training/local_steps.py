@@ -24,14 +24,13 @@ class LocalStep(Protocol):
 
     hook: str | None
 
-    def __call__(self, batch: Any, index: int, size: int, steps: bool) -> tuple[Tensor | None, bool]:
-        """Takes the step.
+    def __call__(self, batch: Any, index: int, size: int) -> tuple[Tensor | None, bool]:
+        """Takes the step, or gathers gradients for it: the loop's clock knows which.
 
         Args:
             batch: as it came from the loader.
             index: its place in the visit, over all passes.
             size: its samples.
-            steps: the optimizer steps after it, which it does not while gradients accumulate.
 
         Returns:
             The detached loss (``None`` if the module gave none), and whether a hook asked the client to stop.
@@ -60,9 +59,9 @@ class LightningStep:
     def __init__(self, loop: FederatedEpochLoop) -> None:
         self._loop = loop
 
-    def __call__(self, batch: Any, index: int, size: int, steps: bool) -> tuple[Tensor | None, bool]:
+    def __call__(self, batch: Any, index: int, size: int) -> tuple[Tensor | None, bool]:
         """See :class:`LocalStep`."""
-        return self._loop.local_step(batch, index, size, steps)
+        return self._loop.local_step(batch, index, size)
 
     def begin_visit(self, from_memory: bool) -> None:
         """A client is about to train."""
@@ -95,7 +94,7 @@ class LeanStep:
         self._loop, self._calls, self._hooks = loop, calls, hooks
         self._optimizer, self._gradients = optimizer, gradients
 
-    def __call__(self, batch: Any, index: int, size: int, steps: bool) -> tuple[Tensor | None, bool]:
+    def __call__(self, batch: Any, index: int, size: int) -> tuple[Tensor | None, bool]:
         """See :class:`LocalStep`."""
         batch = self._calls.to_device(batch)
         self._loop.expect(batch, size)

@@ -46,8 +46,7 @@ class LocalTrainer:
         log: TrainingLog,
         clock: VisitClock,
     ) -> None:
-        self._trainer, self._clock = trainer, clock
-        self._precision, self._calls, self._batches = trainer.precision_plugin, calls, batches
+        self._clock, self._precision, self._calls, self._batches = clock, trainer.precision_plugin, calls, batches
         self._rule, self._hooks, self.step, self.log = rule, hooks, step, log
 
     def train(self, work: LocalWork) -> Tensor | None:
@@ -71,9 +70,9 @@ class LocalTrainer:
         done, clock = 0, self._clock
         try:
             for batch, size, hooks.index, ends_pass, is_last in self._batches.in_training(work.client_id, work.round):
-                clock.begin_batch(is_last)
-                steps = ends_pass or (hooks.index + 1) % self._trainer.accumulate_grad_batches == 0
-                loss, stop = self.step(batch, done, size, steps)
+                place = hooks.index % work.window
+                clock.begin_batch(is_last, place == 0, ends_pass or place + 1 == work.window)
+                loss, stop = self.step(batch, done, size)
                 done += 1
                 if loss is not None:
                     losses.append(loss.reshape(()) if loss.dim() else loss)

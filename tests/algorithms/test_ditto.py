@@ -390,7 +390,7 @@ def test_a_dropped_client_keeps_its_model():
 
 
 @pytest.mark.fit
-@pytest.mark.parametrize("accumulate", [1, 2, 4])
+@pytest.mark.parametrize("accumulate", [1, 2, 3, 4])
 def test_personal_models_take_as_many_steps_as_the_global_one(accumulate):
     """One client without a pull: its own model is the global one, accumulated gradients or not."""
     data = fl.FederatedDataModule(Blobs(train=40), fl.data.IID(1))

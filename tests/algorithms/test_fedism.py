@@ -68,10 +68,11 @@ def test_local_training_and_sharpness_equal_deep_copies(alpha):
             torch.testing.assert_close(after[name], value)
 
 
-def test_a_short_perturbation_is_fedavg():
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_short_perturbation_is_fedavg(window):
     data, rows = client_data(seed=7), []
     for server in (FedISM(rho=1e-7, alpha=0.0), FedAvg()):
-        run = Rounds(server, server.client_rule(), data)
+        run = Rounds(server, server.client_rule(), data, window=window)
         rows.append(run.train(0)[0])
     torch.testing.assert_close(*rows, rtol=1e-4, atol=1e-6)
 
@@ -83,7 +84,7 @@ def corrected(batches):
     parameters = layout.parameters(net)
     work = LocalWork(
         0, 0, net, layout, parameters, layout.flatten(parameters), 12, own_loss=lambda batch, index: net.loss(batch),
-        batches=lambda: ((batch, len(batch[1])) for batch in batches),
+        batches=lambda: ((batch, len(batch[1])) for batch in batches), window=len(batches),
     )  # fmt: skip
     rule = FedISM(RHO, ALPHA).client_rule()
     rule.begin_client(work)

@@ -86,7 +86,7 @@ MUTATIONS = [
     fedism("the perturbation is as long as the gradient", "self.rho / (gradient.norm() + TINY)", "self.rho"),
     fedism("sharpness is measured in training mode", "params, evaluate=True)", "params, evaluate=False)"),
     fedism("the part at a right angle is added", "new -= self.alpha", "new += self.alpha"),
-    fedism("gradients of accumulated batches are added up", "work, 1 / len(batches))", "work, 1.0)"),
+    fedism("gradients of accumulated batches are added up", "work, 1 / work.window)", "work, 1.0)"),
     fedpw("large numbers are left out", "rows.masked_fill(small, 0)", "rows.masked_fill(~small, 0)"),
     fedpw("clients with large losses lose more", "shares(1 / relative)", "shares(relative)"),
     fedpw("columns that disagree grow", "agreed = ~_smallest(", "agreed = _smallest("),

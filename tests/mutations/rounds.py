@@ -44,7 +44,17 @@ trainer = In(
     "fl_lightning/training/local_trainer.py", "tests/training/test_client_losses.py tests/training/test_uploads.py"
 )
 
+groups = In("fl_lightning/training/local_trainer.py", "tests/training/test_accumulation.py")
+grouped = In("fl_lightning/core/lightning/grouped_optimization.py", "tests/training/test_accumulation.py")
+scaled = In("fl_lightning/core/lightning/epoch_loop.py", "tests/training/test_accumulation.py")
+
 MUTATIONS = [
+    groups(
+        "gradients are forgotten by the place in the visit", "is_last, place == 0", "is_last, done % work.window == 0"
+    ),
+    groups("a pass ends without a step", "ends_pass or place", "is_last or place"),
+    grouped("gradients are never forgotten", "self._skip_backward or not", "True or not"),
+    scaled("the training loss is divided by the window", "loss.detach() * window", "loss.detach()"),
     sampler("7 of 100 clients are 8", "round(clients_per_round * num_clients, 9)", "clients_per_round * num_clients"),
     partition("samples of a class stay in order", "owner[rng.permutation(index)]", "owner[index]"),
     partition("who holds just the equal part gets more", "sizes * num_clients >= n", "sizes * num_clients > n"),
