@@ -15,7 +15,7 @@ from fl_lightning.algorithms import groups
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.features import METHOD
 from fl_lightning.algorithms.records import Needs
-from fl_lightning.core.lightning.inspection import accumulation_factors, validation_interval
+from fl_lightning.core.lightning.inspection import accumulation, validation_interval
 from fl_lightning.core.lightning.names import LightningModule, Trainer, TrainerFn, callbacks, rank_zero_warn
 
 _PROBED_STEPS = 1000
@@ -202,6 +202,8 @@ def warn_of_unused_settings(trainer: Trainer, method: Method, limit: int | float
         unused["gradient_clip_val"] = trainer.gradient_clip_val
     if isinstance(limit, int) or limit < 1:
         unused["limit_train_batches"] = limit
+    if accumulation(trainer) > 1:
+        unused["accumulate_grad_batches"] = accumulation(trainer)
     if unused:
         rank_zero_warn(
             f"{method.asking('full_gradients')} sends the gradient of all of a client's data and trains nothing "
@@ -211,7 +213,6 @@ def warn_of_unused_settings(trainer: Trainer, method: Method, limit: int | float
 
 def check_schedulers(trainer: Trainer) -> None:
     """Raises ValueError for learning-rate schedulers that cannot step inside a client's visit."""
-    factors = sorted(accumulation_factors(trainer))
     for config in trainer.lr_scheduler_configs:
         if config.interval != "step" or not trainer.lightning_module.automatic_optimization:
             continue
@@ -221,11 +222,15 @@ def check_schedulers(trainer: Trainer) -> None:
                 f"{name} has interval='step', and a round has nothing to monitor before it ends: use interval='epoch', "
                 "which steps once per round"
             )
-        if len(factors) > 1:
-            raise ValueError(
-                f"{name} has interval='step', which needs rounds of equally many optimizer steps: give "
-                f"GradientAccumulationScheduler one factor, or use interval='epoch', found the factors {factors}"
-            )
+
+
+def check_accumulation(trainer: Trainer, window: int) -> None:
+    """Raises ValueError if somebody has changed how many batches a step takes, which rounds are planned by."""
+    if trainer.accumulate_grad_batches != window:
+        raise ValueError(
+            "accumulate_grad_batches must stay as it is during a fit, because every round counts as equally many "
+            f"optimizer steps, found {trainer.accumulate_grad_batches} in round {trainer.current_epoch} after {window}"
+        )
 
 
 def refuse_undivided_data(loader: object) -> NoReturn:

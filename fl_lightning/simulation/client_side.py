@@ -15,7 +15,12 @@ from fl_lightning.core.lightning.names import Trainer, rank_zero_info
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.executors.base import CohortRunner, Executor
 from fl_lightning.executors.sequential import SequentialRunner
-from fl_lightning.simulation.checks import check_module, check_schedulers, warn_of_unused_settings
+from fl_lightning.simulation.checks import (
+    check_accumulation,
+    check_module,
+    check_schedulers,
+    warn_of_unused_settings,
+)
 from fl_lightning.simulation.client_options import ClientOptions
 from fl_lightning.training.bound_parameters import BoundParameters
 from fl_lightning.training.buffers import BufferBank
@@ -107,6 +112,7 @@ class ClientSide:
     def begin_round(self, tasks: Sequence[ClientTask]) -> None:
         """A round of these clients begins, from the module's present buffers and the optimizers' present options."""
         self.follow_optimizers()
+        check_accumulation(self._trainer, self.runner.batches.window)
         self.runner.begin_round()
         self._crew.begin_round(tasks)
 

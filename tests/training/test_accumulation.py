@@ -7,6 +7,7 @@ import lightning as L
 import pytest
 import torch
 from algorithms.client_rounds import Net, Rounds, client_data
+from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
 from schedules import one_client_fit, plain_fit
 from support import fit, on_path
 from torch import nn
@@ -146,3 +147,18 @@ def test_the_training_loss_is_that_of_a_batch():
         one_client_fit(module, Numbers(SEVEN), 1, accumulate_grad_batches=window)
         losses.append(module.trainer.strategy.last_round.train_loss)
     assert losses == [pytest.approx(sum(SEVEN) / 7)] * 2
+
+
+@pytest.mark.parametrize("factors", [{1: 3}, {0: 2, 2: 4}])
+def test_factors_that_change_are_refused(factors):
+    with pytest.raises(ValueError, match=r"GradientAccumulationScheduler must have one factor.*the factors \["):
+        fit(callbacks=[GradientAccumulationScheduler(factors)], max_steps=16)
+
+
+def test_a_callback_that_changes_the_factor_is_refused():
+    class Later(Callback):
+        def on_train_epoch_start(self, trainer, module):
+            trainer.accumulate_grad_batches = 1 + trainer.current_epoch
+
+    with pytest.raises(ValueError, match=r"accumulate_grad_batches must stay .* found 2 in round 1 after 1"):
+        fit(callbacks=[Later()])

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler, LearningRateMonitor
+from lightning.pytorch.callbacks import Callback, LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
 from plain_loop import assert_trained_to, evaluate, federate, sgd
 from support import FEATURES, Classifier, fit, fresh, on_path, weights
@@ -136,9 +136,8 @@ def test_the_modules_own_gradient_clipping_and_gradient_hooks_see_every_local_st
     assert module.calls == ["after_backward", "before_step", "clip"] * trainer.strategy.last_round.local_steps
 
 
-def accumulating(window):
+def accumulating(size):
     def train_client(module, batches, index):
-        size = window(index) if callable(window) else window
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         optimizer.zero_grad()
         for place, (x, y) in enumerate(batches):
@@ -157,12 +156,6 @@ def test_accumulation_windows_end_with_the_client():
     steps = []
     federate(fresh(), 3, lambda m, batches, i: steps.append((len(batches) + 1) // 2))
     assert trainer.strategy.last_round.local_steps == sum(steps)
-
-
-def test_an_accumulation_schedule_counts_rounds():
-    module = fresh()
-    fit(module, callbacks=[GradientAccumulationScheduler({1: 3})])
-    assert_trained_to(module, federate(fresh(), 3, accumulating(lambda index: 3 if index else 1)))
 
 
 @pytest.mark.parametrize("window", [1, 2, 3])

@@ -57,9 +57,9 @@ def full_path_reason(trainer: Trainer, module: LightningModule) -> str | None:
     if type(precision) is not lightning_module("plugins.precision").Precision or any(map(callable, _set_on(precision))):
         return f"Trainer(precision={trainer.precision!r})"
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    factors = accumulation_factors(trainer)
-    if factors != {1}:
-        return f"accumulate_grad_batches={' or '.join(map(str, sorted(factors)))}"
+    window = accumulation(trainer)
+    if window != 1:
+        return f"accumulate_grad_batches={window}"
     for optimizer in trainer.optimizers:
         closure = signature(optimizer.step).parameters.get("closure")
         if closure is not None and closure.default is closure.empty:
@@ -79,18 +79,24 @@ def full_path_reason(trainer: Trainer, module: LightningModule) -> str | None:
     return None if watching is None else f"{watching.replace('.', ' overrides ', 1)}"
 
 
-def accumulation_factors(trainer: Trainer) -> set[int]:
-    """Numbers of batches per optimizer step that the fit uses, in one round or another."""
+def accumulation(trainer: Trainer) -> int:
+    """Batches per optimizer step, in every round.
+
+    Raises:
+        ValueError: a ``GradientAccumulationScheduler`` has several factors.
+    """
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     schedule = lightning_module("callbacks").GradientAccumulationScheduler
-    factors = {factor for c in callbacks if isinstance(c, schedule) for factor in c.scheduling.values()}
-    return factors or {trainer.accumulate_grad_batches}
-
-
-def accumulation(trainer: Trainer) -> int:
-    """Batches per optimizer step; where rounds differ, what the trainer has at the moment."""
-    factors = accumulation_factors(trainer)
-    return factors.pop() if len(factors) == 1 else trainer.accumulate_grad_batches
+    for callback in callbacks:
+        if isinstance(callback, schedule):
+            factors = sorted(set(callback.scheduling.values()))
+            if len(factors) > 1:
+                raise ValueError(
+                    "GradientAccumulationScheduler must have one factor, because every round counts as equally many "
+                    f"optimizer steps: give it one, or use accumulate_grad_batches, found the factors {factors}"
+                )
+            return int(factors[0])
+    return trainer.accumulate_grad_batches
 
 
 def is_overridden(name: str, owner: object) -> bool:
