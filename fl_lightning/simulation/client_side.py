@@ -11,7 +11,7 @@ from torch import Tensor
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.records import Needs
 from fl_lightning.core.lightning.epoch_loop import ClientTask, FederatedEpochLoop
-from fl_lightning.core.lightning.names import Trainer, rank_zero_info
+from fl_lightning.core.lightning.names import Trainer, rank_zero_info, rank_zero_warn
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.executors.base import CohortRunner, Executor
 from fl_lightning.executors.sequential import SequentialRunner
@@ -79,6 +79,7 @@ class ClientSide:
             executor.update_rows(binding, capacity), self.buffers,
         )  # fmt: skip
         self._crew = self._cohort_runner(executor)
+        self._notice: str | None = None  # empty once it was given
 
     def _check_module(self) -> None:
         trainer, options = self._trainer, self._options
@@ -126,9 +127,21 @@ class ClientSide:
         try:
             upload = self._crew.train(task)
             failed = False
+            self._note_skipped(upload)
             return upload
         finally:
             self.runner.restore(failed)
+
+    def _note_skipped(self, upload: Upload) -> None:
+        """Notes the fit's first client with batches that trained nothing; a warning now could pass for its error."""
+        if upload.skipped == 0 or self._notice is not None:
+            return
+        kind = type(self._trainer.lightning_module).__name__
+        self._notice = (
+            f"{upload.skipped} of {upload.pace.batches} batches of client {upload.client_id} trained nothing, because "
+            f"{kind}.training_step returned None, or collate_fn in place of a batch: return the loss, or ignore this "
+            "if such batches are left out on purpose"
+        )
 
     def follow_optimizers(self) -> None:
         """Uses the trainer's present optimizers from now on, if they were replaced since the last client.
@@ -160,6 +173,9 @@ class ClientSide:
         distrusted = self._crew.end_round()
         self.runner.optimizers.restore()
         self.runner.check_frozen()
+        if self._notice:
+            rank_zero_warn(self._notice)
+            self._notice = ""
         if distrusted is not None and self.runner.plans is not None:
             self.runner.plans.give_up(distrusted)
         return distrusted

@@ -97,9 +97,19 @@ class ClientBatches:
         Args:
             client: the client.
             batch_size: ``None``: as in training. A size of one's own choosing: ``drop_last`` does not apply to it.
+
+        Raises:
+            ValueError: the data's ``collate_fn`` gave no batch.
         """
         size = batch_size or self.loaders.batch_size
-        return self._seen(client, self.loaders.batches(client, seed=None, batch_size=size, merge_single=self.merges))
+        whole = self.loaders.batches(client, seed=None, batch_size=size, merge_single=self.merges)
+        for batch, samples in self._seen(client, whole):
+            if batch is None:
+                raise ValueError(
+                    f"collate_fn must return a batch of all samples of client {client} where losses or gradients of "
+                    "all its data are needed, found None"
+                )
+            yield batch, samples
 
     def _seen(self, client: int, batches: Iterable[tuple[Any, int]]) -> Iterator[tuple[Any, int]]:
         """Batches as the client takes them, which a dishonest one may change."""

@@ -215,6 +215,7 @@ class ClientRunner:
         return Upload(
             task.index, client, task.num_samples, loss, measured.get("loss") if needs.losses else None,
             report, self._buffers.report(task.num_samples), work.client_lr, pace, self._planned_steps() - before,
+            0 if needs.full_gradients else self._local.skipped,
         )  # fmt: skip
 
     def _watch_rate(self) -> None:

@@ -33,6 +33,7 @@ class LocalTrainer:
     Attributes:
         step: takes one step.
         log: takes the place of the module's ``log``.
+        skipped: batches of the last visit without a loss, with automatic optimization.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class LocalTrainer:
     ) -> None:
         self._clock, self._precision, self._calls, self._batches = clock, trainer.precision_plugin, calls, batches
         self._rule, self._hooks, self.step, self.log = rule, hooks, step, log
+        self._automatic, self.skipped = trainer.lightning_module.automatic_optimization, 0
 
     def train(self, work: LocalWork) -> Tensor | None:
         """Trains the client's parameters.
@@ -67,18 +69,20 @@ class LocalTrainer:
         self.step.begin_visit(self._batches.from_memory(work.client_id))
         losses: list[Tensor] = []
         sizes: list[int] = []
-        done, clock = 0, self._clock
+        done, clock, self.skipped = 0, self._clock, 0
         try:
             for batch, size, hooks.index, ends_pass, is_last in self._batches.in_training(work.client_id, work.round):
                 place = hooks.index % work.window
                 clock.begin_batch(is_last, place == 0, ends_pass or place + 1 == work.window)
-                loss, stop = self.step(batch, done, size)
+                # A collate_fn that finds no sample to use gives none, as in Lightning.
+                loss, stop = (None, False) if batch is None else self.step(batch, done, size)
                 done += 1
                 if loss is not None:
                     losses.append(loss.reshape(()) if loss.dim() else loss)
                     sizes.append(size)
                 if stop:
                     break
+                self.skipped += loss is None and self._automatic
         finally:
             self.log.remove()
             hooks.remove()

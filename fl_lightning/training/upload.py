@@ -28,6 +28,7 @@ class Upload:
         client_lr: mean learning rate of its steps, if its optimizer defines one.
         pace: what its visit counted.
         planned: steps whose gradients came from plans.
+        skipped: batches without a loss, with automatic optimization.
     """
 
     index: int
@@ -40,6 +41,7 @@ class Upload:
     client_lr: float | None = None
     pace: Pace = field(default_factory=Pace)
     planned: int = 0
+    skipped: int = 0
 
 
 def with_accuracy(report: ClientReport, accuracy: float, module: object) -> ClientReport:

@@ -45,6 +45,10 @@ trainer = In(
 )
 
 groups = In("fl_lightning/training/local_trainer.py", "tests/training/test_accumulation.py")
+skipped = In("fl_lightning/training/local_trainer.py", "tests/strategy/test_lightning_warnings.py -k nothing")
+rare = In(
+    "fl_lightning/core/lightning/step_values.py", "tests/strategy/test_lightning_warnings.py -k 'log_every or wait'"
+)
 grouped = In("fl_lightning/core/lightning/grouped_optimization.py", "tests/training/test_accumulation.py")
 scaled = In("fl_lightning/core/lightning/epoch_loop.py", "tests/training/test_accumulation.py")
 
@@ -52,6 +56,8 @@ MUTATIONS = [
     groups(
         "gradients are forgotten by the place in the visit", "is_last, place == 0", "is_last, done % work.window == 0"
     ),
+    skipped("batches of manual optimization count as skipped", "loss is None and self._automatic", "loss is None"),
+    rare("values that are logged over a round are named, too", " and not meta.on_epoch", ""),
     groups("a pass ends without a step", "ends_pass or place", "is_last or place"),
     grouped("gradients are never forgotten", "self._skip_backward or not", "True or not"),
     scaled("the training loss is divided by the window", "loss.detach() * window", "loss.detach()"),

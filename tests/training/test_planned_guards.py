@@ -162,6 +162,7 @@ REASONS = {
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+@pytest.mark.filterwarnings("ignore:.* trained nothing, because Refused.training_step")
 @pytest.mark.parametrize("what", REASONS)
 def test_what_a_plan_cannot_repeat_stays_as_it_is(what, caplog, monkeypatch):
     monkeypatch.setattr(Refused, "what", what)

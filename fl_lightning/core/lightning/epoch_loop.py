@@ -20,6 +20,7 @@ from fl_lightning.core.lightning.grouped_optimization import GroupedOptimization
 from fl_lightning.core.lightning.names import Trainer, lightning_module
 from fl_lightning.core.lightning.round_progress import RoundPhase, RoundProgress
 from fl_lightning.core.lightning.settled_results import settle_results
+from fl_lightning.core.lightning.step_values import StepValues
 from fl_lightning.core.lightning.visit_clock import VisitClock
 from fl_lightning.core.lightning.visit_trainer import count_visits
 
@@ -101,6 +102,7 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         self.progress = RoundProgress(trainer)
         self.clock = VisitClock(self)
         self.automatic_optimization = GroupedOptimization(trainer, self.clock)
+        self._step_values = StepValues(trainer)
 
     # ---- the round
 
@@ -111,7 +113,10 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         One that a checkpoint left unfinished has clients that are done, and is yet to end. Lightning would take a
         validation of an earlier fit of this trainer for this round's, end it at once, and never train again.
         """
-        return self._num_ready_batches_reached() and not self.restarting
+        over = self._num_ready_batches_reached() and not self.restarting
+        if self.trainer.should_stop and not over:
+            _ = super().done  # says so where min_epochs or min_steps forbid to stop
+        return over
 
     def advance(self, data_fetcher: Any) -> None:
         """Trains one client; after the last one, takes the server step."""
@@ -157,6 +162,7 @@ class FederatedEpochLoop(_TrainingEpochLoop):
             self.conductor.advance_schedules()
             self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
             self.conductor.publish_round()
+            self._step_values.warn(self._results)
         if task.client_id is not None:
             connector.update_train_step_metrics()
 
