@@ -116,8 +116,7 @@ class PersonalModels(ClientRule):
         model, lr = self._model, work.client_lr if self.lr is None else self.lr
         if model is None or work.own_loss is None or lr is None:
             raise ValueError("begin_batch of Ditto needs begin_client before it, work.own_loss and a learning rate")
-        if work.steps != self._from_step:
-            model = self._stepped(work, model)
+        model = self._stepped(work, model)
         # The present seed is the client's own in this round.
         seed = derive_seed(torch.initial_seed(), "personal", self._batches)
         stand_in = standing_in(work.module, work.parameters, work.layout, model)
@@ -135,9 +134,8 @@ class PersonalModels(ClientRule):
         self._batches += 1
 
     def _stepped(self, work: LocalWork, model: Snapshot) -> Snapshot:
-        """The model after the step along the gradients gathered, if there are any."""
-        self._from_step = work.steps
-        if self._gradient is None:
+        """The model after a step along the gradients gathered, if the global model has taken one along its own."""
+        if self._gradient is None or work.steps == self._from_step:
             return model
         v, gradient, self._gradient = model.params, self._gradient, None
         direction = (v - work.params).mul_(self.lam).add_(gradient)

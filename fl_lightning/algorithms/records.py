@@ -142,8 +142,8 @@ class LocalWork:
         steps: optimizer steps taken so far.
         rates: the learning rate of each of them, if a schedule has changed it from step to step; empty if not.
         forward_context: context that forward passes of the module belong into (mixed precision).
-        own_loss: the module's own loss of a batch, from the batch and its index, at whatever parameters the module has
-            at the moment; nothing is logged and metrics stay as they are. ``None`` outside a trainer.
+        own_loss: the module's own loss of a batch, from the batch and its place in its pass, at whatever parameters the
+            module has at the moment; nothing is logged and metrics stay as they are. ``None`` outside a trainer.
         batches: starts a pass over the client's training data, on the module's device and in the dataset's order:
             batches with their numbers of samples. ``None`` outside a trainer.
         window: batches per optimizer step (``accumulate_grad_batches``). Each batch's loss is divided by it, also where

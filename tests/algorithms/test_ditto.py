@@ -393,9 +393,18 @@ def test_a_dropped_client_keeps_its_model():
 @pytest.mark.parametrize("accumulate", [1, 2, 3, 4])
 def test_personal_models_take_as_many_steps_as_the_global_one(accumulate):
     """One client without a pull: its own model is the global one, accumulated gradients or not."""
-    data = fl.FederatedDataModule(Blobs(train=40), fl.data.IID(1))
+
+    class Places(Classifier):
+        def on_train_batch_start(self, batch, batch_idx):
+            return -1 if batch_idx == 7 else None  # within a group of three or four
+
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx) * (1 + batch_idx % 2)
+
+    data = fl.FederatedDataModule(Blobs(train=50), fl.data.IID(1))
     module, strategy, _ = fit(
-        rounds=2, data=data, algorithm=Ditto(lam=0.0), clients_per_round=1, accumulate_grad_batches=accumulate
-    )
+        fresh(Places), 2, data=data, algorithm=Ditto(lam=0.0), clients_per_round=1, local_epochs=2,
+        accumulate_grad_batches=accumulate,
+    )  # fmt: skip
     own = strategy.client_rule.personal_model(0)
     torch.testing.assert_close(own.params.double(), weights(module), rtol=0, atol=1e-6)
