@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -50,6 +52,7 @@ class LocalTrainer:
         self._clock, self._precision, self._calls, self._batches = clock, trainer.precision_plugin, calls, batches
         self._rule, self._hooks, self.step, self.log = rule, hooks, step, log
         self._automatic, self.skipped = trainer.lightning_module.automatic_optimization, 0
+        self._passed = 0  # batches in earlier passes of the visit
 
     def train(self, work: LocalWork) -> Tensor | None:
         """Trains the client's parameters.
@@ -62,20 +65,24 @@ class LocalTrainer:
         """
         hooks = self._hooks
         hooks.work = work
-        work.forward_context, work.own_loss = self._precision.train_step_context, self._calls.unlogged_loss
+        work.forward_context, work.own_loss, self._passed = self._precision.train_step_context, self._own_loss, 0
         self._rule.begin_client(work)
         self.log.install(self.step.hook)
         hooks.install()
         self.step.begin_visit(self._batches.from_memory(work.client_id))
         losses: list[Tensor] = []
         sizes: list[int] = []
-        done, clock, self.skipped = 0, self._clock, 0
+        done, clock, opens, self.skipped = 0, self._clock, True, 0
         try:
             for batch, size, hooks.index, ends_pass, is_last in self._batches.in_training(work.client_id, work.round):
-                place = hooks.index % work.window
-                clock.begin_batch(is_last, place == 0, ends_pass or place + 1 == work.window)
-                # A collate_fn that finds no sample to use gives none, as in Lightning.
-                loss, stop = (None, False) if batch is None else self.step(batch, done, size)
+                place, self._passed = hooks.index % work.window, done - hooks.index
+                opens = opens or place == 0
+                clock.begin_batch(is_last, opens, ends_pass or place + 1 == work.window)
+                # A collate_fn that finds no sample to use gives no batch, as in Lightning; then the next one opens.
+                loss, stop = None, False
+                if batch is not None:
+                    loss, stop = self.step(batch, done, size)
+                    opens = False
                 done += 1
                 if loss is not None:
                     losses.append(loss.reshape(()) if loss.dim() else loss)
@@ -89,6 +96,10 @@ class LocalTrainer:
         if done == 0:
             raise ValueError(f"client {work.client_id} has no batch to train on ({work.num_samples} samples)")
         return _weighted_mean(losses, sizes) if losses else None
+
+    def _own_loss(self, batch: Any, index: int) -> Tensor:
+        """The module's loss of a batch of the present pass, under its place in the visit, as ``training_step`` is."""
+        return self._calls.unlogged_loss(batch, index + self._passed)
 
 
 def _weighted_mean(losses: list[Tensor], sizes: list[int]) -> Tensor:

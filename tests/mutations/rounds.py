@@ -54,7 +54,7 @@ scaled = In("fl_lightning/core/lightning/epoch_loop.py", "tests/training/test_ac
 
 MUTATIONS = [
     groups(
-        "gradients are forgotten by the place in the visit", "is_last, place == 0", "is_last, done % work.window == 0"
+        "gradients are forgotten by the place in the visit", "opens or place == 0", "opens or done % work.window == 0"
     ),
     skipped("batches of manual optimization count as skipped", "loss is None and self._automatic", "loss is None"),
     rare("values that are logged over a round are named, too", " and not meta.on_epoch", ""),

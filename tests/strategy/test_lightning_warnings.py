@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fl_lightning as fl
 
-pytestmark = [pytest.mark.fit, pytest.mark.filterwarnings("default")]
+pytestmark = pytest.mark.fit
 
 PAGE = Path(__file__).parents[2] / "docs" / "lightning.md"
 
@@ -47,9 +47,13 @@ def doing(hook, act, base=Classifier):
     return kind
 
 
-def without(hook, base=Classifier, **more):
-    """A module as if it had no such hook."""
-    return type("Without", (base,), {hook: getattr(L.LightningModule, hook), **more})
+def made(base=Classifier, **members):
+    """A module or data with other members."""
+    return type("Made", (base,), members)
+
+
+def without(hook):
+    return made(**{hook: getattr(L.LightningModule, hook)})
 
 
 def logging_in(hook, *args, times=((),), **kwargs):
@@ -60,14 +64,9 @@ def logging_in(hook, *args, times=((),), **kwargs):
     return doing(hook, act)
 
 
-def optimizing(change, base=Classifier):
+def optimizing(change):
     """A module whose optimizer comes with something else."""
-
-    class Optimizing(base):
-        def configure_optimizers(self):
-            return change(super().configure_optimizers())
-
-    return Optimizing
+    return made(configure_optimizers=lambda self: change(Classifier.configure_optimizers(self)))
 
 
 def plateau(strict, optimizer):
@@ -84,25 +83,9 @@ def empty():
     return DataLoader(TensorDataset(torch.zeros(0, 12), torch.zeros(0, dtype=torch.long)))
 
 
-def nothing(samples):
-    return None
-
-
 def guessed(samples):
-    """Tensors of different lengths in one batch, of which the first is not the batch's."""
-    x, y = torch.utils.data.default_collate(samples)
-    return {"weights": torch.zeros(3), "x": x, "y": y}
-
-
-def taking_dicts():
-    class TakingDicts(Classifier):
-        def training_step(self, batch, batch_idx):
-            return super().training_step((batch["x"], batch["y"]), batch_idx)
-
-        def validation_step(self, batch, batch_idx):
-            return super().validation_step((batch["x"], batch["y"]), batch_idx)
-
-    return TakingDicts
+    """Tensors of different lengths, of which the first is not the batch's."""
+    return [torch.zeros(3), *torch.utils.data.default_collate(samples)]
 
 
 class Stops(Callback):
@@ -115,32 +98,19 @@ class Half(Classifier):
         return None if batch_idx % 2 else super().training_step(batch, batch_idx)
 
 
-class TakesIterator(Classifier):
-    def training_step(self, dataloader_iter):
-        return None
-
-
 class Transfers:
     def transfer_batch_to_device(self, batch, device, dataloader_idx):
         return super().transfer_batch_to_device(batch, device, dataloader_idx)
 
 
-TransferringModule = type("TransferringModule", (Transfers, Classifier), {})
-
-
-class TrainingData(Blobs):
-    val_dataloader = L.LightningDataModule.val_dataloader
+class TransferringModule(Transfers, Classifier):
+    pass
 
 
 class EvalMode(Classifier):
     def __init__(self):
         super().__init__()
         self.net[0].eval()
-
-
-class RemovedHook(Classifier):
-    def training_epoch_end(self, outputs):
-        pass
 
 
 def case(said, module=Classifier, data=Blobs, here=None, do="fit", **trainer):
@@ -151,13 +121,13 @@ def case(said, module=Classifier, data=Blobs, here=None, do="fit", **trainer):
 CASES = {
     "modules in eval mode when training begins": [case("Found 1 module(s) in eval mode", EvalMode)],
     "`validation_step` without data, or data without it": [
-        case("no `val_dataloader`", data=TrainingData),
+        case("no `val_dataloader`", data=made(Blobs, val_dataloader=L.LightningDataModule.val_dataloader)),
         case("have no `validation_step`", without("validation_step")),
     ],
     "a missing `training_step` or `configure_optimizers`, a hook that Lightning has removed": [
         case("No `training_step()` method", without("training_step")),
         case("No `configure_optimizers()` method", without("configure_optimizers")),
-        case("Support for `training_epoch_end` has been removed", RemovedHook),
+        case("Support for `training_epoch_end` has been removed", made(training_epoch_end=lambda self, outputs: None)),
     ],
     "clipping or accumulation with manual optimization, several optimizers without it": [
         case("gradient clipping is not supported for manual", Manual, gradient_clip_val=1.0),
@@ -191,15 +161,12 @@ CASES = {
     "a batch size that it must guess": [
         case(
             "infer the `batch_size` from an ambiguous collection",
-            taking_dicts(),
-            loaders(
-                train_dataloader=lambda: DataLoader(blobs(60), batch_size=10, collate_fn=guessed),
-                val_dataloader=lambda: DataLoader(blobs(60), batch_size=10, collate_fn=guessed),
-            ),
+            doing("validation_step", lambda module: module.log("a", 1.0) or 0),
+            loaders(val_dataloader=lambda: DataLoader(blobs(60), batch_size=10, collate_fn=guessed)),
         )
     ],
     "a transfer hook that the module has beside a data module": [
-        case("in both `LightningModule` and", TransferringModule, type("Data", (Transfers, Blobs), {})),
+        case("in both `LightningModule` and", TransferringModule, type("TransferringData", (Transfers, Blobs), {})),
         case("in `LightningModule` but have passed", TransferringModule),
     ],
     "`optimizer_step` that leaves out its closure, another result than a tensor with manual optimization": [
@@ -211,7 +178,7 @@ CASES = {
     ],
     "evaluation data of length zero": [case("across ranks is zero", data=loaders(val_dataloader=empty))],
     "`predict_step` that returns None": [
-        case("predict returned None", type("Silent", (Classifier,), {"predict_step": lambda *_: None}), do="predict")
+        case("predict returned None", made(predict_step=lambda *_: None), do="predict")
     ],
     "`training_step` that returns None": [
         case(
@@ -223,7 +190,7 @@ CASES = {
     "a loader that gives None for a batch": [
         case(
             "train_dataloader yielded None",
-            data=loaders(train_dataloader=lambda: DataLoader(blobs(60), batch_size=10, collate_fn=nothing)),
+            data=loaders(train_dataloader=lambda: DataLoader(blobs(60), batch_size=10, collate_fn=lambda _: None)),
             here="2 of 2 batches of client 0 trained nothing",
         )
     ],
@@ -244,7 +211,11 @@ CASES = {
         case("No training batches", data=loaders(train_dataloader=empty), here="the 0 samples")
     ],
     "the argument `dataloader_iter`": [
-        case("`dataloader_iter` step flavor", TakesIterator, here="must take a batch, found dataloader_iter")
+        case(
+            "`dataloader_iter` step flavor",
+            made(training_step=lambda self, dataloader_iter: None),
+            here="must take a batch, found dataloader_iter",
+        )
     ],
     "shuffling with `overfit_batches`": [
         case("You requested to overfit", overfit_batches=2, here="overfit_batches is not supported")
@@ -313,25 +284,15 @@ def test_batches_that_train_nothing_are_named_once_and_left_out(lean):
 
 
 def test_methods_that_need_all_data_refuse_a_loader_that_gives_none():
-    data = fl.FederatedDataModule(DataLoader(blobs(60), batch_size=10, collate_fn=nothing), fl.data.IID(3))
+    data = fl.FederatedDataModule(DataLoader(blobs(60), batch_size=10, collate_fn=lambda samples: None), fl.data.IID(3))
     with pytest.raises(fl.ClientError, match=r"collate_fn must return a batch of all samples of client \d"):
         fit(data=data, algorithm=fl.algorithms.QFedAvg())
 
 
 def test_manual_optimization_may_return_nothing():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", message=".*LeafSpec")
-        fit(fresh(Manual), 1)
+    fit(fresh(Manual), 1)  # a warning would be an error
 
 
 def test_values_logged_over_a_round_wait_for_no_step(tmp_path):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", message=".*LeafSpec")
-        fit(
-            fresh(logging_in("training_step", "a", 1.0, on_epoch=True)),
-            1,
-            logger=CSVLogger(tmp_path),
-            log_every_n_steps=50,
-        )
+    logs = {"logger": CSVLogger(tmp_path), "log_every_n_steps": 50}
+    fit(fresh(logging_in("training_step", "a", 1.0, on_epoch=True)), 1, **logs)

@@ -88,6 +88,17 @@ def test_a_group_that_a_pass_leaves_incomplete_loses_nothing(passes):
     assert strategy.last_round.local_steps == 2 * passes
 
 
+def test_a_missing_first_batch_of_a_group_keeps_no_gradients_of_others():
+    def but_ones(samples):
+        return None if samples[0][0] == 1 else torch.utils.data.default_collate(samples)
+
+    module, values = Line(momentum=0.0, lr=1.0), TensorDataset(torch.tensor(SEVEN))
+    data = fl.FederatedDataModule(DataLoader(values, collate_fn=but_ones), fl.data.IID(1))
+    with pytest.warns(UserWarning, match="4 of 14 batches of client 0 trained nothing"):
+        fit(module, 1, data=data, clients_per_round=1, local_epochs=2, accumulate_grad_batches=2)
+    assert module.w.item() == -2 * ((12 + 24 + 240 + 8) / 2)  # as in Lightning, no step follows a missing last batch
+
+
 class Trained(Net, L.LightningModule):
     """The network of rounds without a Trainer, in a Trainer."""
 
