@@ -289,6 +289,7 @@ class Configured(Classifier):
         ({"weight_decay": 0.01}, {"gradient_clip_val": 1.0}, "weight_decay=0.01, gradient_clip_val=1.0"),
         ({}, {"limit_train_batches": 1}, "limit_train_batches=1"),
         ({}, {"limit_train_batches": 0.5}, "limit_train_batches=0.5"),
+        ({}, {"accumulate_grad_batches": 2}, "accumulate_grad_batches=2"),
         ({}, {"limit_train_batches": 1.0}, None),
     ],
 )
