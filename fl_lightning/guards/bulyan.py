@@ -13,7 +13,7 @@ from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.guards.base import Guard, Rows, Verdict, assumed, below_half, require_clients
 from fl_lightning.guards.coordinates import by_columns
-from fl_lightning.guards.krum import scores, squared_distances
+from fl_lightning.guards.krum import scores
 
 
 def selected(distances: Tensor, dishonest: int, count: int) -> list[int]:
@@ -67,7 +67,7 @@ class Bulyan(Guard):
         require_clients(m, 4 * f + 3, self, f)
         # Where one neighbour counts, the two nearest rows have equal scores: then the lower id is taken.
         order = sorted(range(m), key=cohort.client_ids.__getitem__)
-        distances = squared_distances(cohort.updates)[order][:, order]
+        distances = cohort.updates.squared_distances()[order][:, order]
         chosen = sorted(order[place] for place in selected(distances, f, m - 2 * f))  # theta = m - 2 f
         reason = "Bulyan finds its update too far from the others"
         left_out = {place: reason for place in range(m) if place not in chosen}

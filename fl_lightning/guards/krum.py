@@ -12,15 +12,7 @@ from torch import Tensor
 
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
-from fl_lightning.core.updates import UpdateMatrix
 from fl_lightning.guards.base import CannotGuardError, Guard, Verdict, assumed, below_half, require_clients
-
-
-def squared_distances(updates: UpdateMatrix) -> Tensor:
-    """``[m, m]`` between rows, float64 on the CPU, from their Gram matrix: one pass over the rows."""
-    gram = updates.gram().sum(0).cpu()
-    squares = gram.diagonal()
-    return (squares[:, None] + squares - 2 * gram).clamp_min(0).fill_diagonal_(0)
 
 
 def scores(distances: Tensor, dishonest: int) -> Tensor:
@@ -76,7 +68,7 @@ class MultiKrum(Guard):
         if keep > m:
             raise CannotGuardError(f"{m} usable reports, fewer than keep={keep} of {type(self).__name__}")
         by_id = torch.tensor(cohort.client_ids).argsort()
-        order = by_id[scores(squared_distances(cohort.updates), f)[by_id].sort(stable=True).indices]
+        order = by_id[scores(cohort.updates.squared_distances(), f)[by_id].sort(stable=True).indices]
         reason = f"{type(self).__name__} finds its update too far from the others"
         return Verdict(dict.fromkeys(sorted(order[keep:].tolist()), reason))
 

@@ -36,8 +36,8 @@ def test_the_trimmed_mean(b):
     np.testing.assert_array_equal(own, np.clip(rows, low, high))
 
 
-def paper_bulyan(rows, f):
-    """Section 4: theta = n - 2 f times Krum's choice among those left, then theta - 2 f values near the median."""
+def paper_choice(rows, f):
+    """Section 4: theta = n - 2 f times Krum's choice among those left."""
     left, chosen = list(range(len(rows))), []
     while len(chosen) < len(rows) - 2 * f:
         among = rows[left]
@@ -49,6 +49,12 @@ def paper_bulyan(rows, f):
                 for i, a in enumerate(among)
             ]
         chosen.append(left.pop(int(np.argmin(scores))))
+    return chosen
+
+
+def paper_bulyan(rows, f):
+    """Section 4: the chosen rows, then the mean of the theta - 2 f values nearest to their median."""
+    chosen = paper_choice(rows, f)
     picked, beta = rows[chosen].numpy(), len(rows) - 4 * f
     result = np.empty(rows.shape[1])
     for column in range(rows.shape[1]):
