@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.algorithms._shared.weighting import shares, stands_still, weighted_mean
+from fl_lightning.algorithms._shared.weighting import reported, shares, stands_still, weighted_mean
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, State, StepReport
 from fl_lightning.arguments import Bounds, checked
@@ -66,12 +66,8 @@ class FedISM(ServerRule):
         Raises:
             ValueError: the cohort lacks the clients' sharpness, or a sharpness or a row is not finite.
         """
-        sharpness = cohort.extras.get(SHARPNESS)
-        if sharpness is None:
-            raise ValueError(f"extras must hold {SHARPNESS!r} [m] for FedISM, found {sorted(cohort.extras)}")
-        if sharpness.shape != (len(cohort),) or not bool(sharpness.isfinite().all()):
-            raise ValueError(f"extras[{SHARPNESS!r}] must be {len(cohort)} finite numbers, found {sharpness.tolist()}")
-        weights = shares((shares(sharpness.cpu().clamp_min(LEAST)) + LEAST) ** self.q)
+        sharpness = reported(cohort, SHARPNESS, (), "FedISM")
+        weights = shares((shares(sharpness.clamp_min(LEAST)) + LEAST) ** self.q)
         before = shares(self._weights.of(cohort.client_ids, weights))
         weights = self.beta * weights + (1 - self.beta) * before
         step = weighted_mean(cohort, weights)

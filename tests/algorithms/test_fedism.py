@@ -129,7 +129,9 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="extras must hold 'sharpness'"):
         FedISM().aggregate(make_cohort(random_rows(2, 1), extras={}))
     for told in ([1.0, torch.nan], [1.0, torch.inf], [[1.0], [2.0]]):
-        with pytest.raises(ValueError, match=r"extras\['sharpness'\] must be 2 finite numbers, found \[.*\]"):
+        with pytest.raises(
+            ValueError, match=r"extras\['sharpness'\] must (be finite|have shape \[m\]) for FedISM, found"
+        ):
             FedISM().aggregate(make_cohort(random_rows(2, 1), extras={"sharpness": torch.tensor(told)}))
     with pytest.raises(ValueError, match=r"FedISM takes the loss of Manual\.training_step a second time"):
         FedISM().client_rule().check_module(fresh(Manual))
