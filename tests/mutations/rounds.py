@@ -39,7 +39,7 @@ checks = In("fl_lightning/simulation/resume_checks.py", f"{SIMULATION}/test_othe
 sampler = In(
     "fl_lightning/data/cohort_samplers.py", "tests/data/test_cohort_samplers.py tests/algorithms/test_thresholds.py"
 )
-partition = In("fl_lightning/data/partition_functions.py", "tests/data/test_partitions.py")
+partition = In("fl_lightning/data/dirichlet_functions.py", "tests/data/test_partitions.py")
 trainer = In(
     "fl_lightning/training/local_trainer.py", "tests/training/test_client_losses.py tests/training/test_uploads.py"
 )
@@ -69,6 +69,8 @@ MUTATIONS = [
         "max(stocks[donor], key=len)",
         "min(filter(None, stocks[donor]), key=len)",
     ),
+    partition("the classes of a client follow equal shares", "alpha * left / n", "alpha * (left > 0) / len(left)"),
+    partition("clients are filled in order", "rng.permutation(index) for index", "index for index"),
     trainer(
         "the mean loss of a device ignores sizes",
         "(wide * torch.tensor(sizes, dtype=wide.dtype, device=wide.device)).sum() / sum(sizes)",
