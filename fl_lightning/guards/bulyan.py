@@ -56,6 +56,14 @@ class Bulyan(Guard):
     def __init__(self, dishonest: float | int, rows: Rows = "same") -> None:
         self.dishonest, self.rows = below_half(dishonest, self), rows
 
+    def needed(self, m: int) -> int:
+        """``4 f + 3``."""
+        return 4 * assumed(self.dishonest, m) + 3
+
+    def most_left(self, m: int) -> int:
+        """``m - 2 f``."""
+        return m - 2 * assumed(self.dishonest, m)
+
     def judge(self, cohort: Cohort) -> Verdict:
         """See the class.
 
@@ -64,7 +72,7 @@ class Bulyan(Guard):
         """
         m = len(cohort)
         f = assumed(self.dishonest, m)
-        require_clients(m, 4 * f + 3, self, f)
+        require_clients(m, self)
         # Where one neighbour counts, the two nearest rows have equal scores: then the lower id is taken.
         order = sorted(range(m), key=cohort.client_ids.__getitem__)
         distances = cohort.updates.squared_distances()[order][:, order]

@@ -146,7 +146,9 @@ class FederatedServer:
         if obstacle is not None:
             raise ValueError(f"a server cannot work apart from its clients: {obstacle}")
         self._capacity = cohort_size(clients_per_round, num_clients)
-        options.check_min_clients(self._capacity)
+        options.check_rounds(self._capacity)
+        for each in options.guards:
+            each.check(num_clients)
         module.configure_model()
         self.module = module.to(device=device, dtype=_DTYPES[precision])
         self.algorithm, self.client_rule = options.algorithm, options.client_rule

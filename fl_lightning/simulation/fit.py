@@ -64,6 +64,8 @@ class FederatedFit:
         self._algorithm, self._rule = options.algorithm, options.client_rule
         if options.attack is not None:
             options.attack.check(self._num_clients)
+        for guard in options.guards:
+            guard.check(self._num_clients)
         self._guards = Guards(options.guards)
         self._server = Server(
             self._algorithm, self._rule, binding, clients.buffers, self._num_clients, options.server_optimizer,
@@ -72,7 +74,7 @@ class FederatedFit:
         )  # fmt: skip
         self._server.names = clients.loaders.names
         self._server.num_samples = sum(clients.loaders.sizes)
-        options.check_min_clients(len(clients.runner.rows))
+        options.check_rounds(len(clients.runner.rows), clients.loaders.sizes)
         self.description = self._described()
         self._round: Round | None = None
         self._drop_outs: frozenset[int] = frozenset()

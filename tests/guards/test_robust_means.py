@@ -174,9 +174,9 @@ def test_cosine_trust_without_anybody_to_trust():
     [
         (
             guards.TrimmedMean(2),
-            "4 usable reports, fewer than the 5 that TrimmedMean needs against 2",
+            r"4 usable reports, fewer than the 5 that TrimmedMean\(dishonest=2, rows='same'\) needs",
         ),
-        (guards.Bulyan(1), "4 usable reports, fewer than the 7 that Bulyan needs against 1 dishonest client"),
+        (guards.Bulyan(1), "4 usable reports, fewer than the 7 that Bulyan.* needs"),
     ],
 )
 def test_too_few_clients(guard, words):

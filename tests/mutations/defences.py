@@ -30,6 +30,9 @@ MUTATIONS = [
     base("a share is rounded down", "ceil(round(dishonest * m, 9))", "int(dishonest * m)"),
     guarding("reasons go to other clients", "leave_out(places[place], reason)", "leave_out(place, reason)"),
     guarding("norms of before stay known", "changed = changed or verdict.changes_rows", "changed = False"),
+    guarding(
+        "a guard counts on clients that one before leaves out", "        most = max(map(guard.most_left, judged))\n", ""
+    ),
     guarding("guards forget the round", "            guard.commit()", "            pass"),
     norms("short updates are stretched", "torch.where(norms > bound, bound / norms, 1.0)", "bound / norms"),
     norms("the bound runs away from the quantile", "exp(-self.rate", "exp(self.rate"),
@@ -40,8 +43,14 @@ MUTATIONS = [
     krum("a row is its own neighbour", "distances.clone().fill_diagonal_(torch.inf)", "distances.clone()"),
     krum("one neighbour more counts", "max(n - dishonest - 2, 1)", "max(n - dishonest - 1, 1)"),
     krum("the nearest are left out", "order[keep:].tolist()", "order[: m - keep].tolist()"),
-    krum("dishonest clients stay as well", "keep = m - f if self.keep is None", "keep = m if self.keep is None"),
-    krum("cohorts that are too small are judged", "require_clients(m, 2 * f + 3", "require_clients(m, 2 * f + 1"),
+    krum(
+        "dishonest clients stay as well", "return m - assumed(self.dishonest, m) if self.keep", "return m if self.keep"
+    ),
+    krum(
+        "cohorts that are too small are judged",
+        "max(2 * assumed(self.dishonest, m) + 3",
+        "max(2 * assumed(self.dishonest, m) + 1",
+    ),
     coordinates("more than the middle counts as median", "(m - 1) // 2), m)", "(m - 3) // 2), m)"),
     coordinates("the least values are not moved", "return ordered[:, b], ordered", "return ordered[:, 0], ordered"),
     bulyan("too many are chosen", "m - 2 * f))  # theta", "m - f))  # theta"),

@@ -284,7 +284,7 @@ def test_fewer_clients_than_places():
 
 
 def test_nobody_is_available():
-    module, strategy = fresh(), fl.FederatedStrategy(sampler=AvailabilitySampler(0.0), clients_per_round=3)
+    module, strategy = fresh(), fl.FederatedStrategy(sampler=AvailabilitySampler(1e-9), clients_per_round=3)
     start = weights(module)
     trainer = quiet_trainer(strategy, 2)
     with pytest.warns(UserWarning, match="round 0 had no usable report"):
