@@ -69,6 +69,8 @@ def test_radius_of_centred_clipping(dtype, spread):
     found = guard.judge(cohort)
     expected = torch.where(lengths > guard.radius, guard.radius / lengths, 1.0)
     torch.testing.assert_close(found.scale, expected, rtol=1e-10, atol=0)
+    apart = (guard.guarded(cohort).updates.rows.double() - v).norm(dim=1)
+    assert bool((apart <= guard.radius + torch.finfo(dtype).eps * v.norm()).all())
     guard.commit()
     mean = v + (expected[:, None] * (rows - v)).mean(0)
     limits = torch.finfo(dtype)

@@ -11,6 +11,7 @@ guarding = In("fl_lightning/simulation/guarding.py", "tests/guards/test_guarded_
 norms = In("fl_lightning/guards/norms.py", f"tests/guards/test_norm_clipping.py {CONTRACT} -k orm")
 krum = In("fl_lightning/guards/krum.py", "tests/guards/test_krum.py")
 coordinates = In("fl_lightning/guards/coordinates.py", "tests/guards/test_robust_means.py")
+updates_matrix = In("fl_lightning/core/updates.py", "tests/guards/test_nearly_equal_rows.py")
 bulyan = In("fl_lightning/guards/bulyan.py", "tests/guards/test_krum.py tests/guards/test_robust_means.py")
 median = In("fl_lightning/guards/geometric_median.py", "tests/guards/test_robust_means.py")
 centred = In(
@@ -50,6 +51,10 @@ MUTATIONS = [
         "cohorts that are too small are judged",
         "max(2 * assumed(self.dishonest, m) + 3",
         "max(2 * assumed(self.dishonest, m) + 1",
+    ),
+    updates_matrix("distances are not squared", "torch.pdist(block).square()", "torch.pdist(block)"),
+    updates_matrix(
+        "distances come from numbers of the rows' own width", "to(device, torch.float64)", "to(device).float()"
     ),
     coordinates("more than the middle counts as median", "(m - 1) // 2), m)", "(m - 3) // 2), m)"),
     coordinates("the least values are not moved", "return ordered[:, b], ordered", "return ordered[:, 0], ordered"),

@@ -15,6 +15,8 @@ aaggff = In("fl_lightning/algorithms/aaggff.py", f"tests/algorithms/test_aaggff.
 fairfed = In("fl_lightning/algorithms/fairfed.py", f"tests/algorithms/test_fairfed.py {CONTRACT} -k fairfed")
 fedism = In("fl_lightning/algorithms/fedism.py", f"tests/algorithms/test_fedism.py {CONTRACT} -k fedism")
 fedpw = In("fl_lightning/algorithms/fedpw.py", f"tests/algorithms/test_fedpw.py {CONTRACT} -k fedpw")
+weighting = In("fl_lightning/algorithms/_shared/weighting.py", f"{CONTRACT} -k enters_no_state")
+vectors = In("fl_lightning/algorithms/_shared/client_vectors.py", f"{CONTRACT} -k enters_no_state")
 smallest = In("fl_lightning/algorithms/_shared/smallest.py", "tests/algorithms/test_fedpw.py")
 shares = In("fl_lightning/algorithms/_shared/smallest.py", "tests/algorithms/test_column_shares.py -k FedPW")
 
@@ -66,6 +68,10 @@ MUTATIONS = [
     aaggff("a round without movement counts", "counts = not stands_still(cohort)", "counts = True"),
     aaggff("a round that is refused leaves its losses", "            if not counts:", "            if False:"),
     aaggff("the Newton step climbs", "gradient / GAMMA - curvature", "-gradient / GAMMA - curvature"),
+    weighting("reports that are not finite count", "values.isfinite() & (values >= least)", "~(values < least)"),
+    vectors(
+        "control variates that are not finite count", "norm_of(server).isfinite()", "norm_of(server).isfinite() or True"
+    ),
     fairfed("clients unlike the others count more", "before - self.beta *", "before + self.beta *"),
     fairfed("gaps are not compared with their mean", "(gaps - gaps.mean())", "gaps"),
     fairfed("weights fall below 0", ").clamp_min(0)\n", ")\n"),
