@@ -54,9 +54,9 @@ class ClientModule(LightningModule):
         super().__init__()
         # Not by @checked: save_hyperparameters looks for the arguments of a subclass one frame further up.
         net = check("net of ClientModule", net, nn.Module)
-        loss = check("loss of ClientModule", loss, nn.Module | Callable[..., Any])
-        optimizer = check("optimizer of ClientModule", optimizer, Callable[..., Any])
-        lr_scheduler = check("lr_scheduler of ClientModule", lr_scheduler, Callable[..., Any] | None)
+        loss = check("loss of ClientModule", loss, nn.Module | Callable[..., Tensor])
+        optimizer = check("optimizer of ClientModule", optimizer, Callable[..., Optimizer])
+        lr_scheduler = check("lr_scheduler of ClientModule", lr_scheduler, Callable[..., LRScheduler] | None)
         num_classes = check("num_classes of ClientModule", num_classes, int | None, Bounds(2))
         metrics = check("metrics of ClientModule", metrics, Mapping[str, Metric] | None)
         log_train_loss = check("log_train_loss of ClientModule", log_train_loss, bool)

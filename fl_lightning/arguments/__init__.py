@@ -13,6 +13,8 @@ become Python's. Defaults are not checked.
 """
 
 from fl_lightning.arguments.checked import check, checked
+from fl_lightning.arguments.foreign import has_numbers
 from fl_lightning.arguments.rules import ANY, DEVICE, FILLED, TEXT, Bounds, Example
+from fl_lightning.arguments.shown import shown
 
-__all__ = ["ANY", "DEVICE", "FILLED", "TEXT", "Bounds", "Example", "check", "checked"]
+__all__ = ["ANY", "DEVICE", "FILLED", "TEXT", "Bounds", "Example", "check", "checked", "has_numbers", "shown"]

@@ -5,19 +5,15 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import reprlib
 from collections.abc import Callable, Mapping
 from functools import cache, wraps
 from typing import Any, TypeVar, cast, get_type_hints
 
-from torch import Tensor
-
 from fl_lightning.arguments.kinds import Kind, Mismatch, kind_of
 from fl_lightning.arguments.rules import ANY, Rule
+from fl_lightning.arguments.shown import shown
 
 C = TypeVar("C", bound=Callable[..., Any])
-_short = reprlib.Repr()
-_short.maxstring = _short.maxother = 100
 
 
 def checked(**rules: Rule) -> Callable[[C], C]:
@@ -89,7 +85,7 @@ def _taken(name: str, value: Any, kind: Kind, owner: object = "") -> Any:
     except Mismatch as found:
         of = owner if isinstance(owner, str) else type(owner).__name__
         hint = _nearest(found.value, found.kind.choices)
-        text = f"{name}{found.where}{of and f' of {of}'} must be {found.kind.wanted}, found {_shown(found.value)}{hint}"
+        text = f"{name}{found.where}{of and f' of {of}'} must be {found.kind.wanted}, found {shown(found.value)}{hint}"
         error = found.error
     raise error(text)
 
@@ -100,9 +96,3 @@ def _nearest(value: Any, choices: tuple[Any, ...]) -> str:
     by_text = {str(choice).casefold(): choice for choice in choices}
     near = difflib.get_close_matches(value.casefold(), by_text, n=1, cutoff=0.5)
     return f": did you mean {by_text[near[0]]!r}?" if near else ""
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, Tensor) and value.dim():
-        return f"a tensor of {value.dtype} and shape {list(value.shape)}"
-    return _short.repr(value)

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.arguments import FILLED, Bounds, checked
+from fl_lightning.arguments import FILLED, Bounds, checked, shown
 from fl_lightning.core.seeding import derive_seed
+from fl_lightning.data.labels import integer_vector
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -51,7 +52,10 @@ def pathological(labels: Tensor | Sequence[int], num_clients: int, classes_per_c
     check_clients(num_clients, int(counts.sum()))
     slots = num_clients * classes_per_client
     if classes_per_client > len(classes):
-        raise ValueError(f"classes_per_client must lie between 1 and {len(classes)}, found {classes_per_client}")
+        raise ValueError(
+            f"classes_per_client must lie between 1 and {len(classes)}, because the labels are {shown(classes)}, found "
+            f"{classes_per_client}"
+        )
     if slots < len(classes):
         raise ValueError(
             f"num_clients * classes_per_client must be at least {len(classes)} to use every class, found {slots}"
@@ -143,6 +147,8 @@ def by_key(keys: Tensor | Sequence[Hashable]) -> list[Tensor]:
     Raises:
         ValueError: there are no samples.
     """
+    if isinstance(keys, Tensor) and keys.dim() != 1:
+        raise ValueError(f"keys of by_key must be a vector, found {shown(keys)}")
     values = keys.tolist() if isinstance(keys, Tensor) else list(keys)
     order = distinct_keys(values)
     check_clients(len(order), len(values))
@@ -180,9 +186,7 @@ def by_class(labels: Tensor | Sequence[int]) -> tuple[list[Ints], list[int]]:
     Raises:
         ValueError: labels are no filled vector of integers.
     """
-    vector = torch.as_tensor(labels)
-    if vector.dim() != 1 or vector.is_floating_point() or vector.is_complex():
-        raise ValueError(f"labels must be a vector of integers, found {vector.dtype} of shape {list(vector.shape)}")
+    vector = integer_vector("labels", labels)
     if vector.numel() == 0:
         raise ValueError("labels must not be empty, found shape [0]")
     classes, counts = np.unique(vector.cpu().numpy(), return_counts=True)

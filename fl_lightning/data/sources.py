@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from fl_lightning.arguments import shown
 from fl_lightning.core.lightning.inspection import is_overridden
 from fl_lightning.core.lightning.names import LightningDataModule, LightningModule
 from fl_lightning.data.labels import num_samples
@@ -167,7 +168,7 @@ def check_dataset(name: str, dataset: object) -> None:
             )
     items = dataset.values() if isinstance(dataset, Mapping) else dataset if isinstance(dataset, (list, tuple)) else ()
     if isinstance(dataset, (str, bytes)):
-        raise TypeError(f"{name} must be a dataset or a module with loaders, found {dataset!r}")
+        raise TypeError(f"{name} must be a dataset or a module with loaders, found {shown(dataset)}")
     if any(isinstance(item, DataLoader) for item in items):
         raise TypeError(
             f"{name} must be one DataLoader, found {len(items)} of them: clients can be formed from a single "
@@ -179,8 +180,8 @@ def check_dataset(name: str, dataset: object) -> None:
             f"{name} must be a LightningDataModule, a LightningModule that has loaders, a DataLoader, or a dataset "
             f"with a length and integer indices, found {type(dataset).__name__}"
         )
-    if num_samples(dataset) == 0:
-        raise ValueError(f"{name} must hold at least one sample, found {dataset!r}")
+    if num_samples(dataset, name) == 0:
+        raise ValueError(f"{name} must hold at least one sample, found {shown(dataset)}")
 
 
 def loader_name(module: LightningDataModule, stage: str) -> str:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from fl_lightning.algorithms import FedAvg
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.records import Federation, Needs, mean_rate
-from fl_lightning.arguments import Bounds, Example, checked
+from fl_lightning.arguments import DEVICE, Bounds, Example, checked
 from fl_lightning.core.fit_description import FitDescription
 from fl_lightning.core.lightning.names import LightningModule
 from fl_lightning.core.modules import frozen_digest
@@ -105,6 +105,7 @@ class FederatedServer:
         guard=Example("fl.guards.MultiKrum(dishonest=0.1)"),
         loss_batch_size=Bounds(1),
         min_clients=Bounds(1),
+        device=DEVICE,
         max_failed_rounds=Bounds(1),
         rounds=Bounds(1),
     )
