@@ -8,6 +8,7 @@ import sys
 from fl_lightning.comparison.command import run as compare
 from fl_lightning.core.extras import how_to_install
 from fl_lightning.core.lightning import names
+from fl_lightning.core.lightning.command_line import short_cli
 from fl_lightning.core.lightning.names import LightningDataModule, LightningModule
 from fl_lightning.core.versions import show_versions
 from fl_lightning.integrations.flower_template import run as flower_app
@@ -71,7 +72,7 @@ def _has_cli() -> bool:
 
 def _run_lightning() -> int:
     # LightningCLI reads sys.argv itself. It knows strategy="federated", because importing the package registered it.
-    names.LightningCLI(
+    short_cli()(
         LightningModule,
         LightningDataModule,
         subclass_mode_model=True,

@@ -77,7 +77,7 @@ class FederatedStrategy(OneDevice):
         client: the client half of another method, to combine with ``algorithm``.
         clients_per_round: clients sampled per round: an int is a count, a float a fraction (rounded up).
         local_epochs: passes over a client's data per round.
-        local_steps: optimizer steps per client and round. Replaces ``local_epochs``; every client takes equally many.
+        local_steps: optimizer steps per client and round, in place of ``local_epochs``; all take equally many.
         full_gradients: clients do not train locally but send the learning rate times the gradient of all their data
             (FedSGD). Works with every algorithm that does not change local training. Momentum, weight decay, gradient
             clipping and ``limit_train_batches`` have no effect then, and the fit warns of it.

@@ -19,7 +19,7 @@ from fl_lightning.algorithms._shared.previous_models import PreviousModels
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.records import LocalWork
-from fl_lightning.arguments import DEVICE, FILLED, Bounds, checked
+from fl_lightning.arguments import DEVICE, FILLED, Bounds, check_unused, checked
 from fl_lightning.core.model_snapshot import Snapshot, standing_in
 from fl_lightning.core.modules import submodules
 
@@ -54,6 +54,8 @@ class FedCKA(FedAvg):
         max_models: int | None = None,
     ) -> None:
         super().__init__(weighting)
+        if layers is not None:
+            check_unused("num_layers of FedCKA", num_layers, 2, "where layers names them")
         self.mu, self.num_layers = mu, num_layers
         self.model_device, self.max_models = model_device, max_models
         self._client = ActivationSimilarity(mu, layers, num_layers, model_device, max_models)

@@ -13,7 +13,7 @@ from torch import nn
 
 from fl_lightning.algorithms._shared.personal_layers import PersonalLayers, layers_under
 from fl_lightning.algorithms.fedavg import FedAvg
-from fl_lightning.arguments import FILLED, Bounds, checked
+from fl_lightning.arguments import FILLED, Bounds, check_unused, checked
 from fl_lightning.core.model_snapshot import Layers
 from fl_lightning.core.storage.own_models import OwnModels
 
@@ -49,6 +49,8 @@ class FedPer(FedAvg):
         keep_checkpoints: int | None = 2,
     ) -> None:
         super().__init__(weighting)
+        if personal is not None:
+            check_unused("num_layers of FedPer", num_layers, 1, "where personal names the layers")
         self.personal, self.num_layers = personal, num_layers
         self.directory, self.keep_checkpoints = directory, keep_checkpoints
         self._client = LocalLayers(personal, num_layers, OwnModels("FedPer", directory, keep_checkpoints))

@@ -12,8 +12,12 @@ from torch import Tensor
 
 
 def has_numbers(tensor: Tensor) -> bool:
-    """Whether a tensor's numbers can be read one by one: it is dense, and not on the meta device."""
-    return not (tensor.is_meta or tensor.is_nested or tensor.layout != torch.strided)
+    """Whether a tensor's numbers can be read one by one: it is dense, and not on the meta device.
+
+    Of other libraries' kinds of tensors nobody knows; theirs may be somewhere else.
+    """
+    empty = tensor.is_meta and type(tensor) in (Tensor, torch.nn.Parameter)
+    return not (empty or tensor.is_nested or tensor.layout != torch.strided)
 
 
 def is_array(value: Any) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from fl_lightning.algorithms import ServerRule
-from fl_lightning.arguments import ANY, Bounds, checked, shown
+from fl_lightning.arguments import ANY, Bounds, check_unused, checked, shown
 from fl_lightning.comparison.comparison import Comparison
 from fl_lightning.comparison.methods import BOUNDS, LOCAL, POOLED, Bounding
 from fl_lightning.comparison.plan import Plan, distinct
@@ -109,7 +109,8 @@ def compare(
     """
     if not _makes(model, LightningModule) or isinstance(model, LightningModule):
         raise TypeError(
-            f"model must be a function that makes a LightningModule, such as its class, found {shown(model)}: "
+            "model must be a function that makes a LightningModule, such as its class, or one that wraps a network in "
+            f"fl.ClientModule, found {shown(model)}: "
             "every run starts with a module of its own"
         )
     if not _makes(trainer, Trainer):
@@ -208,6 +209,10 @@ def make_session(
     """
     distinct("learning_rates", [0.0 if rate is None else rate for rate in learning_rates])
     distinct("seeds", seeds)
+    if len(learning_rates) == 1:
+        why = "where there is one learning rate, and none to pick"
+        check_unused("tuning_seeds", tuning_seeds, None, why)
+        check_unused("select", select, "mean", why)
     plan = Plan((*methods, *BOUNDS[bounds]), learning_rates, tuple(seeds), tuning_seeds)
     configuration = {"the project": project.configuration()}
     for name, strategy in {**methods, **({"the bounds": base} if BOUNDS[bounds] else {})}.items():

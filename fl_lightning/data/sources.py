@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from fl_lightning.arguments import shown
@@ -169,6 +171,11 @@ def check_dataset(name: str, dataset: object) -> None:
     items = dataset.values() if isinstance(dataset, Mapping) else dataset if isinstance(dataset, (list, tuple)) else ()
     if isinstance(dataset, (str, bytes)):
         raise TypeError(f"{name} must be a dataset or a module with loaders, found {shown(dataset)}")
+    if isinstance(dataset, (Tensor, np.ndarray)):
+        raise TypeError(
+            f"{name} must be a dataset or a module with loaders, found {shown(dataset)}: wrap inputs and targets, "
+            "torch.utils.data.TensorDataset(torch.as_tensor(inputs), torch.as_tensor(targets))"
+        )
     if any(isinstance(item, DataLoader) for item in items):
         raise TypeError(
             f"{name} must be one DataLoader, found {len(items)} of them: clients can be formed from a single "

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.records import Needs
+from fl_lightning.arguments import check_unused
 from fl_lightning.attacks import Attack
 from fl_lightning.core.fit_description import plain
 from fl_lightning.simulation.checks import Method, paired_client_rule
@@ -44,6 +45,11 @@ class ClientOptions:
     def __post_init__(self) -> None:
         rule = paired_client_rule(self.algorithm, self.client, self.full_gradients)
         object.__setattr__(self, "client_rule", rule)
+        if self.local_steps is not None:
+            check_unused("local_epochs", self.local_epochs, 1, f"with local_steps={self.local_steps}")
+        if self.needs.full_gradients:
+            why = f"with {self.method.asking('full_gradients')}, which sends full gradients and trains nothing locally"
+            check_unused("client_optimizer_state", self.client_optimizer_state, "reset", why)
         if self.needs.full_gradients and (self.local_epochs != 1 or self.local_steps is not None):
             asking = "full_gradients=True" if self.full_gradients else type(self.algorithm).__name__
             raise ValueError(

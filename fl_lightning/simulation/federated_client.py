@@ -59,7 +59,7 @@ class FederatedClient:
         algorithm: the method, with the arguments that the server's has; default FedAvg. Only its client half runs here.
         client: the client half of another method, as in the strategy.
         local_epochs: passes over the data per round.
-        local_steps: optimizer steps per round. Replaces ``local_epochs``.
+        local_steps: optimizer steps per round, in place of ``local_epochs``.
         full_gradients: sends the learning rate times the gradient of all data instead of training.
         client_optimizer_state: ``"keep"`` goes on with the optimizer state of the last visit that counted.
         buffers: as in the strategy; with ``"global"`` the client sends none.
@@ -78,6 +78,7 @@ class FederatedClient:
     """
 
     @checked(
+        module=Example("fl.ClientModule(net)"),
         algorithm=Example("fl.algorithms.FedLF()"),
         data=ANY,
         client_id=Bounds(0),

@@ -95,6 +95,7 @@ class FederatedServer:
     """
 
     @checked(
+        module=Example("fl.ClientModule(net)"),
         algorithm=Example("fl.algorithms.FedLF()"),
         num_clients=Bounds(1),
         clients_per_round=Bounds(above=0),

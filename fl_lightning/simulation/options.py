@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fl_lightning.algorithms.differential_privacy import DifferentialPrivacy, accounting
+from fl_lightning.arguments import check_unused
 from fl_lightning.core.fit_description import plain
 from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler, check_clients_per_round
 from fl_lightning.executors.base import Executor
@@ -53,6 +54,8 @@ class FitOptions(ClientOptions):
             )
         if self.guard is not None and not self.guards:
             raise ValueError(f"guard of FederatedStrategy must be None or at least one guard, found {self.guard!r}")
+        if self.fairness_metric is None and isinstance(self.fairness_mode, str):
+            check_unused("fairness_mode", self.fairness_mode, "max", "without fairness_metric, or map metrics to modes")
         check_clients_per_round(self.clients_per_round)
         if isinstance(self.clients_per_round, int):
             self.check_rounds(self.clients_per_round)

@@ -299,7 +299,7 @@ def test_by_key_golden():
     assert [p.tolist() for p in by_key(torch.tensor([30, 4, 30]))] == [[1], [0, 2]]
     assert [p.tolist() for p in by_key([("x", 2), ("x", 1)])] == [[1], [0]]
     assert distinct_keys(["a", 1, "a", (2,)]) == ["a", 1, (2,)]
-    with pytest.raises(ValueError, match="keys of by_key must be a dense tensor or a sequence that is not empty, found"):
+    with pytest.raises(ValueError, match="keys of by_key must be a dense tensor or a sequence that is not empty"):
         by_key([])
 
 

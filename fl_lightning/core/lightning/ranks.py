@@ -250,7 +250,8 @@ class Ranks:
     def part(self) -> None:
         """A trainer function is over: each process goes on alone, and the first may end before the others."""
         outlive_parent()
-        self.barrier()
+        with suppress(RankError):  # who has ended already has nothing to outlive
+            self.barrier()
 
     def follow_requests(self, between_clients: bool = False, ends_round: bool = False) -> None:
         """All ranks do what callbacks or signals have asked of any of them.
