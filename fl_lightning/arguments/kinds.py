@@ -60,7 +60,9 @@ def kind_of(annotation: Any, rule: Rule | None = None) -> Kind:
     if origin in (Union, types.UnionType):
         return _union([kind_of(entry, rule) for entry in entries])
     if origin is not None and issubclass(origin, Callable):  # type: ignore[arg-type]
-        return Kind(_with_example("a function", rule), _function(entries[-1] if entries else Any))
+        made = _class_of(entries[-1] if entries else Any)
+        words = "a function" if made is None else f"a function that returns {_named(made)}"
+        return Kind(_with_example(words, rule), _function(made))
     if origin is not None and issubclass(origin, Mapping):
         keys, values = (kind_of(entry, rule) for entry in entries)
         return Kind("a mapping", _mapping(replace(keys, wanted=f"under a key that is {keys.wanted}"), values))
@@ -260,15 +262,20 @@ def _path(kind: Kind, value: Any) -> Any:
     return value
 
 
-def _function(makes: Any) -> Callable[[Kind, Any], Any]:
+def _class_of(annotation: Any) -> type | None:
+    """The class that an annotation names, if objects can be told to be of it."""
+    if not inspect.isclass(annotation) or get_origin(annotation) is not None:
+        return None
+    vague = annotation in (Any, object, types.NoneType) or getattr(annotation, "_is_protocol", False)
+    return None if vague else annotation
+
+
+def _function(makes: type | None) -> Callable[[Kind, Any], Any]:
     """Takes what can be called, but for classes whose objects are not what the function should return."""
-    says = inspect.isclass(makes) and get_origin(makes) is None and makes not in (Any, object)
-    says = says and not getattr(makes, "_is_protocol", False)
 
     def take(kind: Kind, value: Any) -> Any:
-        if says and isinstance(value, type) and not issubclass(value, makes):
-            raise Mismatch(replace(kind, wanted=f"a function that returns {_named(makes)}"), value)
-        if not callable(value):
+        wrong = makes is not None and isinstance(value, type) and not issubclass(value, makes)
+        if wrong or not callable(value):
             raise Mismatch(kind, value)
         return value
 

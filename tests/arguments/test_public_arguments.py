@@ -171,6 +171,24 @@ def test_misspelt_choices_of_methods(method):
         getattr(record, method)("acc", mode="Max")
 
 
+REMEDIES = [
+    ("FederatedClient", "module", torch.nn.Linear(2, 3), r"fl.ClientModule\(net\)"),
+    ("FederatedServer", "module", torch.nn.Linear(2, 3), r"fl.ClientModule\(net\)"),
+    ("compare", "model", torch.nn.Linear, "wraps a network in fl.ClientModule"),
+    ("callbacks.format_client_table", "record", None, "strategy.last_evaluation after a validation or a test"),
+    ("FederatedDataModule", "data", torch.zeros(4, 2).numpy(), "array of float32 and shape .*TensorDataset"),
+    ("data.pathological", "classes_per_client", 4, r"between 1 and 3, because the labels are \[0, 1, 2\], found 4"),
+    ("FederatedStrategy", "server_optimizer", torch.nn.Linear, "None or a function that returns an Optimizer such as"),
+    ("FederatedStrategy", "partition", Counter, "index vectors, or a function of the data"),
+]
+
+
+@pytest.mark.parametrize(("name", "argument", "value", "words"), REMEDIES, ids=lambda value: str(value)[:20])
+def test_errors_say_what_to_give_instead(name, argument, value, words):
+    with pytest.raises((TypeError, ValueError), match=rf"(?s)^{argument}\b.* must .*{words}"):
+        CALLEES[name].call(**{**valid(name), argument: value})
+
+
 @pytest.mark.parametrize("number", [torch.tensor(3), torch.tensor(3).numpy(), torch.tensor(3).numpy()[()]], ids=repr)
 def test_numbers_of_other_libraries_become_pythons(number):
     """So that checkpoints, which hold plain numbers only, can hold them."""
