@@ -10,7 +10,7 @@ from typing import Literal
 from fl_lightning.algorithms import ServerRule
 from fl_lightning.arguments import ANY, Bounds, check_unused, checked, shown
 from fl_lightning.comparison.comparison import Comparison
-from fl_lightning.comparison.methods import BOUNDS, LOCAL, POOLED, Bounding
+from fl_lightning.comparison.methods import BOUNDS, Bounding
 from fl_lightning.comparison.plan import Plan, distinct
 from fl_lightning.comparison.project import ObjectProject, Project, described_each, rate_name
 from fl_lightning.comparison.runner import Runner
@@ -18,6 +18,7 @@ from fl_lightning.comparison.session import Session
 from fl_lightning.core.fit_description import plain
 from fl_lightning.core.lightning.names import LightningDataModule, LightningModule, Trainer
 from fl_lightning.data.datamodule import FederatedDataModule
+from fl_lightning.report.conclusion import LOCAL, POOLED
 from fl_lightning.strategy import FederatedStrategy
 
 _NO_MATTER = ("seed", "partition", "executor", "timeout", "log_client_names")
