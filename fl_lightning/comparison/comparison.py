@@ -70,9 +70,9 @@ class Comparison:
 
     @cached_property
     def conclusion(self) -> str:
-        """What matters most about the table, in words; empty where there is nothing to compare."""
-        standing = standings(self.plan, self.results, self.learning_rates, self.measure)
-        return filled(" ".join(conclude(standing, self.measure.metric, self.measure.mode).sentences()))
+        """What the table comes to, in words, what matters most first; empty where there is nothing to compare."""
+        rows = standings(self.plan, self.results, self.learning_rates, self.measure)
+        return "\n".join(map(filled, conclude(rows, self.measure.metric, self.measure.mode).paragraphs()))
 
     def __str__(self) -> str:
         return "\n\n".join(part for part in (self.table, self._notes, self.conclusion) if part)

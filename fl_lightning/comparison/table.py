@@ -137,17 +137,12 @@ def notes(plan: Plan, rows: Sequence[MethodSummary], measure: Measure, failures:
     if failures:
         found.append(f"{len(failures)} of {len(plan)} runs failed:")
         found += [f"  {run}: {' '.join(error.split())}" for run, error in failures.items()]
-    return [filled(text, "  ") for text in found]
+    return [filled(text) for text in found]
 
 
-def filled(text: str, indent: str = "") -> str:
-    """A paragraph in lines of at most 120 characters.
-
-    Args:
-        text: the paragraph.
-        indent: before all lines but the first.
-    """
-    return textwrap.fill(text, WIDTH, subsequent_indent=indent)
+def filled(text: str) -> str:
+    """A paragraph in lines of at most 120 characters."""
+    return textwrap.fill(text, WIDTH, subsequent_indent="  ")
 
 
 def _edges(plan: Plan, rows: Sequence[MethodSummary]) -> list[str]:

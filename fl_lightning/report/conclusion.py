@@ -29,13 +29,6 @@ _AGAINST_ALONE: Mapping[tuple[Verdict, Verdict], str] = {
     ("better", "better"): "Clients are worse off alone",
 }
 """How the best methods do against clients that train alone: for whoever is worst, and for the mean."""
-_FOR_WHOM: Mapping[tuple[Verdict, Verdict], str] = {
-    ("better", "better"): "",
-    ("better", "open"): " for whoever is worst",
-    ("better", "worse"): " for whoever is worst",
-    ("open", "better"): " on average",
-    ("worse", "better"): " on average",
-}
 
 
 @dataclass(frozen=True)
@@ -94,7 +87,7 @@ class Finding:
         """The smaller, the more it matters: federating in vain comes first, what cannot be told last."""
         verdicts = (self.worst.verdict, self.mean.verdict)
         if self.about == "method":
-            return 2 if self.worst.verdict != "open" else 4
+            return 4 if self.worst.verdict == "open" and self.mean.verdict != "better" else 2
         if self.about == "pooled":
             return 1
         return 0 if "worse" in verdicts else 3 if "better" in verdicts else 5
@@ -120,23 +113,24 @@ class Conclusion:
     infinite: tuple[str, ...]
     findings: tuple[Finding, ...]
 
-    def sentences(self, called: Callable[[str], str] = str) -> list[str]:
+    def paragraphs(self, called: Callable[[str], str] = str) -> list[str]:
         """In words.
 
         Args:
             called: how to write a method's name.
         """
-        found = []
+        metric = self.metric
+        found: list[str] = []
+        for finding in self.findings:
+            texts = {"alone": _alone, "pooled": _pooled, "method": _method}
+            found.append(texts[finding.about](self, finding, called, f"{metric} " if not found else ""))
+        if found and self.seeds < 2:
+            found[0] += " With one seed, this may be chance."
+        elif found and self.findings[0].rank >= 4:
+            found[0] = f"There is no clear winner: seeds differ by more than what is compared. {found[0]}"
         if self.infinite:
             names = ", ".join(map(called, self.infinite))
-            found.append(f"With {names}, the {self.metric} of a client is infinite at the end.")
-        if self.seeds > 1 and self.findings and self.findings[0].rank >= 4:
-            found.append("Nothing can be told: seeds differ by more than what is compared.")
-        for place, finding in enumerate(self.findings):
-            metric = "" if place else f" {self.metric}"
-            found.append((_method if finding.about == "method" else _bound)(self, finding, metric, called))
-        if self.findings and self.seeds < 2:
-            found.append("With one seed, this may be chance.")
+            found.insert(0, f"With {names}, the {metric} of a client is infinite at the end.")
         return found
 
 
@@ -207,35 +201,48 @@ def _written(finding: Finding) -> list[str]:
     return [spread(end, form) for end in ends]
 
 
-def _bound(conclusion: Conclusion, finding: Finding, metric: str, called: Callable[[str], str]) -> str:
-    """How clients fare alone, or with pooled data, and with the methods."""
-    verdicts = finding.worst.verdict, finding.mean.verdict
-    alone = finding.about == "alone"
-    head = _AGAINST_ALONE[verdicts] if alone else f"One model on pooled data is worse{_FOR_WHOM[verdicts]}"
-    where = f"alone ({LOCAL})" if alone else f"with it ({POOLED})"
-    again = "alone" if alone else "with it"
-    best = " at best" if conclusion.methods > 1 else ""
+def _alone(conclusion: Conclusion, finding: Finding, called: Callable[[str], str], metric: str) -> str:
+    """How clients fare alone, and how with the methods."""
+    head = _AGAINST_ALONE[finding.worst.verdict, finding.mean.verdict]
     worst, with_worst, mean, with_mean = _written(finding)
+
+    def beside(method: str, number: str) -> str:
+        several = conclusion.methods > 1
+        return f"with the methods at best {number} ({called(method)})" if several else f"with {called(method)} {number}"
+
     return (
-        f"{head}: whoever is worst has{metric} {worst} {where} and {with_worst} with "
-        f"{called(finding.worst.method)}{best}, and the mean is {mean} {again} and {with_mean} with "
-        f"{called(finding.mean.method)}{best}."
+        f"{head} ({LOCAL}). Whoever is worst has {metric}{worst}, {beside(finding.worst.method, with_worst)}. The mean "
+        f"is {mean}, {beside(finding.mean.method, with_mean)}."
     )
 
 
-def _method(conclusion: Conclusion, finding: Finding, metric: str, called: Callable[[str], str]) -> str:
+def _pooled(conclusion: Conclusion, finding: Finding, called: Callable[[str], str], metric: str) -> str:
+    """By which numbers pooled data are worse than a method."""
+    worst, with_worst, mean, with_mean = _written(finding)
+    parts = [
+        f"than {called(contrast.method)} {whom}, {base} against {value}"
+        for contrast, whom, base, value in (
+            (finding.worst, "for whoever is worst", worst, with_worst),
+            (finding.mean, "on average", mean, with_mean),
+        )
+        if contrast.verdict == "better"
+    ]
+    return f"One model on all data ({POOLED}) does worse {metric and f'in {metric}'}{'; and '.join(parts)}."
+
+
+def _method(conclusion: Conclusion, finding: Finding, called: Callable[[str], str], metric: str) -> str:
     """Which other method does most for whoever is worst, and at what cost of the mean."""
-    name, others = called(finding.worst.method), conclusion.methods - 1
-    several = f"Of {plural(others, 'other method')}, {name}"
+    name, others = called(finding.worst.method), plural(conclusion.methods - 1, "other method")
+    of = f"Of {others}, " if conclusion.methods > 2 else ""
     head = {
-        "better": f"{several} helps most" if others > 1 else f"{name} helps",
-        "open": f"{several} comes out best, which may be chance" if others > 1 else f"{name} may help or not",
-        "worse": f"None of {plural(others, 'other method')} helps, and {name} comes closest"
-        if others > 1
-        else f"{name} does not help",
+        "better": f"{of}{name} helps{of and ' most'}",
+        "worse": f"None of {others} helps, and {name} comes closest" if of else f"{name} does not help",
+        "open": f"{of}{name} comes out best, which may be chance" if of else f"{name} may help or not",
     }[finding.worst.verdict]
+    if (finding.worst.verdict, finding.mean.verdict) == ("open", "better"):
+        head = f"{of}{name} helps on average, and may help whoever is worst"
     worst, with_worst, mean, with_mean = _written(finding)
     return (
-        f"{head}: whoever is worst goes from{metric} {worst} with {called(conclusion.reference)} to {with_worst}, and "
+        f"{head}: whoever is worst goes from {metric}{worst} with {called(conclusion.reference)} to {with_worst}, and "
         f"the mean from {mean} to {with_mean}."
     )

@@ -81,7 +81,7 @@ def _page(records: Sequence[FitRecord], library: str, title: str | None) -> str:
     heading = title or _heading(methods)
     sections = [section for section in _sections(methods, records) if section[2]]
     links = " ".join(f'<a href="#{key}">{escape(words)}</a>' for key, words, _ in sections)
-    first = "".join(f"<p>{escape(paragraph)}</p>" for paragraph in lede(methods, stage))
+    first = "".join(f"<p>{escape(paragraph).replace(' ± ', '&nbsp;±&nbsp;')}</p>" for paragraph in lede(methods, stage))
     pictures = {
         entry.key: list(entry.variants.values())
         for _, _, parts in sections

@@ -25,13 +25,13 @@ def lede(methods: Sequence[Method], stage: Stage) -> list[str]:
         return ["No evaluation has told the clients apart yet.", "So nobody can say who is worst off."]
     metric, mode = next(iter(metrics.items()))
     conclusion = conclude([_standing(method, metric, stage) for method in methods], metric, mode)
-    found, first = [" ".join(conclusion.sentences(_called))], methods[0]
+    found, first = conclusion.paragraphs(_called), methods[0]
     if first.label in conclusion.infinite:
         return [*found, "No number below counts that client, so they cannot say who is worst off."]
     metric = first.own(metric, stage)
     points = first.points(metric, stage)
     if not points:
-        return [*filter(None, found), f"{first.label} has no value of {metric} for any client."]
+        return [*found, f"{first.label} has no value of {metric} for any client."]
     after = f"after {plural(len(first.records[0].rounds), 'round')} of {_called(first.label)}"
     if len(first.records) > 1:
         after += f" ({plural(len(first.records), 'seed')})"
@@ -45,7 +45,7 @@ def lede(methods: Sequence[Method], stage: Stage) -> list[str]:
     )
     if all(method.is_bound for method in methods[1:]):
         found.append(_since_the_beginning(first.records[0], metric, mode, stage))
-    return [sentence for sentence in found if sentence]
+    return found
 
 
 def _called(label: str) -> str:

@@ -60,7 +60,7 @@ def comparison(methods: Sequence[Method], stage: Stage) -> str:
         else ""
     )
     names = " and ".join(method.label for method in methods if method.is_bound)
-    bounds = f" No methods, but bounds on what methods can reach, by plain training: {names}." if names else ""
+    bounds = f" No methods, but plain training to measure them by: {names}." if names else ""
     having = " and ".join(method.label for method, name in zip(methods, own, strict=True) if name != metric)
     models = f" Clients have models of their own with {having}: the values of these count." if having else ""
     caption = (

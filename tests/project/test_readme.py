@@ -154,6 +154,8 @@ def test_the_number_of_methods_is_that_of_the_tables():
     assert counts == {len(server_rules())}
     table = (Path(fl.__file__).parents[1] / "docs" / "choose.md").read_text(encoding="utf-8")
     assert len(re.findall(r"^\| \[`\w+`\]\(methods/", table, flags=re.MULTILINE)) == len(server_rules())
+    rows = "\n".join(line for line in table.splitlines() if line.startswith("|"))
+    assert re.findall(rf"(?<!\[)`(?:{'|'.join(server_rules())})[`(]", rows) == []  # each name is a link to its page
 
 
 def test_the_table_of_what_the_server_must_see_is_what_the_rules_say():

@@ -207,13 +207,13 @@ class TestSentences:
         second = [fit_record("FedLF", rounds=rounds, seed=seed) for seed, rounds in enumerate((21, 18, 22))]
         words, opening = self.said(*first, *second)
         assert "(3 seeds)" in opening
-        assert words.startswith("Nothing can be told: seeds differ by more")
+        assert words.startswith("There is no clear winner: seeds differ by more")
         assert "±" in words
 
     def test_one_method_beside_bounds_is_compared_with_its_beginning_too(self):
         first, alone = fit_record("FedAvg", rounds=2), fit_record("local only", rounds=80, is_bound=True)
         better, opening, since = self.said(first, alone)
-        assert better.startswith("Clients are better off alone: whoever is worst has test_acc 0.")
+        assert better.startswith("Clients are better off alone (local only). Whoever is worst has test_acc 0.")
         assert opening.startswith("After 2 rounds of \u2068FedAvg")
         assert since.startswith("Since the validation")
 
@@ -222,7 +222,7 @@ class TestSentences:
         alone = replace(fit_record("local only", is_bound=True), rounds=RoundSeries())
         text = write_report([first, pooled, alone], tmp_path / "report.html").read_text()
         assert "1 method and 2 bounds" in text
-        assert "No methods, but bounds on what methods can reach, by plain training: pooled and local only." in text
+        assert "No methods, but plain training to measure them by: pooled and local only." in text
         assert re.findall(r"pooled</td>.*?<td>(-)</td><td>(3)</td>", text)
         assert re.findall(r"local only</td>.*?<td>(-)</td><td>(-)</td><td>(-)</td>", text)
         (conflicts,) = pictures(text)["pictures"]["conflicts"]
