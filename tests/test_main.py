@@ -137,7 +137,7 @@ def test_without_the_cli_extra_info_works_and_fit_says_what_to_install():
     assert "layer_gram" in result.stdout
     (sentence,) = result.stderr.strip().splitlines()
     assert sentence.startswith("this command needs the CLI extra (")
-    assert sentence.endswith("): pip install 'fl-lightning[cli]', or in a checkout pip install '.[cli]'")
+    assert sentence.endswith("): pip install '.[cli]' in a checkout, pip install 'fl-lightning[cli]' for a release")
 
 
 @pytest.fixture

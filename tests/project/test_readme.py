@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_commands import EXTRAS
 
 import fl_lightning as fl
 from benchmarks.papers.catalog import experiment
@@ -225,9 +226,7 @@ def test_the_page_on_privacy_says_which_methods_it_fits():
 
 
 def test_install_names_every_extra_that_users_need():
-    found = (DOCS.parent / "pyproject.toml").read_text(encoding="utf-8").split("[project.optional-dependencies]\n")[1]
-    extras = set(re.findall(r"^(\w+) = \[", found.split("\n[")[0], flags=re.MULTILINE))
-    users = extras - {"build", "dist", "test", "docs", "lint"}
+    users = EXTRAS - {"build", "dist", "test", "docs", "lint"}
     (sentence,) = re.findall(r"The optional extras are (.*?)\. Ask", (DOCS / "install.md").read_text(), flags=re.DOTALL)
     assert set(re.findall(r"`(\w+)`", sentence)) == users
     (sentence,) = re.findall(r"Extras bring what (.*?)\.\n", PAGE, flags=re.DOTALL)
