@@ -18,6 +18,7 @@ from fl_lightning.arguments import shown
 from fl_lightning.core.lightning.inspection import is_overridden
 from fl_lightning.core.lightning.names import LightningDataModule, LightningModule
 from fl_lightning.data.labels import num_samples
+from fl_lightning.data.loader_settings import ONE_DATASET
 
 STAGES = ("train", "val", "test", "predict")
 
@@ -177,10 +178,7 @@ def check_dataset(name: str, dataset: object) -> None:
             "torch.utils.data.TensorDataset(torch.as_tensor(inputs), torch.as_tensor(targets))"
         )
     if any(isinstance(item, DataLoader) for item in items):
-        raise TypeError(
-            f"{name} must be one DataLoader, found {len(items)} of them: clients can be formed from a single "
-            "dataset, so join several with ConcatDataset"
-        )
+        raise TypeError(f"{name} must be one DataLoader, found {len(items)} of them: {ONE_DATASET}")
     # A dict has a length whatever its keys are.
     if not hasattr(dataset, "__getitem__") or (isinstance(dataset, Mapping) and 0 not in dataset):
         raise TypeError(

@@ -167,7 +167,7 @@ def test_missing_plotly_names_the_extra(tmp_path, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "plotly"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "plotly", None)
-    words = r"^reports need plotly: pip install '\.\[report\]' in a checkout, pip install 'fl-lightning\[report\]' for a rel"
+    words = r"^reports need plotly: pip install '\.\[report\]' in a checkout, pip install 'fl-lightning\[report\]'"
     with pytest.raises(ImportError, match=words):
         write_report([FitRecord("FedAvg")], tmp_path / "report.html")
     with pytest.raises(ImportError, match=words):  # before a long fit, not after it
