@@ -59,12 +59,14 @@ class Contrast:
         method: name of the method.
         value: its number.
         verdict: whether the method is better, by more than seeds differ; with a single seed, by any amount.
+        seeds: how many seeds both have.
     """
 
     base: Spread
     method: str
     value: Spread
     verdict: Verdict
+    seeds: int
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,6 @@ class Conclusion:
         metric: name of the clients' values.
         reference: name of the first method.
         methods: how many methods there are, the reference included.
-        seeds: how many seeds the smallest of the contrasts has.
         infinite: names of those under which a client's value is infinite at the end; they are left out.
         findings: what matters most comes first.
     """
@@ -109,7 +110,6 @@ class Conclusion:
     metric: str
     reference: str
     methods: int
-    seeds: int
     infinite: tuple[str, ...]
     findings: tuple[Finding, ...]
 
@@ -119,18 +119,19 @@ class Conclusion:
         Args:
             called: how to write a method's name.
         """
-        metric = self.metric
-        found: list[str] = []
-        for finding in self.findings:
-            texts = {"alone": _alone, "pooled": _pooled, "method": _method}
-            found.append(texts[finding.about](self, finding, called, f"{metric} " if not found else ""))
-        if found and self.seeds < 2:
+        texts = {"alone": _alone, "pooled": _pooled, "method": _method}
+        found = [
+            texts[finding.about](self, finding, called, "" if place else f"{self.metric} ")
+            for place, finding in enumerate(self.findings)
+        ]
+        seeds = min((finding.worst.seeds for finding in self.findings), default=0)
+        if found and seeds < 2:
             found[0] += " With one seed, this may be chance."
         elif found and self.findings[0].rank >= 4:
             found[0] = f"There is no clear winner: seeds differ by more than what is compared. {found[0]}"
         if self.infinite:
             names = ", ".join(map(called, self.infinite))
-            found.insert(0, f"With {names}, the {metric} of a client is infinite at the end.")
+            found.insert(0, f"With {names}, the {self.metric} of a client is infinite at the end.")
         return found
 
 
@@ -160,7 +161,6 @@ def conclude(standings: Sequence[Standing], metric: str, mode: Mode) -> Conclusi
         metric=metric,
         reference=methods[0].label if methods else "",
         methods=len(methods),
-        seeds=min((len(one.worst) for one in usable), default=0),
         infinite=tuple(one.label for one in standings if one.infinite),
         findings=tuple(sorted(findings, key=lambda finding: finding.rank)),
     )
@@ -183,7 +183,8 @@ def _best(methods: Sequence[Standing], key: Key, mode: Mode) -> Standing:
 
 def _contrast(base: Standing, method: Standing, key: Key, mode: Mode) -> Contrast:
     ours, theirs = _good(method, key, mode), _good(base, key, mode)
-    if len(ours.keys() & theirs.keys()) > 1:
+    seeds = len(ours.keys() & theirs.keys())
+    if seeds > 1:
         verdict = _MARKS[mark(ours, theirs, larger_is_better=True)]
     else:
         gain = fmean(ours.values()) - fmean(theirs.values())
@@ -191,7 +192,7 @@ def _contrast(base: Standing, method: Standing, key: Key, mode: Mode) -> Contras
     ends = [Spread.of(list(_numbers(one, key).values())) for one in (base, method)]
     assert ends[0] is not None
     assert ends[1] is not None
-    return Contrast(ends[0], method.label, ends[1], verdict)
+    return Contrast(ends[0], method.label, ends[1], verdict, seeds)
 
 
 def _written(finding: Finding) -> list[str]:

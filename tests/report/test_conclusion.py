@@ -84,6 +84,14 @@ def test_what_is_said_and_in_which_order(rows, mode, starts):
     assert len(paragraphs) == len(starts)
     for paragraph, start in zip(paragraphs, starts, strict=True):
         assert paragraph.startswith(start)
+        assert paragraph.endswith(" With one seed, this may be chance.") == (len(rows["A"][0]) == 1)
+
+
+def test_a_bound_with_one_of_the_seeds_may_be_chance():
+    first, second = concluded({"A": WEAK, "B": GOOD, LOCAL: ((0.9,), (0.9,))}).paragraphs()
+    assert first.startswith("Clients are better off alone (local only). Whoever is worst has acc 0.900, with")
+    assert first.endswith(" With one seed, this may be chance.")
+    assert second.startswith("B helps: ")
 
 
 def test_rows_with_an_infinite_value_are_named_and_left_out():
