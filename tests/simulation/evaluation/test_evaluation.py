@@ -2,15 +2,12 @@
 """Validation, test and prediction with the global model: pooled and per-client values against evaluation by hand."""
 
 import math
-import re
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from plain_loop import client_batches, evaluate
 from support import CLASSES, Blobs, Classifier, blobs, federated_blobs, fresh, quiet_trainer, weights
-from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import (
     MulticlassAccuracy,
@@ -270,36 +267,3 @@ def test_a_fairness_metric_that_nobody_logs_is_warned_of_once(recwarn):
     assert not warned("val_acc")
     assert not warned("val_loss")
     assert not warned("typo", limit_val_batches=0)
-
-
-class OfSeveral(Classifier):
-    """Validates on several loaders, as Lightning has it."""
-
-    def validation_step(self, batch, batch_idx, dataloader_idx=0):
-        self.log("val_loss", F.cross_entropy(self(batch[0]), batch[1]))
-
-
-def test_joined_loaders_have_the_values_of_each_as_the_page_on_data_says():
-    page = (Path(fl.__file__).parents[1] / "docs" / "data.md").read_text(encoding="utf-8")
-    (code,) = [
-        block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "ConcatDataset(parts)" in block
-    ]
-    sources = [blobs(60, 1).tensors, blobs(25, 2).tensors]
-    names = {"torch": torch, "F": F, "TensorDataset": TensorDataset, "ConcatDataset": ConcatDataset, "sources": sources}
-    exec(code, names)
-    module = fresh(type("Joined", (Classifier,), {"validation_step": names["validation_step"]}))
-    data = fl.FederatedDataModule(blobs(90, 0), fl.data.IID(4), val=names["val"], batch_size=10, seed=0)
-    strategy = fl.FederatedStrategy()
-    (pooled,) = quiet_trainer(strategy).validate(module, data, verbose=False)
-    plain = fresh(OfSeveral)
-    loaders = [DataLoader(TensorDataset(*tensors), batch_size=10) for tensors in sources]
-    expected, others = quiet_trainer("auto").validate(plain, loaders, verbose=False)
-    for name, value in (expected | others).items():
-        assert pooled[name] == pytest.approx(value, rel=1e-5)
-    division, record = data.val_dataloader(), strategy.last_evaluation
-    for client in range(4):
-        samples = [division.dataset[i] for i in division.indices(client).tolist()]
-        for k in (0, 1):
-            inputs, targets = (torch.stack([s[place] for s in samples if s[0] == k]) for place in (1, 2))
-            loss = F.cross_entropy(plain(inputs), targets).item()
-            assert record.values[f"val_loss/dataloader_idx_{k}"][client].item() == pytest.approx(loss, rel=1e-5)
