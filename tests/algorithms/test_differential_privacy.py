@@ -316,7 +316,7 @@ def test_epsilon_is_logged_every_round_and_goes_on_after_a_checkpoint(tmp_path):
 
 def test_without_the_accountant(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(ImportError, match=r"needs dp-accounting: pip install 'fl-lightning\[privacy\]'"):
+    with pytest.raises(ImportError, match=r"needs dp-accounting: pip install '\.\[privacy\]' in a checkout"):
         fl.FederatedStrategy(FedAvg("uniform"), client=DifferentialPrivacy(1.0, 1.0))
 
 
