@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs, Reads, State, StepReport
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.fit_description import constructor_arguments
-from fl_lightning.core.layout import LayerSpec
+from fl_lightning.core.layout import LayerSpec, ParamLayout
 from fl_lightning.core.model_snapshot import ModelPart, Snapshot
 
 
@@ -92,8 +92,13 @@ class ClientRule:
         """Why this half makes no sense under a server rule, as a sentence that begins with a verb, or ``None``."""
         return None
 
-    def check_module(self, module: nn.Module) -> None:
-        """Called before the first round; raises ValueError if the module lacks something that no need names."""
+    def check_module(self, module: nn.Module, layout: ParamLayout) -> None:
+        """Called before the first round; raises ValueError if the module lacks something that no need names.
+
+        Args:
+            module: the module.
+            layout: names its trained parameters.
+        """
 
     def begin_fit(self, federation: Federation) -> None:
         """Called before the first round of a fit, after :meth:`load_state_dict` if the fit is resumed."""

@@ -16,6 +16,7 @@ from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs, State
 from fl_lightning.arguments import Bounds, checked
+from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.model_snapshot import Snapshot, packed_buffers, standing_in
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.core.storage.own_models import OwnModels
@@ -85,7 +86,7 @@ class PersonalModels(ClientRule):
         self._from_step, self._step_lr = 0, 0.0
         self._buffer_bytes = 0
 
-    def check_module(self, module: nn.Module) -> None:
+    def check_module(self, module: nn.Module, layout: ParamLayout) -> None:
         """Personal models need losses that ``training_step`` leaves to others to descend."""
         if not getattr(module, "automatic_optimization", True):
             raise ValueError(

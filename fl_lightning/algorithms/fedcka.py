@@ -20,6 +20,7 @@ from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.records import LocalWork
 from fl_lightning.arguments import DEVICE, FILLED, Bounds, check_unused, checked
+from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.model_snapshot import Snapshot, standing_in
 from fl_lightning.core.modules import submodules
 
@@ -87,13 +88,13 @@ class ActivationSimilarity(PreviousModels):
         super().__init__(device, max_models)
         self.mu, self.layers, self.num_layers = mu, layers, num_layers
 
-    def check_module(self, module: nn.Module) -> None:
+    def check_module(self, module: nn.Module, layout: ParamLayout) -> None:
         """Finds the layers.
 
         Raises:
             ValueError: a name is no submodule, or there are fewer layers than asked for.
         """
-        super().check_module(module)
+        super().check_module(module, layout)
         self._compared(module)
 
     def loss_term(self, work: LocalWork, batch: Any, batch_idx: int) -> Tensor | None:

@@ -20,6 +20,7 @@ from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, State, StepReport
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.model_snapshot import Snapshot, packed_buffers, standing_in
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.core.storage.numbers import ClientNumbers
@@ -106,7 +107,7 @@ class SharpnessAware(ClientRule):
         self._sharpness = torch.zeros((), dtype=torch.float64)
         self._batches: list[tuple[Any, int]] = []  # since the last step
 
-    def check_module(self, module: nn.Module) -> None:
+    def check_module(self, module: nn.Module, layout: ParamLayout) -> None:
         """The second pass needs losses that ``training_step`` leaves to others to descend."""
         if not getattr(module, "automatic_optimization", True):
             raise ValueError(

@@ -15,6 +15,7 @@ from fl_lightning.algorithms import groups
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.features import METHOD
 from fl_lightning.algorithms.records import Needs
+from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.lightning.inspection import accumulation, validation_interval
 from fl_lightning.core.lightning.names import LightningModule, Trainer, TrainerFn, callbacks, rank_zero_warn
 
@@ -148,7 +149,9 @@ class Method:
         return self.server if any(getattr(self.own, need) for need in needs) else self.client
 
 
-def check_module(module: LightningModule, method: Method, optimizers: int, client_lr: float | None) -> None:
+def check_module(
+    module: LightningModule, method: Method, layout: ParamLayout, optimizers: int, client_lr: float | None
+) -> None:
     """Raises ValueError for modules that lack what the method needs."""
     needs, rule, asking = method.needs, method.rule, method.asking
     manual = not module.automatic_optimization
@@ -175,7 +178,7 @@ def check_module(module: LightningModule, method: Method, optimizers: int, clien
             f"{type(module).__name__}, which returns scores [B] (class 1 is predicted where they are positive), labels "
             "[B] and groups [B], the last two of 0 and 1"
         )
-    rule.check_module(module)
+    rule.check_module(module, layout)
     if needs.full_gradients and manual:
         raise ValueError(
             f"{asking('full_gradients')} needs full gradients, which a module with manual optimization does not give"

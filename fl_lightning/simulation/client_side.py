@@ -73,7 +73,7 @@ class ClientSide:
         check_schedulers(trainer)
         self._check_module()
         warn_of_unused_settings(trainer, options.method, limit)
-        self.buffers = BufferBank(trainer.lightning_module, options.buffers)
+        self.buffers = BufferBank(trainer.lightning_module, options.buffers, binding.layout.names)
         self.runner = ClientRunner(
             trainer, loop, rule or options.client_rule, binding, options.local(limit), self.needs, loaders,
             executor.update_rows(binding, capacity), self.buffers,
@@ -84,7 +84,7 @@ class ClientSide:
     def _check_module(self) -> None:
         trainer, options = self._trainer, self._options
         client_lr, _ = client_learning_rate(trainer.optimizers)
-        check_module(trainer.lightning_module, options.method, len(trainer.optimizers), client_lr)
+        check_module(trainer.lightning_module, options.method, self._binding.layout, len(trainer.optimizers), client_lr)
 
     def _cohort_runner(self, executor: Executor) -> CohortRunner:
         obstacle = executor.obstacle(self.runner)

@@ -18,6 +18,7 @@ from fl_lightning.algorithms.records import Federation, Needs, mean_rate
 from fl_lightning.arguments import DEVICE, Bounds, Example, checked
 from fl_lightning.core.fit_description import FitDescription
 from fl_lightning.core.lightning.names import LightningModule
+from fl_lightning.core.lightning.optimizers import configured_optimizers
 from fl_lightning.core.modules import frozen_digest
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.seeding import derive_seed
@@ -37,6 +38,7 @@ from fl_lightning.simulation.server import Server
 from fl_lightning.simulation.uploads import Round
 from fl_lightning.training.bound_parameters import BoundParameters
 from fl_lightning.training.buffers import BufferBank
+from fl_lightning.training.trained import trained_names
 from fl_lightning.training.update_rows import UpdateRows
 
 VERSION = 1
@@ -57,7 +59,8 @@ class FederatedServer:
         record = server.close_round(answers.values(), missing={3: "no answer within 60 s"})
 
     Args:
-        module: holds the initial weights. Its parameters belong to the server until :meth:`finish`.
+        module: holds the initial weights, and its ``configure_optimizers`` says which of them are trained; that runs
+            here without data. Its parameters belong to the server until :meth:`finish`.
         num_clients: registered clients; their ids go from 0 on.
         algorithm: the method; default FedAvg.
         client: the client half of another method, as in the strategy.
@@ -91,7 +94,8 @@ class FederatedServer:
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument is out of range, or the client rule does not say where its state lives.
+        ValueError: an argument is out of range, the client rule does not say where its state lives, or
+            ``configure_optimizers`` needs data.
     """
 
     @checked(
@@ -154,16 +158,17 @@ class FederatedServer:
         module.configure_model()
         self.module = module.to(device=device, dtype=_DTYPES[precision])
         self.algorithm, self.client_rule = options.algorithm, options.client_rule
-        options.client_rule.check_module(self.module)
-        self._binding = BoundParameters(self.module, algorithm.layers)
-        self._bank = BufferBank(self.module, buffers)
+        trained = trained_names(self.module, configured_optimizers(self.module))
+        self._binding = BoundParameters(self.module, algorithm.layers, trained)
+        options.client_rule.check_module(self.module, self._binding.layout)
+        self._bank = BufferBank(self.module, buffers, trained)
         self._rows, self._guards = UpdateRows(self._binding, self._capacity), Guards(options.guards)
         self._server = Server(
             algorithm, options.client_rule, self._binding, self._bank, num_clients, server_optimizer, "drop",
             min_clients, max_failed_rounds, self._guards, None,
         )  # fmt: skip
         self.rounds, self.num_clients, self.min_clients = rounds, num_clients, min_clients
-        self._introductions = Introductions(num_clients, self.fit_description, frozen_digest(self.module))
+        self._introductions = Introductions(num_clients, self.fit_description, frozen_digest(self.module, trained))
         self.round, self.counted = 0, dict[int, int]()
         self.last_round: RoundRecord | None = None
         self.learning_rate: float | None = None

@@ -120,10 +120,12 @@ class FederatedFit:
         reason = self.clients.runner.full_path
         path_taken = "lean" if reason is None else f"full ({reason})"
         steps = self.clients.schedules.steps
+        idle = self._binding.not_trained
+        idle = idle and f" {idle} require gradients and are in no optimizer: they are not trained."
         rank_zero_info(
             f"Federated fit on {theta.device}, {path_taken} path. Memory beside the module: {plan}. A round counts as "
             f"{steps} step{'s' * (steps > 1)} (global_step, max_steps, learning-rate schedules). Local steps: "
-            f"{self.clients.runner.step_kind}"
+            f"{self.clients.runner.step_kind}.{idle}"
         )
 
     def _planned_rounds(self) -> int | None:
@@ -220,7 +222,7 @@ class FederatedFit:
 
     def open_round(self, index: int) -> Iterator[ClientTask]:
         """Draws the cohort and yields one task per place."""
-        self._binding.check()
+        self._binding.check(self._trainer.optimizers)
         self._began = time.perf_counter()
         loaders, options = self.clients.loaders, self._options
         size = len(self.clients.runner.rows)

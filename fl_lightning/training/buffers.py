@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,7 +20,7 @@ _Kind = tuple[torch.dtype, torch.device]
 class BufferReport:
     """A client's buffers after training, as one vector per dtype, with the client's sample count.
 
-    ``aside`` has frozen parameters and non-persistent buffers that the client changed, by name.
+    ``aside`` has untrained parameters and non-persistent buffers that the client changed, by name.
     """
 
     size: int
@@ -32,20 +32,21 @@ class BufferBank:
     """The module's buffers (BatchNorm statistics and the like) outside local training.
 
     Buffers never enter update rows. Every client starts from the global ones. Those of torchmetrics are left alone:
-    they belong to the metrics. :class:`SideTensors` has non-persistent buffers, and frozen parameters that may follow
-    trained ones: the policy combines them where clients change them.
+    they belong to the metrics. :class:`SideTensors` has non-persistent buffers, and untrained parameters that may
+    follow trained ones: the policy combines them where clients change them.
 
     Args:
         module: the module.
         policy: ``"mean"`` averages float buffers by sample counts, ``"largest"`` takes those of the client with the
             most samples, ``"global"`` leaves them as they are. Integer buffers are never averaged: under ``"mean"`` and
             ``"largest"`` they come from the client with the most samples.
+        trained: names of the trained parameters; ``None``: all that require gradients.
     """
 
-    def __init__(self, module: nn.Module, policy: BufferPolicy) -> None:
+    def __init__(self, module: nn.Module, policy: BufferPolicy, trained: Collection[str] | None = None) -> None:
         self._module = module
         self._policy: BufferPolicy = policy
-        self._aside = SideTensors(module)
+        self._aside = SideTensors(module, trained)
         self._take()
 
     @property
@@ -180,7 +181,7 @@ class BufferBank:
         """Makes new global buffers from the clients' by the policy, and puts them into the module.
 
         Raises:
-            ValueError: something has changed frozen parameters after a client.
+            ValueError: something has changed untrained parameters after a client.
         """
         self._aside.check_between_clients()
         self._aside.commit(_aside(reports), self._policy)

@@ -79,7 +79,7 @@ class Rounds:
         self.begin()
 
     def begin(self):
-        self.client.check_module(self.module)
+        self.client.check_module(self.module, self.layout)
         federation = Federation(len(self.data), self.layout, torch.device("cpu"), torch.float64, len(self.data))
         for half in (self.server, self.client):
             half.begin_fit(federation)

@@ -129,8 +129,8 @@ def test_every_step_draws_for_itself_and_alike_whoever_trained_before():
 @pytest.mark.parametrize("in_files", [False, True])
 def test_memory_plan_counts_the_models_of_a_round(in_files, tmp_path):
     rule, module = Ditto(directory=str(tmp_path) if in_files else None).client_rule(), Net()
-    rule.check_module(module)
     layout = fl.ParamLayout.from_module(module)
+    rule.check_module(module, layout)
     federation = fl.algorithms.Federation(10, layout, torch.device("cpu"), torch.float64, 3)
     model = 8 * layout.numel + 2 * 8 * WIDTH + 8  # with the mean, variance and count of BatchNorm
     assert rule.memory(federation, 3) == {"personal_models (CPU)": (3 if in_files else 13) * model}

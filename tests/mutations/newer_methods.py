@@ -36,13 +36,13 @@ MUTATIONS = [
     layers("the first layers are the personal ones", "owners[-count:]", "owners[:count]"),
     layers(
         "statistics of personal layers are shared",
-        "for o in names)) for all_ in (trained, buffers)",
-        "for o in names)) for all_ in (trained, [])",
+        "_layers(layout, buffers, lambda name: any(",
+        "_layers(layout, [], lambda name: any(",
     ),
     layers(
         "weights of BatchNorm are shared",
-        "in owners) for all_ in (trained, buffers)",
-        "in owners) for all_ in ([], buffers)",
+        "lambda name: name.rpartition",
+        "lambda name: name in buffers and name.rpartition",
     ),
     layers("methods that ask for losses are not refused", "if getattr(server.needs, name)]", "if False]"),
     fedrep("the head is trained last", "(name in self._names) != heads_turn", "(name in self._names) == heads_turn"),
