@@ -181,6 +181,7 @@ class FederatedFit:
             "skipped_rounds": self._server.skipped_rounds,
             "failed_rounds": self._server.failed_rounds,
             "server_optimizer": None if optimizer is None else optimizer.state_dict(),
+            "non_persistent_buffers": self.clients.buffers.unsaved(self.clients.runner.in_training),
         }
 
     def checksums(self) -> dict[str, int]:

@@ -170,6 +170,8 @@ class FitLifecycle:
         if self._ranks is not None:
             check_same_fit(self._ranks, self._fit.description, self._trainer)
             say_processes(self._ranks, options, loaders.sizes.tolist(), clients.runner.rows)
+        if loaded is not None:
+            clients.buffers.load_unsaved(loaded.get("non_persistent_buffers", {}))
         self._fit.begin(carried)
         self._trained, self._finished = None, False
         trained, theta = (carried or {}).get("trained"), self._binding.theta

@@ -151,6 +151,14 @@ class BufferBank:
         """
         return self.values() | self._aside.values()
 
+    def unsaved(self, in_visit: bool) -> dict[str, Tensor]:
+        """See :meth:`SideTensors.unsaved`."""
+        return self._aside.unsaved(in_visit)
+
+    def load_unsaved(self, values: Mapping[str, Tensor]) -> None:
+        """See :meth:`SideTensors.load_unsaved`."""
+        self._aside.load_unsaved(values)
+
     def report(self, size: int) -> BufferReport:
         """The module's buffers as a client leaves them.
 

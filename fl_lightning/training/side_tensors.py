@@ -74,6 +74,26 @@ class SideTensors:
         self._global.update(state)
         self._moving |= state.keys()
 
+    def unsaved(self, in_visit: bool) -> dict[str, Tensor]:
+        """Copies of the non-persistent buffers that have changed in this fit: no state dictionary has them.
+
+        Args:
+            in_visit: a client is in training; its changes are not looked at.
+        """
+        found = {}
+        for _, _, name, value in non_persistent_buffers_of(self._module):
+            before = self._global.get(name, value)
+            if name in self._moving or (not in_visit and not _equal(value, before)):
+                found[name] = (before if in_visit else value).detach().clone()
+        return found
+
+    def load_unsaved(self, values: Mapping[str, Tensor]) -> None:
+        """Takes what :meth:`unsaved` returned; what has another shape is a cache, and stays as it is."""
+        self.put(
+            {n: value for n, value in values.items() if n in self._found and self._found[n].value.shape == value.shape}
+        )
+        self.remember()
+
     @torch.no_grad()
     def put(self, values: Mapping[str, Tensor]) -> None:
         """Puts some values into the module, by name; :meth:`remember` takes them as global ones."""
