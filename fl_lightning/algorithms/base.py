@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -41,6 +41,7 @@ class ClientRule:
             :meth:`state_dict` without saying it counts as ``None``.
         undefined_extras: names of extras in which NaN stands for something undefined. A report with NaN in others, or
             with infinity, counts as one whose update is not finite.
+        own_work: what the rule computes of losses by itself, without Lightning's hooks; the fit names those left out.
     """
 
     needs: Needs = Needs()
@@ -48,6 +49,7 @@ class ClientRule:
     placement: tuple[str, ...] = ()
     column_state: tuple[str, ...] | None = ()
     undefined_extras: tuple[str, ...] = ()
+    own_work: Literal["none", "gradients", "steps"] = "none"
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -93,12 +95,7 @@ class ClientRule:
         return None
 
     def check_module(self, module: nn.Module, layout: ParamLayout) -> None:
-        """Called before the first round; raises ValueError if the module lacks something that no need names.
-
-        Args:
-            module: the module.
-            layout: names its trained parameters.
-        """
+        """Raises ValueError, before the first round, if the module, trained as laid out, lacks what no need names."""
 
     def begin_fit(self, federation: Federation) -> None:
         """Called before the first round of a fit, after :meth:`load_state_dict` if the fit is resumed."""

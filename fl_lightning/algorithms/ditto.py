@@ -63,9 +63,9 @@ class Ditto(FedAvg):
 class PersonalModels(ClientRule):
     """Before each local batch, the personal model steps on it: ``v -= eta (grad L(v) + lambda (v - W))``.
 
-    These are plain steps of gradient descent, without the clients' momentum, weight decay or clipping. Whatever they
-    draw comes from generators of their own, and BatchNorm's statistics are the personal model's own: the global model
-    trains as in FedAvg, bit for bit.
+    These are plain steps of gradient descent, without the clients' momentum, weight decay, clipping or hooks. Whatever
+    they draw comes from generators of their own, and BatchNorm's statistics are the personal model's own: the global
+    model trains as in FedAvg, bit for bit.
 
     Args:
         lam: see :class:`Ditto`.
@@ -76,6 +76,7 @@ class PersonalModels(ClientRule):
     reads = "sums"
     column_state = ()
     placement = ("own",)
+    own_work = "steps"
 
     def __init__(self, lam: float, lr: float | None, own: OwnModels) -> None:
         self.needs = Needs(client_lr=lr is None)

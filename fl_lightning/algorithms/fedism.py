@@ -102,6 +102,8 @@ class SharpnessAware(ClientRule):
         alpha: see there.
     """
 
+    own_work = "gradients"
+
     def __init__(self, rho: float, alpha: float) -> None:
         self.rho, self.alpha = rho, alpha
         self._sharpness = torch.zeros((), dtype=torch.float64)

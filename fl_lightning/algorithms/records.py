@@ -46,6 +46,7 @@ class Needs:
         features: the module's ``federated_features(batch)``, see :mod:`fl_lightning.algorithms.features`.
         groups: the module's ``federated_groups(batch)``, see :mod:`fl_lightning.algorithms.groups`.
         exact_step: the new parameters are ``params - step``; server optimizers, which change that, are refused.
+        dense_gradients: an optimizer of dense gradients; ``SparseAdam``, which takes sparse ones alone, is refused.
     """
 
     losses: bool = False
@@ -56,6 +57,7 @@ class Needs:
     features: bool = False
     groups: bool = False
     exact_step: bool = False
+    dense_gradients: bool = False
 
     def __or__(self, other: Needs) -> Needs:
         return Needs(
@@ -67,6 +69,7 @@ class Needs:
             self.features or other.features,
             self.groups or other.groups,
             self.exact_step or other.exact_step,
+            self.dense_gradients or other.dense_gradients,
         )
 
 

@@ -10,17 +10,24 @@ from inspect import signature
 from typing import Any, NoReturn
 
 from torch import nn
+from torch.optim import Optimizer, SparseAdam
 
 from fl_lightning.algorithms import groups
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.features import METHOD
 from fl_lightning.algorithms.records import Needs
 from fl_lightning.core.layout import ParamLayout
-from fl_lightning.core.lightning.inspection import accumulation, validation_interval
+from fl_lightning.core.lightning.inspection import accumulation, overridden_hooks, validation_interval
 from fl_lightning.core.lightning.names import LightningModule, Trainer, TrainerFn, callbacks, rank_zero_warn
 
 _PROBED_STEPS = 1000
 """Steps for which an averaging callback is asked whether it averages after them."""
+
+_OUTSIDE_STEPS = ("batch_to_device", "lr_scheduler_step")
+_BEFORE_STEPS = (*_OUTSIDE_STEPS, "on_train_batch_start")
+_AROUND_GRADIENTS = (
+    "backward", "on_after_backward", "on_before_backward", "post_backward", "pre_backward", "training_step",
+)  # fmt: skip
 
 
 def paired_client_rule(
@@ -150,7 +157,11 @@ class Method:
 
 
 def check_module(
-    module: LightningModule, method: Method, layout: ParamLayout, optimizers: int, client_lr: float | None
+    module: LightningModule,
+    method: Method,
+    layout: ParamLayout,
+    optimizers: Sequence[Optimizer],
+    client_lr: float | None,
 ) -> None:
     """Raises ValueError for modules that lack what the method needs."""
     needs, rule, asking = method.needs, method.rule, method.asking
@@ -185,8 +196,14 @@ def check_module(
         )
     if rule.overrides("loss_term", "loss_weight", "shape_loss") and manual:
         raise ValueError(f"{method.client} changes the loss, which manual optimization keeps to itself")
-    if rule.overrides("correct_gradients") and optimizers > 1:
-        raise ValueError(f"{method.client} corrects gradients and needs one optimizer, found {optimizers}")
+    corrects = rule.overrides("correct_gradients")
+    if corrects and len(optimizers) > 1:
+        raise ValueError(f"{method.client} corrects gradients and needs one optimizer, found {len(optimizers)}")
+    if (corrects or needs.dense_gradients) and any(isinstance(optimizer, SparseAdam) for optimizer in optimizers):
+        raise ValueError(
+            f"{method.client} gives every parameter a dense gradient, and SparseAdam takes sparse gradients alone: use "
+            f"another optimizer in {type(module).__name__}.configure_optimizers, such as Adam"
+        )
     if (needs.client_lr or needs.full_gradients) and client_lr is None:
         raise ValueError(
             f"{asking('client_lr', 'full_gradients')} needs the clients' learning rate: use one torch.optim.SGD with "
@@ -196,8 +213,14 @@ def check_module(
 
 
 def warn_of_unused_settings(trainer: Trainer, method: Method, limit: int | float) -> None:
-    """Warns of settings for local training that a method which sends full gradients does not follow."""
+    """Warns of settings and hooks of local training that a method does not follow where it does something else."""
+    hooks = [(hook.rpartition(".")[2], hook) for hook in overridden_hooks(trainer)]
     if not method.needs.full_gradients:
+        work = method.rule.own_work
+        left_out = [hook for name, hook in hooks if work == "steps" and name not in _BEFORE_STEPS]
+        left_out += [hook for name, hook in hooks if work == "gradients" and name in _AROUND_GRADIENTS]
+        if left_out:
+            rank_zero_warn(f"{method.client} computes {work} of its own, without these hooks: {', '.join(left_out)}")
         return
     parts = trainer.optimizers[0].param_groups
     unused = {name: value for part in parts for name in ("momentum", "weight_decay") if (value := part[name])}
@@ -207,10 +230,12 @@ def warn_of_unused_settings(trainer: Trainer, method: Method, limit: int | float
         unused["limit_train_batches"] = limit
     if accumulation(trainer) > 1:
         unused["accumulate_grad_batches"] = accumulation(trainer)
-    if unused:
+    named = [f"{name}={value}" for name, value in unused.items()]
+    named += [hook for name, hook in hooks if name not in _OUTSIDE_STEPS]
+    if named:
         rank_zero_warn(
             f"{method.asking('full_gradients')} sends the gradient of all of a client's data and trains nothing "
-            f"locally, so these have no effect: {', '.join(f'{name}={value}' for name, value in unused.items())}"
+            f"locally, so these have no effect: {', '.join(named)}"
         )
 
 

@@ -84,7 +84,7 @@ class ClientSide:
     def _check_module(self) -> None:
         trainer, options = self._trainer, self._options
         client_lr, _ = client_learning_rate(trainer.optimizers)
-        check_module(trainer.lightning_module, options.method, self._binding.layout, len(trainer.optimizers), client_lr)
+        check_module(trainer.lightning_module, options.method, self._binding.layout, trainer.optimizers, client_lr)
 
     def _cohort_runner(self, executor: Executor) -> CohortRunner:
         obstacle = executor.obstacle(self.runner)

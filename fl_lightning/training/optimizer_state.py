@@ -34,8 +34,17 @@ class OptimizerState:
         self.options = [group_options(group) for group in self.optimizer.param_groups]
 
     def restore(self) -> None:
-        """Puts state and attributes back to what they were at first, and options to what was taken."""
+        """Puts state and attributes back to what they were at first, and options to what was taken.
+
+        Raises:
+            ValueError: parameter groups were added or taken away since.
+        """
         optimizer = self.optimizer
+        if len(optimizer.param_groups) != len(self.options):
+            raise ValueError(
+                f"{type(optimizer).__name__} must keep its {len(self.options)} parameter groups during a fit, found "
+                f"{len(optimizer.param_groups)}: give all to it in configure_optimizers"
+            )
         optimizer.state.clear()  # in place: wrappers hold on to it
         for key, value in self._initial.items():
             optimizer.state[key] = self._copied(value)

@@ -213,6 +213,27 @@ def test_sparse_gradients_train_like_dense_ones(name, path, clip):
     assert torch.allclose(*found, atol=1e-5, rtol=0)
 
 
+class Embedded(Words):
+    """Trains the embedding alone."""
+
+    def configure_optimizers(self):
+        return torch.optim.SparseAdam(self.embedding.parameters(), 0.01)
+
+
+@pytest.mark.parametrize("on_client_error", ["raise", "drop"])
+@pytest.mark.parametrize("method", [fl.algorithms.FedProx, fl.algorithms.FedDyn, fl.algorithms.FedISM])
+def test_optimizers_of_sparse_gradients_are_refused_where_a_method_makes_dense_ones(method, on_client_error):
+    words = rf"^{method.__name__} gives every parameter a dense gradient, and SparseAdam takes .* Embedded\.config"
+    with pytest.raises(ValueError, match=words):
+        fit(fresh(Embedded, sparse=True), algorithm=method(), on_client_error=on_client_error)
+
+
+@pytest.mark.parametrize("method", [fl.algorithms.FedAvg, fl.algorithms.FedFV, partial(fl.algorithms.FedProx, mu=0.0)])
+def test_optimizers_of_sparse_gradients_train_with_other_methods(method):
+    module = fit(fresh(Embedded, sparse=True), algorithm=method())[0]
+    assert not torch.equal(module.embedding.weight, fresh(Embedded, sparse=True).embedding.weight)
+
+
 def test_the_reference_can_tell_clients_apart():
     """The loop by hand is worth something: other cohorts, orders or rates give other weights."""
     plain = federate(fresh(), 3, sgd())

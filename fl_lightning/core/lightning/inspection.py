@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -56,7 +56,6 @@ def full_path_reason(trainer: Trainer, module: LightningModule) -> str | None:
     precision = trainer.precision_plugin
     if type(precision) is not lightning_module("plugins.precision").Precision or any(map(callable, _set_on(precision))):
         return f"Trainer(precision={trainer.precision!r})"
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     window = accumulation(trainer)
     if window != 1:
         return f"accumulate_grad_batches={window}"
@@ -69,14 +68,16 @@ def full_path_reason(trainer: Trainer, module: LightningModule) -> str | None:
         return f"Trainer(profiler={profiler})"
     if getattr(trainer, "_detect_anomaly", False):
         return "Trainer(detect_anomaly=True)"
-    for name in sorted(_MODULE_HOOKS):
-        if _differs(name, module, LightningModule):
-            return f"{type(module).__name__} overrides {name}"
-    for name in _STRATEGY_HOOKS:
-        if not _is_ours(getattr(trainer.strategy, name)):
-            return f"{type(trainer.strategy).__name__} overrides {name}"
-    watching = step_hook_of(callbacks)
-    return None if watching is None else f"{watching.replace('.', ' overrides ', 1)}"
+    hook = next(overridden_hooks(trainer), None)
+    return None if hook is None else hook.replace(".", " overrides ", 1)
+
+
+def overridden_hooks(trainer: Trainer) -> Iterator[str]:
+    """``"Kind.hook"`` of the hooks around local steps that do something: of module, strategy and callbacks."""
+    module, strategy = trainer.lightning_module, trainer.strategy
+    yield from (f"{type(module).__name__}.{n}" for n in sorted(_MODULE_HOOKS) if _differs(n, module, LightningModule))
+    yield from (f"{type(strategy).__name__}.{n}" for n in _STRATEGY_HOOKS if not _is_ours(getattr(strategy, n)))
+    yield from _step_hooks(trainer.callbacks)  # type: ignore[attr-defined]
 
 
 def accumulation(trainer: Trainer) -> int:
@@ -112,11 +113,12 @@ def profiler_of(trainer: Trainer) -> str | None:
 
 def step_hook_of(callbacks: Sequence[Callback]) -> str | None:
     """``"Kind.hook"`` of the first callback with a hook around optimizer steps; ``None`` if there is none."""
+    return next(_step_hooks(callbacks), None)
+
+
+def _step_hooks(callbacks: Sequence[Callback]) -> Iterator[str]:
     for callback in callbacks:
-        for name in STEP_HOOKS:
-            if _differs(name, callback, Callback):
-                return f"{type(callback).__name__}.{name}"
-    return None
+        yield from (f"{type(callback).__name__}.{name}" for name in STEP_HOOKS if _differs(name, callback, Callback))
 
 
 def transfer_is_hooked(trainer: Trainer) -> bool:
