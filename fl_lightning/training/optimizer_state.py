@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fl_lightning.core.errors import ModuleError
+
 
 class OptimizerState:
     """One optimizer, and what it looks like before its first step.
@@ -37,11 +39,11 @@ class OptimizerState:
         """Puts state and attributes back to what they were at first, and options to what was taken.
 
         Raises:
-            ValueError: parameter groups were added or taken away since.
+            ModuleError: parameter groups were added or taken away since.
         """
         optimizer = self.optimizer
         if len(optimizer.param_groups) != len(self.options):
-            raise ValueError(
+            raise ModuleError(
                 f"{type(optimizer).__name__} must keep its {len(self.options)} parameter groups during a fit, found "
                 f"{len(optimizer.param_groups)}: give all to it in configure_optimizers"
             )
