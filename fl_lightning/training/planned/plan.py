@@ -66,7 +66,7 @@ class Plan:
         trained = [inputs[place] for place in self._trace.trained]
         for tensor in (*trained, *(inputs[place] for place in self._trace.untouched)):
             if not any(tensor is parameter for parameter in parameters):
-                raise CannotPlanError("it trains a tensor that is no parameter of the module")
+                raise CannotPlanError("it needs the gradient of a tensor that no optimizer holds")
         places = {id(tensor): place for place, tensor in enumerate(trained)}
         self.places = tuple([places.get(id(parameter)) for parameter in parameters])
         self._programs: dict[tuple[int, ...], Callable[..., Any]] = {}
