@@ -28,10 +28,11 @@ def configured_optimizers(module: LightningModule) -> list[Optimizer]:
     """
     if not is_overridden("configure_optimizers", module):
         return []
+    alone = lightning_module("plugins.environments").LightningEnvironment()  # whatever cluster the process is on
     with quiet():
         asked = _Unemployed(
             accelerator="cpu", devices=1, max_epochs=_LENGTH, logger=False, enable_checkpointing=False,
-            enable_progress_bar=False, enable_model_summary=False,
+            enable_progress_bar=False, enable_model_summary=False, plugins=[alone],
         )  # fmt: skip
     before = module._trainer
     module.trainer = asked
