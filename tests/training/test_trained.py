@@ -37,6 +37,9 @@ class Partly(Classifier):
     def configure_optimizers(self):
         return torch.optim.SGD(self.net[2:].parameters(), self.hparams.lr, self.hparams.momentum, weight_decay=0.01)
 
+    def on_train_batch_start(self, batch, batch_idx):
+        assert batch_idx > 0 or self.net[0].weight.grad is None, "of the client before"
+
     def on_train_batch_end(self, outputs, batch, batch_idx):
         self.average.update_parameters(self.net)
 
@@ -91,6 +94,7 @@ def test_servers_and_clients_apart_train_the_same(method):
                                   algorithm=method(), seed=5, trainer={"accelerator": "cpu"})
         for place in range(3)
     }  # fmt: skip
+    assert "frozen parameters: other values" in server.refusal(clients[0].introduction())
     for client in clients.values():
         client._module.net[0].load_state_dict(server.module.net[0].state_dict())  # pretrained
         client._module.average.module[0].load_state_dict(server.module.net[0].state_dict())
