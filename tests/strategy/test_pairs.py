@@ -294,7 +294,6 @@ class Configured(Classifier):
         ({}, {"limit_train_batches": 0.5}, "limit_train_batches=0.5"),
         ({}, {"accumulate_grad_batches": 2}, "accumulate_grad_batches=2"),
         ({}, {"limit_train_batches": 1.0}, None),
-        ({}, {"accumulate_grad_batches": 2}, "accumulate_grad_batches=2"),
     ],
 )
 def test_full_gradients_say_which_settings_have_no_effect(method, optimizer, trainer, named):
