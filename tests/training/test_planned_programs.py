@@ -82,14 +82,14 @@ def test_the_bits_of_autograd_for_expressions(name):
 
 
 def shared(*inputs):
-    """A loss whose gradients PyTorch computes as one tensor and views of it, and as tensors of ones."""
-    first, second, both, one, x = inputs
+    """A loss whose gradients PyTorch computes as one tensor and views of it, as a tensor of ones, and as a transpose."""
+    first, second, both, one, turned, x = inputs
     left, right = both.split(6)
-    return [(x * (first + second.view(6)).cos() + left * right.sin()).sum() + one]
+    return [(x * (first + second.view(6)).cos() + left * right.sin()).sum() + one + (turned.t() * x.view(3, 2)).sum()]
 
 
 def of_shared():
-    sizes = ((6,), (2, 3), (12,), ())
+    sizes = ((6,), (2, 3), (12,), (), (2, 3))
     inputs = [*(nn.Parameter(torch.ones(size)) for size in sizes), torch.arange(6.0)]
     return record(shared, inputs), inputs
 
@@ -108,7 +108,8 @@ def test_whoever_changes_a_gradient_changes_no_other(fresh):
         for gradient in gradients:
             gradient.fill_(7.0)
         assert all(map(torch.equal, run(*inputs)[1], right))
-    assert len(set(places(gradients))) == len(gradients) == 4
+    assert len(set(places(gradients))) == len(gradients) == 5
+    assert all(gradient.is_contiguous() for gradient in gradients)
 
 
 def test_gradients_stay_in_their_memory_unless_they_have_to_be_fresh():

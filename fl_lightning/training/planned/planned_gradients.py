@@ -178,12 +178,10 @@ class _Guarded:
         self.ran, self.steps = None, self.steps + 1
         if self._compiled is None or len(self.plans) >= _PLANS:
             # TorchDynamo keeps what it compiles by code object, and for ever: a copy for each use, which holds no plan.
-            self.plans, held = [], ref(self)
-            code = _loss_of_batch.__code__.replace()
-            own = FunctionType(code, _loss_of_batch.__globals__, _loss_of_batch.__name__)
-            self._compiled = torch.compile(
-                own, backend=lambda *found: _held(held)._plan(*found), fullgraph=True, dynamic=False
-            )
+            owner: Any = ref(self)
+            own = FunctionType(_loss_of_batch.__code__.replace(), _loss_of_batch.__globals__)
+            backend = lambda *found: owner()._plan(*found)  # noqa: E731 (a method would keep its object)
+            self._compiled, self.plans = torch.compile(own, backend=backend, fullgraph=True, dynamic=False), []
         return self._compiled(*args)
 
     def _plan(self, graph: Any, inputs: Sequence[Any]) -> Callable[..., Sequence[Tensor]]:
@@ -195,18 +193,15 @@ class _Guarded:
         except Exception as error:
             raise CannotPlanError(f"it cannot be recorded: {type(error).__name__}: {_first_line(error)}") from error
         self.plans.append(plan)
-        owner, kept = ref(self), ref(plan)
-        return lambda *given: _held(owner)._run(_held(kept), given)
+        owner: Any = ref(self)
+        kept: Any = ref(plan)
 
-    def _run(self, plan: Plan, given: tuple[Tensor, ...]) -> Sequence[Tensor]:
-        self.ran = plan
-        return plan(*given)
+        def run(*given: Tensor) -> Sequence[Tensor]:
+            owner().ran = kept()
+            returned: Sequence[Tensor] = kept()(*given)
+            return returned
 
-
-def _held(held: ref[Any]) -> Any:
-    found = held()
-    assert found is not None
-    return found
+        return run
 
 
 def _loss_of_batch(batch: Any, index: int, records: list[Any], calls: ModuleCalls, hooks: ClientHooks) -> Tensor | None:

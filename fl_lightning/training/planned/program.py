@@ -66,7 +66,7 @@ class _Writer:
         self._known.update(map(_memory, taken))
         memory = set(map(_memory, results))
         changes, shown = op._schema.is_mutable, memory & self._known
-        found = None if changes or shown or memory & self._fresh else _with_out(op)
+        found = None if changes or memory & self._fresh else _with_out(op)
         if op in (_ATEN.alias.default, _ATEN.detach.default):  # a view of all, and nobody asks here for a graph
             self._put(results, self._stays.get(id(taken[0])), self._text(taken[0]))
         elif results and shown == memory and not changes and all(id(tensor) in self._stays for tensor in taken):
