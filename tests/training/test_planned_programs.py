@@ -82,7 +82,7 @@ def test_the_bits_of_autograd_for_expressions(name):
 
 
 def shared(*inputs):
-    """A loss whose gradients PyTorch computes as one tensor and views of it, as a tensor of ones, and as a transpose."""
+    """A loss whose gradients PyTorch computes as one tensor and views of it, as ones, and as a transpose."""
     first, second, both, one, turned, x = inputs
     left, right = both.split(6)
     return [(x * (first + second.view(6)).cos() + left * right.sin()).sum() + one + (turned.t() * x.view(3, 2)).sum()]
