@@ -171,7 +171,7 @@ def fitted(
     module = Classifier(shape, logs)
     # Workers make plans in the rounds that do not count. A process that makes workers plans nothing itself, so its own
     # rounds are computed without.
-    strategy = fl.FederatedStrategy(clients_per_round=shape.per_round, executor=executor, planned_steps="always")
+    strategy = fl.FederatedStrategy(clients_per_round=shape.per_round, executor=executor, planned_steps=True)
     trainer = L.Trainer(
         max_epochs=rounds, strategy=strategy, callbacks=callbacks, accelerator="cpu", logger=False, limit_val_batches=0,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,

@@ -121,10 +121,10 @@ class FederatedStrategy(OneDevice):
             data that is wrapped.
         timeout: with several processes (``Trainer(devices=..., num_nodes=...)``), how long one waits for the others. It
             waits while they train their last clients of a round.
-        planned_steps: on the CPU, whether losses and gradients come from plans: their operations, traced once and then
-            repeated in memory that stays. Results have the same bits and come sooner. What cannot be planned is
-            computed as ever, and the log says why. ``"auto"`` plans for a shape of batches after 256 of them in a
-            process, ``"always"`` at once, ``"never"`` not. See docs/speed.md.
+        planned_steps: on the CPU, record the operations of a local step once with ``torch.compile`` and repeat them in
+            memory that stays. Small networks train faster, with the same bits; what cannot be recorded is computed as
+            ever, and the log says why. What a step reads is checked as well as ``torch.compile`` checks it: see
+            docs/speed.md.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -176,7 +176,7 @@ class FederatedStrategy(OneDevice):
         log_client_names: bool = False,
         partition: PartitionLike | None = None,
         timeout: timedelta = timedelta(minutes=30),
-        planned_steps: Literal["auto", "always", "never"] = "auto",
+        planned_steps: bool = False,
     ) -> None:
         super().__init__(timeout)
         self._options = options = FitOptions(

@@ -14,9 +14,6 @@ from fl_lightning.core.fit_description import plain
 from fl_lightning.simulation.checks import Method, paired_client_rule
 from fl_lightning.training.local_options import LocalOptions
 
-_PATIENCE: dict[str, int | None] = {"auto": 256, "always": 0, "never": None}
-"""Batches of one shape before steps are planned for it: as many as take about as long as tracing."""
-
 
 @dataclass(frozen=True)
 class ClientOptions:
@@ -39,7 +36,7 @@ class ClientOptions:
     attack: Attack | None
     seed: int
     loss_batch_size: int | None
-    planned_steps: Literal["auto", "always", "never"]
+    planned_steps: bool
     client_rule: ClientRule = field(init=False)
 
     def __post_init__(self) -> None:
@@ -93,5 +90,5 @@ class ClientOptions:
             keep_optimizer=self.keeps_optimizer,
             loss_batch_size=self.loss_batch_size,
             attack=self.attack,
-            patience=_PATIENCE[self.planned_steps],
+            planned=self.planned_steps,
         )

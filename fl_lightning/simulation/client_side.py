@@ -156,7 +156,7 @@ class ClientSide:
         """Losses of clients at other parameters ``[n]``, as they were measured in this round: float64 on the CPU."""
         self._binding.bind_flat(params.detach().to(self._binding.theta.dtype).contiguous())
         try:
-            losses = self._crew.losses(clients, lambda c: self.runner.measure(c, round, _LOSSES, plan=False)["loss"])
+            losses = self._crew.losses(clients, lambda c: self.runner.measure(c, round, _LOSSES)["loss"])
             return torch.tensor(losses, dtype=torch.float64)
         finally:
             self._binding.bind_global()

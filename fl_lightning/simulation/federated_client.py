@@ -120,7 +120,7 @@ class FederatedClient:
             attack=None,
             seed=seed,
             loss_batch_size=loss_batch_size,
-            planned_steps="never",
+            planned_steps=False,
         )
         obstacle = self._options.client_rule.obstacle()
         if obstacle is not None:

@@ -46,10 +46,6 @@ class ClientBatches:
                 left -= 1
                 yield batch, size, index, index + 1 == take, left == 0
 
-    def from_memory(self, client: int) -> bool:
-        """Whether a client's batches are gathered from tensors in memory, and nobody changes them on the way."""
-        return self.loaders.in_memory and self._options.attack_of(client) is None
-
     def passes(self, client: int, round: int) -> Iterator[tuple[int, int]]:  # noqa: A002
         """Passes over a client's data in local training: the seed of each one's order, and its number of batches."""
         for number, take in enumerate(self._takes(self.loaders.num_batches(client, merge_single=self.merges))):

@@ -36,12 +36,8 @@ class LocalStep(Protocol):
             The detached loss (``None`` if the module gave none), and whether a hook asked the client to stop.
         """
 
-    def begin_visit(self, from_memory: bool) -> None:
-        """A client is about to train.
-
-        Args:
-            from_memory: its batches are gathered from tensors in memory, and nobody changes them on the way.
-        """
+    def begin_visit(self) -> None:
+        """A client is about to train."""
 
     def take_optimizer(self, optimizer: Optimizer) -> None:
         """Steps with another optimizer from now on."""
@@ -63,7 +59,7 @@ class LightningStep:
         """See :class:`LocalStep`."""
         return self._loop.local_step(batch, index, size)
 
-    def begin_visit(self, from_memory: bool) -> None:
+    def begin_visit(self) -> None:
         """A client is about to train."""
 
     def take_optimizer(self, optimizer: Optimizer) -> None:
@@ -99,8 +95,6 @@ class LeanStep:
         batch = self._calls.to_device(batch)
         self._loop.expect(batch, size)
         self._hooks.begin_batch(batch)
-        if self._loop.clock.is_last_batch:
-            self._gradients.end_steady()
         loss = self._gradients(batch, index)
         self._hooks.before_optimizer_step()
         self._calls.clip_gradients(self._optimizer.wrapped)
@@ -110,10 +104,9 @@ class LeanStep:
             self._loop.clock.end_step()
         return loss, False
 
-    def begin_visit(self, from_memory: bool) -> None:
+    def begin_visit(self) -> None:
         """A client is about to train."""
-        steady = from_memory and not self._calls.hooked and not self._loop.clock.scheduled
-        self._gradients.begin_visit(steady and self._hooks.steady and self._optimizer.lets_go)
+        self._gradients.begin_visit()
 
     def take_optimizer(self, optimizer: Optimizer) -> None:
         """Steps with another optimizer from now on."""

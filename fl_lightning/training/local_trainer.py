@@ -69,7 +69,7 @@ class LocalTrainer:
         self._rule.begin_client(work)
         self.log.install(self.step.hook)
         hooks.install()
-        self.step.begin_visit(self._batches.from_memory(work.client_id))
+        self.step.begin_visit()
         losses: list[Tensor] = []
         sizes: list[int] = []
         done, clock, opens, self.skipped = 0, self._clock, True, 0

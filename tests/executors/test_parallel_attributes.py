@@ -56,7 +56,7 @@ def test_attributes_without_a_truth_value_or_a_memory_address_are_no_obstacle(po
 
 
 def test_attributes_that_planned_steps_read_are_no_changes():
-    (strategy, found), (_, expected) = (trained(executor, planned_steps="always") for executor in (TWO, None))
+    (strategy, found), (_, expected) = (trained(executor, planned_steps=True) for executor in (TWO, None))
     assert strategy.executor_fallback is None
     assert strategy.last_round.planned_steps > 0
     assert torch.equal(found, expected)
