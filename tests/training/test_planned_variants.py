@@ -283,7 +283,7 @@ REFUSED = {
     "prints": (prints, "TorchDynamo cannot follow"),
     "turned": (turned, "TorchDynamo cannot follow"),
     "moved": (moved, ""),
-    "foreign": (foreign, "no parameter of the module"),
+    "foreign": (foreign, "that no optimizer holds"),
     "sparse gradients": (sparse, "sparse"),
     "one hot": (lambda m, x, y: F.mse_loss(m.net(x), F.one_hot(y, CLASSES).float()), "_local_scalar_dense"),
     "random numbers of Python": (from_random, "a tensor of a number"),
