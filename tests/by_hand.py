@@ -40,7 +40,7 @@ class Federation:
         data: the data of all clients, of which each is given its own.
         client: makes the client half of another method.
         trainer: the clients' options of the Trainer.
-        clock: what the first message says about the length of rounds and of the fit.
+        clock: what messages say about the length of rounds and of the fit.
         options: of all clients; ``buffers`` is the server's, too.
     """
 
@@ -75,7 +75,6 @@ class Federation:
         self._make, self._in_files = made, options.get("folder") is not None
         self._num_clients, self._num_samples = data.num_clients, int(data.train_dataloader().sizes.sum())
         self.counted: dict[int, int] = {}
-        self.schedule: Any = None
         self.clock = clock or {}
         federation = fl.algorithms.Federation(
             data.num_clients, self.layout, torch.device("cpu"), self.params.dtype, cohort_size=3
@@ -92,7 +91,7 @@ class Federation:
     def message(self, client_id: int, when: int) -> fl.ServerMessage:
         counted, buffers = self.counted.get(client_id), self.bank.global_values()
         message = fl.ServerMessage.to_client(
-            client_id, self.rule, when, self.params, counted, buffers, self.schedule, **self.clock
+            client_id, self.rule, when, self.params, counted, buffers, **self.clock
         )  # fmt: skip
         return wired(message)
 
@@ -100,9 +99,6 @@ class Federation:
         """One round; what clients in ``lost`` send does not count."""
         orders = {i: self.message(i, when) for i in cohort}
         sent = [wired(self.client(i).train(orders[i])) for i in cohort]
-        self.schedule = sent[0].schedule
-        if self.schedule is not None:
-            self.clock.pop("steps_per_round", None)  # the schedule has it from now on
         counted = [message for message in sent if message.client_id not in lost]
         rates = [message.client_lr for message in counted]
         ids = tuple(message.client_id for message in counted)

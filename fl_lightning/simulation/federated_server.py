@@ -173,7 +173,6 @@ class FederatedServer:
         self.last_round: RoundRecord | None = None
         self.learning_rate: float | None = None
         self.memory: Mapping[str, int] = {}
-        self._schedule: Any = None
         self._steps_per_round: int | None = None
         self._local_steps, self._began = 0, 0.0
         self._cohort: tuple[int, ...] | None = None
@@ -274,7 +273,7 @@ class FederatedServer:
         assert self.rounds is None or self.round < self.rounds
         return ServerMessage.to_client(
             client_id, self.client_rule, self.round, self._binding.theta, self.counted.get(client_id),
-            self._bank.global_values(), self._schedule, self._steps_per_round, self.rounds,
+            self._bank.global_values(), self._steps_per_round, self.rounds,
         )  # fmt: skip
 
     def evaluation_message(self, client_id: int) -> ServerMessage:
@@ -339,8 +338,6 @@ class FederatedServer:
         )
         self.counted |= dict.fromkeys(record.client_ids, self.round)
         self._local_steps += sum(given[client].steps for client in record.client_ids)
-        some = given.get(record.client_ids[0]) if record.client_ids else next(iter(given.values()), None)
-        self._schedule = self._schedule if some is None else some.schedule
         rates = [given[client].client_lr for client in record.client_ids]
         known = [rate for rate in rates if rate is not None]
         self.learning_rate = mean_rate(known) if known else None
@@ -380,7 +377,6 @@ class FederatedServer:
             "guards": self._guards.states(),
             "server_optimizer": None if optimizer is None else optimizer.state_dict(),
             "counted": dict(self.counted),
-            "schedule": self._schedule,
             "steps_per_round": self._steps_per_round,
             "local_steps": self._local_steps,
             "skipped_rounds": server.skipped_rounds,
@@ -418,7 +414,7 @@ class FederatedServer:
         if self._server.optimizer is not None:
             self._server.optimizer.load_state_dict(state["server_optimizer"])
         self.round, self.counted = state["round"], dict(state["counted"])
-        self._schedule, self._steps_per_round = state["schedule"], state["steps_per_round"]
+        self._steps_per_round = state["steps_per_round"]
         self._local_steps = state["local_steps"]
         self._server.skipped_rounds, self._server.failed_rounds = state["skipped_rounds"], state["failed_rounds"]
         self._introductions.load_state_dict(state["clients"])

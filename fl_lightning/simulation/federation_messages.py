@@ -30,11 +30,8 @@ class ServerMessage:
         counted: the last round in which this client's message entered the step; ``None``: there is none. What the
             client kept in that round is its own, and what it kept since is forgotten.
         buffers: the module's global buffers, by name; empty: the client's module has them already.
-        schedule: where the learning-rate schedulers are: :attr:`ClientMessage.schedule` of the round before. ``None``:
-            at the beginning, or there are none.
         steps_per_round: what a round counts as (:attr:`FitDescription.steps_per_round`): mean optimizer steps of a
-            client's visit, rounded up. A client with its own data alone needs it in its first round, if schedulers step
-            within visits.
+            client's visit, rounded up. A client with its own data alone needs it if schedulers step within visits.
         rounds: of the whole federation, which is the client's ``trainer.max_epochs``. Schedules that ask for it, or for
             ``estimated_stepping_batches``, need it.
 
@@ -49,7 +46,6 @@ class ServerMessage:
     client_state: State = field(default_factory=dict)
     counted: int | None = None
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
-    schedule: State | None = None
     steps_per_round: int | None = None
     rounds: int | None = None
 
@@ -79,7 +75,6 @@ class ServerMessage:
         params: Tensor,
         counted: int | None = None,
         buffers: Mapping[str, Tensor] | None = None,
-        schedule: State | None = None,
         steps_per_round: int | None = None,
         rounds: int | None = None,
     ) -> ServerMessage:
@@ -92,14 +87,12 @@ class ServerMessage:
             params: as the attribute.
             counted: as the attribute.
             buffers: as the attribute; ``None``: empty.
-            schedule: as the attribute.
             steps_per_round: as the attribute.
             rounds: as the attribute.
         """
         return cls(
-            round, params, rule.broadcast(), rule.state_for(client_id), counted, buffers or {}, schedule,
-            steps_per_round, rounds,
-        )  # fmt: skip
+            round, params, rule.broadcast(), rule.state_for(client_id), counted, buffers or {}, steps_per_round, rounds
+        )
 
 
 @checked(
@@ -126,7 +119,6 @@ class ClientMessage:
         extras: what the method sends besides, one tensor per name.
         companions: ``[n]`` vectors that become companion rows of the cohort.
         buffers: the module's buffers after training, by name; empty if the server does not combine them.
-        schedule: where the learning-rate schedulers are after the round, the same for all clients; ``None`` without.
         steps: optimizer steps of the visit.
     """
 
@@ -140,7 +132,6 @@ class ClientMessage:
     extras: Mapping[str, Tensor]
     companions: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor]
-    schedule: State | None
     steps: int = 0
 
 

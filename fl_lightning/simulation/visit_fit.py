@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fl_lightning.algorithms.records import Federation, State
+from fl_lightning.algorithms.records import Federation
 from fl_lightning.core.lightning.epoch_loop import ClientTask, FederatedEpochLoop, install
 from fl_lightning.core.lightning.names import Trainer
 from fl_lightning.data.client_loaders import ClientLoaders
@@ -17,10 +17,14 @@ from fl_lightning.simulation.client_options import ClientOptions
 from fl_lightning.simulation.client_side import ClientSide
 from fl_lightning.simulation.federation_messages import ClientMessage, ServerMessage
 from fl_lightning.simulation.round_loader import RoundLoader
-from fl_lightning.simulation.visit_plans import federation_plan, visit_plan
+from fl_lightning.simulation.visit_plans import (
+    check_visit_schedulers,
+    federation_plan,
+    refuse_steps_by_hand,
+    visit_plan,
+)
 from fl_lightning.training.bound_parameters import BoundParameters
 from fl_lightning.training.client_hooks import ClientHooks
-from fl_lightning.training.client_optimizers import load_scheduled_states, scheduled_state
 from fl_lightning.training.trained import trained_names
 from fl_lightning.training.upload import Upload
 
@@ -117,28 +121,14 @@ class VisitFit:
 
     def _take_message(self, binding: BoundParameters) -> None:
         message, trainer = self._message, self._trainer
-        manual = not trainer.lightning_module.automatic_optimization
         message.check_params(binding.theta)
         binding.theta.copy_(message.params)
         if message.buffers:
             self.side.buffers.put(message.buffers)
-        for config in trainer.lr_scheduler_configs:
-            if config.reduce_on_plateau:
-                raise ValueError(
-                    f"{type(config.scheduler).__name__} steps by a validation metric, which the server has: set the "
-                    "learning rate there, or use a scheduler that counts rounds"
-                )
-            if not self._knows_clock and (manual or config.interval == "step"):
-                raise ValueError(
-                    f"{type(config.scheduler).__name__} steps within visits, and a client alone does not know what a "
-                    "round counts as: the server must send ServerMessage(steps_per_round=...), see "
-                    "FitDescription.steps_per_round"
-                )
-        if message.schedule is not None:
-            self.side.schedules.load_state_dict(message.schedule["clock"])
-            load_scheduled_states(trainer.optimizers, message.schedule["optimizers"])
-            for config, state in zip(trainer.lr_scheduler_configs, message.schedule["schedulers"], strict=True):
-                config.scheduler.load_state_dict(state)
+        check_visit_schedulers(trainer, self._knows_clock)
+        if trainer.lr_scheduler_configs:
+            self.side.schedules.begin_round()
+            self._loop.pass_rounds(message.round)
 
     def _take_rule_state(self, binding: BoundParameters) -> None:
         message, rule, theta = self._message, self._options.client_rule, binding.theta
@@ -177,6 +167,7 @@ class VisitFit:
     def train_client(self, task: ClientTask) -> Tensor | None:
         """Trains the client."""
         self._upload = self.side.train(task)
+        refuse_steps_by_hand(self._trainer, self._upload.pace.by_hand)
         self.side.schedules.arrived(self._client_id, self._upload.pace)
         return self._upload.train_loss
 
@@ -214,23 +205,12 @@ class VisitFit:
             extras=_on_cpu(report.extras),
             companions=_on_cpu(report.companions),
             buffers=_on_cpu(side.buffers.values_in(upload.buffers)),
-            schedule=self._schedule(),
             steps=upload.pace.steps,
         )
         kept = {"rule": report.kept, "round": self._message.round}
         if not report.kept and self._before is not None:  # what it had stays
             kept = {name: self._before[name] for name in ("rule", "round")}
         self.kept = {**kept, "optimizers": optimizers.take_aside(client)}
-
-    def _schedule(self) -> State | None:
-        configs = self._trainer.lr_scheduler_configs
-        if not configs and self._trainer.lightning_module.automatic_optimization:
-            return None
-        return {
-            "optimizers": [scheduled_state(optimizer) for optimizer in self._trainer.optimizers],
-            "clock": self.side.schedules.state_dict(),
-            "schedulers": [config.scheduler.state_dict() for config in configs],
-        }
 
 
 def _on_cpu(values: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a client's visit is on the clock of a fit."""
+"""How long a client's visit is on the clock of a fit, and which schedulers can follow it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fl_lightning.core.lightning.inspection import accumulation
@@ -40,19 +41,59 @@ def federation_plan(
         full_gradients: clients take one step per round.
 
     Raises:
-        ValueError: the message and the data, or the schedule of the round before, say different things.
+        ValueError: the message and the data say different things.
     """
-    given, known = message.steps_per_round, own if has_all else None
-    if message.schedule is not None:
-        before = VisitPlan(**message.schedule["clock"]["plan"])
-        if known is not None and known.steps != before.steps:
-            raise ValueError(f"schedule must be of rounds of {known.steps} steps, found {before.steps}")
-        known = known or before
-    if known is not None and given not in (None, known.steps):
-        raise ValueError(f"steps_per_round must be that of the federation, {known.steps}, found {given}")
-    if known is not None or given is None:
-        return known
+    given = message.steps_per_round
+    if has_all and given not in (None, own.steps):
+        raise ValueError(f"steps_per_round must be that of the federation, {own.steps}, found {given}")
+    if has_all or given is None:
+        return own if has_all else None
     if full_gradients:
         return replace(own, steps=given)
     batches = given * own.window
     return VisitPlan(given, batches, -(-batches // local_epochs), own.window)
+
+
+def check_visit_schedulers(trainer: Trainer, knows_clock: bool) -> None:
+    """Refuses schedulers that a client cannot bring to the round by itself: nobody sends their states.
+
+    Args:
+        trainer: the trainer; its optimizers exist.
+        knows_clock: how long a round is.
+
+    Raises:
+        ValueError: a scheduler follows a metric or the module's hand, or steps within visits of unknown length.
+    """
+    for config in trainer.lr_scheduler_configs:
+        name = type(config.scheduler).__name__
+        if config.reduce_on_plateau:
+            raise ValueError(
+                f"{name} steps by a validation metric, which the server has: set the learning rate there, or use a "
+                "scheduler that counts rounds"
+            )
+        if not trainer.lightning_module.automatic_optimization:
+            refuse_steps_by_hand(trainer, [1])
+        if not knows_clock and config.interval == "step":
+            raise ValueError(
+                f"{name} steps within visits, and a client alone does not know what a round counts as: the server must "
+                "send ServerMessage(steps_per_round=...), see FitDescription.steps_per_round"
+            )
+
+
+def refuse_steps_by_hand(trainer: Trainer, calls: Sequence[int]) -> None:
+    """Refuses schedulers that a module steps itself: how far depends on visits that this client has not seen.
+
+    Args:
+        trainer: the trainer.
+        calls: how often the module has stepped each scheduler.
+
+    Raises:
+        ValueError: it has stepped one.
+    """
+    for config, times in zip(trainer.lr_scheduler_configs, calls, strict=False):
+        if times:
+            raise ValueError(
+                f"{type(config.scheduler).__name__} is stepped by hand, and a client alone does not know how far the "
+                "others' visits moved it: compute the learning rate from self.current_epoch, which is the round, or "
+                "let Lightning step the scheduler"
+            )

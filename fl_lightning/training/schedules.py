@@ -84,7 +84,7 @@ class Schedules:
         self._shared = self._states.take()
         self._clock.scheduled = not self._manual and any(config.interval == "step" for config in configs)
         limit = self._of_a_round()
-        self._clock.begin_round(limit or 0, limit)
+        self._clock.begin_round(self.steps if limit is None else limit, limit)
         self._arrived, self._paces = {}, []
 
     def arrived(self, client_id: int, pace: Pace) -> None:

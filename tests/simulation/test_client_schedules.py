@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 from by_hand import own_loader
-from schedules import ByHand, ByHandLast, Glue, Noam, OneCycle, Rated, Wrapped
-from support import federated_blobs, fresh
+from schedules import ByHand, Counted, Glue, Inner, Noam, OneCycle, Rated, Wrapped
+from support import federated_blobs, fit, fresh
 from test_federated_client import compare, message, one_client
 
 import fl_lightning as fl
@@ -23,6 +23,25 @@ class Warm(Rated):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
+class Epochs(Rated):
+    """Steps every second round."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.3), "frequency": 2}]
+
+
+class ByHandOfAutomatic(Rated):
+    """Steps its scheduler itself, beside Lightning."""
+
+    def on_train_batch_end(self, *_):
+        self.lr_schedulers().step()
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)]
+
+
 @pytest.mark.parametrize(
     ("method", "module", "options"),
     [
@@ -32,15 +51,20 @@ class Warm(Rated):
         (fl.algorithms.QFedAvg, Warm, {"local_epochs": 2}),
         (fl.algorithms.FedLF, Wrapped, {"trainer": {"gradient_clip_val": 1.0}}),
         (fl.algorithms.FedAvg, Noam, {"full_gradients": False}),
-        (fl.algorithms.FedAvg, ByHand, {}),
-        (fl.algorithms.FedAvg, ByHandLast, {}),
+        (fl.algorithms.FedAvg, Inner, {}),
+        (fl.algorithms.FedAvg, Counted, {}),
+        (fl.algorithms.FedAvg, Epochs, {"trainer": {"accumulate_grad_batches": 2}}),
     ],
 )
 def test_clients_apart_give_the_bits_of_a_fit(method, module, options):
-    inside, apart, _ = compare(method, module, rounds=4, **options)
-    assert (
-        apart.schedule["optimizers"][0]["param_groups"][0]["lr"] == inside.trainer.optimizers[0].param_groups[0]["lr"]
-    )
+    """Nobody sends schedules: a client knows them by the round, whatever others say of theirs."""
+    compare(method, module, rounds=4, **options)
+
+
+@pytest.mark.parametrize("module", [ByHand, ByHandOfAutomatic])
+def test_schedulers_that_a_module_steps_itself_are_refused(module):
+    with pytest.raises(ValueError, match="ExponentialLR is stepped by hand, and a client alone does not know how far"):
+        one_client(module=fresh(module)).train(message(steps_per_round=4, rounds=3))
 
 
 class Reading(Rated):
@@ -62,16 +86,15 @@ def test_a_client_that_cannot_know_the_length_of_rounds_asks_for_it():
         one_client(module=fresh(Glue)).train(message(steps_per_round=4))
     with pytest.raises(ValueError, match=r"SequentialLR steps within visits.*steps_per_round"):
         one_client(module=fresh(Wrapped)).train(message())
-    assert one_client(module=fresh(Glue)).train(message(steps_per_round=4, rounds=3)).schedule is not None
+    assert one_client(module=fresh(Glue)).train(message(steps_per_round=4, rounds=3)).steps > 0
 
 
 def test_a_client_with_all_data_knows_it():
     client = one_client(federated_blobs(4), module=fresh(Wrapped))
-    steps = client.train(message()).schedule["clock"]["plan"]["steps"]
-    assert client.train(message(steps_per_round=steps)).schedule is not None
-    with pytest.raises(
-        ValueError, match=rf"steps_per_round must be that of the federation, {steps}, found {steps + 1}"
-    ):
+    steps = fit(fresh(), 1, data=federated_blobs(4)).strategy.fit_description.steps_per_round
+    sent = client.train(message(2))
+    assert torch.equal(sent.update, client.train(message(2, steps_per_round=steps)).update)
+    with pytest.raises(ValueError, match=f"steps_per_round must be that of the federation, {steps}, found {steps + 1}"):
         client.train(message(steps_per_round=steps + 1))
 
 
@@ -90,8 +113,5 @@ def test_clocks_that_make_no_sense_are_refused(fields, words):
 
 def test_a_visit_begins_at_the_ticks_of_its_round():
     module = fresh(Glue)
-    first = one_client(module=module, data=own_loader(1, federated_blobs(4)))
-    schedule = first.train(message(steps_per_round=4, rounds=3)).schedule
-    module.seen.rows.clear()
-    first.train(message(2, schedule=schedule, rounds=3))
+    one_client(module=module, data=own_loader(1, federated_blobs(4))).train(message(2, steps_per_round=4, rounds=3))
     assert [row[1] for row in module.seen.rows][:2] == [8, 9]

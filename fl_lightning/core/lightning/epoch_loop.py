@@ -8,8 +8,9 @@ used here.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
@@ -157,14 +158,28 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         if self._num_ready_batches_reached():
             self.conductor.close_round()
             self.progress.enter(RoundPhase.AGGREGATED)
-            for optimizer in trainer.optimizers:
-                optimizer._opt_called = True  # or schedulers warn where clients took no step of this very optimizer
-            self.conductor.advance_schedules()
-            self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+            self._end_of_schedules(self.conductor.advance_schedules)
             self.conductor.publish_round()
             self._step_values.warn(self._results)
         if task.client_id is not None:
             connector.update_train_step_metrics()
+
+    def _end_of_schedules(self, advance: Callable[[], None]) -> None:
+        """Moves the schedulers to the end of the round: those of steps by ``advance``, then those of epochs."""
+        for optimizer in self.trainer.optimizers:
+            optimizer._opt_called = True  # or schedulers warn where clients took no step of this very optimizer
+        advance()
+        self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+
+    def pass_rounds(self, count: int) -> None:
+        """Moves schedulers that begin anew through the rounds before round ``count``, in which others have trained."""
+        assert self.clock.plan is not None
+        steps = self.clock.plan.steps
+        for index in range(count):
+            self.progress.begin_at(index)
+            self.clock.begin_round(steps, steps)
+            self._end_of_schedules(partial(self.clock.close_round, steps))
+        self.progress.begin_at(count)
 
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:
         # Lightning validates at once when somebody asks it to stop. A round has no new model before its server step.
