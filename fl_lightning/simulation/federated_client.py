@@ -67,7 +67,8 @@ class FederatedClient:
         buffers: as in the strategy; with ``"global"`` the client sends none.
         seed: the federation's; shuffling and local randomness depend on (seed, round, client).
         loss_batch_size: samples per forward pass where losses are measured; default as in training.
-        trainer: further arguments of the Trainer, such as ``accelerator``, ``precision`` and ``limit_train_batches``.
+        trainer: further arguments of the Trainer, such as ``accelerator``, ``precision`` and ``limit_train_batches``. A
+            client is one process with one device.
         folder: where what stays at the client lives (personal models, last local models, kept optimizers): files
             ``client-<id>/round-<when>.pt``. ``None``: in the memory of this object.
 
@@ -140,6 +141,8 @@ class FederatedClient:
             if name in self._trainer:
                 raise ValueError(f"trainer must leave {name} to the visit, found {name}={self._trainer[name]!r}")
         self.client_id, self._module, self._data, self._num_clients = client_id, module, data, num_clients
+        with quiet():
+            self._trainer_with("auto")
         self._kept = KeptStates(client_id, folder)
         self._keeps = self._options.keeps_optimizer or self._options.client_rule.overrides("keep")
 
@@ -245,13 +248,20 @@ class FederatedClient:
         return trained_names(self._module, configured_optimizers(self._module))
 
     def _trainer_with(self, strategy: Any, **options: Any) -> Trainer:
-        return Trainer(
+        trainer = Trainer(
             **{
                 "logger": False, "enable_checkpointing": False, "enable_progress_bar": False,
-                "enable_model_summary": False, "log_every_n_steps": 1, **self._trainer, **options,
+                "enable_model_summary": False, "log_every_n_steps": 1, "devices": 1, **self._trainer, **options,
             },
             strategy=strategy,
         )  # fmt: skip
+        if trainer.num_devices > 1 or trainer.num_nodes > 1:
+            raise ValueError(
+                "trainer must have one device on one node, because a client is one process, found "
+                f"num_devices={trainer.num_devices} and num_nodes={trainer.num_nodes}: pass devices=1, or the list of "
+                "the one device"
+            )
+        return trainer
 
     def _run(self, message: ServerMessage, kept: Mapping[str, Any] | None, trains: bool) -> VisitFit:
         visit = VisitFit(self._options, self.client_id, self._num_clients, message, kept, trains)

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.records import State
-from fl_lightning.arguments import Bounds, checked
+from fl_lightning.arguments import checked
+from fl_lightning.simulation.door import CLIENT, LOSS, NAME, RATE, ROUND, ROUNDS, SAMPLES, STEPS, STEPS_PER_ROUND
 
 
-@checked(round=Bounds(0), counted=Bounds(0), steps_per_round=Bounds(1), rounds=Bounds(1))
+@checked(round=ROUND, counted=ROUND, steps_per_round=STEPS_PER_ROUND, rounds=ROUNDS)
 @dataclass(frozen=True)
 class ServerMessage:
     """What a client needs to train in a round.
@@ -66,7 +67,7 @@ class ServerMessage:
             raise ValueError(f"params must be {theta.dtype} {list(theta.shape)}, found {found}")
 
     @classmethod
-    @checked(client_id=Bounds(0))
+    @checked(client_id=CLIENT)
     def to_client(
         cls,
         client_id: int,
@@ -95,15 +96,7 @@ class ServerMessage:
         )
 
 
-@checked(
-    client_id=Bounds(0),
-    round=Bounds(0),
-    size=Bounds(0),
-    loss=Bounds(finite=False),
-    train_loss=Bounds(finite=False),
-    client_lr=Bounds(0, finite=False),
-    steps=Bounds(0),
-)
+@checked(client_id=CLIENT, round=ROUND, size=SAMPLES, loss=LOSS, train_loss=LOSS, client_lr=RATE, steps=STEPS)
 @dataclass(frozen=True)
 class ClientMessage:
     """What a client sends after its local training; it is written and read as a :class:`ServerMessage` is.
@@ -135,7 +128,7 @@ class ClientMessage:
     steps: int = 0
 
 
-@checked(client_id=Bounds(0), size=Bounds(0), steps=Bounds(0))
+@checked(client_id=CLIENT, name=NAME, size=SAMPLES, steps=STEPS, frozen=NAME)
 @dataclass(frozen=True)
 class ClientIntroduction:
     """What a client says of itself before its first round; it is written and read as a :class:`ServerMessage` is.

@@ -298,6 +298,9 @@ NORMED = fl.ServerMessage(0, torch.zeros(156), buffers={"net.1.running_mean": to
 REFUSED = {
     "rule": ({"client": Counting()}, None, "a client cannot train apart from its server: Counting has a commit"),
     "epochs": ({"trainer": {"max_epochs": 3}}, None, "trainer must leave max_epochs to the visit, found max_epochs=3"),
+    "devices": ({"trainer": {"accelerator": "cpu", "devices": "2"}}, None, "found num_devices=2 and num_nodes=1"),
+    "nodes": ({"trainer": {"accelerator": "cpu", "num_nodes": 2}}, None, "found num_devices=1 and num_nodes=2"),
+    "strategy of processes": ({"trainer": {"strategy": "ddp_spawn"}}, None, "must leave strategy to the visit, found"),
     "clients": ({"num_clients": 1}, None, "the first from 0 and below the second, found 1 and 1"),
     "all data": (
         {"data": federated_blobs(4), "num_clients": 4},
