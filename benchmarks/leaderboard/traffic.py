@@ -61,7 +61,7 @@ def measured(strategy: fl.FederatedStrategy, learner: Callable[..., Any], datase
     for _ in range(ROUNDS):
         ids = server.open_round()
         messages = {k: server.message(k) for k in ids}
-        answers = [clients[k].train(messages[k]) for k in ids]
+        answers = {k: clients[k].train(messages[k]) for k in ids}
         asked: list[Tensor] = []
 
         def losses_at(
@@ -69,11 +69,11 @@ def measured(strategy: fl.FederatedStrategy, learner: Callable[..., Any], datase
             which: Sequence[int],
             messages: Mapping[int, Any] = messages,
             asked: list[Tensor] = asked,
-        ) -> list[float]:
+        ) -> dict[int, float]:
             asked.append(params)
-            return [clients[k].loss(replace(messages[k], params=params)) for k in which]
+            return {k: clients[k].loss(replace(messages[k], params=params)) for k in which}
 
-        up = fmean(size_of(vars(answer)) for answer in answers)
+        up = fmean(size_of(vars(answer)) for answer in answers.values())
         down = fmean(size_of(vars(message)) for message in messages.values())
         server.close_round(answers, losses_at=losses_at)
         rounds.append((up + NUMBER * len(asked), down + sum(map(size_of, asked))))

@@ -7,6 +7,7 @@ message in, or says in one sentence why not. Nothing behind it has to expect a s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from fl_lightning.core.records import EvaluationRecord
 # ---- the table
 
 CLIENT = Bounds(0, 10**9)
+CLIENTS = Bounds(1, 10**9)
 ROUND = Bounds(0, 10**7)
 ROUNDS = Bounds(1, 10**7)
 SAMPLES = Bounds(0, 10**12)
@@ -29,6 +31,8 @@ LOSS = Bounds(-1e15, 1e15, finite=False)
 """NaN and infinity pass here: a client whose training diverged is named as such behind the door."""
 RATE = Bounds(0, 1e6)
 NAME = Text("1 to 200 printable characters", lambda text: 0 < len(text) <= 200 and text.isprintable())
+FEDERATION = Text("1 to 32 hexadecimal digits", lambda text: re.fullmatch(r"[0-9a-f]{1,32}", text) is not None)
+"""It becomes the name of a folder at every client."""
 LARGEST = 1e30
 """Of an update, by absolute value: products of two such numbers and sums of many are finite."""
 ENTRIES = 100_000
@@ -39,7 +43,7 @@ DEPTH = 12
 """Of lists and mappings in one another."""
 CHARACTERS = 100_000
 """Of a string that is no name."""
-SENTENCE = 500
+SENTENCE = 1000
 """Characters of what a client says went wrong."""
 
 M = TypeVar("M")
@@ -112,7 +116,8 @@ def evaluation(found: object, client_id: int, index: int, stage: str) -> Evaluat
     size = float(record.sizes[0])
     if not SAMPLES.admits(size):
         raise MisfitError(f"the size of its evaluation data must be {SAMPLES.words(True)}, found {size}")
-    reasons = {n: {client_id: said(w) for c, w in by.items() if c == client_id} for n, by in record.undefined.items()}
+    told = {name: by[client_id] for name, by in record.undefined.items() if client_id in by}
+    reasons = {name: {client_id: said(words)} for name, words in told.items()}
     return EvaluationRecord(
         index,
         stage,
@@ -150,7 +155,9 @@ def _check_values(message: Mapping[Any, object]) -> None:
             entries = list(value)
         elif isinstance(value, str):
             if len(value) > CHARACTERS:
-                raise MisfitError(f"the message's strings must have at most {CHARACTERS} characters, found {len(value)}")
+                raise MisfitError(
+                    f"the message's strings must have at most {CHARACTERS} characters, found {len(value)}"
+                )
         elif not isinstance(value, (type(None), bool, int, float)):
             raise MisfitError(
                 "the message must hold tensors, numbers, strings, lists and mappings of them, found a "

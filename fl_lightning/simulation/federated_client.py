@@ -30,6 +30,7 @@ from fl_lightning.data.partitions import Partition
 from fl_lightning.data.sources import AnyDataset, defines
 from fl_lightning.simulation.checks import paired_client_rule
 from fl_lightning.simulation.client_options import ClientOptions
+from fl_lightning.simulation.door import read
 from fl_lightning.simulation.federation_messages import ClientIntroduction, ClientMessage, ServerMessage
 from fl_lightning.simulation.visit_evaluation import VisitEvaluation
 from fl_lightning.simulation.visit_fit import VisitFit
@@ -160,16 +161,17 @@ class FederatedClient:
             options.algorithm, options.client_rule, layout, clients=self._num_clients, settings=options.settings()
         )
 
-    def train(self, message: ServerMessage) -> ClientMessage:
+    def train(self, message: ServerMessage | Mapping[str, Any]) -> ClientMessage:
         """One round of this client; the same message again gives the same answer again.
 
         Args:
-            message: from the server.
+            message: from the server: a message, or its fields.
 
         Raises:
             FileNotFoundError: what the client kept of round ``message.counted`` is gone.
             ValueError: the message does not fit the module, or module or data lack what the method needs.
         """
+        message = read(ServerMessage, message)
         kept = self._kept.settle(message.counted) if self._keeps else None
         visit = self._run(message, kept, trains=True)
         assert visit.sent is not None
@@ -177,7 +179,7 @@ class FederatedClient:
             self._kept.put(message.round, visit.kept)
         return visit.sent
 
-    def loss(self, message: ServerMessage) -> float:
+    def loss(self, message: ServerMessage | Mapping[str, Any]) -> float:
         """This client's loss at ``message.params``, for methods that ask again (:attr:`Cohort.losses_at`).
 
         Args:
@@ -186,9 +188,11 @@ class FederatedClient:
         Raises:
             ValueError: as :meth:`train`.
         """
-        return self._run(message, None, trains=False).loss
+        return self._run(read(ServerMessage, message), None, trains=False).loss
 
-    def evaluate(self, message: ServerMessage, stage: Literal["val", "test"] = "val") -> EvaluationRecord | None:
+    def evaluate(
+        self, message: ServerMessage | Mapping[str, Any], stage: Literal["val", "test"] = "val"
+    ) -> EvaluationRecord | None:
         """What the module logs of this client's data at ``message.params``, and of its personal model if it has one.
 
         The values are those of this client in ``trainer.validate`` or ``trainer.test`` of all.
@@ -207,6 +211,7 @@ class FederatedClient:
         step = "validation_step" if stage == "val" else "test_step"
         if not (is_overridden(step, self._module) and defines(self._data, f"{stage}_dataloader")):
             return None
+        message = read(ServerMessage, message)
         kept = self._kept.settle(message.counted) if self._keeps else None
         visit = VisitEvaluation(self._options, self.client_id, self._num_clients, message, kept, stage)
         with quiet():

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -16,8 +17,9 @@ from fl_lightning.algorithms import FedAvg
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.records import Federation, Needs, mean_rate
 from fl_lightning.arguments import DEVICE, Bounds, Example, checked
+from fl_lightning.core.errors import ClientError
 from fl_lightning.core.fit_description import FitDescription
-from fl_lightning.core.lightning.names import LightningModule
+from fl_lightning.core.lightning.names import LightningModule, rank_zero_warn
 from fl_lightning.core.lightning.optimizers import configured_optimizers
 from fl_lightning.core.modules import frozen_digest
 from fl_lightning.core.records import RoundRecord
@@ -25,10 +27,10 @@ from fl_lightning.core.seeding import derive_seed
 from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler, cohort_size
 from fl_lightning.executors.sequential import Sequential
 from fl_lightning.guards.base import Guard
-from fl_lightning.simulation.answers import MisfitError, in_order, odd_ones, upload_of
+from fl_lightning.simulation.answers import AskLosses, Fitting, LostClientsError, losses_of
 from fl_lightning.simulation.checks import check_selection
+from fl_lightning.simulation.door import said
 from fl_lightning.simulation.federation_messages import ClientIntroduction, ClientMessage, ServerMessage
-from fl_lightning.simulation.global_step import RefusedStepError
 from fl_lightning.simulation.guarding import Guards
 from fl_lightning.simulation.introductions import Introductions
 from fl_lightning.simulation.memory_plan import memory_plan
@@ -56,7 +58,7 @@ class FederatedServer:
 
         for client in server.open_round():
             answers[client] = send(server.message(client))     # FederatedClient.train, elsewhere
-        record = server.close_round(answers.values(), missing={3: "no answer within 60 s"})
+        record = server.close_round(answers, missing={3: "no answer within 60 s"})
 
     Args:
         module: holds the initial weights, and its ``configure_optimizers`` says which of them are trained; that runs
@@ -210,19 +212,25 @@ class FederatedServer:
             settings={"clients_per_round": self._capacity, **self._options.settings()},
         )  # fmt: skip
 
-    def refusal(self, introduction: ClientIntroduction) -> str | None:
-        """Why this client cannot take part, in words: another layout, method, setting, version; ``None`` if it can."""
+    def refusal(self, introduction: ClientIntroduction | Mapping[str, Any]) -> str | None:
+        """Why this client cannot take part, in words: another layout, method, setting, version; ``None`` if it can.
+
+        Args:
+            introduction: what came from it: a message, or its fields.
+        """
         return self._introductions.refusal(introduction)
 
-    def register(self, introduction: ClientIntroduction) -> None:
+    def register(self, introduction: ClientIntroduction | Mapping[str, Any]) -> None:
         """Takes a client into the federation, or what it says anew.
+
+        Args:
+            introduction: as in :meth:`refusal`.
 
         Raises:
             ValueError: :meth:`refusal`.
         """
         self._introductions.register(introduction)
         self._server.names = self.client_names
-        self._server.num_samples = self._introductions.num_samples
 
     @property
     def registered(self) -> frozenset[int]:
@@ -296,66 +304,112 @@ class FederatedServer:
 
     def close_round(
         self,
-        answers: Iterable[ClientMessage],
+        answers: Mapping[int, ClientMessage | Mapping[str, Any]],
         missing: Mapping[int, str] | None = None,
-        losses_at: Callable[[Tensor, Sequence[int]], Sequence[float]] | None = None,
+        losses_at: AskLosses | None = None,
         silent: Iterable[int] = (),
     ) -> RoundRecord:
         """Aggregates the answers and applies the step, or leaves everything as it is.
 
+        An answer that is none, or that the method cannot work with, leaves its client out of the round, with the reason
+        in the record. Nothing that a client sends raises.
+
         Args:
-            answers: in any order, at most one per client.
+            answers: what came, by the client that it came from: a message, or its fields.
             missing: why other clients of the round have no usable answer.
-            losses_at: losses of clients at given parameters, for methods that ask again.
+            losses_at: asks clients for their losses at given parameters, for methods that ask again; by client, the
+                loss, or a sentence about why there is none.
             silent: those of ``missing`` from which nothing came at all.
 
         Raises:
             ClientError: too many rounds in a row have failed.
-            RuntimeError: the rule returned something else than a step.
-            ValueError: two answers are of one client, or an answer is of none of the round.
+            ValueError: no round is open, or an answer is of a client that has none.
         """
         if self._cohort is None:
             raise ValueError("close_round needs a round that open_round has opened, found none")
+        others = sorted(answers.keys() - set(self._cohort))
+        if others:
+            raise ValueError(f"answers must be of clients of the round, {self._cohort}, found {others}")
         trained = time.perf_counter() - self._began
-        given, why = in_order(answers, self._cohort, self.round), dict(missing or {})
-        current = Round(self.round, trained=len(given) + len(why.keys() - set(silent)))
-        self._rows.begin_round()
-        odd = odd_ones(given)
-        for place, client in enumerate(self._cohort):
-            if client in self._drop_outs:
-                current.dropped[client] = "dropped out"
-            elif client not in given:
-                self._server.drop(current, client, why.get(client, "no answer"))
-            elif client in odd:
-                self._server.drop(current, client, odd[client])
-            else:
-                self._take(current, place, given[client])
-        record = self._server.close_round(
-            current,
-            self._rows,
-            None if losses_at is None else lambda params, ids: _asked(losses_at, params, ids),
-            lambda: time.perf_counter() - self._began,
-        )
-        self.counted |= dict.fromkeys(record.client_ids, self.round)
-        self._local_steps += sum(given[client].steps for client in record.client_ids)
-        rates = [given[client].client_lr for client in record.client_ids]
-        known = [rate for rate in rates if rate is not None]
+        form = Fitting(self.round, self._binding.theta, self._bank, self.needs)
+        given, misfits = form.sorted_out({k: answers[k] for k in self._cohort if k in answers})
+        why = {client: said(words) for client, words in (missing or {}).items()} | misfits
+        came = len(answers.keys() | why.keys() - set(silent))
+        current = self._left_out(Round(self.round, trained=came), why, given)
+        ask = None if losses_at is None else partial(losses_of, losses_at)
+        record = self._closed(current, given, form, ask)
+        counted = {client: given[client] for client in record.client_ids}
+        self.counted |= dict.fromkeys(counted, self.round)
+        self._introductions.resize({client: answer.size for client, answer in counted.items()})
+        self._local_steps += sum(answer.steps for answer in counted.values())
+        known = [answer.client_lr for answer in counted.values() if answer.client_lr is not None]
         self.learning_rate = mean_rate(known) if known else None
         self._cohort = None
         self.round += 1
         self.last_round = replace(record, local_steps=self._local_steps, training_seconds=trained)
         return self.last_round
 
-    def _take(self, current: Round, place: int, answer: ClientMessage) -> None:
-        theta, needs_loss = self._binding.theta, self._options.needs.losses
-        try:
-            upload = upload_of(answer, place, theta, self._rows, self._bank, needs_loss)
-        except MisfitError as flaw:
-            self._server.drop(current, answer.client_id, str(flaw))
-            return
-        current.uploads.append(upload)
-        self._introductions.resize(answer.client_id, answer.size)
-        self._server.num_samples = self._introductions.num_samples
+    def _left_out(self, current: Round, why: Mapping[int, str], given: Mapping[int, ClientMessage]) -> Round:
+        """The round without those of whom no answer fits."""
+        for client in self._cohort or ():
+            if client in self._drop_outs:
+                current.dropped[client] = "dropped out"
+            elif client not in given:
+                self._server.drop(current, client, why.get(client, "no answer"))
+        return current
+
+    def _closed(
+        self, current: Round, given: Mapping[int, ClientMessage], form: Fitting, ask: Callable[..., Tensor] | None
+    ) -> RoundRecord:
+        """The record of the round, without the clients whose answers the method cannot work with."""
+        refused: tuple[type[Exception], ...] = ()
+        while True:
+            self._fill(current, given, form, given)
+            before = dict(current.dropped)
+            try:
+                return self._server.close_round(
+                    current, self._rows, ask, lambda: time.perf_counter() - self._began, refused
+                )
+            except ClientError:
+                raise
+            except LostClientsError as lost:
+                current.dropped, blamed = before, lost.reasons
+            except Exception as error:  # of a method, whose every reason may be what a client sent
+                current.dropped = before
+                blamed = self._blamed(current, given, form, ask)
+                if len(blamed) == len(current.uploads):
+                    rank_zero_warn(f"the method fails for all clients of round {self.round}: {said(error)}")
+                    blamed = {}
+            for client, reason in blamed.items():
+                self._server.drop(current, client, said(reason))
+            if not blamed:
+                refused = (Exception,)
+
+    def _blamed(
+        self, current: Round, given: Mapping[int, ClientMessage], form: Fitting, ask: Callable[..., Tensor] | None
+    ) -> dict[int, str]:
+        """The clients with whose answers alone the method fails, and how."""
+        found: dict[int, str] = {}
+        for client in [upload.client_id for upload in current.uploads]:
+            alone = Round(self.round)
+            self._fill(alone, given, form, [client])
+            words = self._server.trial(alone, self._rows, ask)
+            if words is not None:
+                found[client] = words
+        self._fill(current, given, form, given)
+        return found
+
+    def _fill(
+        self, current: Round, given: Mapping[int, ClientMessage], form: Fitting, clients: Collection[int]
+    ) -> None:
+        """Writes the answers of these clients into the rows of the round, but for those that are left out."""
+        self._rows.begin_round()
+        current.uploads.clear()
+        for place, client in enumerate(self._cohort or ()):
+            if client in clients and client in given and client not in current.dropped:
+                current.uploads.append(form.upload(given[client], place, self._rows))
+        sizes = {upload.client_id: upload.size for upload in current.uploads}
+        self._server.num_samples = self._introductions.num_samples(sizes)
 
     # ---- the end
 
@@ -418,7 +472,7 @@ class FederatedServer:
         self._local_steps = state["local_steps"]
         self._server.skipped_rounds, self._server.failed_rounds = state["skipped_rounds"], state["failed_rounds"]
         self._introductions.load_state_dict(state["clients"])
-        self._server.names, self._server.num_samples = self.client_names, self._introductions.num_samples
+        self._server.names = self.client_names
 
     def module_state_dict(self) -> dict[str, Tensor]:
         """The module's state with the parameters to evaluate, copied to the CPU."""
@@ -432,10 +486,3 @@ class FederatedServer:
             self._binding.theta.copy_(final)
         self._binding.release()
         return words
-
-
-def _asked(losses_at: Callable[[Tensor, Sequence[int]], Sequence[float]], params: Tensor, ids: Sequence[int]) -> Tensor:
-    try:
-        return torch.tensor(losses_at(params, ids), dtype=torch.float64)
-    except ConnectionError as error:
-        raise RefusedStepError(f"clients were asked for their losses once more, and {error}") from error

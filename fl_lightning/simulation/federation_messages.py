@@ -12,6 +12,7 @@ from torch import Tensor
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.records import State
 from fl_lightning.arguments import checked
+from fl_lightning.core.finite import all_finite
 from fl_lightning.simulation.door import CLIENT, LOSS, NAME, RATE, ROUND, ROUNDS, SAMPLES, STEPS, STEPS_PER_ROUND
 
 
@@ -60,11 +61,30 @@ class ServerMessage:
         """Compares the parameters with those of a client's module ``[n]``.
 
         Raises:
-            ValueError: they have another shape or dtype.
+            ValueError: they have another shape or dtype, or are not finite.
         """
         if self.params.shape != theta.shape or self.params.dtype != theta.dtype:
             found = f"{self.params.dtype} {list(self.params.shape)}"
             raise ValueError(f"params must be {theta.dtype} {list(theta.shape)}, found {found}")
+        if not bool(all_finite(self.params)):
+            raise ValueError("params must be finite, found NaN or infinity")
+
+    def give(self, rule: ClientRule, client_id: int) -> None:
+        """Gives a client's object of the client rule what the server keeps for it, in place of what it has.
+
+        Args:
+            rule: the client half of the method, at the client.
+            client_id: the client.
+
+        Raises:
+            ValueError: it is not what the method's server sends.
+        """
+        rule.reset()
+        try:
+            rule.take_broadcast(self.broadcast)
+            rule.take_state(client_id, self.client_state)
+        except (AttributeError, IndexError, KeyError, TypeError, RuntimeError) as error:
+            raise ValueError(f"broadcast and client_state must be those of {type(rule).__name__}: {error}") from error
 
     @classmethod
     @checked(client_id=CLIENT)

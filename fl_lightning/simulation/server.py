@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from math import isfinite, nan
 
@@ -119,6 +120,7 @@ class Server:
         rows: UpdateRows,
         losses_at: Callable[[Tensor, Sequence[int]], Tensor] | None,
         seconds: Callable[[], float],
+        refused: tuple[type[Exception], ...] = (RefusedStepError,),
     ) -> RoundRecord:
         """Aggregates the round and applies the step, or leaves everything as it is.
 
@@ -130,6 +132,7 @@ class Server:
             rows: the round's rows.
             losses_at: losses of clients at given parameters, for rules that ask again.
             seconds: how long the round has taken.
+            refused: errors of the method that leave the round out; others are raised, with everything as it was.
 
         Raises:
             ClientError: the step is not finite and the policy is ``"raise"``, or too many rounds in a row have failed.
@@ -155,16 +158,16 @@ class Server:
         try:
             step, step_norm = self._aggregate(cohort)
             take = self._step.tried(rows.columns.joined(step), step_norm)
-        except RefusedStepError as refusal:
+            dots = cohort.updates.dots(step).cpu()
+            self._rule.commit(cohort)
+        except refused as refusal:
             settle(False)
             return self._refused(current, reports, str(refusal), seconds)
         except BaseException:
             settle(False)
             raise
-        dots = cohort.updates.dots(step).cpu()
         settle(True)
         self._guards.commit()
-        self._rule.commit(cohort)
         for upload in reports.uploads:
             if upload.report.kept:
                 self._rule.keep(upload.client_id, upload.report.kept, current.index)
@@ -172,6 +175,29 @@ class Server:
         self._buffers.commit([upload.buffers for upload in reports.uploads])
         self.failed_rounds = 0
         return self._record(current, cohort, step_norm, reports, dots, scalars, seconds)
+
+    def trial(
+        self,
+        current: Round,
+        rows: UpdateRows,
+        losses_at: Callable[[Tensor, Sequence[int]], Tensor] | None,
+    ) -> str | None:
+        """Why the method cannot work with these uploads alone; ``None`` if it can. Everything stays as it was."""
+        reports = usable(current.uploads, rows, self._buffers, self._rule, lambda upload, why: None)
+        if not reports.uploads:
+            return None
+        indices = [upload.index for upload in reports.uploads]
+        settle = self._algorithm.tentatively()
+        try:
+            cohort = self._cohort(current.index, reports, indices, rows, losses_at, reports.norms)
+            step, norm = self._aggregate(cohort)
+            self._step.tried(rows.columns.joined(step), norm)
+            deepcopy(self._rule).commit(cohort)
+        except Exception as error:
+            return f"{type(self._algorithm).__name__} cannot work with what it sent: {error}"
+        finally:
+            settle(False)
+        return None
 
     def _guarded(
         self,

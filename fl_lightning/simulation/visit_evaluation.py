@@ -81,9 +81,7 @@ class VisitEvaluation(OneDevice):
         if message.buffers:
             buffers.put(message.buffers)
         rule, client = self._options.client_rule, self._client_id
-        rule.reset()
-        rule.take_broadcast(message.broadcast)
-        rule.take_state(client, message.client_state)
+        message.give(rule, client)
         if self._kept is not None and self._kept["rule"]:
             rule.keep(client, self._kept["rule"], self._kept["round"])
         theta, clients = binding.theta, self._num_clients or client + 1

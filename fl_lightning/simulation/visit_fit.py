@@ -125,16 +125,14 @@ class VisitFit:
         binding.theta.copy_(message.params)
         if message.buffers:
             self.side.buffers.put(message.buffers)
-        check_visit_schedulers(trainer, self._knows_clock)
+        check_visit_schedulers(trainer, self._knows_clock, message.round * self.side.schedules.steps)
         if trainer.lr_scheduler_configs:
             self.side.schedules.begin_round()
             self._loop.pass_rounds(message.round)
 
     def _take_rule_state(self, binding: BoundParameters) -> None:
         message, rule, theta = self._message, self._options.client_rule, binding.theta
-        rule.reset()
-        rule.take_broadcast(message.broadcast)
-        rule.take_state(self._client_id, message.client_state)
+        message.give(rule, self._client_id)
         if self._before is not None:
             if self._before["rule"]:
                 rule.keep(self._client_id, self._before["rule"], self._before["round"])

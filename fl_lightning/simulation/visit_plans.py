@@ -14,6 +14,9 @@ from fl_lightning.simulation.client_options import ClientOptions
 from fl_lightning.simulation.federation_messages import ServerMessage
 from fl_lightning.training.client_batches import ClientBatches
 
+_MOST_STEPS = 10_000_000
+"""A few minutes on any processor: no federation needs more, and a wrong message may name any number."""
+
 
 def visit_plan(trainer: Trainer, options: ClientOptions, limit: int | float, loaders: ClientLoaders) -> VisitPlan:
     """The visit that the clock of a fit counts by, which ``configure_optimizers`` may ask for.
@@ -54,12 +57,13 @@ def federation_plan(
     return VisitPlan(given, batches, -(-batches // local_epochs), own.window)
 
 
-def check_visit_schedulers(trainer: Trainer, knows_clock: bool) -> None:
+def check_visit_schedulers(trainer: Trainer, knows_clock: bool, steps: int) -> None:
     """Refuses schedulers that a client cannot bring to the round by itself: nobody sends their states.
 
     Args:
         trainer: the trainer; its optimizers exist.
-        knows_clock: how long a round is.
+        knows_clock: the client knows how long a round is.
+        steps: of the rounds so far.
 
     Raises:
         ValueError: a scheduler follows a metric or the module's hand, or steps within visits of unknown length.
@@ -77,6 +81,11 @@ def check_visit_schedulers(trainer: Trainer, knows_clock: bool) -> None:
             raise ValueError(
                 f"{name} steps within visits, and a client alone does not know what a round counts as: the server must "
                 "send ServerMessage(steps_per_round=...), see FitDescription.steps_per_round"
+            )
+        if config.interval == "step" and steps > _MOST_STEPS:
+            raise ValueError(
+                f"{name} steps within visits, and a client moves it through all rounds so far: they must have at most "
+                f"{_MOST_STEPS:,} steps, found {steps:,}"
             )
 
 

@@ -62,9 +62,9 @@ def one_round(server, clients, lost=()):
     def losses_at(params, ids):
         from dataclasses import replace
 
-        return [clients[k].loss(replace(server.message(k), params=params)) for k in ids]
+        return {k: clients[k].loss(replace(server.message(k), params=params)) for k in ids}
 
-    kept = [answer for client, answer in answers.items() if client not in lost]
+    kept = {client: answer for client, answer in answers.items() if client not in lost}
     return server.close_round(kept, dict.fromkeys(lost, "lost on the way"), losses_at)
 
 
@@ -177,12 +177,12 @@ def test_clients_that_do_not_fit_are_refused():
 def test_answers_that_nobody_asked_for_are_refused():
     server, clients = made_server(FedAvg), made_clients(FedAvg, {})
     with pytest.raises(ValueError, match="close_round needs a round that open_round has opened, found none"):
-        server.close_round([])
+        server.close_round({})
     cohort = server.open_round()
     outside = next(k for k in range(4) if k not in cohort)
     answer = clients[outside].train(server.message(outside))
-    with pytest.raises(ValueError, match=f"found another one of client {outside} and round 0"):
-        server.close_round([answer])
+    with pytest.raises(ValueError, match=rf"answers must be of clients of the round, .*found \[{outside}\]"):
+        server.close_round({outside: answer})
 
 
 class Stateful(fl.algorithms.ClientRule):

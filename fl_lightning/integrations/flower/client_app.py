@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import time
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -20,13 +19,13 @@ from fl_lightning.arguments import ANY, FILLED, checked
 from fl_lightning.core.lightning.names import LightningModule, rank_zero_info
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.integrations.flower.packing import packed, taken, unpacked
-from fl_lightning.integrations.flower.protocol import FAILED, HELLO, LOSS, Answer, Loss
+from fl_lightning.integrations.flower.protocol import FAILED, HELLO, LOSS, Answer, Loss, Order, Origin
+from fl_lightning.simulation.door import said
 from fl_lightning.simulation.federated_client import FederatedClient
 from fl_lightning.simulation.federation_messages import ServerMessage
 
 ID_KEYS = ("client-id", "partition-id")
 """Entries of a node's configuration that say which client it is; the second one is that of Flower's simulation."""
-_NAME = re.compile(r"[0-9a-f]{1,32}")
 
 
 @checked(model=ANY, data=ANY, algorithm=ANY, client=ANY, trainer=FILLED)
@@ -66,16 +65,14 @@ def lightning_client_app(
     if unknown:
         raise TypeError(f"lightning_client_app takes the options of FederatedClient, found {', '.join(unknown)}")
 
-    def made(context: Context, num_clients: int, federation: str) -> FederatedClient:
-        if not _NAME.fullmatch(federation):
-            raise ValueError(f"the name of a federation must be hexadecimal digits, found {federation!r}")
+    def made(context: Context, origin: Origin) -> FederatedClient:
         client_id = client_id_of(context)
         held = _called(data, context)
         shared = hasattr(held, "num_clients") and hasattr(held, "client_sizes")
         return FederatedClient(
-            _called(model, context), held, client_id, None if shared else num_clients,
+            _called(model, context), held, client_id, None if shared else origin.num_clients,
             _rule(algorithm), client=_rule(client), trainer=trainer,
-            folder=Path(state_dir).expanduser() / federation, **options,
+            folder=Path(state_dir).expanduser() / origin.federation, **options,
         )  # fmt: skip
 
     app = ClientApp()
@@ -84,11 +81,12 @@ def lightning_client_app(
         def answer(message: Message, context: Context) -> Message:
             try:
                 values = unpacked(message.content)
-                num_clients, federation = values.pop("num_clients"), values.pop("federation")
-                return Message(work(values, lambda: made(context, num_clients, federation)), reply_to=message)
+                origin = taken(Origin, values)
+                return Message(work(values, lambda: made(context, origin)), reply_to=message)
             except Exception as error:  # the server names it and goes on without this client
-                rank_zero_info(f"this client cannot answer: {type(error).__name__}: {error}")
-                return Message(Error(FAILED, f"{type(error).__name__}: {error}"), reply_to=message)
+                words = said(f"{type(error).__name__}: {error}")
+                rank_zero_info(f"this client cannot answer: {words}")
+                return Message(Error(FAILED, words), reply_to=message)
 
         return answer
 
@@ -96,13 +94,12 @@ def lightning_client_app(
         return packed(client().introduction())
 
     def train(values: dict[str, Any], client: Callable[[], FederatedClient]) -> Any:
-        trains, stages, params = values.pop("trains"), values.pop("stages"), values.pop("evaluated")
-        message = taken(ServerMessage, values)
+        order, message = taken(Order, values), taken(ServerMessage, values)
         began, found, sent = time.perf_counter(), list[EvaluationRecord | None](), None
-        for stage in stages:
-            chosen = message if params is None else replace(message, params=params)
+        for stage in order.stages:
+            chosen = message if order.evaluated is None else replace(message, params=order.evaluated)
             found.append(client().evaluate(chosen, stage))  # with a module of its own, so that it leaves no trace
-        if trains:
+        if order.trains:
             sent = client().train(message)
         seen = [record for record in found if record is not None]
         when = f"after round {message.round}" if sent is None else f"round {message.round + 1}"

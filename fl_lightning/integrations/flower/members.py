@@ -16,6 +16,7 @@ from fl_lightning.core.lightning.names import rank_zero_info, rank_zero_warn
 from fl_lightning.integrations.flower.mailbox import Mailbox, Reply
 from fl_lightning.integrations.flower.packing import packed, taken, unpacked
 from fl_lightning.integrations.flower.protocol import HELLO, Nothing
+from fl_lightning.simulation.door import MisfitError, said
 from fl_lightning.simulation.federated_server import FederatedServer
 from fl_lightning.simulation.federation_messages import ClientIntroduction
 
@@ -133,8 +134,8 @@ class Members:
             return
         try:
             found = taken(ClientIntroduction, unpacked(reply.content))
-        except ValueError as error:
-            self._refuse(node, str(error))
+        except MisfitError as flaw:
+            self._refuse(node, str(flaw))
             return
         if found.client_id in self.nodes:
             # A node that restarts without a registered key comes back under another id, before Flower misses the old.
@@ -159,8 +160,8 @@ class Members:
             self.keys[found.client_id] = key
 
     def _refuse(self, node: int, why: str) -> None:
-        self.refused[node] = why
-        rank_zero_warn(f"node {node} cannot take part: {why}")
+        self.refused[node] = said(why)
+        rank_zero_warn(f"node {node} cannot take part: {self.refused[node]}")
 
     def _key(self, node: int) -> str:
         """The public key of a node, in hexadecimal digits; empty where keys do not count."""

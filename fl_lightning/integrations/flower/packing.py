@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages as Flower's records: tensors in one ArrayRecord, everything else as JSON in one ConfigRecord.
 
-Nothing is pickled, and nothing is unpickled. Records hold bytes, and a value is rebuilt from a short list of kinds.
+Nothing is pickled, and nothing is unpickled. Records hold raw bytes, and a value is rebuilt from a short list of kinds:
+no reader of a file format ever sees what came over the network.
 """
 
 from __future__ import annotations
@@ -10,15 +11,25 @@ import json
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from math import prod
 from typing import Any, TypeVar
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
+from fl_lightning.simulation.door import MisfitError, read, said
+
 ARRAYS, FIELDS = "arrays", "fields"
-_RAW = "torch.bytes"  # for dtypes that NumPy lacks
-_FORMAT = 1
+_RAW = "torch.bytes"
+_FORMAT = 2
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+        torch.uint8, torch.bool,
+    )
+}  # fmt: skip
 _KINDS: dict[str, Callable[..., Any]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
 _PLAIN = (type(None), bool, int, float, str)
 _M = TypeVar("_M")
@@ -45,30 +56,27 @@ def unpacked(record: RecordDict) -> dict[str, Any]:
     """The values by name.
 
     Raises:
-        ValueError: the record is not one that :func:`packed` wrote.
+        MisfitError: the record is not one that :func:`packed` wrote.
     """
     try:
         config, arrays = record[FIELDS], record[ARRAYS]
         written = config["format"]
         if written == _FORMAT:
-            tree = json.loads(str(config["json"]))
-            return {name: _read(value, arrays) for name, value in tree.items()}
-    except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"the message cannot be read ({type(error).__name__}: {error})") from error
-    raise ValueError(f"the message has form {written}, and this fl_lightning reads form {_FORMAT}: use one version")
+            return {name: _read(value, arrays) for name, value in json.loads(str(config["json"])).items()}
+    except Exception as error:  # of values of any kind in the place of others
+        raise MisfitError(f"the message cannot be read ({type(error).__name__}: {said(error)})") from error
+    raise MisfitError(
+        f"the message has form {said(written)}, and this fl_lightning reads form {_FORMAT}: use one version"
+    )
 
 
-def taken(kind: Callable[..., _M], values: dict[str, Any]) -> _M:
+def taken(kind: type[_M], values: dict[str, Any]) -> _M:
     """A message of a kind from :func:`unpacked` values, of which its fields are taken out.
 
     Raises:
-        ValueError: fields are missing, or hold what the kind does not allow.
+        MisfitError: fields are missing, or hold what the kind does not allow.
     """
-    own = {entry.name: values.pop(entry.name) for entry in fields(kind) if entry.name in values}  # type: ignore[arg-type]
-    try:
-        return kind(**own)
-    except TypeError as error:
-        raise ValueError(f"the message is not whole: {error}") from error
+    return read(kind, {entry.name: values.pop(entry.name) for entry in fields(kind) if entry.name in values})  # type: ignore[arg-type]
 
 
 def _written(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
@@ -103,18 +111,21 @@ def _read(value: Any, arrays: Mapping[str, Array]) -> Any:
 
 def _array(tensor: Tensor) -> Array:
     tensor = tensor.detach().cpu().contiguous()
-    try:
-        return Array(tensor.numpy())
-    except TypeError:  # bfloat16
-        dtype, raw = str(tensor.dtype).removeprefix("torch."), tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
-        return Array(dtype, tuple(tensor.shape), _RAW, raw)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in _DTYPES:
+        raise TypeError(f"tensors of a message must be of {', '.join(_DTYPES)}, found {dtype}")
+    return Array(dtype, tuple(tensor.shape), _RAW, tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
 def _tensor(array: Array) -> Tensor:
-    if array.stype != _RAW:
-        return torch.from_numpy(array.numpy()).clone()  # in memory of PyTorch, which starts at 64-byte boundaries
-    dtype = getattr(torch, array.dtype)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{array.dtype} is no dtype")
-    flat = torch.frombuffer(bytearray(array.data), dtype=dtype) if array.data else torch.empty(0, dtype=dtype)
-    return flat.clone().view(array.shape)
+    """A tensor in memory of PyTorch, which starts at 64-byte boundaries; never larger than what came.
+
+    Raises:
+        ValueError: the bytes are not as many as dtype and shape say.
+        KeyError: the dtype is unknown.
+    """
+    dtype, shape, data = _DTYPES[array.dtype], list(array.shape), array.data
+    if array.stype != _RAW or any(length < 0 for length in shape) or len(data) != prod(shape) * dtype.itemsize:
+        raise ValueError(f"an array of {array.dtype} and shape {shape} came as {len(data)} bytes of {array.stype}")
+    flat = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
+    return flat.clone().view(shape)

@@ -5,9 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from torch import Tensor
+
+from fl_lightning.arguments import checked
 from fl_lightning.core.records import EvaluationRecord
+from fl_lightning.simulation.door import CLIENTS, FEDERATION, evaluation
 from fl_lightning.simulation.federation_messages import ClientMessage
 
 HELLO, LOSS = "hello", "loss"
@@ -16,6 +20,41 @@ FAILED = 100
 """Code of the error that a client app answers with; the reason says what was raised."""
 
 
+@checked(num_clients=CLIENTS, federation=FEDERATION)
+@dataclass(frozen=True)
+class Origin:
+    """What every message of a server says beside its own.
+
+    Attributes:
+        num_clients: registered clients.
+        federation: its name.
+    """
+
+    num_clients: int
+    federation: str
+
+
+@checked()
+@dataclass(frozen=True)
+class Order:
+    """What a client is to do with a round's message.
+
+    Attributes:
+        trains: it trains.
+        stages: it evaluates on these data before, each once.
+        evaluated: ``[n]`` parameters to evaluate; ``None``: those of the message.
+    """
+
+    trains: bool
+    stages: tuple[Literal["val", "test"], ...]
+    evaluated: Tensor | None
+
+    def __post_init__(self) -> None:
+        if len(set(self.stages)) < len(self.stages):
+            raise ValueError(f"stages must be different, found {len(self.stages)}")
+
+
+@checked()
 @dataclass(frozen=True)
 class Answer:
     """A client's answer to a round's message.
@@ -33,34 +72,15 @@ class Answer:
         """The answer with these parts."""
         return cls(None if trained is None else vars(trained), [vars(record) for record in evaluations])
 
-    def message(self, client_id: int, index: int) -> ClientMessage:
-        """What the client has trained.
-
-        Args:
-            client_id: the client that was asked.
-            index: of the round.
-
-        Raises:
-            ValueError: it is no answer of this client to this round.
-        """
-        message: ClientMessage = _made(ClientMessage, self.trained or {})
-        if (message.client_id, message.round) != (client_id, index):
-            raise ValueError(f"it answers for client {message.client_id} and round {message.round}")
-        return message
-
     def evaluation(self, client_id: int, index: int, stage: str) -> EvaluationRecord | None:
         """What the client has found in a stage; ``None`` without data of it.
 
         Raises:
-            ValueError: as :meth:`message`.
+            MisfitError: it is no answer of this client to this question.
         """
         for fields in self.evaluations:
-            record: EvaluationRecord = _made(EvaluationRecord, fields)
-            shapes = {tuple(value.shape) for value in (record.sizes, *record.values.values())}
-            if record.client_ids != (client_id,) or record.round != index or shapes != {(1,)}:
-                raise ValueError(f"it has evaluated clients {record.client_ids} after round {record.round}")
-            if record.stage == stage:
-                return record
+            if fields.get("stage") == stage:
+                return evaluation(fields, client_id, index, stage)
         return None
 
 
@@ -71,13 +91,6 @@ class Nothing:
 
 @dataclass(frozen=True)
 class Loss:
-    """A client's loss at the parameters that it was sent."""
+    """A client's loss at the parameters that it was sent; the server's door looks at it."""
 
-    loss: float
-
-
-def _made(kind: Any, fields: Mapping[str, Any]) -> Any:
-    try:
-        return kind(**fields)
-    except TypeError as error:
-        raise ValueError(f"its answer is not whole: {error}") from error
+    loss: Any

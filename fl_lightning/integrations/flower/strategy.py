@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from flwr.app import MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -23,12 +23,13 @@ from fl_lightning.core.records import EvaluationRecord, RoundRecord
 from fl_lightning.integrations.flower.mailbox import Mailbox, Reply
 from fl_lightning.integrations.flower.members import Members
 from fl_lightning.integrations.flower.packing import packed, taken, unpacked
-from fl_lightning.integrations.flower.protocol import LOSS, Answer, Loss
+from fl_lightning.integrations.flower.protocol import LOSS, Answer, Loss, Order, Origin
 from fl_lightning.metrics.functional import Mode
+from fl_lightning.simulation.door import MisfitError, said
 from fl_lightning.simulation.federated_server import FederatedServer
-from fl_lightning.simulation.federation_messages import ClientMessage
 from fl_lightning.simulation.server_run import ServerRun
 
+_M = TypeVar("_M")
 _Stage = Literal["val", "test"]
 _Order = Callable[[], RecordDict]
 _SEEN: dict[Reads, str] = {
@@ -167,7 +168,7 @@ class FairStrategy:
         server.rounds = num_rounds
         run = self._run = ServerRun(server, num_rounds, self._folder, **self._run_options)
         extra = run.resume() or {"federation": token_hex(8), "keys": {}}
-        self._besides = {"num_clients": server.num_clients, "federation": extra["federation"]}
+        self._besides = vars(Origin(server.num_clients, extra["federation"]))
         keys = dict(extra["keys"]) if self._bind else None
         self._members = Members(grid, server, self._besides, self._join, keys)
         self._mailbox = Mailbox(grid)
@@ -203,15 +204,9 @@ class FairStrategy:
         missing |= {client: "it is not connected" for client in cohort if client not in nodes}
         if stages:
             self._take_evaluations(answers, missing, "val", index)
-        trained: list[ClientMessage] = []
-        for client, answer in answers.items():
-            if client in nodes and client not in missing:
-                try:
-                    trained.append(answer.message(client, index))
-                except ValueError as error:
-                    missing[client] = str(error)
+        trained = {client: answer.trained or {} for client, answer in answers.items() if client in nodes}
         asks = self._losses_at if server.needs.requery else None
-        record = server.close_round(trained, missing, asks, silent)
+        record = server.close_round(trained, {k: why for k, why in missing.items() if k in cohort}, asks, silent)
         self.records.append(record)
         self._run.closed(record)
 
@@ -219,22 +214,20 @@ class FairStrategy:
         server = self.server
         message = server.message(client) if trains else server.evaluation_message(client)
         evaluated = server.evaluated_params if trains and stages and not server.evaluates_params else None
-        besides = {"trains": trains, "stages": list(stages), "evaluated": evaluated}
-        return packed(message, **besides, **self._besides)
+        return packed(message, **vars(Order(trains, tuple(stages), evaluated)), **self._besides)
 
     def _asked(self, orders: Mapping[int, _Order]) -> tuple[dict[int, Answer], dict[int, str], set[int]]:
         """Answers by client, why others have none, and who said nothing at all."""
         answers: dict[int, Answer] = {}
+        missing: dict[int, str] = {}
         replies = self._exchanged(orders, MessageType.TRAIN)
-        missing = {client: reply.failure for client, reply in replies.items() if reply.content is None}
         silent = {client for client, reply in replies.items() if reply.silent}
         for client in list(replies):
-            content = replies.pop(client).content
-            if content is not None:
-                try:
-                    answers[client] = taken(Answer, unpacked(content))
-                except ValueError as error:
-                    missing[client] = str(error)
+            found = self._opened(replies.pop(client), Answer)
+            if isinstance(found, Answer):
+                answers[client] = found
+            else:
+                missing[client] = found
         return answers, missing, silent
 
     def _exchanged(self, orders: Mapping[int, _Order], kind: str) -> dict[int, Reply]:
@@ -245,19 +238,26 @@ class FairStrategy:
         replies |= self._mailbox.collect(self._timeout)
         return {client: replies[node] for node, client in sorted(clients.items(), key=lambda item: item[1])}
 
-    def _losses_at(self, params: Tensor, clients: Sequence[int]) -> list[float]:
+    def _losses_at(self, params: Tensor, clients: Sequence[int]) -> dict[int, Any]:
         orders: dict[int, _Order] = {
             client: partial(packed, replace(self.server.message(client), params=params), **self._besides)
             for client in clients
             if client in self._members.nodes
         }
-        replies, found = self._exchanged(orders, f"{MessageType.QUERY}.{LOSS}"), dict[int, float]()
-        for client in clients:
-            reply = replies.get(client, Reply(failure="it is not connected"))
-            if reply.content is None:
-                raise ConnectionError(f"client {self._label(client)} did not say it: {reply.failure}")
-            found[client] = taken(Loss, unpacked(reply.content)).loss
-        return [found[client] for client in clients]
+        found: dict[int, Any] = dict.fromkeys(clients, "it is not connected")
+        for client, reply in self._exchanged(orders, f"{MessageType.QUERY}.{LOSS}").items():
+            found[client] = self._opened(reply, Loss)
+        return {client: answer.loss if isinstance(answer, Loss) else answer for client, answer in found.items()}
+
+    @staticmethod
+    def _opened(reply: Reply, kind: type[_M]) -> _M | str:
+        """What a reply says, or why it says nothing."""
+        if reply.content is None:
+            return reply.failure
+        try:
+            return taken(kind, unpacked(reply.content))
+        except MisfitError as flaw:
+            return str(flaw)
 
     # ---- evaluation
 
@@ -269,13 +269,13 @@ class FairStrategy:
         for client, answer in answers.items():
             try:
                 record = answer.evaluation(client, index, stage)
-            except ValueError as error:
-                lost[client] = str(error)
+            except MisfitError as flaw:
+                lost[client] = str(flaw)
                 continue
             if record is not None:
                 found.append(record)
         if lost:
-            words = "; ".join(f"client {self._label(client)}: {why}" for client, why in lost.items())
+            words = "; ".join(f"client {self._label(client)}: {said(why)}" for client, why in lost.items())
             rank_zero_warn(f"the evaluation after round {index} lacks clients: {words}")
         record = self._run.evaluated(found, stage, index)
         self.last_evaluation = self.last_evaluation if record is None else record

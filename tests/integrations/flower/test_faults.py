@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clients that raise, die, come late or answer nonsense are left out and named; the others' round counts."""
 
+import json
+import math
 import pickle
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -13,10 +16,10 @@ from in_process import InProcess, client_app, federation, flat, over_the_wire, u
 from support import Classifier, federated_blobs, fit, fresh
 
 import fl_lightning as fl
-from fl_lightning.algorithms import SCAFFOLD, Ditto, FedAvg, FedLF, FedMDFG
+from fl_lightning.algorithms import SCAFFOLD, Ditto, FedAvg, FedLF, FedMDFG, QFedAvg
 from fl_lightning.integrations.flower import FairStrategy
 from fl_lightning.integrations.flower.packing import packed, taken, unpacked
-from fl_lightning.integrations.flower.protocol import Answer
+from fl_lightning.integrations.flower.protocol import Answer, Loss
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:client \\d is left out of round",
@@ -77,7 +80,7 @@ def stale(order, reply):
 
 def garbage(order, reply):
     content = RecordDict(
-        {"arrays": ArrayRecord(), "fields": ConfigRecord({"format": 1, "json": '{"trained": {"x": 1}'})}
+        {"arrays": ArrayRecord(), "fields": ConfigRecord({"format": 2, "json": '{"trained": {"x": 1}'})}
     )
     return [over_the_wire(Message(content, reply_to=order))]
 
@@ -103,7 +106,7 @@ FAULTS = {
     "a dead node": (lambda order, reply: [unavailable(order)], "the node is unavailable"),
     "another round": (stale, "it answers for client 1 and round 0"),
     "garbage": (garbage, r"the message cannot be read \(JSONDecodeError"),
-    "missing parts": (missing_parts, "its answer is not whole: .*missing"),
+    "missing parts": (missing_parts, "the message is not whole: .*missing"),
     "NaN": (nan, "its update is not finite"),
     "another shape": (shorter, r"its update must be torch.float32 \[140\], found torch.float32 \[5\]"),
 }
@@ -181,16 +184,88 @@ def test_silent_rounds_do_not_end_the_run(tmp_path):
     assert torch.equal(flat(strategy.model), flat(fresh()))
 
 
-def test_a_line_search_that_loses_a_client_leaves_the_round_out(tmp_path):
+UNSAID = {
+    "silence": (lambda order: None, "no reply within"),
+    "NaN": (lambda order: packed(Loss(float("nan"))), "its loss must be a number from .*found nan"),
+    "400 digits": (lambda order: packed(Loss(10**400)), "its loss must be a number from"),
+    "words": (lambda order: packed(Loss("much")), "much"),
+    "nothing": (lambda order: RecordDict(), "the message cannot be read"),
+}
+
+
+@pytest.mark.parametrize("name", UNSAID)
+def test_a_client_that_does_not_say_its_loss_again_is_left_out_of_the_round(tmp_path, name):
+    made, words = UNSAID[name]
+
     def lose(order, reply):
-        asks = order.metadata.message_type == "query.loss" and order.metadata.group_id == "1"
-        return [] if asks and client_of(order) == 1 else [reply]
+        if order.metadata.message_type != "query.loss" or (client_of(order), order.metadata.group_id) != (1, "1"):
+            return [reply]
+        content = made(order)
+        return [] if content is None else [over_the_wire(Message(content, reply_to=order))]
 
     strategy, _ = federation(tmp_path, FedMDFG, 3, lose=lose, server=EVERYBODY)
-    assert "clients were asked for their losses once more, and client 1 did not say it: no reply within" in (
-        strategy.records[1].skipped
-    )
-    assert [record.skipped is None for record in strategy.records] == [True, False, True]
+    assert re.search(f"it was asked for its loss once more: .*{words}", strategy.records[1].dropped[1])
+    assert [record.skipped for record in strategy.records] == [None] * 3
+    without, _ = federation(tmp_path / "again", FedMDFG, 3, lose=only(1, 1, lambda *_: []), server=EVERYBODY)
+    assert torch.equal(flat(strategy.model), flat(without.model))
+
+
+# ---- one client, which sends whatever it likes
+
+
+def with_values(order, reply, part, **values):
+    """The reply with other values in a part of it."""
+    answer = taken(Answer, unpacked(reply.content))
+    parts = {"trained": dict(answer.trained), "evaluations": [dict(found) for found in answer.evaluations]}
+    (parts["trained"] if part == "trained" else parts["evaluations"][0]).update(values)
+    return [over_the_wire(Message(packed(Answer(**parts)), reply_to=order))]
+
+
+def with_evaluations(order, reply, evaluations):
+    answer = taken(Answer, unpacked(reply.content))
+    config = json.loads(reply.content["fields"]["json"])
+    config["evaluations"] = evaluations
+    content = packed(answer)
+    content["fields"]["json"] = json.dumps(config)
+    return [over_the_wire(Message(content, reply_to=order))]
+
+
+def with_negative_array(order, reply):
+    content = packed(taken(Answer, unpacked(reply.content)))
+    for array in content["arrays"].values():
+        array.shape = [-1]
+    return [over_the_wire(Message(content, reply_to=order))]
+
+
+WILD = {
+    "a size of 2 ** 63": partial(with_values, part="trained", size=2**63),
+    "a size of 1e30": partial(with_values, part="trained", size=int(1e30)),
+    "a loss of 400 digits": partial(with_values, part="trained", loss=10**400),
+    "a training loss of 400 digits": partial(with_values, part="trained", train_loss=10**400),
+    "a training loss of -1e308": partial(with_values, part="trained", train_loss=-1e308),
+    "a rate that is NaN": partial(with_values, part="trained", client_lr=math.nan),
+    "an infinite rate": partial(with_values, part="trained", client_lr=math.inf),
+    "an array of negative size": with_negative_array,
+    "a negative size of an evaluation": partial(with_values, part="evaluation", sizes=torch.tensor([-3])),
+    "a size of an evaluation that is NaN": partial(with_values, part="evaluation", sizes=torch.tensor([math.nan])),
+    "an empty evaluation": partial(with_evaluations, evaluations={"list": [{"dict": []}]}),
+    "no list of evaluations": partial(with_evaluations, evaluations=None),
+    "a name of a metric with a line break": partial(
+        with_values, part="evaluation", values={"a\nb": torch.ones(1, dtype=torch.float64)}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WILD)
+def test_whatever_one_client_sends_the_run_goes_on_without_it(tmp_path, name):
+    strategy, _ = federation(tmp_path, QFedAvg, 3, lose=only(1, 1, WILD[name]), server=EVERYBODY)
+    assert strategy.server.round == 3
+    second = strategy.records[1]
+    if "evaluation" in name and "list" not in name or "metric" in name:  # its training counts all the same
+        assert second.dropped == {}
+        return
+    assert list(second.dropped) == [1]
+    assert second.client_ids == (0, 2, 3)
 
 
 # ---- nodes that come and go
