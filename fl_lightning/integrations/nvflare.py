@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,11 @@ from torch import Tensor
 
 from fl_lightning.arguments import FILLED, Bounds, checked
 from fl_lightning.core.extras import how_to_install
+from fl_lightning.core.lightning.names import rank_zero_warn
 from fl_lightning.core.records import RoundRecord
+from fl_lightning.simulation.door import said
 from fl_lightning.simulation.federated_client import FederatedClient
 from fl_lightning.simulation.federated_server import FederatedServer
-from fl_lightning.simulation.federation_messages import ClientIntroduction, ClientMessage, ServerMessage
 from fl_lightning.simulation.server_run import ServerRun
 
 try:
@@ -44,9 +44,10 @@ _POLL = 0.1  # seconds
 class FederatedController(ModelController):  # type: ignore[misc, unused-ignore]
     """Runs a :class:`fl_lightning.FederatedServer` as the workflow of an NVFlare job.
 
-    First every site introduces itself. A site with another method, model, setting or version ends the job with an error
-    that names it. Then come the rounds. A site that raises an error, does not answer in time or is gone is left out of
-    its round, and the log says why. Every round ends with a checkpoint.
+    First every site introduces itself. A site with another method, model, setting or version does not take part, and
+    the log says why. If fewer than the server's ``min_clients`` are left, the job ends with that. Then come the rounds.
+    A site that raises an error, does not answer in time or is gone is left out of its round, and so is one whose answer
+    is none. Every round ends with a checkpoint.
 
     Args:
         server: where the job's code makes the server: ``"task:server"`` is the function ``server`` of ``task.py``. It
@@ -70,6 +71,7 @@ class FederatedController(ModelController):  # type: ignore[misc, unused-ignore]
             raise ValueError(f"server must be a module and a function in it, 'task:server', found {server!r}")
         # NVFlare writes into a job the arguments that it finds under their own names.
         self.server, self.sites, self.rounds, self.timeout, self.folder = server, sites, rounds, timeout, folder
+        self._refused: dict[int, str] = {}
 
     def add_to_fed_job(self, job: Any, ctx: Any, **kwargs: Any) -> None:
         """NVFlare calls this when the controller becomes part of a job.
@@ -88,8 +90,8 @@ class FederatedController(ModelController):  # type: ignore[misc, unused-ignore]
 
         Raises:
             ClientError: too many rounds in a row have failed.
-            ValueError: the server is of another number of clients, a site cannot take part, or the checkpoint in the
-                folder is of another federation.
+            ValueError: the server is of another number of clients, too few sites can take part, or the checkpoint in
+                the folder is of another federation.
         """
         fobs.register(TensorDecomposer)
         server = _made(self.server, len(self.sites))
@@ -112,39 +114,35 @@ class FederatedController(ModelController):  # type: ignore[misc, unused-ignore]
 
     def _introduce(self, server: FederatedServer) -> None:
         found, missing = self._ask(_INTRODUCE, {client: {} for client in range(len(self.sites))})
-        refused = {client: f"does not introduce itself: {words}" for client, words in missing.items()}
+        self._refused = {client: f"it does not introduce itself: {words}" for client, words in missing.items()}
         for client, fields in found.items():
-            introduction = replace(ClientIntroduction(**fields), client_id=client, name=self.sites[client])
+            introduction = {**fields, "client_id": client, "name": self.sites[client]}
             words = server.refusal(introduction)
             if words is None:
                 server.register(introduction)
             else:
-                refused[client] = f"cannot take part: {words}"
-        if refused and not self.is_aborted():
-            raise ValueError("; ".join(f"site {self.sites[client]} {words}" for client, words in refused.items()))
+                self._refused[client] = f"it cannot take part: {words}"
+        if not self._refused or self.is_aborted():
+            return
+        words = "; ".join(f"site {self.sites[client]}: {why}" for client, why in self._refused.items())
+        if len(server.registered) < server.min_clients:
+            raise ValueError(f"min_clients={server.min_clients} sites must take part: {words}")
+        rank_zero_warn(f"{words}; the others go on")
 
     def _round(self, server: FederatedServer) -> RoundRecord | None:
         """One round; ``None`` if the job was aborted in the middle of it."""
         clients = server.open_round()
-        answers, missing = self._ask(_TRAIN, {client: vars(server.message(client)) for client in clients})
-        sent: list[ClientMessage] = []
-        for client, fields in answers.items():
-            try:
-                message = ClientMessage(**fields)
-            except (TypeError, ValueError) as error:
-                missing[client] = f"its answer is not whole: {error}"
-                continue
-            if (message.client_id, message.round) == (client, server.round):
-                sent.append(message)
-            else:
-                missing[client] = f"its answer is of client {message.client_id} and round {message.round}"
-        return None if self.is_aborted() else server.close_round(sent, missing, partial(self._losses_at, server))
+        answers, missing = self._ask(
+            _TRAIN, {client: vars(server.message(client)) for client in clients if client not in self._refused}
+        )
+        missing |= {client: self._refused[client] for client in clients if client in self._refused}
+        if self.is_aborted():
+            return None
+        return server.close_round(answers, missing, partial(self._losses_at, server), self._refused)
 
-    def _losses_at(self, server: FederatedServer, params: Tensor, clients: Sequence[int]) -> list[float]:
+    def _losses_at(self, server: FederatedServer, params: Tensor, clients: Sequence[int]) -> dict[int, Any]:
         found, missing = self._ask(_LOSS, {k: {**vars(server.message(k)), "params": params} for k in clients})
-        for client, words in missing.items():
-            raise ConnectionError(f"site {self.sites[client]} did not say it: {words}")
-        return [found[client]["loss"] for client in clients]
+        return {**missing, **{client: fields.get("loss") for client, fields in found.items()}}
 
     def _ask(
         self, task: str, messages: Mapping[int, Mapping[str, Any]]
@@ -166,10 +164,10 @@ class FederatedController(ModelController):  # type: ignore[misc, unused-ignore]
             answer = came.get(self.sites[client])
             if answer is None:
                 missing[client] = f"no answer within {self.timeout} s" if self.timeout else "no answer"
-            elif _ERROR in answer.params:
-                missing[client] = str(answer.params[_ERROR])
+            elif not isinstance(answer.params, dict) or _ERROR in answer.params:
+                missing[client] = said((answer.params or {}).get(_ERROR, "its answer is empty"))
             else:
-                answers[client] = dict(answer.params)
+                answers[client] = answer.params
         return answers, missing
 
 
@@ -192,7 +190,7 @@ def run_client(make: Callable[[int], FederatedClient]) -> None:
             client = make(asked.meta["client_id"]) if client is None else client
             answer = _answer(client, flare.get_task_name(), asked.params["message"])
         except Exception as error:  # whatever a user's module or data raise
-            answer = {_ERROR: f"{type(error).__name__}: {error}"}
+            answer = {_ERROR: said(f"{type(error).__name__}: {error}")}
         flare.send(FLModel(params=_plain(answer)))
 
 
@@ -200,8 +198,8 @@ def _answer(client: FederatedClient, task: str, message: Mapping[str, Any]) -> M
     if task == _INTRODUCE:
         return vars(client.introduction())
     if task == _TRAIN:
-        return vars(client.train(ServerMessage(**message)))
-    return {"loss": client.loss(ServerMessage(**message))}
+        return vars(client.train(message))
+    return {"loss": client.loss(message)}
 
 
 def _made(path: str, num_clients: int) -> FederatedServer:

@@ -19,7 +19,7 @@ from fl_lightning.algorithms.records import Federation, Needs, mean_rate
 from fl_lightning.arguments import DEVICE, Bounds, Example, checked
 from fl_lightning.core.errors import ClientError
 from fl_lightning.core.fit_description import FitDescription
-from fl_lightning.core.lightning.names import LightningModule, rank_zero_warn
+from fl_lightning.core.lightning.names import LightningModule
 from fl_lightning.core.lightning.optimizers import configured_optimizers
 from fl_lightning.core.modules import frozen_digest
 from fl_lightning.core.records import RoundRecord
@@ -374,11 +374,12 @@ class FederatedServer:
                 raise
             except LostClientsError as lost:
                 current.dropped, blamed = before, lost.reasons
-            except Exception as error:  # of a method, whose every reason may be what a client sent
+            except Exception:  # of a method, whose every reason may be what a client sent
+                if refused:
+                    raise
                 current.dropped = before
                 blamed = self._blamed(current, given, form, ask)
-                if len(blamed) == len(current.uploads):
-                    rank_zero_warn(f"the method fails for all clients of round {self.round}: {said(error)}")
+                if len(blamed) == len(current.uploads):  # it is not theirs
                     blamed = {}
             for client, reason in blamed.items():
                 self._server.drop(current, client, said(reason))

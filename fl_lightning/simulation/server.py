@@ -162,7 +162,7 @@ class Server:
             self._rule.commit(cohort)
         except refused as refusal:
             settle(False)
-            return self._refused(current, reports, str(refusal), seconds)
+            return self._refused(current, reports, self._flaw(refusal), seconds)
         except BaseException:
             settle(False)
             raise
@@ -194,10 +194,15 @@ class Server:
             self._step.tried(rows.columns.joined(step), norm)
             deepcopy(self._rule).commit(cohort)
         except Exception as error:
-            return f"{type(self._algorithm).__name__} cannot work with what it sent: {error}"
+            return self._flaw(error)
         finally:
             settle(False)
         return None
+
+    def _flaw(self, error: Exception) -> str:
+        """What the method's error says."""
+        plain = isinstance(error, RefusedStepError)
+        return str(error) if plain else f"{type(self._algorithm).__name__} raised {type(error).__name__}: {error}"
 
     def _guarded(
         self,
