@@ -2,11 +2,14 @@
 """Federations on NVFlare give the bits of ``trainer.fit``; what goes wrong is named."""
 
 import os
+import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
+import hostile
 import pytest
 import torch
 from by_hand import own_loader
@@ -19,6 +22,7 @@ from fl_lightning.algorithms import MOON, SCAFFOLD, FedAvg, FedLF, FedMDFG
 
 pytest.importorskip("nvflare")
 
+from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.fuel.utils import fobs
 
@@ -73,7 +77,7 @@ class Controller(FederatedController):
     """Without NVFlare's engine: messages are written and read, and answers come in reverse order."""
 
     def connect(self, scripts, silent=()):
-        self.scripts, self.silent, self.waiting, self.said = scripts, silent, [], []
+        self.scripts, self.silent, self.waiting, self.records = scripts, silent, [], []
         return self
 
     def send_model(self, task_name, data, targets, timeout, callback):
@@ -90,6 +94,10 @@ class Controller(FederatedController):
 
     def is_aborted(self):
         return False
+
+    def _round(self, server):
+        self.records.append(super()._round(server))
+        return self.records[-1]
 
 
 class Normed(Classifier):
@@ -260,6 +268,76 @@ def test_answers_of_another_kind_do_not_count(federation, trained, monkeypatch, 
     with pytest.warns(match=f"is left out of round 0: {words}"):
         federation(FedAvg, rounds=1, clients_per_round=1).run()
     assert torch.equal(trained(), weights(fresh(Normed)))
+
+
+@pytest.mark.filterwarnings(
+    "ignore:client 1 .*is left out of round",
+    "ignore:site east: ",
+    "ignore:client 1 computes with other versions",
+    "ignore:the length of a round must not follow",
+)
+def test_no_answer_of_one_site_ends_a_job(federation, trained):
+    dice, kept, without = random.Random(7), {}, {}
+
+    def run(change=lambda key, fields: fields):
+        """The job with other answers of client 1; the rounds without it, and the weights."""
+        controller = federation(SCAFFOLD, rounds=2, clients_per_round=4)
+        deliver = controller.scripts.deliver
+        shutil.rmtree(controller.folder, ignore_errors=True)
+
+        def delivered(task, model):
+            key = task, model.params["message"].get("round"), model.meta["client_id"]
+            if key not in kept:
+                kept[key] = dict(deliver(task, model).params)
+            return FLModel(params=change(key, kept[key]) if key[2] == 1 else kept[key])
+
+        controller.scripts.deliver = delivered
+        controller.run()
+        assert all(record.dropped.keys() <= {1} and record.skipped is None for record in controller.records)
+        return frozenset(record.round for record in controller.records if record.dropped), trained()
+
+    def expected(rounds):
+        if rounds not in without:
+            without[rounds] = run(lambda key, fields: {"error": "lost"} if key[1] in rounds else fields)[1]
+        return without[rounds]
+
+    assert torch.equal(run()[1], simulated(SCAFFOLD, rounds=2, clients_per_round=4))
+    keys, left_out = sorted((key for key in kept if key[2] == 1), key=str), 0
+    with hostile.nothing_unpickled():
+        for case in range(hostile.CASES // 6):
+            target = dice.choice(keys)
+            fields = hostile.mutated(dice, kept[target])
+            try:
+                wired(FLModel(params=fields))
+            except Exception:  # NVFlare carries no such thing
+                continue
+            out, found = run(lambda key, honest, target=target, fields=fields: fields if key == target else honest)
+            left_out += bool(out)
+            assert found.isfinite().all(), case
+            if target[1] in out:
+                assert torch.equal(found, expected(out)), case
+    assert left_out
+
+
+def test_no_message_of_a_server_ends_the_loop_of_a_site(federation):
+    dice, controller, kept = random.Random(8), federation(SCAFFOLD, rounds=1, clients_per_round=4), []
+    deliver = controller.scripts.deliver
+    controller.scripts.deliver = lambda task, model: kept.append((task, model)) or deliver(task, model)
+    controller.run()
+    orders = [(task, model) for task, model in kept if model.meta["client_id"] == 1]
+    honest = {task: deliver(task, model).params for task, model in orders}
+    with hostile.nothing_unpickled():
+        for _ in range(hostile.CASES // 3):
+            task, model = dice.choice(orders)
+            changed = hostile.mutated(dice, {"params": dict(model.params), "meta": {"client_id": 1}})
+            task = dice.choice((task, task, task, "train", "other", ""))
+            answer = deliver(task, SimpleNamespace(params=changed.get("params"), meta={"client_id": 1}))
+            assert answer.params
+    for task, model in orders:
+        again = deliver(task, model).params
+        assert again.keys() == honest[task].keys()
+        if task == "train":
+            assert torch.equal(again["update"], honest[task]["update"])
 
 
 # ---- NVFlare itself
