@@ -18,9 +18,6 @@ from fl_lightning.training.buffers import BufferBank
 from fl_lightning.training.update_rows import UpdateRows
 from fl_lightning.training.upload import Upload
 
-AskLosses = Callable[[Tensor, Sequence[int]], Mapping[int, Any]]
-"""Losses at parameters by client, for methods that ask again; a sentence, or nothing, where there is none."""
-
 
 class LostClientsError(Exception):
     """Clients have not said what a method asked for in the middle of a round.
@@ -110,8 +107,15 @@ class Fitting:
         return Upload(place, answer.client_id, answer.size, mean, answer.loss, report, buffers, rate)
 
 
-def losses_of(ask: AskLosses, params: Tensor, clients: Sequence[int]) -> Tensor:
+def losses_of(
+    ask: Callable[[Tensor, Sequence[int]], Mapping[int, Any]], params: Tensor, clients: Sequence[int]
+) -> Tensor:
     """``[m]`` losses of clients at parameters ``[n]``.
+
+    Args:
+        ask: losses by client; a sentence, or nothing, where there is none.
+        params: the parameters.
+        clients: ``m`` ids.
 
     Raises:
         LostClientsError: some have not said theirs.

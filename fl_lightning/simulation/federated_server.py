@@ -27,7 +27,7 @@ from fl_lightning.core.seeding import derive_seed
 from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler, cohort_size
 from fl_lightning.executors.sequential import Sequential
 from fl_lightning.guards.base import Guard
-from fl_lightning.simulation.answers import AskLosses, Fitting, LostClientsError, losses_of
+from fl_lightning.simulation.answers import Fitting, LostClientsError, losses_of
 from fl_lightning.simulation.checks import check_selection
 from fl_lightning.simulation.door import said
 from fl_lightning.simulation.federation_messages import ClientIntroduction, ClientMessage, ServerMessage
@@ -306,7 +306,7 @@ class FederatedServer:
         self,
         answers: Mapping[int, ClientMessage | Mapping[str, Any]],
         missing: Mapping[int, str] | None = None,
-        losses_at: AskLosses | None = None,
+        losses_at: Callable[[Tensor, Sequence[int]], Mapping[int, Any]] | None = None,
         silent: Iterable[int] = (),
     ) -> RoundRecord:
         """Aggregates the answers and applies the step, or leaves everything as it is.

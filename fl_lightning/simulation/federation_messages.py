@@ -69,23 +69,6 @@ class ServerMessage:
         if not bool(all_finite(self.params)):
             raise ValueError("params must be finite, found NaN or infinity")
 
-    def give(self, rule: ClientRule, client_id: int) -> None:
-        """Gives a client's object of the client rule what the server keeps for it, in place of what it has.
-
-        Args:
-            rule: the client half of the method, at the client.
-            client_id: the client.
-
-        Raises:
-            ValueError: it is not what the method's server sends.
-        """
-        rule.reset()
-        try:
-            rule.take_broadcast(self.broadcast)
-            rule.take_state(client_id, self.client_state)
-        except (AttributeError, IndexError, KeyError, TypeError, RuntimeError) as error:
-            raise ValueError(f"broadcast and client_state must be those of {type(rule).__name__}: {error}") from error
-
     @classmethod
     @checked(client_id=CLIENT)
     def to_client(
@@ -114,6 +97,25 @@ class ServerMessage:
         return cls(
             round, params, rule.broadcast(), rule.state_for(client_id), counted, buffers or {}, steps_per_round, rounds
         )
+
+
+def give(message: ServerMessage, rule: ClientRule, client_id: int) -> None:
+    """Gives a client's object of the client rule what the server keeps for it, in place of what it has.
+
+    Args:
+        message: from the server.
+        rule: the client half of the method, at the client.
+        client_id: the client.
+
+    Raises:
+        ValueError: it is not what the method's server sends.
+    """
+    rule.reset()
+    try:
+        rule.take_broadcast(message.broadcast)
+        rule.take_state(client_id, message.client_state)
+    except (AttributeError, IndexError, KeyError, TypeError, RuntimeError) as error:
+        raise ValueError(f"broadcast and client_state must be those of {type(rule).__name__}: {error}") from error
 
 
 @checked(client_id=CLIENT, round=ROUND, size=SAMPLES, loss=LOSS, train_loss=LOSS, client_lr=RATE, steps=STEPS)

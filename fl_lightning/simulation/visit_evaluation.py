@@ -17,7 +17,7 @@ from fl_lightning.simulation.checks import check_trainer
 from fl_lightning.simulation.client_options import ClientOptions
 from fl_lightning.simulation.evaluation.evaluator import Evaluator
 from fl_lightning.simulation.evaluation.report import EvaluationReport
-from fl_lightning.simulation.federation_messages import ServerMessage
+from fl_lightning.simulation.federation_messages import ServerMessage, give
 from fl_lightning.simulation.state_callback import FederatedState
 from fl_lightning.training.bound_parameters import BoundParameters
 from fl_lightning.training.buffers import BufferBank
@@ -81,7 +81,7 @@ class VisitEvaluation(OneDevice):
         if message.buffers:
             buffers.put(message.buffers)
         rule, client = self._options.client_rule, self._client_id
-        message.give(rule, client)
+        give(message, rule, client)
         if self._kept is not None and self._kept["rule"]:
             rule.keep(client, self._kept["rule"], self._kept["round"])
         theta, clients = binding.theta, self._num_clients or client + 1

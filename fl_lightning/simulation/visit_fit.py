@@ -15,7 +15,7 @@ from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.executors.sequential import Sequential
 from fl_lightning.simulation.client_options import ClientOptions
 from fl_lightning.simulation.client_side import ClientSide
-from fl_lightning.simulation.federation_messages import ClientMessage, ServerMessage
+from fl_lightning.simulation.federation_messages import ClientMessage, ServerMessage, give
 from fl_lightning.simulation.round_loader import RoundLoader
 from fl_lightning.simulation.visit_plans import (
     check_visit_schedulers,
@@ -132,7 +132,7 @@ class VisitFit:
 
     def _take_rule_state(self, binding: BoundParameters) -> None:
         message, rule, theta = self._message, self._options.client_rule, binding.theta
-        message.give(rule, self._client_id)
+        give(message, rule, self._client_id)
         if self._before is not None:
             if self._before["rule"]:
                 rule.keep(self._client_id, self._before["rule"], self._before["round"])
