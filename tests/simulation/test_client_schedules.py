@@ -101,8 +101,11 @@ def test_a_client_with_all_data_knows_it():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"rounds": 0}, "rounds of ServerMessage must be None or a positive integer, found 0"),
-        ({"steps_per_round": 0}, "steps_per_round of ServerMessage must be None or a positive integer, found 0"),
+        ({"rounds": 0}, "rounds of ServerMessage must be None or an integer from 1 to 1e\\+07, found 0"),
+        (
+            {"steps_per_round": 0},
+            "steps_per_round of ServerMessage must be None or an integer from 1 to 1e\\+07, found 0",
+        ),
         ({"when": 2, "rounds": 2}, "rounds must be None or more than round 2, found 2"),
     ],
 )

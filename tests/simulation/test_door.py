@@ -2,6 +2,7 @@
 """Whatever one client, or a server, sends: nobody else notices, and it is said who sent what."""
 
 import io
+import math
 import random
 from collections import Counter
 from dataclasses import replace
@@ -67,6 +68,11 @@ def recorded(request):
 
 
 @pytest.fixture(scope="module")
+def weighed():
+    return Recorded(QFedAvg)
+
+
+@pytest.fixture(scope="module")
 def plain():
     return Recorded(FedAvg)
 
@@ -102,6 +108,19 @@ def test_no_answer_of_one_client_ends_a_round(recorded):
             assert not left_out or (record.dropped[WILD] and same(found, recorded.expected)), (case, record.dropped)
             assert all(value.isfinite().all() for value in found.values()), case
     assert ends[True] > ends[False]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"size": 2**63}, {"size": 10**30}, {"loss": 10**400}, {"train_loss": 10**400}, {"train_loss": -1e308},
+     {"client_lr": math.nan}, {"client_lr": math.inf}, {"client_lr": None}, {"steps": 10**30}, {"extras": 3},
+     {"extras": {"more": torch.ones(2)}}, {"update": torch.full((156,), 1e31)}, {"client_id": 0}, {"round": 1}],
+    ids=str,
+)  # fmt: skip
+def test_an_answer_that_is_none_leaves_its_client_out(weighed, fields):
+    record, found = weighed.closed({**weighed.answers, WILD: {**weighed.answers[WILD], **fields}})
+    assert record.dropped.keys() == {WILD}
+    assert same(found, weighed.expected)
 
 
 LOSSES = (*hostile.NUMBERS, *hostile.TEXTS, [], {}, torch.zeros(3), torch.tensor(0.5, dtype=torch.complex64), object())
