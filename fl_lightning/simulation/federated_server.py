@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -17,7 +17,6 @@ from fl_lightning.algorithms import FedAvg
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.records import Federation, Needs, mean_rate
 from fl_lightning.arguments import DEVICE, Bounds, Example, checked
-from fl_lightning.core.errors import ClientError
 from fl_lightning.core.fit_description import FitDescription
 from fl_lightning.core.lightning.names import LightningModule
 from fl_lightning.core.lightning.optimizers import configured_optimizers
@@ -27,8 +26,9 @@ from fl_lightning.core.seeding import derive_seed
 from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler, cohort_size
 from fl_lightning.executors.sequential import Sequential
 from fl_lightning.guards.base import Guard
-from fl_lightning.simulation.answers import Fitting, LostClientsError, losses_of
+from fl_lightning.simulation.answers import Fitting, losses_of
 from fl_lightning.simulation.checks import check_selection
+from fl_lightning.simulation.closing import Closing
 from fl_lightning.simulation.door import said
 from fl_lightning.simulation.federation_messages import ClientIntroduction, ClientMessage, ServerMessage
 from fl_lightning.simulation.guarding import Guards
@@ -335,9 +335,16 @@ class FederatedServer:
         given, misfits = form.sorted_out({k: answers[k] for k in self._cohort if k in answers})
         why = {client: said(words) for client, words in (missing or {}).items()} | misfits
         came = len(answers.keys() | why.keys() - set(silent))
-        current = self._left_out(Round(self.round, trained=came), why, given)
+        current = Round(self.round, trained=came, dropped=dict.fromkeys(self._drop_outs, "dropped out"))
+        for client in self._cohort:
+            if client not in self._drop_outs and client not in given:
+                self._server.drop(current, client, why.get(client, "no answer"))
         ask = None if losses_at is None else partial(losses_of, losses_at)
-        record = self._closed(current, given, form, ask)
+        closing = Closing(
+            self._server, form, self._rows, self._cohort, given, self._introductions.num_samples, ask,
+            lambda: time.perf_counter() - self._began,
+        )  # fmt: skip
+        record = closing.closed(current)
         counted = {client: given[client] for client in record.client_ids}
         self.counted |= dict.fromkeys(counted, self.round)
         self._introductions.resize({client: answer.size for client, answer in counted.items()})
@@ -348,69 +355,6 @@ class FederatedServer:
         self.round += 1
         self.last_round = replace(record, local_steps=self._local_steps, training_seconds=trained)
         return self.last_round
-
-    def _left_out(self, current: Round, why: Mapping[int, str], given: Mapping[int, ClientMessage]) -> Round:
-        """The round without those of whom no answer fits."""
-        for client in self._cohort or ():
-            if client in self._drop_outs:
-                current.dropped[client] = "dropped out"
-            elif client not in given:
-                self._server.drop(current, client, why.get(client, "no answer"))
-        return current
-
-    def _closed(
-        self, current: Round, given: Mapping[int, ClientMessage], form: Fitting, ask: Callable[..., Tensor] | None
-    ) -> RoundRecord:
-        """The record of the round, without the clients whose answers the method cannot work with."""
-        refused: tuple[type[Exception], ...] = ()
-        while True:
-            self._fill(current, given, form, given)
-            before = dict(current.dropped)
-            try:
-                return self._server.close_round(
-                    current, self._rows, ask, lambda: time.perf_counter() - self._began, refused
-                )
-            except ClientError:
-                raise
-            except LostClientsError as lost:
-                current.dropped, blamed = before, lost.reasons
-            except Exception:  # of a method, whose every reason may be what a client sent
-                if refused:
-                    raise
-                current.dropped = before
-                blamed = self._blamed(current, given, form, ask)
-                if len(blamed) == len(current.uploads):  # it is not theirs
-                    blamed = {}
-            for client, reason in blamed.items():
-                self._server.drop(current, client, said(reason))
-            if not blamed:
-                refused = (Exception,)
-
-    def _blamed(
-        self, current: Round, given: Mapping[int, ClientMessage], form: Fitting, ask: Callable[..., Tensor] | None
-    ) -> dict[int, str]:
-        """The clients with whose answers alone the method fails, and how."""
-        found: dict[int, str] = {}
-        for client in [upload.client_id for upload in current.uploads]:
-            alone = Round(self.round)
-            self._fill(alone, given, form, [client])
-            words = self._server.trial(alone, self._rows, ask)
-            if words is not None:
-                found[client] = words
-        self._fill(current, given, form, given)
-        return found
-
-    def _fill(
-        self, current: Round, given: Mapping[int, ClientMessage], form: Fitting, clients: Collection[int]
-    ) -> None:
-        """Writes the answers of these clients into the rows of the round, but for those that are left out."""
-        self._rows.begin_round()
-        current.uploads.clear()
-        for place, client in enumerate(self._cohort or ()):
-            if client in clients and client in given and client not in current.dropped:
-                current.uploads.append(form.upload(given[client], place, self._rows))
-        sizes = {upload.client_id: upload.size for upload in current.uploads}
-        self._server.num_samples = self._introductions.num_samples(sizes)
 
     # ---- the end
 

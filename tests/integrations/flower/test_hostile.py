@@ -5,6 +5,7 @@ import json
 import random
 import re
 from collections import Counter
+from itertools import count
 
 import hostile
 import pytest
@@ -75,7 +76,7 @@ class Recorded:
             return [reply]
 
         self.strategy, _ = federation(folder, method, ROUNDS, lose=record, server={"clients_per_round": 4})
-        self.known = {}
+        self.known, self.numbers = {}, count()
 
     @staticmethod
     def key(order):
@@ -93,7 +94,7 @@ class Recorded:
 
         nodes = range(100, 104)
         strategy = FairStrategy(
-            self.method(), fresh(), 4, checkpoint=self.folder / f"run {len(list(self.folder.iterdir()))}", seed=5,
+            self.method(), fresh(), 4, checkpoint=self.folder / f"run {next(self.numbers)}", seed=5,
             clients_per_round=4, join_timeout=0.05, round_timeout=5,
         )  # fmt: skip
         strategy.start(InProcess(dict.fromkeys(nodes, node), {k: {} for k in nodes}), ROUNDS)
