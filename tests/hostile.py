@@ -61,6 +61,7 @@ def tensor(dice: random.Random, like: Tensor | None = None) -> Tensor:
         lambda: whole.reshape(1, *whole.shape),
         lambda: whole.reshape(-1)[:-1].clone(),
         whole.double,
+        lambda: whole.float().requires_grad_(),
         whole.half,
         whole.long,
         whole.bool,

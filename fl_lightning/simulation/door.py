@@ -172,7 +172,10 @@ def _check_values(message: Mapping[Any, object]) -> None:
 
 
 def _check_tensor(value: Tensor) -> None:
-    plain = value.layout == torch.strided and not value.is_quantized and value.device.type != "meta"
+    kind = value.layout == torch.strided and not value.is_quantized and value.device.type != "meta"
+    plain = kind and not value.requires_grad
     # An expanded tensor says that it is large and takes no memory, until somebody copies it.
     if not plain or value.numel() * value.element_size() > value.untyped_storage().nbytes():
-        raise MisfitError("the message's tensors must be dense, each in memory of its own, found another kind")
+        raise MisfitError(
+            "the message's tensors must be dense, without gradients, each in memory of its own, found another kind"
+        )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -201,9 +202,11 @@ def joined(
     one = torch.tensor([nan], dtype=torch.float64)
     values = {name: torch.cat([rows[c].values.get(name, one).double() for c in clients]) for name in found}
     undefined = {n: {c: rows[c].undefined[n][c] for c in clients if c in rows[c].undefined.get(n, {})} for n in found}
-    modes: dict[str, Mode] = {}
+    votes: dict[str, Counter[Mode]] = defaultdict(Counter)  # one client alone must not turn a metric around
     for client in clients:
-        modes |= rows[client].modes
+        for name, mode in rows[client].modes.items():
+            votes[name][mode] += 1
+    modes = {name: said.most_common(1)[0][0] for name, said in votes.items()}
     sizes = torch.cat([rows[client].sizes for client in clients])
     undefined = {name: reasons for name, reasons in undefined.items() if reasons}
     record = EvaluationRecord(round, stage, tuple(clients), sizes, values, undefined, modes)

@@ -16,6 +16,7 @@ from support import Classifier, federated_blobs, fresh
 import fl_lightning as fl
 from fl_lightning.algorithms import SCAFFOLD, FedAvg, FedHEAL, FedMDFG, QFedAvg
 from fl_lightning.simulation.door import MisfitError, evaluation, read
+from fl_lightning.simulation.server_run import joined
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:client \\d .*is left out of round", "ignore:client \\d computes with other versions",
@@ -230,6 +231,14 @@ def test_evaluations_are_read_or_refused():
         assert all(value.shape == (1,) and name.isprintable() for name, value in found.values.items())
 
 
+def test_one_client_does_not_turn_a_metric_around():
+    records = [
+        evaluation({**EVALUATION, "client_ids": (k,), "modes": {"acc": "min" if k == 3 else "max"}}, k, 1, "val")
+        for k in range(4)
+    ]
+    assert joined(records, "val", 1, ("0", "1", "2", "3")).modes == {"acc": "max"}
+
+
 # ---- the client's side
 
 
@@ -272,9 +281,9 @@ def test_a_server_that_names_any_round_costs_no_time():
 
 @pytest.mark.parametrize(
     "value",
-    [torch.ones(1).expand(10**9), torch.ones(3).to_sparse(), torch.empty(3, device="meta"), object(), b"bytes",
-     hostile.deep(13), "x" * 10**6, list(range(10**6))],
-    ids=["expanded", "sparse", "meta", "object", "bytes", "deep", "long", "many"],
+    [torch.ones(1).expand(10**9), torch.ones(3).to_sparse(), torch.empty(3, device="meta"),
+     torch.ones(3).requires_grad_(), object(), b"bytes", hostile.deep(13), "x" * 10**6, list(range(10**6))],
+    ids=["expanded", "sparse", "meta", "gradient", "object", "bytes", "deep", "long", "many"],
 )  # fmt: skip
 def test_values_that_no_message_has_are_refused(plain, value):
     with pytest.raises(MisfitError, match="the message"):
