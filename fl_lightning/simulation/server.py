@@ -183,7 +183,7 @@ class Server:
         losses_at: Callable[[Tensor, Sequence[int]], Tensor] | None,
     ) -> str | None:
         """Why the method cannot work with these uploads alone; ``None`` if it can. Everything stays as it was."""
-        reports = usable(current.uploads, rows, self._buffers, self._rule, lambda upload, why: None)
+        reports = usable(current.uploads, rows, self._buffers, self._rule, lambda upload, why, others: None)
         if not reports.uploads:
             return None
         indices = [upload.index for upload in reports.uploads]

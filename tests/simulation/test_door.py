@@ -188,12 +188,18 @@ class Refusing(FedHEAL):
         return super().aggregate(cohort)
 
 
-def test_who_breaks_the_method_is_left_out():
+@pytest.mark.parametrize("diverged", [False, True])
+def test_who_breaks_the_method_is_left_out(diverged):
     recorded = Recorded(Refusing)
-    answers = {**recorded.answers, WILD: {**recorded.answers[WILD], "size": 10}}
+    answers, words = dict(recorded.answers), {WILD: "Refusing raised LookupError: ten is too few"}
+    answers[WILD] = {**answers[WILD], "size": 10}
+    if diverged:
+        answers[3] = {**answers[3], "update": answers[3]["update"] * math.nan}
+        words[3] = "its update is not finite"
     record, found = recorded.closed(answers)
-    assert record.dropped == {WILD: "Refusing raised LookupError: ten is too few"}
-    assert same(found, recorded.expected)
+    assert record.dropped == words
+    honest = {k: answer for k, answer in recorded.answers.items() if k not in words}
+    assert same(found, recorded.closed(honest, dict.fromkeys(words, "nothing"))[1])
 
 
 def test_a_method_that_is_broken_leaves_rounds_out_and_then_says_so(plain):
