@@ -7,6 +7,7 @@ import itertools
 import pytest
 import simt_library
 import torch
+from implementations import beside_ties
 
 from fl_lightning.ops import _reference as reference
 
@@ -60,6 +61,12 @@ def test_combinations_are_added_to_any_dtype_and_rounded_once(placed, dtype, out
     whole = whole_numbers(9, N).to(dtype)
     want = before.double() + 2 * whole.double().sum(0)
     assert torch.equal(placed.layer_combine_mixed(whole, OFFSETS, 0 * coeff + 2, before), want.to(out))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_16_bit_numbers_are_those_of_the_processor(simt, dtype):
+    rows, coeff, want = beside_ties(dtype)
+    assert torch.equal(simt.layer_combine(rows, torch.tensor([0, rows.shape[1]]), coeff), want)
 
 
 @pytest.mark.parametrize("count", [0, 1, 447, 448, 449, 1000])
