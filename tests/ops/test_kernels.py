@@ -221,9 +221,9 @@ def test_16_bit_numbers_are_rounded_once(call, dtype):
     out = torch.zeros_like(want)
     call("layer_combine_add", out, rows.double(), offsets, coeff)
     assert torch.equal(out, want)
-    few = torch.tensor([[141.18749386698403]], dtype=torch.float64).expand(1, 1)
-    expected = 141.125 if dtype == torch.float16 else 141.0
-    assert call("layer_combine", torch.ones(1, 37, dtype=dtype), offsets_of((37,)), few).unique().tolist() == [expected]
+    number, nearest = (141.18749386698403, 141.125) if dtype == torch.float16 else (1 + 2**-8 + 2**-40, 1 + 2**-7)
+    few, coeff = torch.ones(1, 37, dtype=dtype), torch.tensor([[number]], dtype=torch.float64)
+    assert call("layer_combine", few, offsets_of((37,)), coeff).unique().tolist() == [nearest]
 
 
 @every
