@@ -5,7 +5,7 @@ Environment:
     FL_LIGHTNING_NO_EXT=1    pure torch, no compiler needed
     FORCE_CUDA=1             CUDA kernels or an error that says what is missing; without it, CUDA where nvcc is found
     FORCE_CUDA=0             no CUDA kernels
-    TORCH_CUDA_ARCH_LIST     architectures, default 8.0;9.0a;10.0+PTX as far as nvcc knows them
+    TORCH_CUDA_ARCH_LIST     architectures, default 7.5;8.0;9.0a;10.0+PTX as far as nvcc knows them
     CXX, CUDA_HOME, MAX_JOBS, DEBUG=1
 """
 
@@ -27,7 +27,7 @@ from setuptools import setup
 ROOT = Path(__file__).parent
 # torch's stable interface as of this release: the binary runs with this one and all later ones.
 TORCH = (2, 10)
-ARCHITECTURES = ("8.0", "9.0", "10.0")
+ARCHITECTURES = ("7.5", "8.0", "9.0", "10.0")
 OPTIMISE = ["-O0", "-g"] if os.environ.get("DEBUG") == "1" else ["-O3", "-g0"]
 CUDA_PROGRAM = "#include <cuda_runtime.h>\n#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
 
@@ -37,11 +37,12 @@ class CannotBuildError(Exception):
 
 
 class Cuda(NamedTuple):
-    """What CUDA kernels are built with: folders of headers, the runtime library to link, and the architectures."""
+    """What CUDA kernels are built with: folders of headers, the runtime library, architectures, and more options."""
 
     headers: list[str]
     runtime: str
     architectures: str
+    options: list[str]
 
 
 NOTES: list[str] = []
@@ -123,7 +124,9 @@ def find_cuda(torch_cuda: str | None, cuda_home: str | None) -> Cuda:
     if release[1] != torch_cuda.partition(".")[0]:
         raise CannotBuildError(f"torch is built for CUDA {torch_cuda} and nvcc is of CUDA {release[1]}")
     headers, runtime = find_headers(nvcc), find_runtime(nvcc, cuda_home, release[1])
-    return Cuda(headers, runtime, os.environ.get("TORCH_CUDA_ARCH_LIST") or architectures(nvcc))
+    small = "--compress-mode=size"  # of CUDA 12.8 on; a third of the bytes
+    options = [small] if "--compress-mode" in output(nvcc, "--help") else []
+    return Cuda(headers, runtime, os.environ.get("TORCH_CUDA_ARCH_LIST") or architectures(nvcc), options)
 
 
 def pip_cuda() -> list[Path]:
@@ -212,7 +215,7 @@ def module_of_cpu(cpp_extension: Any) -> Any:
 def module_of_cuda(cpp_extension: Any, cuda: Cuda) -> Any:
     """The extension beside it that only a torch with CUDA can load."""
     made = module(cpp_extension, "_C_cuda", ["csrc/extension_cuda.cpp", *sources("cuda", "cu")])
-    made.extra_compile_args["nvcc"] = [OPTIMISE[0], "-std=c++17", "-lineinfo", "-Xcompiler=-fvisibility=hidden"]
+    made.extra_compile_args["nvcc"] = [OPTIMISE[0], "-std=c++17", "-Xcompiler=-fvisibility=hidden", *cuda.options]
     made.extra_compile_args["nvcc"] += [f"-I{folder}" for folder in cuda.headers]
     made.libraries.append("torch_cuda")
     made.extra_link_args.append(cuda.runtime)

@@ -157,6 +157,10 @@ struct Kernels {
         write<int64_t>(part_offsets)[i] = std::clamp<int64_t>(layers.offsets[i] - begin, 0, columns);
       }
       combine(some, part_offsets, coeff, total, true);
+      // torch's conversion goes by way of float32.
+      for (int64_t c = 0; c < columns && part.element_size() == 2; ++c) {
+        write<double>(total)[c] = with_14_bits(read<double>(total)[c]);
+      }
       torch::stable::copy_(part, total);
     }
   }

@@ -73,6 +73,26 @@ def gaussian(m: int, n: int, dtype: torch.dtype = torch.float32, seed: int = 0) 
     return torch.randn(m, n, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+def beside_ties(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """A combination that leads onto and next to the middle of every 16-bit number and the next one.
+
+    Returns:
+        Rows ``[3, n]``, coefficients ``[1, 3]``, and the sums in the dtype, rounded to nearest even once.
+    """
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    base = every[every.isfinite()].double().repeat(5)
+    digits, least = (10, -14) if dtype == torch.float16 else (7, -126)
+
+    def unit(numbers: Tensor) -> Tensor:
+        exponents = torch.frexp(numbers).exponent.long().sub(1).clamp(min=least).where(numbers != 0, least)
+        return (exponents - digits + 1023 << 52).view(torch.float64)
+
+    aside = torch.tensor([-32.0, -1.0, 0.0, 1.0, 32.0], dtype=torch.float64).repeat_interleave(len(base) // 5)
+    rows, coeff = torch.stack([base, unit(base), aside * unit(base)]), torch.tensor([[1.0, 0.5, 2.0**-30]]).double()
+    sums = (coeff[0, :, None] * rows).sum(0)  # exact
+    return rows.to(dtype), coeff, ((sums / unit(sums)).round() * unit(sums)).to(dtype)
+
+
 def exact_products(left: Tensor, right: Tensor, offsets: Tensor) -> Tensor:
     """``[L, m, h]`` in float64."""
     left, right = left.double(), right.double()

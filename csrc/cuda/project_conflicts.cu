@@ -13,15 +13,15 @@ __host__ __device__ inline std::int64_t blocks_of(std::int64_t m) { return (m + 
 
 // One warp carries out one update's projections; products holds those of the projected update with all originals.
 template <class Products>
-__device__ inline void project(const double* gram, std::int64_t m, const std::int64_t* order, bool keep, std::int64_t i,
+__device__ inline void project(const double* gram, int m, const std::int64_t* order, bool keep, int i,
                                Products products, double* coeff) {
   const int lane = threadIdx.x % kWarp;
-  for (std::int64_t k = lane; k < m; k += kWarp) {
-    products[k] = gram[i * m + k];
+  for (int k = lane; k < m; k += kWarp) {
+    products[k] = gram[std::int64_t{i} * m + k];
     coeff[k] = k == i ? 1.0 : 0.0;
   }
   __syncwarp();
-  for (std::int64_t position = 0; position < m && !keep; ++position) {
+  for (int position = 0; position < m && !keep; ++position) {
     const std::int64_t j = order[position];
     if (j == i) continue;
     const bool known = j >= 0 && j < m;  // an order on the device is not checked: NaN, and no stray access
@@ -31,11 +31,11 @@ __device__ inline void project(const double* gram, std::int64_t m, const std::in
     // Not (dot >= 0) instead of dot < 0: a NaN product must show in the result, not count as "no conflict".
     if (dot >= 0.0 || square <= 0.0) continue;
     const double share = dot / square;
-    const std::int64_t first = known ? j : 0;
+    const double* row = gram + (known ? j * m : 0);
     __syncwarp();
-    for (std::int64_t k = lane; k < m; k += kWarp) {
+    for (int k = lane; k < m; k += kWarp) {
       // The product is rounded, as on the processor: the sign of what is left decides.
-      products[k] = products[k] - __dmul_rn(share, gram[first * m + k]);
+      products[k] = products[k] - __dmul_rn(share, row[k]);
       if (k == j || !known) coeff[k] -= share;
     }
     __syncwarp();
@@ -45,17 +45,18 @@ __device__ inline void project(const double* gram, std::int64_t m, const std::in
 // One warp per row, which depends on no other: a matrix has as many blocks as its rows take.
 template <bool kShared>
 __global__ void __launch_bounds__(kThreads, 4)
-    project_all(const double* grams, std::int64_t m, const std::int64_t* order, const bool* keep, double* coeffs,
+    project_all(const double* grams, int m, const std::int64_t* order, const bool* keep, double* coeffs,
                 double* scratch) {
-  const std::int64_t blocks = blocks_of(m), matrix = blockIdx.x / blocks * m * m, warp = threadIdx.x / kWarp;
-  const std::int64_t i = blockIdx.x % blocks * kWarps + warp;
+  const std::int64_t blocks = blocks_of(m), matrix = blockIdx.x / blocks * m * m;
+  const int warp = threadIdx.x / kWarp;
+  const int i = static_cast<int>(blockIdx.x % blocks) * kWarps + warp;
   if (i >= m) return;
-  double* coeff = coeffs + matrix + i * m;
+  double* coeff = coeffs + matrix + std::int64_t{i} * m;
   if constexpr (kShared) {
     SHARED(double, products, kWarps* kSharedRows);
     project(grams + matrix, m, order, keep[i], i, products + warp * m, coeff);
   } else {
-    project(grams + matrix, m, order, keep[i], i, scratch + matrix + i * m, coeff);
+    project(grams + matrix, m, order, keep[i], i, scratch + matrix + std::int64_t{i} * m, coeff);
   }
 }
 
@@ -65,8 +66,8 @@ void project_conflicts(const double* gram, std::int64_t batch, std::int64_t m, c
                        const bool* keep, double* coeff, Context context) {
   const bool small = m <= kSharedRows;
   double* products = small ? nullptr : scratch<double>(context, batch * m * m);
-  launch(kOp, small ? project_all<true> : project_all<false>, batch * blocks_of(m), kThreads, context, gram, m, order,
-         keep, coeff, products);
+  launch(kOp, small ? project_all<true> : project_all<false>, batch * blocks_of(m), kThreads, context, gram,
+         static_cast<int>(m), order, keep, coeff, products);
 }
 
 }  // namespace fl_lightning::cuda

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
+import re
 import sys
 import warnings
 from dataclasses import dataclass
@@ -77,6 +79,8 @@ def _load_cuda() -> str:
     """Imports the extension for CUDA, if torch can use it; returns why not."""
     if torch.version.cuda is None:
         return "torch is a build without CUDA"
+    if unsuitable := _unsuitable():
+        return unsuitable
     try:
         importlib.import_module(_CUDA)
     except ModuleNotFoundError as error:
@@ -88,6 +92,42 @@ def _load_cuda() -> str:
         _warn(f"the CUDA kernels of fl_lightning do not load, so pure torch runs on CUDA: {error}")
         return f"the CUDA kernels do not load: {error}"
     return ""
+
+
+def _unsuitable() -> str:
+    """One sentence if the CUDA kernels were built for none of this machine's GPUs."""
+    _, _, architectures = built().partition("and for CUDA ")
+    found, every = _capabilities(), re.findall(r"(\d+)\.(\d)([af]?)(\+PTX)?", architectures)
+    if not found or not every or any(_runs_on(capability, *one) for capability in found for one in every):
+        return ""
+    own = ", ".join(f"{major}.{minor}" for major, minor in sorted(set(found)))
+    return f"the CUDA kernels were built for compute capability {architectures}, and GPUs here have {own}"
+
+
+def _runs_on(capability: tuple[int, int], major: str, minor: str, only: str, ptx: str) -> bool:
+    """Whether a GPU runs code for one entry of TORCH_CUDA_ARCH_LIST: of its own major capability, or of PTX."""
+    built_for = (int(major), int(minor))
+    if only == "a":
+        return capability == built_for
+    return capability >= built_for and (bool(ptx) or capability[0] == built_for[0])
+
+
+def _capabilities() -> list[tuple[int, int]]:
+    """Those of this machine's GPUs, asked of the driver: a process that asks CUDA cannot be copied afterwards."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return []
+    count, found = ctypes.c_uint(), []
+    if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+        return []
+    for index in range(count.value):
+        device, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
+        if nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(device)):
+            continue
+        if not nvml.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor)):
+            found.append((major.value, minor.value))
+    return found
 
 
 def _warn(problem: str) -> None:

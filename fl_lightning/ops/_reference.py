@@ -16,7 +16,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from fl_lightning.ops.dtypes import accumulation_device
+from fl_lightning.ops.dtypes import accumulation_device, rounded
 from fl_lightning.ops.slices import add_tree, slice_columns
 
 _CPU_BLOCK = 1 << 18  # elements of a float64 block: 2 MiB, about a core's share of cache
@@ -84,7 +84,7 @@ def layer_combine(rows: Tensor, offsets: Tensor, coeff: Tensor) -> Tensor:
     """See :func:`fl_lightning.ops.layer_combine`, without ``out``."""
     step = torch.empty(rows.shape[1], dtype=rows.dtype, device=rows.device)
     for start, stop, block in _combined(rows, offsets, coeff):
-        step[start:stop] = block
+        step[start:stop] = rounded(block, step.dtype)
     return step
 
 
@@ -98,7 +98,8 @@ def layer_cross_combine(rows: Tensor, others: Tensor, offsets: Tensor, coeff: Te
     for layer, start, stop in _blocks(offsets, rows, others):
         own = wide(rows[:, start:stop]).masked_fill_(unused[layer, :m], 0.0)
         other = wide_others(others[:, start:stop]).masked_fill_(unused[layer, m:], 0.0)
-        step[start:stop] = torch.mv(own.T, coeff[layer, :m]).addmv_(other.T, coeff[layer, m:])
+        block = torch.mv(own.T, coeff[layer, :m]).addmv_(other.T, coeff[layer, m:])
+        step[start:stop] = rounded(block, step.dtype)
     return step
 
 
@@ -109,7 +110,7 @@ def layer_combine_add(out: Tensor, rows: Tensor, offsets: Tensor, coeff: Tensor)
     _require_apart("out", out, rows)
     for start, stop, block in _combined(rows, offsets, coeff):
         part = out[start:stop]
-        part.copy_(block.add_(part.to(block.device)))
+        part.copy_(rounded(block.add_(part.to(block.device)), part.dtype))
 
 
 def project_conflicts(gram: Tensor, order: Tensor, keep: Tensor) -> Tensor:
@@ -175,7 +176,7 @@ def puc_combine(rows: Tensor, keep: Tensor, weights: Tensor) -> Tensor:
         bits = _unpack(keep[:, start // _WORD : -(-stop // _WORD)])[:, : stop - start].to(wide.device)
         block = wide(rows[:, start:stop]).masked_fill_(bits == 0, 0.0)
         mean = torch.mv(block.T, weights).div_(torch.mv(wide_bits(bits).T, weights))
-        step[start:stop] = mean.masked_fill_(~bits.any(0), 0.0)
+        step[start:stop] = rounded(mean.masked_fill_(~bits.any(0), 0.0), step.dtype)
     return step
 
 

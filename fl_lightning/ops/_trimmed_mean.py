@@ -6,6 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fl_lightning.ops.dtypes import rounded
+
 _CPU_BLOCK = 1 << 18  # numbers that are sorted at a time
 _DEVICE_BLOCK = 1 << 24
 
@@ -22,5 +24,5 @@ def trimmed_mean(rows: Tensor, trim: int) -> Tensor:
         for place in range(trim, m - trim):
             total.add_(ordered[:, place])
         mean = total.div_(m - 2 * trim)
-        out[start : start + width] = torch.where(ordered[:, -1].isnan(), torch.nan, mean)
+        out[start : start + width] = rounded(torch.where(ordered[:, -1].isnan(), torch.nan, mean), out.dtype)
     return out

@@ -4,7 +4,7 @@
 from mutations.change import In
 
 STREAMS, ROWS = "tests/ops/test_stream_kernels.py", "tests/ops/test_kernels.py"
-ROUNDING = f"{STREAMS} {ROWS} -k 'compiled and (test_stream or 16_bit or nan_of)'"
+ROUNDING = f"{STREAMS} {ROWS} -k 'compiled and (test_stream or 16_bit or nan_of or rounded)'"
 PRODUCTS = f"{ROWS} -k 'compiled and not million and not 16_bit'"
 PUC = f"{STREAMS} tests/ops/test_puc.py tests/ops/test_puc_kernels.py -k compiled"
 
@@ -21,7 +21,10 @@ track = In("csrc/cpu/kernels/puc_track_kernel.h", PUC)
 descend = In("csrc/cpu/common_descent.cpp", "tests/ops/test_common_descent_kernel.py -k compiled")
 
 TO_BFLOAT16 = "write_bits(p, _mm256_cvtepi32_epi16(_mm256_mask_set1_epi32(rounded, nan, 0x7fc0)), stream)"
-TO_HALF = "write_bits(p, _mm256_cvtps_ph(_mm512_cvtpd_ps(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), stream)"
+TO_HALF = (
+    "write_bits(p, _mm256_cvtps_ph(_mm512_cvtpd_ps(with_14_bits(x)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),\n"
+    "             stream)"
+)
 
 MUTATIONS = [
     avx512("streamed float64 numbers are not written", "stream ? _mm512_stream_pd(p, x) : ", "if (!stream) "),
@@ -40,6 +43,11 @@ MUTATIONS = [
         "> 0x7f800000u;",
         "> 0x7f80ffffu;",
         unseen="a conversion from float64 has made the NaN quiet, which sets a bit above",
+    ),
+    half(
+        "bfloat16 is rounded twice",
+        "BFloat16* out) {\n  const std::uint32_t bits = bits_of(static_cast<float>(with_14_bits(x)));",
+        "BFloat16* out) {\n  const std::uint32_t bits = bits_of(static_cast<float>(x));",
     ),
     half("ties go up to bfloat16", "(bits >> 16 & 1u)) >> 16", "1u) >> 16"),
     half("ties go up to float16", "(rest >> 13 & 1u)", "1u"),

@@ -76,7 +76,7 @@ MUTATIONS = [
         "blockIdx.x",
         unseen="only the time tells, on a GPU",
     ),
-    project("rows of the first block for all", "blockIdx.x % blocks * kWarps + warp", "warp"),
+    project("rows of the first block for all", "static_cast<int>(blockIdx.x % blocks) * kWarps + warp", "warp"),
     project("conflicts of NaN do not count", "dot >= 0.0 || square <= 0.0", "!(dot < 0.0) || square <= 0.0"),
     project("zero rows are divided by", "dot >= 0.0 || square <= 0.0", "dot >= 0.0"),
     project(
@@ -148,12 +148,14 @@ MUTATIONS = [
     columns("rows beyond the last are read", "if (r < count) {", "if (r <= count) {"),
     table("the last offset stays behind", "entries * static_cast", "layers.count * static_cast"),
     brought(
-        "the second part over the first", "static_cast<unsigned char*>(to) + first", "static_cast<unsigned char*>(to)"
+        "the second part over the first",
+        "launch_part<kLargePart>(op, from + first, left, own + first",
+        "launch_part<kLargePart>(op, from + first, left, own",
     ),
     brought(
         "bytes beyond the first threads are not written",
-        "i < count; i += blockDim.x) to",
-        "i < count && i < blockDim.x; i += blockDim.x) to",
+        "i < end; i += blockDim.x) to",
+        "i < end && i < first + blockDim.x; i += blockDim.x) to",
     ),
     layers("an item begins before its layer", "from > chunk ? from : chunk", "chunk"),
     partials(

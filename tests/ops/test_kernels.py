@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from implementations import DTYPES, every, exact_products, gaussian, offsets_of
+from implementations import DTYPES, beside_ties, every, exact_products, gaussian, offsets_of
 
 HALVES = (torch.float16, torch.bfloat16)
 SIZES = (129, 0, 1, 3, 20_000, 5)
@@ -209,6 +209,21 @@ def test_every_16_bit_number(call, width, dtype):
         coeff = torch.full((len(offsets) - 1, 1), factor, dtype=torch.float64)
         want = (row[0].double() * factor).to(dtype)
         torch.testing.assert_close(call("layer_combine", row, offsets, coeff), want, rtol=0, atol=0, equal_nan=True)
+
+
+@every
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_16_bit_numbers_are_rounded_once(call, dtype):
+    """300,000 sums of which the first rounding, to float32, would make half-way cases of 16 bits."""
+    rows, coeff, want = beside_ties(dtype)
+    offsets = offsets_of((rows.shape[1],))
+    assert torch.equal(call("layer_combine", rows, offsets, coeff), want)
+    out = torch.zeros_like(want)
+    call("layer_combine_add", out, rows.double(), offsets, coeff)
+    assert torch.equal(out, want)
+    number, nearest = (141.18749386698403, 141.125) if dtype == torch.float16 else (1 + 2**-8 + 2**-40, 1 + 2**-7)
+    few, coeff = torch.ones(1, 37, dtype=dtype), torch.tensor([[number]], dtype=torch.float64)
+    assert call("layer_combine", few, offsets_of((37,)), coeff).unique().tolist() == [nearest]
 
 
 @every

@@ -234,6 +234,63 @@ class Loader:
         return MODULE
 
 
+def leaving(*values):
+    """A function of NVML that leaves values where its last arguments point."""
+
+    def call(*arguments):
+        for pointer, value in zip(arguments[-len(values) :], values, strict=True):
+            pointer._obj.value = value
+        return 0
+
+    return call
+
+
+NVML = SimpleNamespace(
+    nvmlInit_v2=lambda: 0,
+    nvmlDeviceGetCount_v2=leaving(1),
+    nvmlDeviceGetHandleByIndex_v2=leaving(99),
+    nvmlDeviceGetCudaComputeCapability=leaving(7, 0),
+)
+
+
+def test_a_gpu_older_than_the_kernels_runs_pure_torch(monkeypatch, tmp_path):
+    (tmp_path / "built").write_text("kernels for the processor and for CUDA 7.5;8.0;9.0a;10.0+PTX\n")
+    monkeypatch.delenv("FL_LIGHTNING_DISABLE_EXT", raising=False)
+    monkeypatch.setattr(_extension, "_RECORD", tmp_path / "built")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch, "__version__", "2.10.0")
+    loader = Loader(None)
+    monkeypatch.setattr(_extension.importlib, "import_module", loader)
+    monkeypatch.setattr(_extension.ctypes, "CDLL", lambda name: NVML)
+    found = _extension.load()
+    assert loader.asked == ["fl_lightning._C"]
+    monkeypatch.setattr(_library, "EXTENSION", found)
+    reason = "the CUDA kernels were built for compute capability 7.5;8.0;9.0a;10.0+PTX, and GPUs here have 7.0"
+    assert ops.backend()["layer_gram"] == ops.Backend("layer_gram", "cpu", f"{reason}; on the CPU: avx2")
+
+
+@pytest.mark.parametrize(
+    ("architectures", "runs", "fails"),
+    [
+        (
+            "7.5;8.0;9.0a;10.0+PTX",
+            [(7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0)],
+            [(6, 1), (7, 0), (7, 2)],
+        ),
+        ("9.0a", [(9, 0)], [(8, 0), (10, 0)]),
+        ("8.6 9.0", [(8, 6), (8, 9), (9, 0)], [(8, 0), (7, 5), (10, 0)]),
+        ("Turing", [(7, 0)], []),  # nobody knows
+    ],
+)
+def test_which_gpus_run_the_kernels(architectures, runs, fails, monkeypatch):
+    monkeypatch.setattr(_extension, "built", lambda: f"kernels for the processor and for CUDA {architectures}")
+    for capability in (*runs, *fails):
+        monkeypatch.setattr(_extension, "_capabilities", lambda own=capability: [own])
+        assert bool(_extension._unsuitable()) == (capability in fails), capability
+    monkeypatch.setattr(_extension, "_capabilities", lambda: [*runs, *fails])
+    assert _extension._unsuitable() == ""
+
+
 MISSING = "libtorch_cuda.so: cannot open shared object file"
 
 

@@ -168,7 +168,7 @@ def test_cuda_kernels_can_be_left_out(script, monkeypatch, capsys):
 
 @buildable
 def test_every_source_is_built(script, monkeypatch):
-    monkeypatch.setattr(script, "find_cuda", lambda *_: script.Cuda(["headers"], "libcudart.so.13", "9.0"))
+    monkeypatch.setattr(script, "find_cuda", lambda *_: script.Cuda(["headers"], "libcudart.so.13", "9.0", ["--small"]))
     arguments = script.extension()
     cpu, cuda = arguments["ext_modules"]
     found = {p.relative_to(ROOT).as_posix() for end in ("cpp", "cu") for p in (ROOT / "csrc").rglob(f"*.{end}")}
@@ -179,7 +179,8 @@ def test_every_source_is_built(script, monkeypatch):
     assert cpu.py_limited_api
     assert cuda.py_limited_api
     assert arguments["options"]["bdist_wheel"]["py_limited_api"] == "cp310"
-    assert "-Iheaders" in cuda.extra_compile_args["nvcc"]
+    assert {"-Iheaders", "--small"} <= set(cuda.extra_compile_args["nvcc"])
+    assert "-lineinfo" not in cuda.extra_compile_args["nvcc"]
     assert "libcudart.so.13" in cuda.extra_link_args
     assert "torch_cuda" in cuda.libraries
     assert not {"libcudart.so.13"} & set(cpu.extra_link_args)
@@ -191,8 +192,8 @@ def test_every_source_is_built(script, monkeypatch):
 @pytest.mark.parametrize(
     ("known", "chosen"),
     [
-        ("compute_75\ncompute_80\ncompute_90\ncompute_100\n", "8.0;9.0a;10.0+PTX"),
-        ("compute_75\ncompute_80\ncompute_86\ncompute_90\n", "8.0;9.0+PTX"),
+        ("compute_75\ncompute_80\ncompute_90\ncompute_100\n", "7.5;8.0;9.0a;10.0+PTX"),
+        ("compute_75\ncompute_80\ncompute_86\ncompute_90\n", "7.5;8.0;9.0+PTX"),
         ("compute_50\ncompute_80\n", "8.0+PTX"),
     ],
 )

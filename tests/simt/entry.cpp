@@ -52,6 +52,8 @@ using I64 = std::int64_t;
 extern "C" {
 
 void simt_capable(int major) { simt_capability = major; }
+void simt_drive(int version) { simt_driver = version; }
+int simt_launched() { return std::exchange(simt_launches, 0); }
 void simt_configure(int schedule, unsigned seed) { simt::configure(static_cast<simt::Schedule>(schedule), seed); }
 
 const char* layer_gram(Matrix rows, Layers layers, double* gram) {

@@ -108,6 +108,15 @@ class Kernels:
         self._library.simt_capable(major)
         return self
 
+    def driver(self, version):
+        """Stands in for a driver of another release of CUDA, such as 12010 for 12.1."""
+        self._library.simt_drive(version)
+        return self
+
+    def launches(self) -> int:
+        """How many kernels were launched since the last question."""
+        return self._library.simt_launched()
+
     def call(self, name, *arguments):
         function = getattr(self._library, name)
         function.restype = ctypes.c_char_p

@@ -7,6 +7,7 @@ import itertools
 import pytest
 import simt_library
 import torch
+from implementations import beside_ties
 
 from fl_lightning.ops import _reference as reference
 
@@ -62,11 +63,26 @@ def test_combinations_are_added_to_any_dtype_and_rounded_once(placed, dtype, out
     assert torch.equal(placed.layer_combine_mixed(whole, OFFSETS, 0 * coeff + 2, before), want.to(out))
 
 
-@pytest.mark.parametrize("count", [0, 1, 447, 448, 449, 1000])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_16_bit_numbers_are_those_of_the_processor(simt, dtype):
+    rows, coeff, want = beside_ties(dtype)
+    assert torch.equal(simt.layer_combine(rows, torch.tensor([0, rows.shape[1]]), coeff), want)
+
+
+@pytest.mark.parametrize("count", [0, 1, 447, 448, 449, 5000])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.uint8])
 def test_numbers_of_the_host_arrive(placed, dtype, count):
     numbers = torch.randint(0, 2, (count * 8 // dtype.itemsize,), generator=generator(count)).to(dtype)
     assert torch.equal(placed.copy_in(numbers), numbers)
+
+
+@pytest.mark.parametrize(("driver", "launches"), [(12000, 36), (12010, 4)])
+def test_coefficients_of_many_layers_arrive_in_few_launches(simt, driver, launches):
+    """Those of ResNet-50 and 100 clients; kernels take eight times as many arguments since CUDA 12.1."""
+    numbers = torch.randn(161, 100, dtype=torch.float64, generator=generator(9))
+    simt.launches()
+    assert torch.equal(simt.driver(driver).copy_in(numbers), numbers)
+    assert simt.driver(12010).launches() == launches
 
 
 HARM = {

@@ -15,12 +15,25 @@ def rows_of(m, n, dtype, seed=0):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("m", "n"), [(1, 3), (2, 32), (3, 33), (5, 70), (8, 64), (19, 100), (33, 31)])
+@pytest.mark.parametrize(
+    ("m", "n"), [(1, 3), (2, 32), (3, 33), (5, 70), (8, 64), (19, 100), (33, 31), (64, 40), (65, 33)]
+)
 def test_the_middle_is_averaged(simt, m, n, dtype):
     rows = rows_of(m, n, dtype, m)
     for trim in {0, (m - 1) // 3, (m - 1) // 2}:
         expected = reference.trimmed_mean(rows, trim)
         torch.testing.assert_close(simt.trimmed_mean(rows, trim), expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-7)
+
+
+@pytest.mark.parametrize("m", [10, 13])
+def test_every_column_of_zeros_and_ones(simt, m):
+    """A network that sorts these sorts everything."""
+    numbers = torch.arange(2**m)
+    rows = torch.stack([numbers >> row & 1 for row in range(m)]).float()
+    ones = rows.sum(0)
+    for trim in range((m + 1) // 2):
+        left = m - 2 * trim
+        assert torch.equal(simt.trimmed_mean(rows, trim), (ones - trim).clamp(0, left).div(left))
 
 
 @pytest.mark.parametrize("n", [0, 1, 31, 32, 33])
@@ -29,8 +42,9 @@ def test_rows_at_any_distance(simt, n):
     assert torch.equal(simt.trimmed_mean(rows, 2), reference.trimmed_mean(rows, 2))
 
 
-def test_nan_is_seen_wherever_it_is_sorted_to(simt):
-    rows = rows_of(7, 40, torch.float32)
+@pytest.mark.parametrize("m", [7, 70])
+def test_nan_is_seen_wherever_it_is_sorted_to(simt, m):
+    rows = rows_of(m, 40, torch.float32)
     for row in range(7):
         rows[row, row] = torch.nan
     rows[0, 20], rows[1, 21] = torch.inf, -torch.inf

@@ -61,8 +61,14 @@ FL_INLINE void write_bits(void* p, __m128i bits, bool stream) {
     _mm_storel_epi64(static_cast<__m128i*>(p), bits);
   }
 }
+// See ops.h.
+FL_INLINE Doubles with_14_bits(Doubles x) {
+  const __m256i bits = _mm256_castpd_si256(x), rest = _mm256_set1_epi64x(kRest);
+  const __m256i any = _mm256_add_epi64(_mm256_and_si256(bits, rest), rest);
+  return _mm256_castsi256_pd(_mm256_andnot_si256(rest, _mm256_or_si256(bits, any)));
+}
 FL_INLINE void write(BFloat16* p, Doubles x, bool stream) {
-  const __m128 y = _mm256_cvtpd_ps(x);
+  const __m128 y = _mm256_cvtpd_ps(with_14_bits(x));
   const __m128i bits = _mm_castps_si128(y);
   const __m128i even = _mm_and_si128(_mm_srli_epi32(bits, 16), _mm_set1_epi32(1));
   const __m128i rounded = _mm_srli_epi32(_mm_add_epi32(bits, _mm_add_epi32(even, _mm_set1_epi32(0x7fff))), 16);
@@ -71,7 +77,7 @@ FL_INLINE void write(BFloat16* p, Doubles x, bool stream) {
   write_bits(p, _mm_packus_epi32(chosen, chosen), stream);
 }
 FL_INLINE void write(Half* p, Doubles x, bool stream) {
-  write_bits(p, _mm_cvtps_ph(_mm256_cvtpd_ps(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), stream);
+  write_bits(p, _mm_cvtps_ph(_mm256_cvtpd_ps(with_14_bits(x)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), stream);
 }
 
 FL_INLINE void fence() { _mm_sfence(); }

@@ -71,8 +71,14 @@ FL_INLINE void write(float* p, Doubles x, bool stream) {
 FL_INLINE void write_bits(void* p, __m128i bits, bool stream) {
   stream ? _mm_stream_si128(static_cast<__m128i*>(p), bits) : _mm_storeu_si128(static_cast<__m128i*>(p), bits);
 }
+// See ops.h.
+FL_INLINE Doubles with_14_bits(Doubles x) {
+  const __m512i bits = _mm512_castpd_si512(x), rest = _mm512_set1_epi64(kRest);
+  const __m512i any = _mm512_add_epi64(_mm512_and_si512(bits, rest), rest);
+  return _mm512_castsi512_pd(_mm512_andnot_si512(rest, _mm512_or_si512(bits, any)));
+}
 FL_INLINE void write(BFloat16* p, Doubles x, bool stream) {
-  const __m256 y = _mm512_cvtpd_ps(x);
+  const __m256 y = _mm512_cvtpd_ps(with_14_bits(x));
   const __m256i bits = _mm256_castps_si256(y);
   const __m256i even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
   const __m256i rounded =
@@ -81,7 +87,8 @@ FL_INLINE void write(BFloat16* p, Doubles x, bool stream) {
   write_bits(p, _mm256_cvtepi32_epi16(_mm256_mask_set1_epi32(rounded, nan, 0x7fc0)), stream);
 }
 FL_INLINE void write(Half* p, Doubles x, bool stream) {
-  write_bits(p, _mm256_cvtps_ph(_mm512_cvtpd_ps(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), stream);
+  write_bits(p, _mm256_cvtps_ph(_mm512_cvtpd_ps(with_14_bits(x)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
+             stream);
 }
 
 // Orders streamed writes before what follows.

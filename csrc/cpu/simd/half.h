@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two 16-bit formats, one number at a time. Rounding is to nearest even, as torch does it: from float64 by way of
-// float32.
+// The two 16-bit formats, one number at a time. Rounding is to nearest even, and from float64 it happens once.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+
+#include "../../ops.h"
 
 namespace fl_lightning::cpu {
 
@@ -41,12 +42,12 @@ inline double widened(Half x) {
 inline void narrow(double x, double* out) { *out = x; }
 inline void narrow(double x, float* out) { *out = static_cast<float>(x); }
 inline void narrow(double x, BFloat16* out) {
-  const std::uint32_t bits = bits_of(static_cast<float>(x));
+  const std::uint32_t bits = bits_of(static_cast<float>(with_14_bits(x)));
   const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
   out->bits = static_cast<std::uint16_t>(nan ? 0x7fc0u : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 inline void narrow(double x, Half* out) {
-  const std::uint32_t bits = bits_of(static_cast<float>(x));
+  const std::uint32_t bits = bits_of(static_cast<float>(with_14_bits(x)));
   const std::uint32_t sign = bits >> 16 & 0x8000u, rest = bits & 0x7fffffffu;
   std::uint32_t result;
   if (rest > 0x7f800000u) {

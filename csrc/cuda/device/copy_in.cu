@@ -7,26 +7,49 @@
 namespace fl_lightning::cuda {
 namespace {
 
-constexpr std::int64_t kPart = 3584;  // kernel arguments may take 4 KB in all
+// Kernel arguments may take 4 KB in all, and 32,764 bytes from CUDA 12.1 on.
+constexpr std::int64_t kPart = 3584, kLargePart = 32256, kEach = 3584;  // kEach: what a block copies
 constexpr int kThreads = 128;
 
+template <std::int64_t kBytes>
 struct Part {
-  unsigned char bytes[kPart];
+  unsigned char bytes[kBytes];
 };
 
-__global__ void write_part(const __grid_constant__ Part part, std::int64_t count, unsigned char* to) {
-  for (std::int64_t i = threadIdx.x; i < count; i += blockDim.x) to[i] = part.bytes[i];
+template <std::int64_t kBytes>
+__global__ void write_part(const __grid_constant__ Part<kBytes> part, std::int64_t count, unsigned char* to) {
+  const std::int64_t first = blockIdx.x * kEach, end = first + kEach < count ? first + kEach : count;
+  for (std::int64_t i = first + threadIdx.x; i < end; i += blockDim.x) to[i] = part.bytes[i];
+}
+
+template <std::int64_t kBytes>
+std::int64_t launch_part(const char* op, const unsigned char* from, std::int64_t left, unsigned char* to,
+                         const Context& context) {
+  Part<kBytes> part = {};
+  const std::int64_t count = std::min(kBytes, left);
+  std::memcpy(part.bytes, from, static_cast<std::size_t>(count));
+  launch(op, write_part<kBytes>, (count + kEach - 1) / kEach, kThreads, context, part, count, to);
+  return count;
+}
+
+bool takes_large_parts() {
+#if CUDART_VERSION >= 12010
+  int driver = 0;
+  return cudaDriverGetVersion(&driver) == cudaSuccess && driver >= 12010;
+#else
+  return false;
+#endif
 }
 
 }  // namespace
 
 void copy_in(const char* op, const void* host, std::int64_t bytes, void* to, Context context) {
   const auto* from = static_cast<const unsigned char*>(host);
-  for (std::int64_t first = 0; first < bytes; first += kPart) {
-    Part part = {};
-    const std::int64_t count = std::min(kPart, bytes - first);
-    std::memcpy(part.bytes, from + first, static_cast<std::size_t>(count));
-    launch(op, write_part, 1, kThreads, context, part, count, static_cast<unsigned char*>(to) + first);
+  auto* own = static_cast<unsigned char*>(to);
+  for (std::int64_t first = 0; first < bytes;) {
+    const std::int64_t left = bytes - first;
+    first += left > kPart && takes_large_parts() ? launch_part<kLargePart>(op, from + first, left, own + first, context)
+                                                 : launch_part<kPart>(op, from + first, left, own + first, context);
   }
 }
 

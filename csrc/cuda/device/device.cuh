@@ -99,7 +99,9 @@ void launch(const char* op, void (*kernel)(Parameters...), std::int64_t blocks, 
   const cudaError_t error = cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
   if (error != cudaSuccess) {
     cudaGetLastError();  // or the next call that has nothing to do with this one would report it
-    throw std::runtime_error(std::string("fl_lightning::") + op + ": CUDA launch failed: " + cudaGetErrorString(error));
+    const bool foreign = error == cudaErrorNoKernelImageForDevice;
+    throw std::runtime_error(std::string("fl_lightning::") + op + ": CUDA launch failed: " + cudaGetErrorString(error) +
+                             (foreign ? " (built for other GPUs; FL_LIGHTNING_DISABLE_EXT=1 runs pure torch)" : ""));
   }
 }
 

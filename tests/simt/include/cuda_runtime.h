@@ -130,13 +130,19 @@ inline double round_to(double x, int digits, int least) {
 }
 
 using cudaStream_t = void*;
-enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidConfiguration = 9 };
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidConfiguration = 9, cudaErrorNoKernelImageForDevice = 209 };
 inline cudaError_t& simt_last_error() {
   static cudaError_t error = cudaSuccess;
   return error;
 }
 inline const char* cudaGetErrorString(cudaError_t) { return "invalid configuration argument"; }
 inline cudaError_t cudaGetLastError() { return std::exchange(simt_last_error(), cudaSuccess); }
+#define CUDART_VERSION 12010
+inline int simt_driver = CUDART_VERSION, simt_launches = 0;
+inline cudaError_t cudaDriverGetVersion(int* version) {
+  *version = simt_driver;
+  return cudaSuccess;
+}
 enum cudaDeviceAttr { cudaDevAttrComputeCapabilityMajor = 75 };
 inline int simt_capability = 8;  // of the device that is stood in for
 inline cudaError_t cudaGetDevice(int* device) {
@@ -167,6 +173,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   if (config->gridDim.x == 0 || config->blockDim.x > simt::kMaxThreads) {
     return simt_last_error() = cudaErrorInvalidConfiguration;
   }
+  ++simt_launches;
   simt::run(config->gridDim.x, config->blockDim.x, [&] { kernel(static_cast<Parameters>(arguments)...); });
   return cudaSuccess;
 }
