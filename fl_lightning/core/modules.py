@@ -94,6 +94,11 @@ def non_persistent_buffers_of(module: nn.Module) -> list[_Buffer]:
     return _buffers_of(module)[1]
 
 
+def all_buffers_of(module: nn.Module) -> list[_Buffer]:
+    """All buffers of a module without those of metrics."""
+    return [buffer for some in _buffers_of(module) for buffer in some]
+
+
 def followers_of(module: nn.Module) -> list[_Buffer]:
     """Frozen parameters with the shape of a trained one, as EMA teachers have; each once, in a fixed order."""
     trained = {(p.shape, p.dtype) for p in module.parameters() if p.requires_grad}

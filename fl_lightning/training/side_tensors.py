@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Container, Mapping, MutableMapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -37,7 +37,6 @@ class SideTensors:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._global: dict[str, Tensor] = {}
-        self._moving: set[str] = set()
         self.remember()
 
     @property
@@ -56,22 +55,11 @@ class SideTensors:
                 self._global[name] = known
                 continue
             self._global[name] = value.clone()
-            if known is not None:
-                self._moving.add(name)
 
     def _all(self) -> list[_Tensor]:
         frozen = [_Tensor(o._parameters, key, name, value) for o, key, name, value in followers_of(self._module)]
         caches = non_persistent_buffers_of(self._module)
         return [*frozen, *(_Tensor(o._buffers, key, name, value) for o, key, name, value in caches)]
-
-    def state(self) -> dict[str, Tensor]:
-        """The global values of all that has changed in this fit, by name, not copied."""
-        return {name: self._global[name] for name in sorted(self._moving) if name in self._global}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes what :meth:`state` returned for another copy of the module; :meth:`restore` puts it into this one."""
-        self._global.update(state)
-        self._moving |= state.keys()
 
     @torch.no_grad()
     def put(self, values: Mapping[str, Tensor]) -> None:
@@ -125,8 +113,10 @@ class SideTensors:
         return torch.tensor(fine, dtype=torch.bool)
 
     @torch.no_grad()
-    def commit(self, reports: Sequence[SideReport], policy: BufferPolicy) -> None:
-        """Makes new global values from the clients' by the policy."""
+    def commit(
+        self, reports: Sequence[SideReport], policy: BufferPolicy, banks: Container[str] = frozenset()
+    ) -> None:  # fmt: skip
+        """Makes new global values from the clients' by the policy; memory banks come from one client."""
         if policy == "global" or not reports:
             return
         largest = max(reports, key=lambda report: report.size)
@@ -136,10 +126,9 @@ class SideTensors:
             if any(value.shape != before.shape or value.dtype != before.dtype for value in values):
                 continue
             new = largest.values.get(name, before)
-            if policy == "mean" and before.is_floating_point():
+            if policy == "mean" and before.is_floating_point() and name not in banks:
                 new = _mean(values, [report.size for report in reports], before)
             self._global[name] = new
-            self._moving.add(name)
 
 
 class _Tensor(NamedTuple):

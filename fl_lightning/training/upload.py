@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fl_lightning.algorithms.records import ClientReport
 from fl_lightning.training.buffers import BufferReport
+from fl_lightning.training.module_visits import Left
 from fl_lightning.training.schedules import Pace
 
 
@@ -28,6 +29,7 @@ class Upload:
         client_lr: mean learning rate of its steps, if its optimizer defines one.
         pace: what its visit counted.
         planned: steps whose gradients came from plans.
+        left: what its visit leaves in the module beside parameters and buffers.
     """
 
     index: int
@@ -40,6 +42,7 @@ class Upload:
     client_lr: float | None = None
     pace: Pace = field(default_factory=Pace)
     planned: int = 0
+    left: Left = field(default_factory=Left)
 
 
 def with_accuracy(report: ClientReport, accuracy: float, module: object) -> ClientReport:

@@ -39,20 +39,19 @@ class WorkerPool:
         self._lock = threading.Lock()  # nobody is killed whose id another process may have by now
         self.busy: set[int] = set()
 
-    def __bool__(self) -> bool:
-        """Whether all workers are there and alive, as far as is known."""
-        return len(self._workers) == self._size
-
     @property
     def processes(self) -> list[int]:
         """Ids of the workers."""
         return [worker.pid for worker in self._workers.values()]
 
-    def start(self, target: Target) -> None:
-        """Makes new workers, which are copies of this process as it is now."""
+    def start(self, target: Target, places: Sequence[int]) -> None:
+        """Makes new workers, which are copies of this process as it is now, and queues places for them."""
         self.stop()
         reading, writing = self._queue = os.pipe()
         os.set_blocking(writing, False)
+        numbers = [*places, *[STOP] * self._size]
+        self._waiting = b"".join(number.to_bytes(4, "little", signed=True) for number in numbers)
+        self._feed()
 
         def run(index: int, channel: Connection) -> None:
             os.close(writing)
@@ -64,19 +63,7 @@ class WorkerPool:
                 self._workers.values(),
             )
             self._selector.register(worker.channel, selectors.EVENT_READ, index)
-
-    def begin(self, job: object, places: Sequence[int]) -> None:
-        """Sends every worker the job and queues the places.
-
-        Raises:
-            OSError: a worker is gone.
-        """
-        self.busy = set(self._workers)
-        for worker in self._workers.values():
-            messages.send(worker.channel, job)
-        numbers = [*places, *[STOP] * len(self._workers)]
-        self._waiting = b"".join(number.to_bytes(4, "little", signed=True) for number in numbers)
-        self._feed()
+            self.busy.add(index)
 
     def _feed(self) -> None:
         """Fills the queue, which holds some thousand places."""
