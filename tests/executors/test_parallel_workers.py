@@ -16,7 +16,7 @@ import torchmetrics
 from resuming import Project, differences
 from support import Classifier, blobs, fit, fresh, weights
 from torch import nn
-from worker_processes import FORKS, TWO, worker_ids
+from worker_processes import FORKS, TWO
 
 import fl_lightning as fl
 from fl_lightning.algorithms import ClientRule
@@ -345,20 +345,6 @@ def test_clients_without_data_are_dropped_as_in_sequence():
             module, strategy, _ = fit_in_workers(fresh(), data=data, on_client_error="drop", executor=executor)
         assert {*strategy.last_round.dropped} == {0, 3}
         assert strategy.executor_fallback is None
-        found.append(weights(module))
-    assert torch.equal(*found)
-
-
-def test_a_worker_that_dies_between_rounds_is_replaced():
-    class Killing(L.Callback):
-        def on_train_epoch_end(self, trainer, module):
-            for pid in worker_ids()[: 1 + trainer.current_epoch]:
-                os.kill(pid, signal.SIGKILL)
-
-    found = []
-    for executor, callbacks in ((None, []), (TWO, [Killing()])):
-        module = fresh(norm=True)
-        fit_in_workers(module, 4, callbacks=callbacks, executor=executor)
         found.append(weights(module))
     assert torch.equal(*found)
 

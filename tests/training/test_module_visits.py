@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a module keeps from step to step: every visit begins as the round found it, and the round goes on from there."""
 
+from collections import deque
+
 import lightning as L
 import pytest
 import torch
 from support import quiet_trainer
 from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import SumMetric
 from visit_variants import WIDTH, Together
 
 import fl_lightning as fl
+from fl_lightning.training.module_visits import ModuleVisits
 
 
 class Samples(L.LightningDataModule):
@@ -50,3 +54,93 @@ def test_worker_processes_give_the_same_bits(workers):
         assert strategy.executor_fallback is None
         ends.append(module.found())
     assert not differing(*ends)
+
+
+class Between(L.Callback):
+    """Changes an attribute between two clients of a round."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        for part in pl_module.parts.values():
+            part.n = 10 * batch_idx
+
+
+@pytest.mark.fit
+@pytest.mark.parametrize("executor", [None, fl.executors.Parallel(2)])
+def test_what_callbacks_change_between_clients_stays(executor):
+    module = Together(["counts_steps"])
+    strategy = fl.FederatedStrategy(planned_steps="never", executor=executor)
+    data = fl.FederatedDataModule(Samples(), torch.arange(44).split([9, 12, 23]))
+    quiet_trainer(strategy, 1, callbacks=[Between()]).fit(module, data)
+    assert module.parts["counts_steps"].n == 20 + 3  # the last client has most samples, and three batches
+
+
+class Gathers(L.LightningModule):
+    """Keeps a bit of everything that is joined or chosen."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(WIDTH))
+        self.seen, self.by_name, self.last = [], {}, deque([-1], maxlen=4)
+        self.count, self.latest, self.sizes = 0, None, SumMetric()
+        self.starts = []
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 0:
+            self.starts.append((self.count, len(self.seen), float(self.sizes.compute())))
+        self.count += 1
+        self.latest = float(batch[0][0, 0])
+        self.seen.append(self.latest)
+        self.by_name.setdefault("first", []).append(self.latest)
+        self.last.append(len(batch[0]))
+        self.sizes.update(len(batch[0]))
+        return (batch[0] @ self.w - batch[1]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+@pytest.mark.fit
+@pytest.mark.filterwarnings("ignore:The ``compute`` method")
+@pytest.mark.parametrize("executor", [None, fl.executors.Parallel(2)])
+def test_outcomes_are_joined_in_the_order_of_the_cohort(executor):
+    module, data, parts = Gathers(), Samples(), torch.arange(44).split([12, 9, 23])
+    strategy = fl.FederatedStrategy(planned_steps="never", executor=executor)
+    quiet_trainer(strategy, 2).fit(module, fl.FederatedDataModule(data, parts))
+    firsts = [float(data.samples.tensors[0][i, 0]) for i in (0, 10, 12, 21, 31, 41)]  # two, one and three batches
+    assert module.seen == module.by_name["first"] == 2 * firsts
+    assert (module.count, module.latest) == (6, firsts[-1])  # three steps of the largest client in each round
+    assert list(module.last) == [9, 10, 10, 3]
+    assert module.sizes.compute() == 88
+    assert module.starts == 3 * [(0, 0, 0.0)] + 3 * [(3, 6, 0.0)]
+
+
+def test_objects_that_hold_one_another_come_back_and_go_on(tmp_path):
+    class Holder(torch.nn.Module):
+        pass
+
+    module = Holder()
+    module.shared = [1.0]
+    module.twice = {"a": module.shared, "b": [module.shared]}
+    module.file = (tmp_path / "file").open("w")
+    visits, shared = ModuleVisits(module), module.shared
+    assert visits.in_turn() == ["attribute 'file' (TextIOWrapper) cannot be put back after a client"]
+    outcomes = []
+    for value in (2.0, 3.0):
+        visits.begin()
+        module.shared[0] = value
+        module.twice["b"].append(module.shared)
+        del module.twice["a"]
+        outcomes.append(visits.end())
+        visits.put_back()
+        assert shared == [1.0]
+        assert module.twice == {"a": shared, "b": [shared]}
+    visits.merge([visits.unpacked(visits.packed(outcome)) for outcome in outcomes], None)
+    assert module.twice["b"] == [shared, shared, shared]
+    visits.merge([], outcomes[0])
+    chosen = visits.unpacked(visits.packed(outcomes[1]))
+    visits.merge([chosen], chosen)
+    assert module.shared is shared
+    assert shared == [3.0]
+    assert list(module.twice) == ["b"]
+    assert all(item is shared for item in module.twice["b"])
+    module.file.close()
