@@ -161,6 +161,13 @@ class PartNames(Names):
         """See :meth:`Kept.now`."""
         return {name: value for name, value in vars(self.value).items() if name not in NOT_ATTRIBUTES}
 
+    def is_same(self) -> bool:
+        """See :meth:`Kept.is_same`; called for every submodule before and after every visit."""
+        own, content = vars(self.value), self.content
+        if not all(map(is_, map(own.get, content), content.values())):
+            return False
+        return len(own) == len(content) + len(NOT_ATTRIBUTES & own.keys())
+
     def changed_names(self) -> list[str]:
         """See :meth:`Kept.changed_names`."""
         bound, gone = self.change()

@@ -9,13 +9,14 @@ holds an object sees the same.
 from __future__ import annotations
 
 from collections import deque
+from operator import is_
 from typing import Any
 
 from torch import nn
 from torchmetrics import Metric, MetricCollection
 
-from fl_lightning.core.kept_objects import PLAIN, Items, Kept, PartNames, held_by, kinds_of
-from fl_lightning.core.lightning.metric_state import beside_states
+from fl_lightning.core.kept_objects import PLAIN, Items, Kept, Names, PartNames, held_by, kinds_of
+from fl_lightning.core.lightning.metric_state import beside_states, joins_clients
 from fl_lightning.core.modules import named_metrics, outside_metrics, submodules
 
 _HOOKS = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, dict))
@@ -30,6 +31,10 @@ class _MetricNames(PartNames):
         """See :meth:`Kept.now`."""
         return beside_states(self.value)
 
+    def is_same(self) -> bool:
+        """See :meth:`Kept.is_same`."""
+        return Names.is_same(self)
+
 
 class ObjectState:
     """What the plain attributes of a module and its submodules held when this was made.
@@ -41,17 +46,18 @@ class ObjectState:
 
     Attributes:
         kept: every object that may change, in an order that is the same in copies of the module.
-        metrics: metric objects that the module holds outside its submodules.
+        metrics: metric objects by name, those that the module holds outside its submodules included.
         alone: attributes with objects that cannot be put back, iterators and open files for instance, and their kinds.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self.kept: list[Kept] = []
-        self.metrics: list[Metric] = []
+        self.metrics: dict[str, Metric] = dict(named_metrics(module))
         self.alone: dict[str, str] = {}
         self._hooks: list[Items] = []  # of torch: many dictionaries, and hardly ever anything in them
         parts = submodules(module)
+        self._structure = [(part, list(part._modules.values())) for _, part in parts]
         self.own: list[Any] = []
         for _, part in parts:
             self.own += [part, *part._parameters.values(), *part._buffers.values()]
@@ -60,8 +66,9 @@ class ObjectState:
         for prefix, part in outside_metrics(parts):
             if not isinstance(part, MetricCollection):
                 self._keep(PartNames(part, prefix), waiting)
-        for prefix, metric in named_metrics(module):
-            self._keep(_MetricNames(metric, prefix), waiting)
+        for prefix, metric in self.metrics.items():
+            if joins_clients(metric):
+                self._keep(_MetricNames(metric, prefix), waiting)
         while waiting:
             self._look_at(*waiting.popleft(), waiting)
 
@@ -83,7 +90,9 @@ class ObjectState:
             waiting.extend((part, name) for part in inside)
             return
         if isinstance(value, Metric):
-            self.metrics.append(value)
+            self.metrics[f"{len(self.metrics)} in {name}"] = value
+            if joins_clients(value):
+                self._keep(_MetricNames(value, name), waiting)
         kinds = kinds_of(value) if len(self.kept) < _MANY else None
         if kinds is None:
             self.alone.setdefault(name, type(value).__name__)
@@ -94,7 +103,15 @@ class ObjectState:
     def known(self) -> list[Any]:
         """All that copies of the module have at the same places: what belongs to it, and what is kept."""
         kept = [*self.kept, *self._hooks]
-        return [*self.own, *self.metrics, *kept, *(one.value for one in kept)]
+        return [*self.own, *self.metrics.values(), *kept, *(one.value for one in kept)]
+
+    def is_current(self) -> bool:
+        """Whether nothing has changed: the submodules are the same, and every object holds what it held."""
+        same = all(
+            len(part._modules) == len(children) and all(map(is_, part._modules.values(), children))
+            for part, children in self._structure
+        )
+        return same and not self.changed()
 
     def changed(self) -> list[Kept]:
         """The objects that hold something else now."""

@@ -73,6 +73,9 @@ class ClientSide:
             trainer, loop, rule or options.client_rule, binding, options.local(limit), self.needs, loaders,
             executor.update_rows(binding, capacity), self.buffers,
         )  # fmt: skip
+        for words in self.runner.visits.in_turn():
+            name = type(trainer.lightning_module).__name__
+            rank_zero_info(f"{name} passes something on from one client of a round to the next: {words}")
         self._crew = self._cohort_runner(executor)
 
     def _check_module(self) -> None:

@@ -161,11 +161,14 @@ class ClientRunner:
         wrong: str | None = None
         if self._losses.plans is not None and self._losses.plans.used:
             with self._isolated(self.global_params.device, "plans"):
+                self.visits.begin()
                 wrong = self._losses.check_plans()
                 self._buffers.restore()
+                self.visits.put_back()
         if self.plans is not None and self.plans.used:
             with self._isolated(self.global_params.device, "plans"):
                 self.rows.bind()
+                self.visits.begin()
                 self.hooks.work = self._last_work
                 try:
                     wrong = self.plans.check() or wrong
@@ -263,10 +266,12 @@ class ClientRunner:
     def measure(self, client: int, round: int, needs: Needs, plan: bool = True) -> dict[str, float]:  # noqa: A002
         """Loss and accuracy of a client at the bound parameters, as far as ``needs`` names them."""
         with self._isolated(self.global_params.device, "loss", round, client):
+            self.visits.begin()
             try:
                 measured = self._losses.measure(client, needs, plan)
             finally:
                 self._buffers.restore()
+                self.visits.put_back()
         attack = self._options.attack_of(client)
         return measured if attack is None else attack.report(measured)
 

@@ -20,7 +20,6 @@ from torchmetrics import Metric
 from fl_lightning.core.errors import ModuleError
 from fl_lightning.core.kept_objects import PLAIN, Added, Items, Kept, Names, Numbers, kinds_of
 from fl_lightning.core.lightning.metric_state import MetricShare, MetricState, joins_clients, updates_of
-from fl_lightning.core.modules import named_metrics
 from fl_lightning.core.object_state import ObjectState
 from fl_lightning.core.packed import pack, unpack
 
@@ -57,7 +56,7 @@ class ModuleVisits:
 
     def look(self) -> ObjectState:
         """Takes the module as it is now for what visits begin with, unless that is what they begin with already."""
-        if self._state is None or self._state.changed():
+        if self._state is None or not self._state.is_current():
             self._state = ObjectState(self._module)
         return self._state
 
@@ -76,14 +75,10 @@ class ModuleVisits:
         assert self._state is not None
         return self._state
 
-    def _metrics(self) -> list[tuple[str, Metric]]:
-        hidden = self._looked.metrics
-        return [*named_metrics(self._module), *((f"{place} in no submodule", m) for place, m in enumerate(hidden))]
-
     def in_turn(self) -> list[str]:
         """What runs on from client to client, as a sentence each: metrics that nothing can join, iterators, files."""
-        alone = self.look().alone
-        metrics = [(name, type(metric).__name__) for name, metric in self._metrics() if not joins_clients(metric)]
+        alone, found = self.look().alone, self._looked.metrics
+        metrics = [(name, type(metric).__name__) for name, metric in found.items() if not joins_clients(metric)]
         return [
             *(f"what clients add to metric {name!r} ({kind}) cannot be joined" for name, kind in metrics),
             *(f"attribute {name!r} ({kind}) cannot be put back after a client" for name, kind in alone.items()),
@@ -99,7 +94,7 @@ class ModuleVisits:
         """A client is about to train."""
         if not self._pinned:
             self.look()
-        metrics = self._metrics()
+        metrics = self._looked.metrics.items()
         self._in_visit, self._changed = True, None
         self._aside = [(metric, MetricState(metric)) for _, metric in metrics if joins_clients(metric)]
         self._others = [(name, metric, updates_of(metric)) for name, metric in metrics if not joins_clients(metric)]

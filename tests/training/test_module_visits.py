@@ -6,6 +6,7 @@ from collections import deque
 import lightning as L
 import pytest
 import torch
+from resuming import Marks, Rows, SaveAt
 from support import quiet_trainer
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import SumMetric
@@ -44,12 +45,12 @@ def test_one_client_with_all_data_is_plain_lightning():
 
 
 @pytest.mark.fit
-@pytest.mark.parametrize("workers", [2, 3])
-def test_worker_processes_give_the_same_bits(workers):
+@pytest.mark.parametrize(("workers", "method"), [(2, fl.algorithms.FedAvg), (3, fl.algorithms.FedLF)])
+def test_worker_processes_give_the_same_bits(workers, method):
     ends = []
     for executor in (None, fl.executors.Parallel(workers)):
         module, parts = Together(), list(torch.arange(44).split([12, 9, 23]))
-        strategy = fl.FederatedStrategy(planned_steps="never", executor=executor)
+        strategy = fl.FederatedStrategy(method(), planned_steps="never", executor=executor)
         quiet_trainer(strategy, 3).fit(module, fl.FederatedDataModule(Samples(), parts))
         assert strategy.executor_fallback is None
         ends.append(module.found())
@@ -144,3 +145,32 @@ def test_objects_that_hold_one_another_come_back_and_go_on(tmp_path):
     assert list(module.twice) == ["b"]
     assert all(item is shared for item in module.twice["b"])
     module.file.close()
+
+
+class Saves(Gathers):
+    """Writes its attributes into checkpoints itself, and anneals."""
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * 0.9**self.count
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["own"] = {"count": self.count, "last": list(self.last)}
+
+    def on_load_checkpoint(self, checkpoint):
+        self.count, self.last = checkpoint["own"]["count"], deque(checkpoint["own"]["last"], maxlen=4)
+
+
+@pytest.mark.fit
+@pytest.mark.filterwarnings("ignore:The ``compute`` method")
+def test_a_fit_that_is_resumed_in_the_middle_of_a_round_goes_on_from_the_same_attributes(tmp_path):
+    ends, save = [], SaveAt(tmp_path, 1, ("on_train_batch_end-1",))
+    for checkpoint in (None, tmp_path / "on_train_batch_end-1.ckpt"):
+        module = Saves()
+        data = fl.FederatedDataModule(Samples(), torch.arange(44).split([12, 9, 23]))
+        trainer = quiet_trainer(
+            fl.FederatedStrategy(planned_steps="never"), 3, logger=Rows(), callbacks=[Marks(), save]
+        )
+        trainer.fit(module, data, ckpt_path=checkpoint)
+        ends.append((module.w.tolist(), module.count, list(module.last)))
+    assert ends[0] == ends[1]
+    assert ends[0][1] == 9
