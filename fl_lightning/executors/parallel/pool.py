@@ -34,6 +34,7 @@ class WorkerPool:
         self._size = size
         self._workers: dict[int, WorkerProcess] = {}
         self._queue: tuple[int, int] | None = None
+        self._ending: list[WorkerProcess] = []
         self._selector = selectors.DefaultSelector()
         self._waiting = b""
         self._lock = threading.Lock()  # nobody is killed whose id another process may have by now
@@ -98,13 +99,19 @@ class WorkerPool:
             if index in self._workers:
                 process.kill(self._workers[index])
 
-    def stop(self) -> None:
-        """Ends all workers at once."""
+    def release(self) -> None:
+        """Lets workers that are done end by themselves: a large process takes milliseconds to go away."""
         with self._lock:
             workers, self._workers = self._workers, {}
         for worker in workers.values():
             self._selector.unregister(worker.channel)
-        process.stop(workers.values())
+            self._ending.append(worker)
+
+    def stop(self) -> None:
+        """Ends all workers at once, and waits until they are gone."""
+        self.release()
+        process.stop(self._ending)
+        self._ending = []
         self.busy, self._waiting = set(), b""
         if self._queue is not None:
             for descriptor in self._queue:

@@ -102,7 +102,8 @@ class ParallelRunner(CohortRunner):
         with self._watchdog.waiting():
             while self._under_way and self._pool.busy:
                 self._listen()
-        self._discard()
+        self._pool.release()
+        self._results, self._under_way = {}, False
         if self._frozen:
             raise ValueError(self._frozen)
         return self._distrusted or self._clients.check_plans()
