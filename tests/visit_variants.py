@@ -246,6 +246,12 @@ def grows_a_tensor(self, x):
     return float(self.t[-1])
 
 
+@named(keeps(t=lambda: torch.ones(1)))
+def grows_a_tensor_in_place(self, x):
+    self.t.data = torch.cat([self.t, self.t[-1:] * 0.98])
+    return float(self.t[-1])
+
+
 @named(keeps(t=lambda: torch.tensor(float("nan"))))
 def has_nan(self, x):
     before, self.t = self.t, x.detach().mean()
@@ -310,6 +316,14 @@ def gathers_by_name(self, x):
 def counts_by_name(self, x):
     self.counts["a"] += 1
     return 1 + 0.01 * self.counts["a"]
+
+
+@named(keeps(table=lambda: {1: None}))
+def renames_a_key(self, x):
+    ((key, value),) = self.table.items()
+    del self.table[key]
+    self.table[key + 1] = value
+    return 1 + 0.01 * key
 
 
 @named(keeps(order=lambda: OrderedDict(a=1.0, b=1.1, c=0.9)))

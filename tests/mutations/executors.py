@@ -62,7 +62,7 @@ MUTATIONS = [
     kept("what is new is not taken away", "[n for n in now if n not in content]", "[]"),
     kept("slots are not looked at", "return {**slots, **", "return {**"),
     kept("dictionaries have no attributes", '*((Names,) if hasattr(value, "__dict__") else ()))', ")"),
-    kept("the order of items does not count", "all(map(is_, now, then)) and ", ""),
+    kept("keys do not count", "all(map(is_, now, then)) and ", ""),
     kept(
         "tensors of other shapes do not come back", "            self.value.data = content.clone()", "            pass"
     ),

@@ -6,6 +6,7 @@ import torch
 from support import Classifier, blobs, fit, fresh
 
 import fl_lightning as fl
+from fl_lightning.training.memory_banks import MemoryBanks, agreed
 
 
 class Bank(Classifier):
@@ -105,3 +106,39 @@ def test_averages_beside_counters_are_averaged():
     expected = {(first * LEFT[0] + (60 - first) * LEFT[1]) / 60 for first in sizes}
     assert any(torch.allclose(module.mean, value) for value in expected)
     assert module.batches == 4
+
+
+class Rows(torch.nn.Module):
+    def __init__(self, columns):
+        super().__init__()
+        self.register_buffer("bank", torch.zeros(3, 8) if columns else torch.zeros(8, 3))
+        self.at = 2
+
+
+VOTES = {  # rows that were written, where the pointer is then, samples
+    "under the pointer": ((2, 3, 4), 5, 3, "yes"),
+    "around the end": ((6, 7, 0, 2, 3, 4, 5), 1, 7, "yes"),
+    "all, and back": (range(8), 1, 7, "yes"),
+    "twice around": (range(8), 5, 19, "perhaps"),
+    "all, and a counter": (range(8), 5, 18, "no"),
+    "elsewhere": ((2, 6), 5, 3, "no"),
+    "nothing": ((), 5, 3, None),
+    "with a pointer at rest": ((2, 3), 2, 3, None),
+}
+
+
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("case", VOTES)
+def test_what_is_written_where_tells_a_bank(case, columns):
+    rows, end, samples, vote = VOTES[case]
+    module = Rows(columns)
+    before, banks = {"bank": module.bank.clone()}, MemoryBanks(module)
+    banks.remember()
+    (module.bank.T if columns else module.bank)[list(rows)] = 1.0
+    module.at = end
+    assert banks.votes(before, samples) == ({} if vote is None else {"bank": vote})
+
+
+def test_no_client_may_say_no():
+    votes = [{"a": "yes", "b": "yes", "c": "perhaps"}, {"a": "no", "b": "perhaps"}, {}]
+    assert agreed(votes) == {"b", "c"}
