@@ -162,7 +162,7 @@ def fitted(
 ) -> Tensor:
     """The weights ``[n]`` after a fit."""
     module = Classifier(shape, logs)
-    strategy = fl.FederatedStrategy(clients_per_round=shape.per_round, executor=executor, planned_steps="never")
+    strategy = fl.FederatedStrategy(clients_per_round=shape.per_round, executor=executor)
     trainer = L.Trainer(
         max_epochs=rounds, strategy=strategy, callbacks=callbacks, accelerator="cpu", logger=False, limit_val_batches=0,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,

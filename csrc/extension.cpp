@@ -42,13 +42,23 @@ struct Kernels {
     return gram;
   }
 
+  static Tensor layer_squares(const Tensor& rows_in, const Tensor& offsets_in, std::optional<int64_t> total_columns) {
+    Device device(rows_in);
+    const Tensor rows = with_columns_contiguous(rows_in), offsets = torch::stable::contiguous(offsets_in);
+    const Matrix matrix = matrix_of(rows);
+    const Layers layers = layers_of(offsets, matrix.columns, total_columns);
+    Tensor squares = empty(rows, {layers.count, matrix.rows}, ScalarType::Double);
+    device.layer_squares(matrix, layers, write<double>(squares));
+    return squares;
+  }
+
   static Tensor layer_cross_gram(const Tensor& rows_in, const Tensor& others_in, const Tensor& offsets_in,
                                  std::optional<int64_t> total_columns) {
     Device device(rows_in);
-    const Tensor rows = with_columns_contiguous(rows_in), others = with_columns_contiguous(others_in);
+    const Tensor rows = with_columns_contiguous(rows_in), others = with_columns_contiguous(others_in, "others");
     const Tensor offsets = torch::stable::contiguous(offsets_in);
     const Matrix matrix = matrix_of(rows), other = matrix_of(others);
-    require(other.columns == matrix.columns, "others must have shape [any, ", matrix.columns, "]");
+    require_others(others, rows);
     const Layers layers = layers_of(offsets, matrix.columns, total_columns);
     Tensor gram = empty(rows, {layers.count, matrix.rows, other.rows}, ScalarType::Double);
     device.layer_cross_gram(matrix, other, layers, write<double>(gram));
@@ -59,10 +69,10 @@ struct Kernels {
   static Tensor layer_chosen_gram(const Tensor& rows_in, const Tensor& others_in, const Tensor& offsets_in,
                                   const Tensor& chosen_in, std::optional<int64_t> total_columns) {
     Device device(rows_in);
-    const Tensor rows = with_columns_contiguous(rows_in), others = with_columns_contiguous(others_in);
+    const Tensor rows = with_columns_contiguous(rows_in), others = with_columns_contiguous(others_in, "others");
     const Tensor offsets = torch::stable::contiguous(offsets_in), chosen = torch::stable::contiguous(chosen_in);
     const Matrix matrix = matrix_of(rows), other = matrix_of(others);
-    require(other.columns == matrix.columns, "others must have shape [any, ", matrix.columns, "]");
+    require_others(others, rows);
     const Layers layers = layers_of(offsets, matrix.columns, total_columns);
     require_type("chosen", chosen, ScalarType::Long);
     require(chosen.dim() == 1 && chosen.is_cpu(), "chosen must be a vector on the CPU");
@@ -82,8 +92,9 @@ struct Kernels {
     Device device(rows_in);
     const Tensor rows = with_columns_contiguous(rows_in), step = torch::stable::contiguous(step_in);
     const Tensor offsets = torch::stable::contiguous(offsets_in);
-    const Matrix matrix = matrix_of(rows), one = matrix_of(step);
-    require(one.rows == 1 && one.columns == matrix.columns, "step must have shape [", matrix.columns, "]");
+    const Matrix matrix = matrix_of(rows), one = vector_of(step, "step");
+    require_shape("step", step, {matrix.columns});
+    require_beside("step", step, rows);
     const Layers layers = layers_of(offsets, matrix.columns, total_columns);
     Tensor dots = empty(rows, {layers.count, matrix.rows}, ScalarType::Double);
     if (one.dtype == matrix.dtype) {
@@ -95,6 +106,7 @@ struct Kernels {
   }
 
   static Tensor layer_combine(const Tensor& rows, const Tensor& offsets, const Tensor& coeff) {
+    require(rows.dim() == 2, "rows must have shape [m, n], found ", rows.dim(), " dimensions");
     Tensor step = empty(rows, {rows.size(1)}, rows.scalar_type());
     combine(rows, offsets, coeff, step, false);
     return step;
@@ -104,14 +116,13 @@ struct Kernels {
                                     const Tensor& coeff_in) {
     Device device(rows_in);
     require(rows_in.scalar_type() == others_in.scalar_type(), "others must have the rows' dtype");
-    const Tensor rows = with_columns_contiguous(rows_in), others = with_columns_contiguous(others_in);
+    const Tensor rows = with_columns_contiguous(rows_in), others = with_columns_contiguous(others_in, "others");
     const Tensor offsets = torch::stable::contiguous(offsets_in);
-    const Tensor coeff = device.usable(coeff_in, ScalarType::Double);
     const Matrix matrix = matrix_of(rows), other = matrix_of(others);
-    require(other.columns == matrix.columns, "others must have shape [any, ", matrix.columns, "]");
+    require_others(others, rows);
     const Layers layers = layers_of(offsets, matrix.columns);
-    const int64_t terms = matrix.rows + other.rows;
-    require(coeff.numel() == layers.count * terms, "coeff must have shape [", layers.count, ", ", terms, "]");
+    require_numbers("coeff", coeff_in, {layers.count, matrix.rows + other.rows});
+    const Tensor coeff = device.usable(coeff_in, ScalarType::Double);
     Tensor step = empty(rows, {matrix.columns}, rows.scalar_type());
     device.layer_cross_combine(matrix, other, layers, read<double>(coeff), step.mutable_data_ptr());
     return step;
@@ -120,7 +131,10 @@ struct Kernels {
   static void layer_combine_add(Tensor out, const Tensor& rows, const Tensor& offsets, const Tensor& coeff) {
     require(rows.dim() == 2 && rows.size(0) > 0, "rows must have shape [m, n] with at least one row");
     dtype_of(out, "out");
-    require(out.dim() == 1 && out.size(0) == rows.size(1), "out must have shape [", rows.size(1), "]");
+    require_shape("out", out, {rows.size(1)});
+    require_beside("out", out, rows);
+    require_apart("out", out, rows);
+    begin_write("out", out);
     if (out.scalar_type() != rows.scalar_type() && !Device::kMixed) return add_in_parts(out, rows, offsets, coeff);
     const Tensor target = torch::stable::contiguous(out);
     combine(rows, offsets, coeff, target, true);
@@ -132,6 +146,7 @@ struct Kernels {
     const Tensor offsets = torch::stable::contiguous(offsets_in);
     const int64_t n = rows.size(1), width = std::max<int64_t>(4096, (int64_t{1} << 20) / rows.size(0));
     const Layers layers = layers_of(offsets, n);
+    require_numbers("coeff", coeff, {layers.count, rows.size(0)});
     for (int64_t begin = 0; begin < n; begin += width) {
       const int64_t columns = std::min(width, n - begin);
       Tensor part = torch::stable::narrow(out, 0, begin, columns);
@@ -150,11 +165,10 @@ struct Kernels {
                       bool add) {
     Device device(rows_in);
     const Tensor rows = with_columns_contiguous(rows_in), offsets = torch::stable::contiguous(offsets_in);
-    const Tensor coeff = device.usable(coeff_in, ScalarType::Double);
     const Matrix matrix = matrix_of(rows);
     const Layers layers = layers_of(offsets, matrix.columns);
-    require(coeff.numel() == layers.count * matrix.rows, "coeff must have shape [", layers.count, ", ", matrix.rows,
-            "]");
+    require_numbers("coeff", coeff_in, {layers.count, matrix.rows});
+    const Tensor coeff = device.usable(coeff_in, ScalarType::Double);
     if constexpr (Device::kMixed) {
       if (const DType type = dtype_of(out, "out"); type != matrix.dtype) {
         device.layer_combine_mixed(matrix, layers, read<double>(coeff), out.mutable_data_ptr(), type);
@@ -170,7 +184,7 @@ struct Kernels {
     const int64_t batch = gram_in.size(0), m = gram_in.size(1);
     check_order(order_in, m);
     require_type("keep", keep_in, ScalarType::Bool);
-    require(keep_in.numel() == m, "keep must have shape [", m, "]");
+    require_shape("keep", keep_in, {m});
     Device device(gram_in);
     const Tensor gram = torch::stable::contiguous(gram_in), order = device.usable(order_in, ScalarType::Long);
     const Tensor keep = device.usable(keep_in, ScalarType::Bool);
@@ -201,12 +215,14 @@ struct Kernels {
     const Tensor gram = torch::stable::contiguous(gram_in);
     const int64_t batch = gram.size(0), k = gram.size(1);
     require(online >= 1 && online <= k, "online must be between 1 and ", k, ", found ", online);
+    require(zero_row >= 0 && zero_direction >= 0 && rounding >= 0,
+            "zero_row, zero_direction and rounding must be at least 0");
+    if (scale_in) require_numbers("scale", *scale_in, {batch, k});
+    if (weights_in) require_numbers("weights", *weights_in, {online});
     const auto numbers = [&](const std::optional<Tensor>& t) {
       return t ? std::optional(device.usable(*t, ScalarType::Double)) : std::nullopt;
     };
     const std::optional<Tensor> scale = numbers(scale_in), weights = numbers(weights_in);
-    require(!scale || scale->numel() == batch * k, "scale must have shape [", batch, ", ", k, "]");
-    require(!weights || weights->numel() == online, "weights must have shape [", online, "]");
     const Descent descent{online, weights ? read<double>(*weights) : nullptr, zero_row, zero_direction, rounding};
     Tensor coeff = empty(gram, {batch, k}, ScalarType::Double);
     Tensor solved = empty(gram, {batch}, ScalarType::Bool), fair = empty(gram, {batch}, ScalarType::Bool);
@@ -220,19 +236,29 @@ struct Kernels {
                                               std::optional<int64_t> total_columns) {
     Device device(row_in);
     const Tensor row = torch::stable::contiguous(row_in), offsets = torch::stable::contiguous(offsets_in);
-    const int64_t n = row.numel();
-    require(row.dim() == 1 && counts.numel() == n, "counts must have shape [", n, "]");
+    const Matrix matrix = vector_of(row, "row");
+    const int64_t n = matrix.columns;
+    require_shape("counts", counts, {n});
+    require_beside("counts", counts, row);
+    const int64_t limit = largest_count(count_type_of(counts));
+    require(threshold >= 0, "threshold must be at least 0, found ", threshold);
+    require(participations >= 0 && participations < limit, "participations must be in 0..", limit - 1, ", found ",
+            participations);
     const Layers layers = layers_of(offsets, n, total_columns);
+    require_apart("counts", counts, row);
+    begin_write("counts", counts);
     const Tensor own = torch::stable::contiguous(counts);
     Tensor keep = empty(row, {(n + 31) / 32}, ScalarType::Int);
     Tensor norms = empty(row, {layers.count}, ScalarType::Double);
-    device.puc_track(matrix_of(row), own.mutable_data_ptr(), count_type_of(own), threshold, participations, layers,
+    device.puc_track(matrix, own.mutable_data_ptr(), count_type_of(own), threshold, participations, layers,
                      write<int32_t>(keep), write<double>(norms));
     if (!counts.is_contiguous()) torch::stable::copy_(counts, own);
     return {keep, norms};
   }
 
   static Tensor puc_combine(const Tensor& rows_in, const Tensor& keep_in, const Tensor& weights_in) {
+    require(rows_in.dim() == 2 && rows_in.size(0) > 0, "rows must have shape [m, n] with at least one row");
+    require_numbers("weights", weights_in, {rows_in.size(0)});
     check_weights(weights_in);
     Device device(rows_in);
     const Tensor rows = with_columns_contiguous(rows_in), keep = torch::stable::contiguous(keep_in);
@@ -240,8 +266,8 @@ struct Kernels {
     const Matrix matrix = matrix_of(rows);
     const int64_t words = (matrix.columns + 31) / 32;
     require_type("keep", keep, ScalarType::Int);
-    require(keep.numel() == matrix.rows * words, "keep must have shape [", matrix.rows, ", ", words, "]");
-    require(weights.numel() == matrix.rows, "weights must have shape [", matrix.rows, "]");
+    require_shape("keep", keep, {matrix.rows, words});
+    require_beside("keep", keep, rows);
     Tensor step = empty(rows, {matrix.columns}, rows.scalar_type());
     device.puc_combine(matrix, read<int32_t>(keep), read<double>(weights), step.mutable_data_ptr());
     return step;
@@ -267,6 +293,7 @@ struct Kernels {
   }
 #define FL_LIGHTNING_FORWARD_ALL(space, last)            \
   FL_LIGHTNING_FORWARD(space, layer_gram, last)          \
+  FL_LIGHTNING_FORWARD(space, layer_squares, last)       \
   FL_LIGHTNING_FORWARD(space, layer_cross_gram, last)    \
   FL_LIGHTNING_FORWARD(space, layer_dots, last)          \
   FL_LIGHTNING_FORWARD(space, layer_combine, last)       \
@@ -332,6 +359,7 @@ template <class Device, class Library>
 void register_kernels(Library& library) {
   using K = Kernels<Device>;
   library.impl("layer_gram", TORCH_BOX(&K::layer_gram));
+  library.impl("layer_squares", TORCH_BOX(&K::layer_squares));
   library.impl("layer_cross_gram", TORCH_BOX(&K::layer_cross_gram));
   library.impl("layer_dots", TORCH_BOX(&K::layer_dots));
   library.impl("layer_combine", TORCH_BOX(&K::layer_combine));

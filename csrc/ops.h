@@ -57,6 +57,8 @@ using ParallelFor = void (*)(std::int64_t tasks, Body body, void* context);
 
 // gram[l][i][j] = sum over the columns of layer l of rows[i] * rows[j]; [L, m, m].
 void layer_gram(Matrix rows, Layers layers, double* gram, ParallelFor parallel);
+// squares[l][i] = sum of rows[i] * rows[i]; [L, m]. A row's bits depend on no other row, and on no address.
+void layer_squares(Matrix rows, Layers layers, double* squares, ParallelFor parallel);
 // gram[l][i][j] = sum of rows[i] * others[j]; [L, m, h].
 void layer_cross_gram(Matrix rows, Matrix others, Layers layers, double* gram, ParallelFor parallel);
 // The same with `count` of the others only, which are listed: gram[l][i][j] = sum of rows[i] * others[chosen[j]].
@@ -108,6 +110,7 @@ struct Context {
 void copy_in(const char* op, const void* host, std::int64_t bytes, void* to, Context context);
 
 void layer_gram(Matrix rows, Layers layers, double* gram, Context context);
+void layer_squares(Matrix rows, Layers layers, double* squares, Context context);
 void layer_cross_gram(Matrix rows, Matrix others, Layers layers, double* gram, Context context);
 void layer_dots(Matrix rows, const void* step, Layers layers, double* dots, Context context);
 void layer_combine(Matrix rows, Layers layers, const double* coeff, void* out, bool add, Context context);

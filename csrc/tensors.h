@@ -70,8 +70,52 @@ inline CountType count_type_of(const Tensor& t) {
   }
 }
 
+inline int64_t largest_count(CountType type) {
+  return type == CountType::u8 ? UINT8_MAX : type == CountType::i16 ? INT16_MAX : INT32_MAX;
+}
+
 inline void require_type(const char* name, const Tensor& t, ScalarType type) {
   require(t.scalar_type() == type, name, " has the wrong dtype");
+}
+
+inline void require_shape(const char* name, const Tensor& t, std::initializer_list<int64_t> shape) {
+  bool same = t.dim() == static_cast<int64_t>(shape.size());
+  for (int64_t i = 0; same && i < t.dim(); ++i) same = t.size(i) == shape.begin()[i];
+  if (!same) {
+    require(false, name, " must have shape ", listed(shape.begin(), static_cast<int64_t>(shape.size())));
+  }
+}
+
+inline void require_beside(const char* name, const Tensor& t, const Tensor& rows) {
+  require(t.device() == rows.device(), name, " must be on the rows' device");
+}
+
+inline void require_others(const Tensor& others, const Tensor& rows) {
+  require(others.size(1) == rows.size(1), "others must have shape [any, ", rows.size(1), "]");
+  require_beside("others", others, rows);
+}
+
+// An op is about to write to this vector: its version rises, so that a backward pass for which autograd has kept the
+// old values raises. The stable interface has no call for that, but torch's own ops in place do it, on no element too.
+inline void begin_write(const char* name, Tensor t) {
+  require(t.numel() < 2 || t.stride(0) != 0, name, " must have one place in memory for each element");
+  Tensor none = torch::stable::narrow(t, 0, 0, 0);
+  torch::stable::zero_(none);
+}
+
+// No element of a vector that is written to lies where rows are read. Where one of them is not contiguous, the op works
+// on a copy, which lies apart.
+inline void require_apart(const char* name, const Tensor& out, const Tensor& rows) {
+  const int64_t columns = rows.size(rows.dim() - 1), count = rows.dim() == 2 ? rows.size(0) : 1;
+  if (!out.is_contiguous() || (columns > 1 && rows.stride(rows.dim() - 1) != 1)) return;
+  const auto* begin = static_cast<const char*>(out.const_data_ptr());
+  const auto* end = begin + out.numel() * static_cast<int64_t>(out.element_size());
+  const int64_t size = static_cast<int64_t>(rows.element_size());
+  const int64_t stride = rows.dim() == 2 ? rows.stride(0) * size : 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto* row = static_cast<const char*>(rows.const_data_ptr()) + i * stride;
+    require(end <= row || row + columns * size <= begin, name, " must share no memory with the rows");
+  }
 }
 
 // Contiguous, in a dtype.
@@ -80,14 +124,19 @@ inline Tensor usable(const Tensor& t, ScalarType type) {
 }
 
 // Columns must be contiguous, rows may be apart: a slice of a larger matrix is used where it lies.
-inline Tensor with_columns_contiguous(const Tensor& t) {
-  const bool fine = t.dim() == 1 ? t.is_contiguous() : (t.size(1) <= 1 || t.stride(1) == 1) && t.stride(0) >= 0;
+inline Tensor with_columns_contiguous(const Tensor& t, const char* name = "rows") {
+  require(t.dim() == 2, name, " must have shape [m, n], found ", t.dim(), " dimensions");
+  const bool fine = (t.size(1) <= 1 || t.stride(1) == 1) && t.stride(0) >= 0;
   return fine ? t : torch::stable::contiguous(t);
 }
 
+inline Matrix vector_of(const Tensor& t, const char* name) {
+  require(t.dim() == 1, name, " must be a vector, found ", t.dim(), " dimensions");
+  return {t.const_data_ptr(), 1, t.size(0), t.size(0), dtype_of(t, name)};
+}
+
+// Of what with_columns_contiguous returned.
 inline Matrix matrix_of(const Tensor& t) {
-  if (t.dim() == 1) return {t.const_data_ptr(), 1, t.size(0), t.size(0), dtype_of(t)};
-  require(t.dim() == 2, "rows must have shape [m, n], found ", t.dim(), " dimensions");
   return {t.const_data_ptr(), t.size(0), t.size(1), t.stride(0), dtype_of(t)};
 }
 
@@ -117,9 +166,15 @@ T* write(const Tensor& t) {
   return static_cast<T*>(t.mutable_data_ptr());
 }
 
+// Numbers that an op reads as float64, whatever floating-point type they come in.
+inline void require_numbers(const char* name, const Tensor& t, std::initializer_list<int64_t> shape) {
+  require_shape(name, t, shape);
+  dtype_of(t, name);
+}
+
 inline void check_order(const Tensor& order, int64_t m) {
   require_type("order", order, ScalarType::Long);
-  require(order.dim() == 1 && order.size(0) == m, "order must have shape [", m, "]");
+  require_shape("order", order, {m});
   if (!order.is_cpu()) return;
   const Tensor own = torch::stable::contiguous(order);
   std::vector<int64_t> sorted(read<int64_t>(own), read<int64_t>(own) + m);

@@ -8,9 +8,12 @@ import sys
 from fl_lightning.comparison.command import run as compare
 from fl_lightning.core.extras import how_to_install
 from fl_lightning.core.lightning import names
-from fl_lightning.core.lightning.names import LightningDataModule, LightningModule
+from fl_lightning.core.lightning.command_line import short_cli
+from fl_lightning.core.lightning.names import LightningDataModule, LightningModule, Trainer
 from fl_lightning.core.versions import show_versions
 from fl_lightning.integrations.flower_template import run as flower_app
+from fl_lightning.report.words import STAGES, number, plural
+from fl_lightning.strategy import FederatedStrategy
 
 _LIGHTNING_COMMANDS = ("fit", "validate", "test", "predict")
 
@@ -71,14 +74,33 @@ def _has_cli() -> bool:
 
 def _run_lightning() -> int:
     # LightningCLI reads sys.argv itself. It knows strategy="federated", because importing the package registered it.
-    names.LightningCLI(
+    cli = short_cli()(
         LightningModule,
         LightningDataModule,
         subclass_mode_model=True,
         subclass_mode_data=True,
         parser_kwargs={"prog": "python -m fl_lightning"},
     )
+    if cli.subcommand == "fit" and isinstance(cli.trainer.strategy, FederatedStrategy):
+        cli.trainer.print(_fit_in_words(cli.trainer, cli.trainer.strategy))
     return 0
+
+
+def _fit_in_words(trainer: Trainer, strategy: FederatedStrategy) -> str:
+    """What was trained, what came of it, and where it is: without a progress bar and a logger nothing else says so."""
+    found = [f"{type(strategy.algorithm).__name__} has trained for {plural(trainer.current_epoch, 'round')}."]
+    record = strategy.last_evaluation
+    if record is not None and record.values:
+        metric = min(record.values, key=lambda name: record.mode(name) != "max")  # the first that is good if large
+        summary = record.summary(metric)
+        mean, worst = (number(float(summary[key])) for key in ("mean", "worst_10"))
+        clients = plural(len(record.client_ids), "client")
+        found.append(f"{metric} in {STAGES[record.stage]}: mean of {clients} {mean}, worst 10 % {worst}.")
+    saved = getattr(trainer.checkpoint_callback, "best_model_path", "")
+    found.append(f"Model: {saved}." if saved else "The model was not saved.")
+    if trainer.logger is not None and trainer.log_dir:
+        found.append(f"Logs: {trainer.log_dir}.")
+    return " ".join(found)
 
 
 if __name__ == "__main__":

@@ -54,9 +54,9 @@ class ClientModule(LightningModule):
         super().__init__()
         # Not by @checked: save_hyperparameters looks for the arguments of a subclass one frame further up.
         net = check("net of ClientModule", net, nn.Module)
-        loss = check("loss of ClientModule", loss, nn.Module | Callable[..., Any])
-        optimizer = check("optimizer of ClientModule", optimizer, Callable[..., Any])
-        lr_scheduler = check("lr_scheduler of ClientModule", lr_scheduler, Callable[..., Any] | None)
+        loss = check("loss of ClientModule", loss, nn.Module | Callable[..., Tensor])
+        optimizer = check("optimizer of ClientModule", optimizer, Callable[..., Optimizer])
+        lr_scheduler = check("lr_scheduler of ClientModule", lr_scheduler, Callable[..., LRScheduler] | None)
         num_classes = check("num_classes of ClientModule", num_classes, int | None, Bounds(2))
         metrics = check("metrics of ClientModule", metrics, Mapping[str, Metric] | None)
         log_train_loss = check("log_train_loss of ClientModule", log_train_loss, bool)
@@ -71,6 +71,7 @@ class ClientModule(LightningModule):
             raise ValueError("metrics must not use the name 'loss': the module logs its loss under it")
         self.net = net
         self.loss = loss
+        self.num_classes = num_classes
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self.log_train_loss = log_train_loss
@@ -91,7 +92,7 @@ class ClientModule(LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The loss of a batch."""
         inputs, targets = _pair(batch)
-        loss = self.loss(self(inputs), targets)
+        loss = self.loss(self._scores(inputs), targets)
         if self.log_train_loss:
             self.log("train_loss", loss, batch_size=len(targets))
         return loss
@@ -124,9 +125,18 @@ class ClientModule(LightningModule):
         """Predictions for a batch ``(inputs, targets)``, ``(inputs,)`` or ``inputs``."""
         return self(batch[0] if isinstance(batch, (tuple, list)) and len(batch) in (1, 2) else batch)
 
+    def _scores(self, inputs: Any) -> Any:
+        scores, wanted = self(inputs), self.num_classes
+        if wanted is not None and isinstance(scores, Tensor) and (scores.dim() < 2 or scores.shape[1] != wanted):
+            raise ValueError(
+                f"num_classes of ClientModule must be the number of class scores of net, which returns "
+                f"{list(scores.shape)}, found {wanted}"
+            )
+        return scores
+
     def _evaluate(self, stage: str, metrics: nn.ModuleDict, batch: Any) -> None:
         inputs, targets = _pair(batch)
-        predictions = self(inputs)
+        predictions = self._scores(inputs)
         self.log(f"{stage}_loss", self.loss(predictions, targets), prog_bar=True, batch_size=len(targets))
         for name, module in metrics.items():
             metric = cast("Metric", module)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.arguments import Bounds, checked
+from fl_lightning.arguments import Bounds, checked, shown
 
 
 class _Adaptive(Optimizer):
@@ -45,9 +45,17 @@ class _Adaptive(Optimizer):
         betas: tuple[float, float] = (0.9, 0.99),
         tau: float = 1e-3,
     ) -> None:
+        name = type(self).__name__
+        if hasattr(params, "ndim"):  # one parameter, whose rows are none
+            raise TypeError(
+                f"params of {name} must be an iterable of parameters or their groups, found {shown(params)}"
+            )
         given: list[Any] = list(params)
+        for entry in given:
+            if not isinstance(entry, (Tensor, dict, tuple)):  # tuples hold names as well
+                raise TypeError(f"params of {name} must hold parameters or their groups, found {shown(entry)}")
         if not given:
-            raise ValueError(f"params of {type(self).__name__} must hold one parameter or more, found {given}")
+            raise ValueError(f"params of {name} must hold one parameter or more, found {given}")
         super().__init__(given, {"lr": lr, "betas": betas, "tau": tau})
 
     @torch.no_grad()

@@ -77,7 +77,7 @@ class FederatedStrategy(OneDevice):
         client: the client half of another method, to combine with ``algorithm``.
         clients_per_round: clients sampled per round: an int is a count, a float a fraction (rounded up).
         local_epochs: passes over a client's data per round.
-        local_steps: optimizer steps per client and round. Replaces ``local_epochs``; every client takes equally many.
+        local_steps: optimizer steps per client and round, in place of ``local_epochs``; all take equally many.
         full_gradients: clients do not train locally but send the learning rate times the gradient of all their data
             (FedSGD). Works with every algorithm that does not change local training. Momentum, weight decay, gradient
             clipping and ``limit_train_batches`` have no effect then, and the fit warns of it.
@@ -89,8 +89,8 @@ class FederatedStrategy(OneDevice):
             optimizer state of its last round.
         buffers: how BatchNorm statistics and other buffers are combined: ``"mean"`` weights clients by samples,
             ``"global"`` keeps the server's, ``"largest"`` takes those of the client with the most samples. Integer
-            buffers are never averaged. Frozen parameters that have the shape of a trained one (EMA teachers) and
-            non-persistent buffers (memory banks) follow the same policy where clients change them.
+            buffers are never averaged. Parameters that are not trained and have the shape of a trained one (EMA
+            teachers) and non-persistent buffers (memory banks) follow the same policy where clients change them.
         fairness_metric: the validation metric whose fairness angle the progress bar shows.
         fairness_mode: whether larger (``"max"``) or smaller (``"min"``) values of ``fairness_metric`` are better, or
             those near 0 (``"abs"``, for gaps with a sign). A mapping says it of several metrics. Where it says nothing,
@@ -121,10 +121,10 @@ class FederatedStrategy(OneDevice):
             data that is wrapped.
         timeout: with several processes (``Trainer(devices=..., num_nodes=...)``), how long one waits for the others. It
             waits while they train their last clients of a round.
-        planned_steps: on the CPU, whether losses and gradients come from plans: their operations, traced once and then
-            repeated in memory that stays. Results have the same bits and come sooner. What cannot be planned is
-            computed as ever, and the log says why. ``"auto"`` plans for a shape of batches after 256 of them in a
-            process, ``"always"`` at once, ``"never"`` not. See docs/speed.md.
+        planned_steps: on the CPU, record the operations of a local step once with ``torch.compile`` and repeat them in
+            memory that stays. Small networks train faster, with the same bits; what cannot be recorded is computed as
+            ever, and the log says why. What a step reads is checked as well as ``torch.compile`` checks it: see
+            docs/speed.md.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -176,7 +176,7 @@ class FederatedStrategy(OneDevice):
         log_client_names: bool = False,
         partition: PartitionLike | None = None,
         timeout: timedelta = timedelta(minutes=30),
-        planned_steps: Literal["auto", "always", "never"] = "auto",
+        planned_steps: bool = False,
     ) -> None:
         super().__init__(timeout)
         self._options = options = FitOptions(

@@ -19,7 +19,7 @@ from fl_lightning.ops import _library, _reference
 
 EXTENSION = _library.EXTENSION.module
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-_CHANGED = {"layer_combine_add": 0, "puc_track": 1}  # the argument that the op changes
+CHANGED = {"layer_combine_add": 0, "puc_track": 1}  # the argument that the op changes
 
 
 class Implementation(NamedTuple):
@@ -31,8 +31,8 @@ class Implementation(NamedTuple):
     def __call__(self, op: str, *arguments: Any, **options: Any) -> Any:
         moved = [a.to(self.device) if torch.is_tensor(a) and a.dtype != torch.int64 else a for a in arguments]
         result = self.find(op)(*moved, **options)
-        if op in _CHANGED:
-            arguments[_CHANGED[op]].copy_(moved[_CHANGED[op]])
+        if op in CHANGED:
+            arguments[CHANGED[op]].copy_(moved[CHANGED[op]])
         return tuple(r.cpu() for r in result) if isinstance(result, tuple) else None if result is None else result.cpu()
 
 
@@ -94,6 +94,7 @@ def samples(m: int = 3, n: int = 50) -> dict[str, tuple[Any, ...]]:
     coeff = gaussian(3, m, torch.float64, seed=1)
     return {
         "layer_gram": (rows, offsets),
+        "layer_squares": (rows, offsets),
         "layer_cross_gram": (rows, rows[:2].bfloat16(), offsets),
         "layer_chosen_gram": (rows, rows.bfloat16(), offsets, torch.tensor([2, 0])),
         "layer_dots": (rows, rows[0].clone(), offsets),

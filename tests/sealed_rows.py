@@ -25,6 +25,7 @@ MEMBERS = {
     "gram": "gram",
     "cross_gram": "gram",
     "dots": "gram",
+    "squared_distances": "gram",
     "puc_track": "rows",
 }
 """What a rule reads by a member of ``UpdateMatrix``; a new member needs a line here."""

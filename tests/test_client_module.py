@@ -220,3 +220,10 @@ def test_the_default_optimizer_can_be_adjusted_in_yaml():
     module = parser.instantiate_classes(config).model
     assert module.loss is nn.functional.cross_entropy
     assert module.configure_optimizers().param_groups[0]["lr"] == 0.7
+
+
+@pytest.mark.parametrize("function", ["fit", "validate"])
+def test_other_classes_than_the_network_has_scores_are_named(function):
+    module = ClientModule(nn.Linear(5, 2), num_classes=5)
+    with pytest.raises(ValueError, match=r"^num_classes of ClientModule must be .* returns \[10, 2\], found 5$"):
+        getattr(quiet_trainer(max_epochs=1), function)(module, loader(digits_like(classes=2)))

@@ -4,6 +4,7 @@
 import contextlib
 import io
 import os
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -136,7 +137,7 @@ def test_without_the_cli_extra_info_works_and_fit_says_what_to_install():
     assert "layer_gram" in result.stdout
     (sentence,) = result.stderr.strip().splitlines()
     assert sentence.startswith("this command needs the CLI extra (")
-    assert sentence.endswith("): pip install 'fl-lightning[cli]', or in a checkout pip install '.[cli]'")
+    assert sentence.endswith("): pip install '.[cli]' in a checkout, pip install 'fl-lightning[cli]' for a release")
 
 
 @pytest.fixture
@@ -158,8 +159,15 @@ def command(tmp_path, monkeypatch, capsys):
 
 
 def test_fit_then_test_from_yaml(command, tmp_path):
-    command("fit", "--config", "config.yaml")
+    last = command("fit", "--config", "config.yaml").splitlines()[-1]
     (checkpoint,) = tmp_path.rglob("*.ckpt")
+    said = re.fullmatch(
+        r"FedAvg has trained for 2 rounds\. val_acc in validation: mean of 3 clients \d\.\d+, worst 10 % "
+        r"\d\.\d+\. Model: (.*)\. Logs: (.*)\.",
+        last,
+    )
+    assert said[1] == str(checkpoint)
+    assert checkpoint.is_relative_to(said[2])
     saved = torch.load(checkpoint, weights_only=True)
     assert saved["epoch"] == 1  # two rounds
     assert "test_acc" in command("test", "--config", "config.yaml", "--ckpt_path", str(checkpoint))
@@ -170,7 +178,9 @@ def test_the_printed_configuration_is_complete_and_runs(command, tmp_path):
     assert "FederatedDataModule" in first
     (tmp_path / "printed.yaml").write_text(first, encoding="utf-8")
     assert printed_config(command, "printed.yaml") == first
-    command("fit", "--config", "printed.yaml", "--trainer.fast_dev_run=true")
+    options = ("--trainer.logger=false", "--trainer.enable_checkpointing=false", "--trainer.default_root_dir=run")
+    said = command("fit", "--config", "printed.yaml", *options)
+    assert said.splitlines()[-1].endswith(". The model was not saved.")
 
 
 def printed_config(command, config):

@@ -140,12 +140,7 @@ class Problem:
         square = 8 * layers * m * m
         every = {
             "layer_gram": (*both("layer_gram", rows, offsets), read + square, n * m * (m + 1)),
-            "layer_squares": (
-                lambda: ops.layer_squares(rows, offsets),
-                lambda: torch.cat([_reference.layer_gram(row, offsets) for row in rows.split(1)], 1)[:, :, 0],
-                read + 8 * layers * m,
-                2 * n * m,
-            ),
+            "layer_squares": (*both("layer_squares", rows, offsets), read + 8 * layers * m, 2 * n * m),
             "layer_cross_gram": (
                 *both("layer_cross_gram", rows, others, offsets),
                 read + n * REMEMBERED * size + 8 * layers * m * REMEMBERED,

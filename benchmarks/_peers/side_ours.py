@@ -117,7 +117,7 @@ def strategy(method: str, per_round: int, workers: int) -> fl.FederatedStrategy:
     rule, losses = METHODS[method](), LOSS_BATCH if method == "fedlf" else None
     known = inspect.signature(fl.FederatedStrategy).parameters
     # Plans are made in the rounds that do not count.
-    options: dict[str, Any] = {"planned_steps": "always"} if "planned_steps" in known else {}
+    options: dict[str, Any] = {"planned_steps": True} if "planned_steps" in known else {}
     if workers == 1:
         return fl.FederatedStrategy(rule, clients_per_round=per_round, loss_batch_size=losses, **options)
     if "executor" not in known:

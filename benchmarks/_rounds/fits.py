@@ -55,6 +55,7 @@ class Result:
 
     Attributes:
         ratio: ours by theirs, of pairs next to each other, in processor time.
+        foreach: ours by the hand-written loop that steps with one ``torch._foreach_add_``, in the same way.
         ours: seconds of processor time per round.
         theirs: the same, of the hand-written loop.
         ours_wall: seconds on the wall per round.
@@ -69,6 +70,7 @@ class Result:
     shape: str
     case: str
     ratio: Median
+    foreach: Median
     ours: Median
     theirs: Median
     ours_wall: Median
@@ -92,8 +94,10 @@ LOSS_BATCH = 1024
 class Timed(fl.FederatedStrategy):
     """Notes how long the server side of each round takes, and the loss pass beside a bare forward pass."""
 
-    def __init__(self, algorithm: fl.algorithms.ServerRule, shape: Shape, x: Tensor, y: Tensor) -> None:
-        super().__init__(algorithm, clients_per_round=shape.per_round, seed=SEED, loss_batch_size=LOSS_BATCH)
+    def __init__(self, algorithm: fl.algorithms.ServerRule, shape: Shape, x: Tensor, y: Tensor, planned: bool) -> None:
+        super().__init__(
+            algorithm, clients_per_round=shape.per_round, seed=SEED, loss_batch_size=LOSS_BATCH, planned_steps=planned
+        )
         self._shape, self._x, self._y = shape, x, y
         self.closing: list[float] = []
         close, fits = self._fits.close_round, self._fits
@@ -141,8 +145,8 @@ class LossPass(L.Callback):
         self.ratio = trainer.strategy.loss_pass(self._repeats)
 
 
-def measure(shape: Shape, case: Case, pairs: int, warm_up: int, folder: Path) -> Result:
-    """Runs a case.
+def measure(shape: Shape, case: Case, pairs: int, warm_up: int, folder: Path, planned: bool = False) -> Result:
+    """Runs a case, with planned steps or without.
 
     Raises:
         RuntimeError: one side did not take the local steps that the shape has.
@@ -150,8 +154,8 @@ def measure(shape: Shape, case: Case, pairs: int, warm_up: int, folder: Path) ->
     torch.manual_seed(SEED)
     x, y = shape.data()
     hand_written = HandWritten(shape, x, y, case.clip)
-    turns = Turns(hand_written, warm_up)
-    strategy = Timed(case.algorithm(), shape, x, y)
+    turns = Turns([hand_written, HandWritten(shape, x, y, case.clip, foreach=True)], warm_up)
+    strategy = Timed(case.algorithm(), shape, x, y, planned)
     losses = LossPass(max(pairs, 3)) if strategy.algorithm.needs.losses else None
     rounds = pairs + warm_up
     trainer = L.Trainer(
@@ -171,11 +175,12 @@ def measure(shape: Shape, case: Case, pairs: int, warm_up: int, folder: Path) ->
     steps = strategy.last_round.local_steps
     if (steps, hand_written.steps) != (expected, expected):
         raise RuntimeError(f"both must take {expected} steps, found {steps} and {hand_written.steps}")
-    ours, theirs = turns.ours, turns.theirs
+    ours, (theirs, foreach) = turns.ours, turns.theirs
     return Result(
         shape=shape.name,
         case=case.name,
         ratio=Median.of([a.cpu / b.cpu for a, b in zip(ours, theirs, strict=True)]),
+        foreach=Median.of([a.cpu / b.cpu for a, b in zip(ours, foreach, strict=True)]),
         ours=Median.of([moment.cpu for moment in ours]),
         theirs=Median.of([moment.cpu for moment in theirs]),
         ours_wall=Median.of([moment.wall for moment in ours]),

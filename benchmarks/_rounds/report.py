@@ -38,8 +38,9 @@ def environment(shapes: Sequence[Shape], pairs: int, memory: str) -> dict[str, s
 
 
 HEAD = (
-    "| shape | case | x hand-written | ms/round ours | hand-written | steps/s ours | server side | loss pass x forward "
-    "| page faults/round ours | hand-written |\n|---|---|---|---|---|---|---|---|---|---|"
+    "| shape | case | x hand-written "
+    "| x with _foreach_add_ | ms/round ours | hand-written | steps/s ours | server side | loss pass x forward "
+    "| page faults/round ours | hand-written |\n|---|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -47,7 +48,8 @@ def line(result: Result) -> str:
     """One row of the table."""
     loss = "-" if result.losses is None else result.losses.text(2)
     return (
-        f"| {result.shape} | {result.case} | {result.ratio.text()} | {1e3 * result.ours_wall.value:.0f} "
+        f"| {result.shape} | {result.case} | {result.ratio.text()} "
+        f"| {result.foreach.text()} | {1e3 * result.ours_wall.value:.0f} "
         f"| {1e3 * result.theirs_wall.value:.0f} | {result.steps / result.ours_wall.value:.0f} "
         f"| {1e3 * result.server.value:.1f} ms, {100 * result.server_share:.1f} % | {loss} "
         f"| {result.faults[0]:.0f} | {result.faults[1]:.0f} |"

@@ -100,6 +100,7 @@ class HandWritten:
         x: inputs of all clients.
         y: their labels.
         clip: norm that gradients are clipped to; ``None``: they are not.
+        foreach: step with one ``torch._foreach_add_`` in place of ``torch.optim.SGD``.
 
     Attributes:
         model: the network; between rounds it holds what the last client left.
@@ -108,8 +109,8 @@ class HandWritten:
         step_norm: Euclidean norm of the last change of the global parameters.
     """
 
-    def __init__(self, shape: Shape, x: Tensor, y: Tensor, clip: float | None = None) -> None:
-        self.shape, self.x, self.y, self.clip = shape, x, y, clip
+    def __init__(self, shape: Shape, x: Tensor, y: Tensor, clip: float | None = None, foreach: bool = False) -> None:
+        self.shape, self.x, self.y, self.clip, self.foreach = shape, x, y, clip, foreach
         self.model = shape.initial().to(x.device)
         self.parameters = list(self.model.parameters())
         self.weights = [p.detach().clone() for p in self.parameters]
@@ -133,7 +134,7 @@ class HandWritten:
                 for p, w in zip(parameters, weights, strict=True):
                     p.copy_(w)
             order = (client * size + torch.randperm(size)).to(self.x.device)
-            self.steps += train(self.model, self.shape, self.x, self.y, order, self.clip)
+            self.steps += train(self.model, self.shape, self.x, self.y, order, self.clip, self.foreach)
             with torch.no_grad():
                 for u, p, w in zip(update, parameters, weights, strict=True):
                     u.add_(p - w, alpha=1 / self.shape.per_round)
@@ -146,9 +147,17 @@ class HandWritten:
         self.step_norm = float(torch.cat([u.flatten() for u in update]).norm())
 
 
-def train(model: nn.Module, shape: Shape, x: Tensor, y: Tensor, order: Tensor, clip: float | None = None) -> int:
+def train(
+    model: nn.Module,
+    shape: Shape,
+    x: Tensor,
+    y: Tensor,
+    order: Tensor,
+    clip: float | None = None,
+    foreach: bool = False,
+) -> int:
     """One client's epoch over the samples ``order``, batch by batch; returns the number of steps."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=shape.lr)
+    optimizer = Foreach(model, shape.lr) if foreach else torch.optim.SGD(model.parameters(), lr=shape.lr)
     batches = order.split(shape.batch)
     for batch in batches:
         loss = F.cross_entropy(model(x[batch]), y[batch])
@@ -158,3 +167,20 @@ def train(model: nn.Module, shape: Shape, x: Tensor, y: Tensor, order: Tensor, c
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
     return len(batches)
+
+
+class Foreach:
+    """Plain SGD in one call for all parameters, as somebody in a hurry writes it."""
+
+    def __init__(self, model: nn.Module, lr: float) -> None:
+        self.parameters, self.lr = list(model.parameters()), lr
+
+    def zero_grad(self) -> None:
+        """Forgets all gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def step(self) -> None:
+        """Takes one step."""
+        with torch.no_grad():
+            torch._foreach_add_(self.parameters, [p.grad for p in self.parameters], alpha=-self.lr)

@@ -69,17 +69,17 @@ class Moment:
 
 
 class Turns(L.Callback):
-    """Times a round of the running fit, then a round of something else.
+    """Times a round of the running fit, then a round of each of some other things.
 
     Args:
-        other: runs the other round.
+        others: run the other rounds.
         warm_up: rounds that do not count.
     """
 
-    def __init__(self, other: Callable[[], None], warm_up: int) -> None:
-        self._other, self._warm_up = other, warm_up
+    def __init__(self, others: Sequence[Callable[[], None]], warm_up: int) -> None:
+        self._others, self._warm_up = others, warm_up
         self._ours: list[Moment] = []
-        self._theirs: list[Moment] = []
+        self._theirs: list[list[Moment]] = [[] for _ in others]
         self._mark = Moment.now()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -88,11 +88,13 @@ class Turns(L.Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """A round of ours is over, from the end of the last one: loops, logging and server step included."""
-        ended = Moment.now()
-        self._ours.append(ended - self._mark)
-        self._other()
-        self._mark = Moment.now()
-        self._theirs.append(self._mark - ended)
+        ended, self._mark = self._mark, Moment.now()
+        self._ours.append(self._mark - ended)
+        for other, moments in zip(self._others, self._theirs, strict=True):
+            began = self._mark
+            other()
+            self._mark = Moment.now()
+            moments.append(self._mark - began)
 
     @property
     def ours(self) -> list[Moment]:
@@ -100,6 +102,6 @@ class Turns(L.Callback):
         return self._ours[self._warm_up :]
 
     @property
-    def theirs(self) -> list[Moment]:
-        """The other rounds."""
-        return self._theirs[self._warm_up :]
+    def theirs(self) -> list[list[Moment]]:
+        """The other rounds, in the order of what runs them."""
+        return [moments[self._warm_up :] for moments in self._theirs]

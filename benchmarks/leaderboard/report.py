@@ -13,6 +13,7 @@ from benchmarks.leaderboard.standing import COLUMNS, Row, Standing, columns_of
 from benchmarks.leaderboard.traffic import Traffic
 from fl_lightning.comparison.cost import duration
 from fl_lightning.comparison.summary import Figure
+from fl_lightning.report.words import percent
 
 PAGE = Path(__file__).parents[2] / "docs" / "leaderboard.md"
 
@@ -62,7 +63,7 @@ def _accuracies(rows: Sequence[Row], rates: int) -> str:
                 _figure(one.worst_10),
                 _figure(one.worst),
                 _figure(one.angle),
-                "" if isnan(one.conflicts) else f"{one.conflicts:.1f} of {one.cohort:.3g}",
+                percent(one.conflicts / one.cohort) if one.cohort > 0 else "",
                 _figure(row.auroc.mean),
                 _figure(row.auroc.worst_10),
                 *(_number(row.gaps.get(name, float("nan"))) for name in gaps),

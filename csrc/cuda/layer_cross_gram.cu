@@ -17,7 +17,7 @@ void layer_cross_gram(Matrix rows, Matrix others, Layers layers, double* gram, C
   } else {
     tiled_products<false>(kOp, rows, others, table, items, partial, context);
   }
-  add_partials<false>(kOp, partial, items, table, rows, others, gram, context);
+  add_partials<Pairs::all>(kOp, partial, items, table, rows, others, gram, context);
 }
 
 }  // namespace fl_lightning::cuda

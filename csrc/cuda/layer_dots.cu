@@ -5,11 +5,11 @@ namespace fl_lightning::cuda {
 namespace {
 
 constexpr const char* kOp = "layer_dots";
-constexpr int kThreads = 256, kRows = 8;
+constexpr int kRows = 8;
 
 // One block per item and kRows rows. The blocks of one item run side by side: the step comes from the cache.
 template <class T>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kRowThreads, 2)
     dots(const T* rows, std::int64_t stride, std::int64_t m, const T* step, const __grid_constant__ LayerTable table,
          std::int64_t items, double* partial) {
   using Real = std::conditional_t<std::is_same_v<T, double>, double, float>;
@@ -36,27 +36,13 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
         for (int v = 0; v < kRun<T>; ++v) sums[r] += x[r].template get<Real>(v) * s[0].template get<Real>(v);
       }
-      column += kThreads * kRun<T>;
+      column += kRowThreads * kRun<T>;
     }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) total[r] += sums[r];
   }
-
-  SHARED(double, warps, kThreads / kWarp * kRows);
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    const double sum = warp_sum(total[r]);
-    if (threadIdx.x % kWarp == 0) warps[threadIdx.x / kWarp * kRows + r] = sum;
-  }
-  __syncthreads();
-  double sum = 0.0;
-  const auto place = [&](int e) { return (first_row + e) * items + index; };
-  if (threadIdx.x < count) {
-    for (int w = 0; w < kThreads / kWarp; ++w) sum += warps[w * kRows + threadIdx.x];
-    partial[place(threadIdx.x)] = sum;
-  }
-  sum_again(!isfinite(sum), item, static_cast<int>(count), partial, place,
-            [&](int e, std::int64_t c) { return widen<double>(own[e * stride + c]) * widen<double>(step[c]); });
+  leave_row_sums(total, static_cast<int>(count), item, partial, first_row, items, index,
+                 [&](int e, std::int64_t c) { return widen<double>(own[e * stride + c]) * widen<double>(step[c]); });
 }
 
 }  // namespace
@@ -68,10 +54,10 @@ void layer_dots(Matrix rows, const void* step, Layers layers, double* out, Conte
   double* partial = scratch<double>(context, m * items);
   with_type(rows.dtype, [&](auto zero) {
     using T = decltype(zero);
-    launch(kOp, dots<T>, items * ((m + kRows - 1) / kRows), kThreads, context, static_cast<const T*>(rows.data),
+    launch(kOp, dots<T>, items * ((m + kRows - 1) / kRows), kRowThreads, context, static_cast<const T*>(rows.data),
            rows.stride, m, static_cast<const T*>(step), table, items, partial);
   });
-  add_partials<false>(kOp, partial, items, table, rows, other, out, context);
+  add_partials<Pairs::all>(kOp, partial, items, table, rows, other, out, context);
 }
 
 }  // namespace fl_lightning::cuda

@@ -42,7 +42,7 @@ void layer_gram(Matrix rows, Layers layers, double* gram, Context context) {
   } else {
     tiled_products<true>(kOp, rows, rows, table, items, partial, context);
   }
-  add_partials<true>(kOp, partial, items, table, rows, rows, gram, context);
+  add_partials<Pairs::symmetric>(kOp, partial, items, table, rows, rows, gram, context);
 }
 
 }  // namespace fl_lightning::cuda

@@ -7,8 +7,8 @@
 # A small project with hand-written digits is trained as it is, then over 20 clients. Two methods are compared by what
 # each client gets. All of it runs on a processor in well under a minute.
 #
-# ```
-# pip install 'fl-lightning[demo]'
+# ```sh
+# pip install '.[demo]'  # in a checkout of fl_lightning
 # ```
 
 # %%

@@ -8,8 +8,8 @@
 # site there are two groups of people. This page shows how to see both: who fares how, by name, and how the groups fare
 # at each site. The images are the digits that scikit-learn carries, and the sites are made up.
 #
-# ```
-# pip install 'fl-lightning[demo]'
+# ```sh
+# pip install '.[demo]'  # in a checkout of fl_lightning
 # ```
 
 # %%

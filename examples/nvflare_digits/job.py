@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A federation of three sites on NVFlare: its simulator runs the job, and a Trainer gives the same weights.
 
-    pip install 'fl-lightning[nvflare,demo]'
+    pip install '.[nvflare,demo]'
     python examples/nvflare_digits/job.py
 
 ``--export`` writes the job alone, as ``nvflare job submit`` takes it, for sites on machines of their own.

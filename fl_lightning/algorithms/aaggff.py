@@ -23,14 +23,18 @@ from fl_lightning.solvers import min_norm
 
 Response = Literal["weibull", "exponential", "frechet", "normal", "gumbel", "logistic"]
 RESPONSES: dict[Response, Callable[[Tensor], Tensor]] = {  # equation 8: distribution functions, all with scale 1
-    "weibull": lambda x: 1 - torch.exp(-x.square()),
-    "exponential": lambda x: 1 - torch.exp(-x),
+    "weibull": lambda x: -torch.expm1(-x.square()),
+    "exponential": lambda x: -torch.expm1(-x),
     "frechet": lambda x: torch.exp(-1 / x),
     "normal": lambda x: torch.special.ndtr(x - 1),
     "gumbel": lambda x: torch.exp(-torch.exp(1 - x)),
     "logistic": lambda x: torch.sigmoid(x - 1),
 }
+Setting = Literal["device", "silo", "newton"]
 RIDGE = 4.0  # alpha = 4 K L of the quadratic penalty, with the Lipschitz constant L = 1 / K of the responses
+# Of the online Newton step. Decision losses are 1-exp-concave, and their gradients at most 1 / sqrt(K) long, on a set
+# of diameter sqrt(2): gamma = min(1 / (G D), 1) / 2 and epsilon = 1 / (gamma D)^2.
+GAMMA, EPSILON = 0.5, 2.0
 
 
 class AAggFF(ServerRule):
@@ -42,8 +46,10 @@ class AAggFF(ServerRule):
 
     - ``"device"``: linear, with an entropy penalty (Algorithm 3). Weights are a softmax of what a client's responses
       exceeded the rounds' means by, in all rounds in which it took part. Few clients may take part in a round.
-    - ``"silo"``: by an online Newton step, with a quadratic penalty (Algorithm 2). An absent client counts as one
-      without a loss; weights are over the clients seen so far.
+    - ``"silo"``: by quadratic forms, with a quadratic penalty, as the authors' code has it (Algorithm 2). An absent
+      client counts as one without a loss; weights are over the clients seen so far.
+    - ``"newton"``: as ``"silo"``, by the online Newton step of textbooks, which gives up the penalty sooner: weights
+      come nearer to the best ones, and leave equal weights faster.
 
     The weights of the round's clients are then divided by their sum (equation 95). If all rows are zero, the step is
     zero, flagged, and nothing changes. Without ``num_clients`` in the cohort, the clients seen so far count as all.
@@ -62,11 +68,11 @@ class AAggFF(ServerRule):
     averages = True
 
     @checked()
-    def __init__(self, setting: Literal["device", "silo"] = "device", response: Response = "gumbel") -> None:
+    def __init__(self, setting: Setting = "device", response: Response = "gumbel") -> None:
         self.setting, self.response = setting, response
         self._rounds = 0
         self._gains: dict[int, float] = {}  # "device": by client, minus the sum of its gradients, up to what all share
-        self._ids: list[int] = []  # "silo": the clients behind the entries of the tensors
+        self._ids: list[int] = []  # else: the clients behind the entries of the tensors
         self._gradient = torch.zeros(0, dtype=torch.float64)
         self._outer = torch.zeros(0, 0, dtype=torch.float64)
         self._decision = torch.zeros(0, dtype=torch.float64)  # p of the last round
@@ -79,14 +85,16 @@ class AAggFF(ServerRule):
         """
         ratios = shares(nonnegative_losses(cohort, "AAggFF")) * len(cohort)  # beside their mean
         responses = RESPONSES[self.response](ratios)
-        before = self.state_dict()
-        weights = (self._newton if self.setting == "silo" else self._entropic)(cohort, responses)
-        step = weighted_mean(cohort, weights)
-        self.report = StepReport(weights=weights, flagged=stands_still(cohort))
-        if self.report.flagged:
-            self.load_state_dict(before)
-        else:
-            self._rounds += 1
+        before, counts = self.state_dict(), False
+        try:
+            weights = (self._entropic if self.setting == "device" else self._quadratic)(cohort, responses)
+            step = weighted_mean(cohort, weights)
+            counts = not stands_still(cohort)
+        finally:
+            if not counts:
+                self.load_state_dict(before)
+        self._rounds += counts
+        self.report = StepReport(weights=weights, flagged=not counts)
         return step
 
     def _entropic(self, cohort: Cohort, responses: Tensor) -> Tensor:
@@ -103,8 +111,8 @@ class AAggFF(ServerRule):
         gathered = torch.tensor([self._gains[client] for client in cohort.client_ids], dtype=torch.float64)
         return torch.softmax(scale * gathered, 0)
 
-    def _newton(self, cohort: Cohort, responses: Tensor) -> Tensor:
-        """Algorithm 2."""
+    def _quadratic(self, cohort: Cohort, responses: Tensor) -> Tensor:
+        """Algorithm 2, or the online Newton step of Hazan, Introduction to Online Convex Optimization, chapter 4."""
         self._admit(cohort)
         k = len(self._ids)
         present = [self._ids.index(client) for client in cohort.client_ids]
@@ -113,9 +121,12 @@ class AAggFF(ServerRule):
         gradient = -r / (1 + self._decision @ r)
         self._gradient = self._gradient + gradient
         self._outer = self._outer + torch.outer(gradient, gradient)
-        # beta / 2 p' (alpha I + sum g g') p + alpha / 2 |p|^2 + sum g . p, with beta = 1 / (4 L)
-        curvature = k / 4 * (RIDGE * torch.eye(k).double() + self._outer) + RIDGE * torch.eye(k).double()
-        self._decision = _least_on_simplex(curvature, self._gradient)
+        if self.setting == "newton":  # A = epsilon I + sum g g'; the nearest point to p - A^-1 g / gamma by A's norm
+            curvature = EPSILON * torch.eye(k).double() + self._outer
+            self._decision = _least_on_simplex(curvature, gradient / GAMMA - curvature @ self._decision, EPSILON)
+        else:  # beta / 2 p' (alpha I + sum g g') p + alpha / 2 |p|^2 + sum g . p, with beta = 1 / (4 L)
+            curvature = k / 4 * (RIDGE * torch.eye(k).double() + self._outer) + RIDGE * torch.eye(k).double()
+            self._decision = _least_on_simplex(curvature, self._gradient, RIDGE)
         return shares(self._decision[present])
 
     def _admit(self, cohort: Cohort) -> None:
@@ -133,9 +144,9 @@ class AAggFF(ServerRule):
         self._decision = torch.cat([self._decision * (k / total), fresh])
 
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
-        """Bytes of the curvature, with ``"silo"``."""
+        """Bytes of the curvature, but with ``"device"``."""
         k = federation.num_clients
-        return {"decisions (CPU)": 8 * (k * k + 2 * k)} if self.setting == "silo" else {}
+        return {} if self.setting == "device" else {"decisions (CPU)": 8 * (k * k + 2 * k)}
 
     def reset(self) -> None:
         """Forgets all rounds."""
@@ -164,12 +175,12 @@ class AAggFF(ServerRule):
         )
 
 
-def _least_on_simplex(curvature: Tensor, slope: Tensor) -> Tensor:
-    """The point of the unit simplex with the least ``p' Q p / 2 + s . p``; ``Q - alpha I`` is positive semi-definite.
+def _least_on_simplex(curvature: Tensor, slope: Tensor, ridge: float) -> Tensor:
+    """The point of the unit simplex with the least ``p' Q p / 2 + s . p``; ``Q - ridge I`` is positive semi-definite.
 
     On the simplex ``s . p`` is the quadratic form of ``s 1'``, and numbers added to all entries change nothing. With
     enough of them the sum is a Gram matrix.
     """
     s = slope - slope.mean()
-    enough = float(s @ s) / RIDGE
+    enough = float(s @ s) / ridge
     return min_norm(curvature + s[:, None] + s[None, :] + enough)

@@ -6,14 +6,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs, Reads, State, StepReport
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.fit_description import constructor_arguments
-from fl_lightning.core.layout import LayerSpec
+from fl_lightning.core.layout import LayerSpec, ParamLayout
 from fl_lightning.core.model_snapshot import ModelPart, Snapshot
 
 
@@ -41,6 +41,7 @@ class ClientRule:
             :meth:`state_dict` without saying it counts as ``None``.
         undefined_extras: names of extras in which NaN stands for something undefined. A report with NaN in others, or
             with infinity, counts as one whose update is not finite.
+        own_work: what the rule computes of losses by itself, without Lightning's hooks; the fit names those left out.
     """
 
     needs: Needs = Needs()
@@ -48,6 +49,7 @@ class ClientRule:
     placement: tuple[str, ...] = ()
     column_state: tuple[str, ...] | None = ()
     undefined_extras: tuple[str, ...] = ()
+    own_work: Literal["none", "gradients", "steps"] = "none"
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -92,8 +94,8 @@ class ClientRule:
         """Why this half makes no sense under a server rule, as a sentence that begins with a verb, or ``None``."""
         return None
 
-    def check_module(self, module: nn.Module) -> None:
-        """Called before the first round; raises ValueError if the module lacks something that no need names."""
+    def check_module(self, module: nn.Module, layout: ParamLayout) -> None:
+        """Raises ValueError, before the first round, if the module, trained as laid out, lacks what no need names."""
 
     def begin_fit(self, federation: Federation) -> None:
         """Called before the first round of a fit, after :meth:`load_state_dict` if the fit is resumed."""

@@ -25,6 +25,7 @@ from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.errors import ModuleError
 from fl_lightning.core.extras import how_to_install
+from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.modules import followers_of, named_model_buffers, non_persistent_buffers_of
 from fl_lightning.core.seeding import derive_seed
 
@@ -47,7 +48,7 @@ class DifferentialPrivacy(ClientRule):
     is public already.
 
     Some methods read more than updates: losses, accuracies, features or groups. These are not covered, and neither is
-    what else a visit changes in the module: BatchNorm statistics, counts, frozen parameters that follow trained ones.
+    what else a visit changes in the module: BatchNorm statistics, counts, other parameters that follow trained ones.
     Both are refused unless ``uncovered="allow"``. Numbers of samples, training losses that are logged, and evaluation
     are never covered.
 
@@ -115,7 +116,7 @@ class DifferentialPrivacy(ClientRule):
             )
         return None
 
-    def check_module(self, module: nn.Module) -> None:
+    def check_module(self, module: nn.Module, layout: ParamLayout) -> None:
         """Refuses running statistics, which clients send without noise."""
         moving = [name for name, buffer in module.named_buffers() if buffer.is_floating_point()]
         if moving and self.uncovered == "refuse":
@@ -136,7 +137,7 @@ class DifferentialPrivacy(ClientRule):
     def begin_client(self, work: LocalWork) -> None:
         """Remembers what a client would send without noise if its training changed it."""
         if self.uncovered == "refuse":
-            self._beside = {name: value.detach().clone() for name, value in _sent_beside(work.module).items()}
+            self._beside = {name: value.detach().clone() for name, value in _sent_beside(work).items()}
 
     @torch.no_grad()
     def end_client(self, work: LocalWork) -> ClientReport:
@@ -146,7 +147,7 @@ class DifferentialPrivacy(ClientRule):
             ModuleError: local training has changed more than parameters.
             ValueError: ``clip`` is below what rounding changes.
         """
-        self._check_beside(work.module)
+        self._check_beside(work)
         update = (work.params - work.row).double()
         # Parameters are rounded, and the server takes the difference again: that may make the update longer by so much.
         rounding = 2 * torch.finfo(work.params.dtype).eps * float(work.params.double().norm())
@@ -168,14 +169,15 @@ class DifferentialPrivacy(ClientRule):
             parameter.copy_(values)
         return ClientReport()
 
-    def _check_beside(self, module: nn.Module) -> None:
+    def _check_beside(self, work: LocalWork) -> None:
         before, self._beside = self._beside, {}
-        now = _sent_beside(module) if before else {}
+        now = _sent_beside(work) if before else {}
         changed = [name for name, value in before.items() if name in now and not torch.equal(value, now[name])]
         if changed:
+            kind = type(work.module).__name__
             raise ModuleError(
-                f"DifferentialPrivacy does not cover what local training changes in {type(module).__name__} beside "
-                f"trained parameters, found changes in {', '.join(map(repr, changed[:5]))}: leave these alone in "
+                f"DifferentialPrivacy does not cover what local training changes in {kind} beside trained parameters, "
+                f"found changes in {', '.join(map(repr, changed[:5]))}: leave these alone in "
                 "training, or say uncovered='allow' with buffers='global', which sends none of them"
             )
 
@@ -256,10 +258,10 @@ class DifferentialPrivacy(ClientRule):
         return float(clients) ** -_DELTA if self.delta is None else self.delta
 
 
-def _sent_beside(module: nn.Module) -> dict[str, Tensor]:
-    """What a client sends if its training has changed it, beside parameters."""
-    aside = {tensor.name: tensor.value for tensor in (*followers_of(module), *non_persistent_buffers_of(module))}
-    return aside | dict(named_model_buffers(module))
+def _sent_beside(work: LocalWork) -> dict[str, Tensor]:
+    """What a client sends if its training has changed it, beside trained parameters."""
+    aside = (*followers_of(work.module, work.layout.names), *non_persistent_buffers_of(work.module))
+    return {tensor.name: tensor.value for tensor in aside} | dict(named_model_buffers(work.module))
 
 
 def _secret_noise(n: int) -> Tensor:

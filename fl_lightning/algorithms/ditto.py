@@ -16,6 +16,7 @@ from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs, State
 from fl_lightning.arguments import Bounds, checked
+from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.model_snapshot import Snapshot, packed_buffers, standing_in
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.core.storage.own_models import OwnModels
@@ -62,9 +63,9 @@ class Ditto(FedAvg):
 class PersonalModels(ClientRule):
     """Before each local batch, the personal model steps on it: ``v -= eta (grad L(v) + lambda (v - W))``.
 
-    These are plain steps of gradient descent, without the clients' momentum, weight decay or clipping. Whatever they
-    draw comes from generators of their own, and BatchNorm's statistics are the personal model's own: the global model
-    trains as in FedAvg, bit for bit.
+    These are plain steps of gradient descent, without the clients' momentum, weight decay, clipping or hooks. Whatever
+    they draw comes from generators of their own, and BatchNorm's statistics are the personal model's own: the global
+    model trains as in FedAvg, bit for bit.
 
     Args:
         lam: see :class:`Ditto`.
@@ -75,6 +76,7 @@ class PersonalModels(ClientRule):
     reads = "sums"
     column_state = ()
     placement = ("own",)
+    own_work = "steps"
 
     def __init__(self, lam: float, lr: float | None, own: OwnModels) -> None:
         self.needs = Needs(client_lr=lr is None)
@@ -82,10 +84,10 @@ class PersonalModels(ClientRule):
         self._model: Snapshot | None = None
         self._batches = 0
         self._gradient: Tensor | None = None  # summed up over the batches of a step that is not taken yet
-        self._gathered, self._from_step, self._step_lr = 0, 0, 0.0
+        self._from_step, self._step_lr = 0, 0.0
         self._buffer_bytes = 0
 
-    def check_module(self, module: nn.Module) -> None:
+    def check_module(self, module: nn.Module, layout: ParamLayout) -> None:
         """Personal models need losses that ``training_step`` leaves to others to descend."""
         if not getattr(module, "automatic_optimization", True):
             raise ValueError(
@@ -116,8 +118,7 @@ class PersonalModels(ClientRule):
         model, lr = self._model, work.client_lr if self.lr is None else self.lr
         if model is None or work.own_loss is None or lr is None:
             raise ValueError("begin_batch of Ditto needs begin_client before it, work.own_loss and a learning rate")
-        if work.steps != self._from_step:
-            model = self._stepped(work, model)
+        model = self._stepped(work, model)
         # The present seed is the client's own in this round.
         seed = derive_seed(torch.initial_seed(), "personal", self._batches)
         stand_in = standing_in(work.module, work.parameters, work.layout, model)
@@ -126,22 +127,19 @@ class PersonalModels(ClientRule):
             gradients = torch.autograd.grad(loss, work.parameters, allow_unused=True)
             buffers = packed_buffers(work.module, work.params.device)
         if self._gradient is None:
-            self._gradient, self._gathered = torch.zeros_like(work.params), 0
+            self._gradient = torch.zeros_like(work.params)
         for part, gradient in zip(work.layout.views(self._gradient), gradients, strict=True):
             if gradient is not None:
-                part += gradient
+                part.add_(gradient, alpha=1 / work.window)  # as the loss of the global model is divided
         self._model = Snapshot(model.params, buffers)
-        self._gathered, self._from_step, self._step_lr = self._gathered + 1, work.steps, lr
+        self._from_step, self._step_lr = work.steps, lr
         self._batches += 1
 
     def _stepped(self, work: LocalWork, model: Snapshot) -> Snapshot:
-        """The model after the step along the gradients gathered, if there are any."""
-        self._from_step = work.steps
-        if self._gradient is None:
+        """The model after a step along the gradients gathered, if the global model has taken one along its own."""
+        if self._gradient is None or work.steps == self._from_step:
             return model
         v, gradient, self._gradient = model.params, self._gradient, None
-        if self._gathered > 1:
-            gradient /= self._gathered
         direction = (v - work.params).mul_(self.lam).add_(gradient)
         return Snapshot(v.sub_(direction, alpha=self._step_lr), model.buffers)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from fl_lightning.algorithms._shared.weighting import reported
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.groups import group_scores
@@ -160,7 +161,9 @@ class AgnosticWeights(ClientRule):
             raise ValueError(
                 f"inputs of FA must have shape [B, {bases.shape[1]}] as its bases do, found {list(inputs.shape)}"
             )
-        return torch.exp(-torch.cdist(inputs.detach().to(bases), bases).square() / (2 * self._width**2))
+        # By differences: products of many inputs far from 0 would not know how far they are from each other.
+        apart = torch.cdist(inputs.detach().to(bases), bases, compute_mode="donot_use_mm_for_euclid_dist")
+        return torch.exp(-apart.square() / (2 * self._width**2))
 
     def end_client(self, work: LocalWork) -> ClientReport:
         """Reports the sums per basis and the counts."""
@@ -178,12 +181,10 @@ class AgnosticWeights(ClientRule):
         """Finds the worst weights for the next round.
 
         Raises:
-            ValueError: the cohort carries no sums.
+            ValueError: the cohort carries no sums, or some that are not finite.
         """
-        if not {"kernel_sums", "group_counts"} <= set(cohort.extras):
-            raise ValueError(f"extras must hold 'kernel_sums' and 'group_counts' for FA, found {sorted(cohort.extras)}")
-        total, members = cohort.extras["group_counts"].cpu().sum(0).tolist()
-        mass, losses, scores, member_scores = cohort.extras["kernel_sums"].cpu().sum(0) / total
+        total, members = reported(cohort, "group_counts", (2,), "FA", least=0).sum(0).tolist()
+        mass, losses, scores, member_scores = reported(cohort, "kernel_sums", (4, None), "FA").sum(0) / total
         self._share = members / total
         near = mass > NO_KERNEL * mass.max()
         covariances = (member_scores - self._share * scores)[None]

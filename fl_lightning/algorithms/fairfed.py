@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.algorithms._shared.disparity import PREDICTED, Notion
-from fl_lightning.algorithms._shared.weighting import shares, stands_still, weighted_mean
+from fl_lightning.algorithms._shared.weighting import reported, shares, stands_still, weighted_mean
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.groups import group_scores
 from fl_lightning.algorithms.records import ClientReport, LocalWork, Needs, State, StepReport
@@ -61,7 +61,7 @@ class FairFed(ServerRule):
         """Returns ``sum_k w_k u_k / sum_k w_k``.
 
         Raises:
-            ValueError: the cohort lacks the clients' counts, or a row is not finite.
+            ValueError: the cohort lacks the clients' counts, or one of them or a row is not finite.
         """
         gaps = _gaps(cohort)
         whole = cohort.num_samples or float(cohort.sizes.sum())
@@ -138,12 +138,8 @@ class GroupCounts(ClientRule):
 
 def _gaps(cohort: Cohort) -> Tensor:
     """``[m]`` distances of the clients' disparities, or accuracies, from those of all of them, on the CPU."""
-    predicted, hits = cohort.extras.get(PREDICTED), cohort.extras.get(HITS)
-    if predicted is None or hits is None:
-        raise ValueError(
-            f"extras must hold {PREDICTED!r} and {HITS!r} for FairFed: its clients count their predictions"
-        )
-    predicted, hits = predicted.cpu(), hits.cpu()
+    predicted = reported(cohort, PREDICTED, (2, 2), "FairFed", least=0)
+    hits = reported(cohort, HITS, (2,), "FairFed", least=0)
     own, common = _disparity(predicted), _disparity(predicted.sum(0, keepdim=True))
     right, all_right = hits[:, 0] / hits[:, 1].clamp_min(1), hits[:, 0].sum() / hits[:, 1].sum().clamp_min(1)
     gaps = (own - common).abs()

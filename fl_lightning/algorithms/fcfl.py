@@ -20,7 +20,7 @@ from fl_lightning.algorithms._shared.min_max import budgets_hold, min_max, paret
 from fl_lightning.algorithms._shared.rows import no_step
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.records import Federation, Needs, State, StepReport
-from fl_lightning.arguments import Bounds, checked
+from fl_lightning.arguments import Bounds, check_unused, checked
 from fl_lightning.core.cohort import Cohort
 
 
@@ -96,6 +96,11 @@ class FCFL(ServerRule):
         sharpness: float = 10.0,
         reading: Reading = "library",
     ) -> None:
+        if budget is None:
+            check_unused("notion of FCFL", notion, "dp", "with budget=None, which constrains nothing")
+            check_unused("sharpness of FCFL", sharpness, 10.0, "with budget=None, which constrains nothing")
+        if stage1_rounds == 0:
+            check_unused("tol of FCFL", tol, 0.0, "with stage1_rounds=0, which begins with stage 2")
         self.budget = tuple(budget) if isinstance(budget, Sequence) else budget
         self.stage1_rounds, self.tol = stage1_rounds, tol
         self.notion, self.sharpness, self.reading = notion, sharpness, reading

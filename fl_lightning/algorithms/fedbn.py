@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fl_lightning.algorithms._shared.personal_layers import PersonalLayers, layers_of_type
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.arguments import Bounds, checked
+from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.model_snapshot import Layers
 from fl_lightning.core.storage.own_models import OwnModels
 
@@ -56,13 +57,13 @@ class FedBN(FedAvg):
 class LocalNorms(PersonalLayers):
     """BatchNorm layers stay at their client."""
 
-    def find(self, module: nn.Module) -> Layers:
+    def find(self, module: nn.Module, layout: ParamLayout) -> Layers:
         """All BatchNorm layers.
 
         Raises:
             ValueError: there are none.
         """
-        layers = layers_of_type(module, _BatchNorm)
+        layers = layers_of_type(module, layout, _BatchNorm)
         if not layers.parameters | layers.buffers:
             raise ValueError("FedBN needs a module with BatchNorm layers, found none")
         return layers

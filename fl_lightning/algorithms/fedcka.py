@@ -19,7 +19,8 @@ from fl_lightning.algorithms._shared.previous_models import PreviousModels
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.records import LocalWork
-from fl_lightning.arguments import DEVICE, FILLED, Bounds, checked
+from fl_lightning.arguments import DEVICE, FILLED, Bounds, check_unused, checked
+from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.model_snapshot import Snapshot, standing_in
 from fl_lightning.core.modules import submodules
 
@@ -54,6 +55,8 @@ class FedCKA(FedAvg):
         max_models: int | None = None,
     ) -> None:
         super().__init__(weighting)
+        if layers is not None:
+            check_unused("num_layers of FedCKA", num_layers, 2, "where layers names them")
         self.mu, self.num_layers = mu, num_layers
         self.model_device, self.max_models = model_device, max_models
         self._client = ActivationSimilarity(mu, layers, num_layers, model_device, max_models)
@@ -85,13 +88,13 @@ class ActivationSimilarity(PreviousModels):
         super().__init__(device, max_models)
         self.mu, self.layers, self.num_layers = mu, layers, num_layers
 
-    def check_module(self, module: nn.Module) -> None:
+    def check_module(self, module: nn.Module, layout: ParamLayout) -> None:
         """Finds the layers.
 
         Raises:
             ValueError: a name is no submodule, or there are fewer layers than asked for.
         """
-        super().check_module(module)
+        super().check_module(module, layout)
         self._compared(module)
 
     def loss_term(self, work: LocalWork, batch: Any, batch_idx: int) -> Tensor | None:

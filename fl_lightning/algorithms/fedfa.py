@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._shared.weighting import information, known_accuracies, shares, stands_still, weighted_mean
+from fl_lightning.algorithms._shared.weighting import information, reported, shares, stands_still, weighted_mean
 from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import Federation, Needs, State, StepReport
 from fl_lightning.arguments import Bounds, checked
@@ -54,7 +54,7 @@ class FedFa(ServerRule):
         Raises:
             ValueError: accuracies are missing, negative or not finite, or a row is not finite.
         """
-        accuracies = known_accuracies(cohort, "FedFa")
+        accuracies = reported(cohort, "accuracy", (), "FedFa", least=0)
         counts = {client: self._counts.get(client, 0) + 1 for client in cohort.client_ids}
         frequency = shares(torch.tensor(list(counts.values()), dtype=torch.float64))
         accuracy = information(shares(accuracies))

@@ -19,7 +19,7 @@ from fl_lightning.algorithms._shared.rows import require_finite
 from fl_lightning.algorithms._shared.weighting import data_weights, uniform_weights
 from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import Federation, State, StepReport
-from fl_lightning.arguments import Bounds, checked
+from fl_lightning.arguments import Bounds, check_unused, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.updates import UpdateMatrix
 
@@ -66,6 +66,10 @@ class FedHEAL(ServerRule):
         adapt_weights: bool = True,
         reading: Literal["code", "paper"] = "code",
     ) -> None:
+        if not filter_updates:
+            check_unused("tau of FedHEAL", tau, 0.3, "with filter_updates=False")
+        if not adapt_weights:
+            check_unused("beta of FedHEAL", beta, 0.4, "with adapt_weights=False")
         self.tau, self.beta = Fraction(str(tau)), float(beta)  # weights go into checkpoints, as Python's numbers
         self.filter_updates, self.adapt_weights, self.reading = filter_updates, adapt_weights, reading
         self._counts_round_in = self._weighs_by_samples = self._renormalises = self._squares_norms = reading == "paper"

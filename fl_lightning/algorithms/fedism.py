@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.algorithms._shared.weighting import shares, stands_still, weighted_mean
+from fl_lightning.algorithms._shared.weighting import reported, shares, stands_still, weighted_mean
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, State, StepReport
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.model_snapshot import Snapshot, packed_buffers, standing_in
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.core.storage.numbers import ClientNumbers
@@ -66,12 +67,8 @@ class FedISM(ServerRule):
         Raises:
             ValueError: the cohort lacks the clients' sharpness, or a sharpness or a row is not finite.
         """
-        sharpness = cohort.extras.get(SHARPNESS)
-        if sharpness is None:
-            raise ValueError(f"extras must hold {SHARPNESS!r} [m] for FedISM, found {sorted(cohort.extras)}")
-        if sharpness.shape != (len(cohort),) or not bool(sharpness.isfinite().all()):
-            raise ValueError(f"extras[{SHARPNESS!r}] must be {len(cohort)} finite numbers, found {sharpness.tolist()}")
-        weights = shares((shares(sharpness.cpu().clamp_min(LEAST)) + LEAST) ** self.q)
+        sharpness = reported(cohort, SHARPNESS, (), "FedISM")
+        weights = shares((shares(sharpness.clamp_min(LEAST)) + LEAST) ** self.q)
         before = shares(self._weights.of(cohort.client_ids, weights))
         weights = self.beta * weights + (1 - self.beta) * before
         step = weighted_mean(cohort, weights)
@@ -105,12 +102,14 @@ class SharpnessAware(ClientRule):
         alpha: see there.
     """
 
+    own_work = "gradients"
+
     def __init__(self, rho: float, alpha: float) -> None:
         self.rho, self.alpha = rho, alpha
         self._sharpness = torch.zeros((), dtype=torch.float64)
         self._batches: list[tuple[Any, int]] = []  # since the last step
 
-    def check_module(self, module: nn.Module) -> None:
+    def check_module(self, module: nn.Module, layout: ParamLayout) -> None:
         """The second pass needs losses that ``training_step`` leaves to others to descend."""
         if not getattr(module, "automatic_optimization", True):
             raise ValueError(
@@ -165,7 +164,7 @@ class SharpnessAware(ClientRule):
         old, new = work.layout.flatten(present), torch.zeros_like(work.params)
         with torch.enable_grad(), self._at(work, self._perturbed(work.row, old), evaluate=False):
             for batch, index in batches:
-                _add_gradient(new, work.own_loss(batch, index), work, 1 / len(batches))
+                _add_gradient(new, work.own_loss(batch, index), work, 1 / work.window)
         along = (old @ new) / (new.norm() + TINY) ** 2
         new -= self.alpha * (old - along * new)
         for parameter, view in zip(work.parameters, work.layout.views(new), strict=True):

@@ -13,7 +13,8 @@ from torch import nn
 
 from fl_lightning.algorithms._shared.personal_layers import PersonalLayers, layers_under
 from fl_lightning.algorithms.fedavg import FedAvg
-from fl_lightning.arguments import FILLED, Bounds, checked
+from fl_lightning.arguments import FILLED, Bounds, check_unused, checked
+from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.model_snapshot import Layers
 from fl_lightning.core.storage.own_models import OwnModels
 
@@ -27,7 +28,7 @@ class FedPer(FedAvg):
 
     Args:
         personal: names of the submodules that stay at clients, with all that is below them; ``None``: the last
-            ``num_layers`` that own trainable parameters.
+            ``num_layers`` that own trained parameters.
         num_layers: how many, where ``personal`` does not name them; the paper's K_P.
         weighting: how the server weighs clients; by samples in the paper.
         directory: where the clients' layers live in files; ``None``: in memory on the CPU and in the checkpoint.
@@ -49,6 +50,8 @@ class FedPer(FedAvg):
         keep_checkpoints: int | None = 2,
     ) -> None:
         super().__init__(weighting)
+        if personal is not None:
+            check_unused("num_layers of FedPer", num_layers, 1, "where personal names the layers")
         self.personal, self.num_layers = personal, num_layers
         self.directory, self.keep_checkpoints = directory, keep_checkpoints
         self._client = LocalLayers(personal, num_layers, OwnModels("FedPer", directory, keep_checkpoints))
@@ -71,10 +74,10 @@ class LocalLayers(PersonalLayers):
         super().__init__(own)
         self.personal, self.num_layers = personal, num_layers
 
-    def find(self, module: nn.Module) -> Layers:
+    def find(self, module: nn.Module, layout: ParamLayout) -> Layers:
         """The layers.
 
         Raises:
-            ValueError: a name is no submodule with trainable parameters, or the module has too few layers.
+            ValueError: a name is no submodule with trained parameters, or the module has too few layers.
         """
-        return layers_under(module, self.personal, self.num_layers, self.method)
+        return layers_under(module, layout, self.personal, self.num_layers, self.method)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.fedavg import FedAvg
-from fl_lightning.algorithms.records import LocalWork
+from fl_lightning.algorithms.records import LocalWork, Needs
 from fl_lightning.arguments import Bounds, checked
 
 
@@ -44,6 +44,7 @@ class ProximalTerm(ClientRule):
 
     def __init__(self, mu: float) -> None:
         self.mu = mu
+        self.needs = Needs(dense_gradients=mu > 0)
 
     def loss_term(self, work: LocalWork, batch: Any, batch_idx: int) -> Tensor | None:
         """The term, differentiable in the module's parameters; ``None`` for ``mu = 0``."""

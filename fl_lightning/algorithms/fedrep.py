@@ -16,6 +16,7 @@ from fl_lightning.algorithms._shared.personal_layers import PersonalLayers, laye
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.records import ClientReport, LocalWork
 from fl_lightning.arguments import FILLED, Bounds, checked
+from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.model_snapshot import Layers
 from fl_lightning.core.storage.own_models import OwnModels
 
@@ -31,7 +32,7 @@ class FedRep(FedAvg):
 
     Args:
         head: names of the submodules that stay at clients, with all that is below them; ``None``: the last one that
-            owns trainable parameters.
+            owns trained parameters.
         head_epochs: passes that train the head; with 0 heads stay as training began with them.
         weighting: how the server weighs clients; alike in the paper.
         directory: where the clients' heads live in files; ``None``: in memory on the CPU and in the checkpoint.
@@ -77,18 +78,18 @@ class HeadFirst(PersonalLayers):
         self._names: frozenset[str] = frozenset()
         self._passes = 0
 
-    def find(self, module: nn.Module) -> Layers:
+    def find(self, module: nn.Module, layout: ParamLayout) -> Layers:
         """The head.
 
         Raises:
-            ValueError: a name is no submodule with trainable parameters, or the module has a single layer.
+            ValueError: a name is no submodule with trained parameters, or the module has a single layer.
         """
-        return layers_under(module, self.head, 1, self.method)
+        return layers_under(module, layout, self.head, 1, self.method)
 
     def begin_client(self, work: LocalWork) -> None:
         """Puts the client's head in the place of the one received."""
         super().begin_client(work)
-        self._names, self._passes = self.find(work.module).parameters, 0
+        self._names, self._passes = self.find(work.module, work.layout).parameters, 0
 
     def begin_batch(self, work: LocalWork, batch: Any, batch_idx: int) -> None:
         """Counts passes over the client's data."""

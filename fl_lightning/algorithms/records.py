@@ -46,6 +46,7 @@ class Needs:
         features: the module's ``federated_features(batch)``, see :mod:`fl_lightning.algorithms.features`.
         groups: the module's ``federated_groups(batch)``, see :mod:`fl_lightning.algorithms.groups`.
         exact_step: the new parameters are ``params - step``; server optimizers, which change that, are refused.
+        dense_gradients: an optimizer of dense gradients; ``SparseAdam``, which takes sparse ones alone, is refused.
     """
 
     losses: bool = False
@@ -56,6 +57,7 @@ class Needs:
     features: bool = False
     groups: bool = False
     exact_step: bool = False
+    dense_gradients: bool = False
 
     def __or__(self, other: Needs) -> Needs:
         return Needs(
@@ -67,6 +69,7 @@ class Needs:
             self.features or other.features,
             self.groups or other.groups,
             self.exact_step or other.exact_step,
+            self.dense_gradients or other.dense_gradients,
         )
 
 
@@ -122,6 +125,7 @@ class StepReport:
     client_lr=Bounds(0),
     momentum=Bounds(0),
     steps=Bounds(0),
+    window=Bounds(1),
 )
 @dataclass
 class LocalWork:
@@ -141,10 +145,12 @@ class LocalWork:
         steps: optimizer steps taken so far.
         rates: the learning rate of each of them, if a schedule has changed it from step to step; empty if not.
         forward_context: context that forward passes of the module belong into (mixed precision).
-        own_loss: the module's own loss of a batch, from the batch and its index, at whatever parameters the module has
-            at the moment; nothing is logged and metrics stay as they are. ``None`` outside a trainer.
+        own_loss: the module's own loss of a batch, from the batch and its place in its pass, at whatever parameters the
+            module has at the moment; nothing is logged and metrics stay as they are. ``None`` outside a trainer.
         batches: starts a pass over the client's training data, on the module's device and in the dataset's order:
             batches with their numbers of samples. ``None`` outside a trainer.
+        window: batches per optimizer step (``accumulate_grad_batches``). Each batch's loss is divided by it, also where
+            a pass ends with fewer of them.
     """
 
     client_id: int
@@ -161,6 +167,7 @@ class LocalWork:
     own_loss: Callable[[Any, int], Tensor] | None = None
     batches: Callable[[], Iterator[tuple[Any, int]]] | None = None
     rates: list[float] = field(default_factory=list)
+    window: int = 1
 
     def take_rate(self, rate: float | None) -> None:
         """Notes the learning rate of a step that is about to be taken."""

@@ -15,7 +15,7 @@ from fl_lightning.algorithms._shared.choices import Reading
 from fl_lightning.algorithms._shared.weighting import stands_still, weighted_mean
 from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import Needs, State, StepReport
-from fl_lightning.arguments import Bounds, checked
+from fl_lightning.arguments import Bounds, check_unused, checked
 from fl_lightning.core.cohort import Cohort
 
 
@@ -44,6 +44,8 @@ class TERM(ServerRule):
 
     @checked(t=Bounds(above=0), ema_rate=Bounds(above=0, most=1))
     def __init__(self, t: float = 1.0, reading: Reading = "library", ema_rate: float = 0.5) -> None:
+        if reading == "library":
+            check_unused("ema_rate of TERM", ema_rate, 0.5, "with reading='library', which has no moving average")
         self.t, self.reading, self.ema_rate = t, reading, ema_rate
         self.averages = reading == "library"
         self._log_r: float | None = None  # log of R

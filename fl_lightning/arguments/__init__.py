@@ -12,7 +12,12 @@ must be finite, strings must not be empty, and bools are not numbers. Numbers of
 become Python's. Defaults are not checked.
 """
 
-from fl_lightning.arguments.checked import check, checked
+from fl_lightning.arguments.checked import check, check_unused, checked, nearest
+from fl_lightning.arguments.foreign import has_numbers
 from fl_lightning.arguments.rules import ANY, DEVICE, FILLED, TEXT, Bounds, Example
+from fl_lightning.arguments.shown import shown
 
-__all__ = ["ANY", "DEVICE", "FILLED", "TEXT", "Bounds", "Example", "check", "checked"]
+__all__ = [
+    "ANY", "DEVICE", "FILLED", "TEXT", "Bounds", "Example", "check", "check_unused", "checked", "has_numbers",
+    "nearest", "shown",
+]  # fmt: skip

@@ -5,19 +5,15 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache, wraps
 from typing import Any, TypeVar, cast, get_type_hints
 
-from torch import Tensor
-
 from fl_lightning.arguments.kinds import Kind, Mismatch, kind_of
 from fl_lightning.arguments.rules import ANY, Rule
+from fl_lightning.arguments.shown import shown
 
 C = TypeVar("C", bound=Callable[..., Any])
-_short = reprlib.Repr()
-_short.maxstring = _short.maxother = 100
 
 
 def checked(**rules: Rule) -> Callable[[C], C]:
@@ -55,16 +51,35 @@ def check(name: str, value: Any, annotation: Any, rule: Rule | None = None) -> A
 _known_kind = cache(kind_of)
 
 
+def check_unused(name: str, value: Any, default: Any, why: str) -> None:
+    """Refuses an option that other options leave without meaning, unless it has its default.
+
+    Args:
+        name: what an error calls it.
+        value: the value.
+        default: what it is where nobody says anything.
+        why: goes on after "must be left out".
+
+    Raises:
+        ValueError: the value is another than the default.
+    """
+    if value != default:
+        raise ValueError(f"{name} must be left out {why}, found {shown(value)}: it would change nothing")
+
+
 def _wrapped(function: Callable[..., Any], owner: str, rules: Mapping[str, Rule]) -> Callable[..., Any]:
     makes = owner.endswith("__init__")
     order: list[str] = []
     kinds: dict[str, Kind] = {}
+    takes_more: list[bool] = []
 
     def prepare() -> None:
-        hints, names = get_type_hints(function), list(inspect.signature(function).parameters)
+        parameters = inspect.signature(function).parameters
+        hints, names = get_type_hints(function), list(parameters)
         unknown = rules.keys() - set(names)
         assert not unknown, f"{owner} must have the arguments {sorted(unknown)} that rules are for"
         kinds.update({n: kind_of(hints[n], rules.get(n)) for n in names if n in hints and rules.get(n) is not ANY})
+        takes_more.append(any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()))
         order.extend(names)
 
     @wraps(function)
@@ -78,6 +93,9 @@ def _wrapped(function: Callable[..., Any], owner: str, rules: Mapping[str, Rule]
         for name, value in kwargs.items():
             if name in kinds:
                 kwargs[name] = _taken(name, value, kinds[name], subject)
+            elif name not in order and not takes_more[0]:
+                of = type(args[0]).__name__ if makes else owner
+                raise TypeError(f"{of} has no argument {name!r}{nearest(name, order)}")
         return function(*given, **kwargs)
 
     return wrapper
@@ -88,21 +106,16 @@ def _taken(name: str, value: Any, kind: Kind, owner: object = "") -> Any:
         return kind.take(kind, value)
     except Mismatch as found:
         of = owner if isinstance(owner, str) else type(owner).__name__
-        hint = _nearest(found.value, found.kind.choices)
-        text = f"{name}{found.where}{of and f' of {of}'} must be {found.kind.wanted}, found {_shown(found.value)}{hint}"
+        hint = nearest(found.value, found.kind.choices)
+        text = f"{name}{found.where}{of and f' of {of}'} must be {found.kind.wanted}, found {shown(found.value)}{hint}"
         error = found.error
     raise error(text)
 
 
-def _nearest(value: Any, choices: tuple[Any, ...]) -> str:
+def nearest(value: Any, choices: Collection[Any]) -> str:
+    """``": did you mean 'a'?"`` with the choice that is most like a text; empty if none is."""
     if not isinstance(value, str):
         return ""
     by_text = {str(choice).casefold(): choice for choice in choices}
     near = difflib.get_close_matches(value.casefold(), by_text, n=1, cutoff=0.5)
     return f": did you mean {by_text[near[0]]!r}?" if near else ""
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, Tensor) and value.dim():
-        return f"a tensor of {value.dtype} and shape {list(value.shape)}"
-    return _short.repr(value)

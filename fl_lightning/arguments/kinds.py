@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -13,10 +14,12 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from torch import Tensor
 
+from fl_lightning.arguments.foreign import has_numbers, is_array, plain, pythons
 from fl_lightning.arguments.rules import Bounds, Example, Rule, Text
+from fl_lightning.arguments.shown import shown
 
 _ANYTHING = "anything"
-_WORDS = {Tensor: "a tensor", os.PathLike: "a path", dict: "a dict", list: "a list"}
+_WORDS = {Tensor: "a dense tensor", os.PathLike: "a path", dict: "a dict", list: "a list"}
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,9 @@ def kind_of(annotation: Any, rule: Rule | None = None) -> Kind:
     if origin in (Union, types.UnionType):
         return _union([kind_of(entry, rule) for entry in entries])
     if origin is not None and issubclass(origin, Callable):  # type: ignore[arg-type]
-        return Kind(_with_example("a function", rule), _instance(Callable))
+        made = _class_of(entries[-1] if entries else Any)
+        words = "a function" if made is None else f"a function that returns {_named(made)}"
+        return Kind(_with_example(words, rule), _function(made))
     if origin is not None and issubclass(origin, Mapping):
         keys, values = (kind_of(entry, rule) for entry in entries)
         return Kind("a mapping", _mapping(replace(keys, wanted=f"under a key that is {keys.wanted}"), values))
@@ -89,9 +94,13 @@ def _plain_kind(cls: Any, rule: Rule | None) -> Kind:
         needed = [name for name in vars(cls) if not name.startswith("_")]
         return Kind(f"an object with {listed(needed, 'and')}", _offering(needed))
     cls = os.PathLike if cls is Path else cls
-    article = "an" if cls.__name__[0] in "AEIOU" else "a"
-    words = _WORDS.get(cls, f"{article} {cls.__name__}")
-    return Kind(_with_example(words, rule), _instance(cls))
+    words = _named(cls)
+    take = _dense if cls is Tensor else _path if cls is os.PathLike else _instance(cls)
+    return Kind(_with_example(words, rule), take)
+
+
+def _named(cls: type) -> str:
+    return _WORDS.get(cls, f"{'an' if cls.__name__[0] in 'AEIOU' else 'a'} {cls.__name__}")
 
 
 def _with_example(words: str, rule: Rule | None) -> str:
@@ -99,22 +108,27 @@ def _with_example(words: str, rule: Rule | None) -> str:
 
 
 def _flag(kind: Kind, value: Any) -> bool:
-    flag = _python(value)
+    flag = pythons(value)
     if not isinstance(flag, bool):
         raise Mismatch(kind, value)
     return flag
 
 
 def _number(integer: bool, bounds: Bounds) -> Callable[[Kind, Any], Any]:
+    # Counts end up in int64 tensors. Seeds are hashed, but a number must fit into a float to be compared with others.
+    bits = 63 if integer and bounds != Bounds() else 1023
+
     def take(kind: Kind, value: Any) -> Any:
         number: Any = value
         if type(value) is not int and (integer or type(value) is not float):  # the common kinds are quick
-            number = _python(value)
+            number = pythons(value)
             if isinstance(number, bool) or not isinstance(number, Integral if integer else Real):
                 raise Mismatch(kind, value)
-            number = int(number) if isinstance(number, Integral) else float(number)
+            number = plain(number)
         if not bounds.admits(number):
             raise Mismatch(kind, value, ValueError)
+        if type(number) is int and number.bit_length() > bits:
+            raise Mismatch(replace(kind, wanted=f"{kind.wanted}, of at most {bits} bits"), value, ValueError)
         return number
 
     return take
@@ -126,9 +140,24 @@ def _string(text: Text) -> Callable[[Kind, Any], str]:
             raise Mismatch(kind, value)
         if not text.admits(value):
             raise Mismatch(kind, value, ValueError)
+        _check_text(kind, value)
         return value
 
     return take
+
+
+def _check_text(kind: Kind, text: str) -> None:
+    """Names end up in files, and as files: neither can hold NUL or half a surrogate pair."""
+    if "\0" in text or not _can_be_encoded(text):
+        raise Mismatch(replace(kind, wanted=f"{kind.wanted}, without NUL or lone surrogates"), text, ValueError)
+
+
+def _can_be_encoded(text: str) -> bool:
+    try:
+        text.encode(errors="surrogateescape")  # names of files may have undecodable bytes
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _choice(kind: Kind, value: Any) -> Any:
@@ -168,7 +197,7 @@ def _mapping(keys: Kind, values: Kind) -> Callable[[Kind, Any], Any]:
 def _sequence(items: Kind, as_tuple: bool, filled: bool) -> Callable[[Kind, Any], Any]:
     def take(kind: Kind, value: Any) -> Any:
         entries = value
-        if hasattr(value, "tolist") and getattr(value, "ndim", 0) > 0:  # an array or a tensor
+        if is_array(value):
             entries = value.tolist()
         elif isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
             raise Mismatch(kind, value)
@@ -199,7 +228,7 @@ def _entry(kind: Kind, value: Any, place: Any) -> Any:
     try:
         return kind.take(kind, value)
     except Mismatch as found:
-        raise Mismatch(found.kind, found.value, found.error, f"[{place!r}]{found.where}") from None
+        raise Mismatch(found.kind, found.value, found.error, f"[{shown(place)}]{found.where}") from None
 
 
 def _instance(cls: Any) -> Callable[[Kind, Any], Any]:
@@ -220,9 +249,37 @@ def _offering(names: list[str]) -> Callable[[Kind, Any], Any]:
     return take
 
 
-def _python(value: Any) -> Any:
-    """A number of numpy, or a tensor or array without dimensions, as Python's."""
-    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+def _dense(kind: Kind, value: Any) -> Tensor:
+    if not isinstance(value, Tensor) or not has_numbers(value):
+        raise Mismatch(kind, value)
+    return value
+
+
+def _path(kind: Kind, value: Any) -> Any:
+    if not isinstance(value, os.PathLike):
+        raise Mismatch(kind, value)
+    _check_text(kind, os.fsdecode(value))
+    return value
+
+
+def _class_of(annotation: Any) -> type | None:
+    """The class that an annotation names, if objects can be told to be of it."""
+    if not inspect.isclass(annotation) or get_origin(annotation) is not None:
+        return None
+    vague = annotation in (Any, object, types.NoneType) or getattr(annotation, "_is_protocol", False)
+    return None if vague else annotation
+
+
+def _function(makes: type | None) -> Callable[[Kind, Any], Any]:
+    """Takes what can be called, but for classes whose objects are not what the function should return."""
+
+    def take(kind: Kind, value: Any) -> Any:
+        wrong = makes is not None and isinstance(value, type) and not issubclass(value, makes)
+        if wrong or not callable(value):
+            raise Mismatch(kind, value)
+        return value
+
+    return take
 
 
 def _same(some: Iterable[Any], others: Iterable[Any]) -> bool:

@@ -50,7 +50,7 @@ class Bounds:
 
     def admits(self, number: float) -> bool:
         """Whether a number is finite and lies in the range."""
-        if not math.isfinite(number):
+        if isinstance(number, float) and not math.isfinite(number):
             return not self.finite and (math.isnan(number) or number > self.least)
         return self.least <= number <= self.most and self.above < number < self.below
 

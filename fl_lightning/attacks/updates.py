@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_lightning.arguments import Bounds, checked
+from fl_lightning.arguments import Bounds, check_unused, checked
 from fl_lightning.attacks.base import Attack
 
 
@@ -32,7 +32,7 @@ class RandomUpdates(Attack):
     Attributes:
         clients: ids of the dishonest clients.
         std: standard deviation of each number.
-        match_norm: scale the noise to the norm of the honest update; ``std`` then has no effect.
+        match_norm: scale the noise to the norm of the honest update, in place of ``std``.
 
     Raises:
         ValueError: ``std`` is not positive and finite.
@@ -41,6 +41,10 @@ class RandomUpdates(Attack):
     clients: Sequence[int]
     std: float = 1.0
     match_norm: bool = False
+
+    def __post_init__(self) -> None:
+        if self.match_norm:
+            check_unused("std of RandomUpdates", self.std, 1.0, "with match_norm=True")
 
     def replace(self, update: Tensor, params: Tensor, seed: int) -> None:
         """Puts the noise in its place."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fl_lightning.arguments import Bounds, checked
+from fl_lightning.arguments import Bounds, Example, checked
 from fl_lightning.callbacks._federated import evaluation, is_fitting, is_fresh_fit, records
 from fl_lightning.core.lightning.names import Callback, LightningModule, Trainer
 from fl_lightning.core.lightning.trackers import hand_over, run_folder
@@ -132,7 +132,7 @@ class ClientTable(Callback):
             self._tail = (path, record.round)
 
 
-@checked(max_clients=Bounds(2))
+@checked(record=Example("strategy.last_evaluation after a validation or a test"), max_clients=Bounds(2))
 def format_client_table(
     record: EvaluationRecord, max_clients: int = 40, larger_is_better: Mapping[str, bool] | None = None
 ) -> str:

@@ -14,7 +14,9 @@ from typing import Any
 from fl_lightning.arguments import FILLED, checked
 from fl_lightning.callbacks._federated import evaluation, is_fitting, is_fresh_fit, records
 from fl_lightning.core.fit_description import constructor_arguments, plain
+from fl_lightning.core.layout import names_in
 from fl_lightning.core.lightning.names import Callback, LightningModule, Trainer
+from fl_lightning.core.modules import trained_parameters
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.versions import versions
 from fl_lightning.report.json_form import record_from_json, record_to_json
@@ -187,11 +189,11 @@ def _described(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
 def _configuration(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
     strategy: Any = trainer.strategy
     data = strategy.federated_data or getattr(trainer, "datamodule", None)
-    parameters = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    trained = trained_parameters(module, names_in(strategy.fit_description.layout))
     names = ("max_epochs", "max_steps", "check_val_every_n_epoch", "precision", "gradient_clip_val", "num_nodes")
     return {
         "module": type(module).__name__,
-        "trained parameters": parameters,
+        "trained parameters": sum(parameter.numel() for parameter in trained.values()),
         "hyperparameters": {name: plain(value) for name, value in dict(module.hparams).items()},
         "data": "" if data is None else str(data),
         "device": str(strategy.root_device),

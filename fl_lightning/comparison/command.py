@@ -75,10 +75,11 @@ def _rules(texts: Sequence[str]) -> dict[str, ServerRule]:
 
 def _strategy(name: str, rule: ServerRule, base: FederatedStrategy) -> FederatedStrategy:
     """The project's strategy with a method in it."""
-    local = {name for name in ("local_epochs", "local_steps") if base.arguments.get(name) not in (None, 1)}
+    plain = {"local_epochs": 1, "local_steps": None, "client_optimizer_state": "reset"}
+    local = {name for name, default in plain.items() if base.arguments.get(name, default) != default}
     changes: dict[str, Any] = {}
     if rule.needs.full_gradients and local:
-        changes = {"local_epochs": 1, "local_steps": None}
+        changes = plain
         sys.stderr.write(
             f"{name} sends the gradient of all of a client's data and trains nothing locally: "
             f"{' and '.join(sorted(local))} of the project do not count for it\n"

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from fl_lightning.algorithms import ServerRule
-from fl_lightning.arguments import ANY, Bounds, checked
+from fl_lightning.arguments import ANY, Bounds, check_unused, checked, shown
 from fl_lightning.comparison.comparison import Comparison
-from fl_lightning.comparison.methods import BOUNDS, LOCAL, POOLED, Bounding
+from fl_lightning.comparison.methods import BOUNDS, Bounding
 from fl_lightning.comparison.plan import Plan, distinct
 from fl_lightning.comparison.project import ObjectProject, Project, described_each, rate_name
 from fl_lightning.comparison.runner import Runner
@@ -18,6 +18,7 @@ from fl_lightning.comparison.session import Session
 from fl_lightning.core.fit_description import plain
 from fl_lightning.core.lightning.names import LightningDataModule, LightningModule, Trainer
 from fl_lightning.data.datamodule import FederatedDataModule
+from fl_lightning.report.conclusion import LOCAL, POOLED
 from fl_lightning.strategy import FederatedStrategy
 
 _NO_MATTER = ("seed", "partition", "executor", "timeout", "log_client_names")
@@ -107,24 +108,29 @@ def compare(
         )
         print(found)
     """
-    if not callable(model) or isinstance(model, LightningModule):
+    if not _makes(model, LightningModule) or isinstance(model, LightningModule):
         raise TypeError(
-            f"model must be a function that makes the module, such as its class, found {type(model).__name__}: "
+            "model must be a function that makes a LightningModule, such as its class, or one that wraps a network in "
+            f"fl.ClientModule, found {shown(model)}: "
             "every run starts with a module of its own"
         )
-    if not callable(trainer):
+    if not _makes(trainer, Trainer):
         raise TypeError(
             "trainer must be a function that makes a Trainer, such as functools.partial(Trainer, max_epochs=50), found "
-            f"{type(trainer).__name__}: every run has a trainer of its own"
+            f"{shown(trainer)}: every run has a trainer of its own"
         )
     if learning_rates is not None:
         rate_name(model)
     methods = as_strategies(strategies)
     first = next(iter(methods.values())).arguments  # as_strategies has seen to it that all divide data alike
-    if not isinstance(data, FederatedDataModule) and not callable(data) and first.get("partition") is None:
+    if (
+        not isinstance(data, FederatedDataModule)
+        and not _makes(data, LightningDataModule)
+        and first.get("partition") is None
+    ):
         raise ValueError(
             "data must be a FederatedDataModule, or a function that makes one, where strategies have no partition, "
-            f"found {plain(data)!r}"
+            f"found {shown(data)}"
         )
     project = ObjectProject(model, data, trainer, first.get("partition"), first.get("seed", 0))
     session = make_session(
@@ -147,6 +153,11 @@ def compare(
     return found
 
 
+def _makes(function: object, kind: type) -> bool:
+    """Whether this can be called, and is not a class of other objects."""
+    return callable(function) and not (isinstance(function, type) and not issubclass(function, kind))
+
+
 def as_strategies(methods: Mapping[str, FederatedStrategy | ServerRule]) -> dict[str, FederatedStrategy]:
     """Methods as strategies.
 
@@ -155,15 +166,15 @@ def as_strategies(methods: Mapping[str, FederatedStrategy | ServerRule]) -> dict
         ValueError: there is none, a name is taken by a bound, or they divide data differently.
     """
     if not isinstance(methods, Mapping) or not methods:
-        raise ValueError(f"strategies must be a mapping with one method or more, found {methods!r}")
+        raise ValueError(f"strategies must be a mapping with one method or more, found {shown(methods)}")
     made: dict[str, FederatedStrategy] = {}
     for name, method in methods.items():
         if not isinstance(name, str) or not name or name in (LOCAL, POOLED):
-            raise ValueError(f"strategies must have names other than {LOCAL!r} and {POOLED!r}, found {name!r}")
+            raise ValueError(f"strategies must have names other than {LOCAL!r} and {POOLED!r}, found {shown(name)}")
         if not isinstance(method, (FederatedStrategy, ServerRule)):
             raise TypeError(
                 f"strategies[{name!r}] must be a FederatedStrategy, or a server rule such as fl.algorithms.FedLF(), "
-                f"found {plain(method)}"
+                f"found {shown(method)}"
             )
         made[name] = FederatedStrategy(method) if isinstance(method, ServerRule) else method
     divisions = {name: plain(strategy.arguments.get("partition")) for name, strategy in made.items()}
@@ -199,6 +210,10 @@ def make_session(
     """
     distinct("learning_rates", [0.0 if rate is None else rate for rate in learning_rates])
     distinct("seeds", seeds)
+    if len(learning_rates) == 1:
+        why = "where there is one learning rate, and none to pick"
+        check_unused("tuning_seeds", tuning_seeds, None, why)
+        check_unused("select", select, "mean", why)
     plan = Plan((*methods, *BOUNDS[bounds]), learning_rates, tuple(seeds), tuning_seeds)
     configuration = {"the project": project.configuration()}
     for name, strategy in {**methods, **({"the bounds": base} if BOUNDS[bounds] else {})}.items():

@@ -13,10 +13,11 @@ from fl_lightning.comparison.files import clients_csv, runs_csv
 from fl_lightning.comparison.fitted import Fitted, write_text
 from fl_lightning.comparison.plan import Plan, Run
 from fl_lightning.comparison.selection import Measure, chosen_rates
-from fl_lightning.comparison.summary import MethodSummary, summaries
-from fl_lightning.comparison.table import notes, table_text
+from fl_lightning.comparison.summary import MethodSummary, standings, summaries
+from fl_lightning.comparison.table import filled, notes, table_text
 from fl_lightning.core.lightning.names import rank_zero_warn
 from fl_lightning.report import FitRecord, write_report
+from fl_lightning.report.conclusion import conclude
 
 FILES = ("table.md", "runs.csv", "clients.csv", "report.html")
 """What a comparison writes."""
@@ -25,7 +26,7 @@ FILES = ("table.md", "runs.csv", "clients.csv", "report.html")
 @checked(failures=TEXT)
 @dataclass(frozen=True)
 class Comparison:
-    """The runs of a comparison and what they say; ``print`` shows the table.
+    """The runs of a comparison and what they say; ``print`` shows the table and the conclusion.
 
     Attributes:
         plan: all runs.
@@ -67,9 +68,18 @@ class Comparison:
         """The table, in Markdown, at most 120 characters wide."""
         return table_text(self.rows)
 
+    @cached_property
+    def conclusion(self) -> str:
+        """What the table comes to, in words, what matters most first; empty where there is nothing to compare."""
+        rows = standings(self.plan, self.results, self.learning_rates, self.measure)
+        return "\n".join(map(filled, conclude(rows, self.measure.metric, self.measure.mode).paragraphs()))
+
     def __str__(self) -> str:
-        lines = notes(self.plan, self.rows, self.measure, self.failures)
-        return "\n".join([self.table, "", *lines])
+        return "\n\n".join(part for part in (self.table, self._notes, self.conclusion) if part)
+
+    @property
+    def _notes(self) -> str:
+        return "\n".join(notes(self.plan, self.rows, self.measure, self.failures))
 
     @property
     def records(self) -> list[FitRecord]:
@@ -95,8 +105,9 @@ class Comparison:
             What was written.
         """
         folder = Path(folder)
+        page = (self.conclusion, table_text(self.rows, width=None), self._notes)
         texts = (
-            f"{self}\n",
+            "\n\n".join(part for part in page if part) + "\n",
             runs_csv(self.plan, self.results, self.learning_rates, self.measure, self.failures),
             clients_csv(self.plan, self.results, self.learning_rates),
         )

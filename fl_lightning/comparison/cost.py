@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fl_lightning.comparison.methods import LOCAL
 from fl_lightning.comparison.plan import Plan
 from fl_lightning.metrics.functional import Mode
+from fl_lightning.report.conclusion import LOCAL
 
 
 @dataclass(frozen=True)

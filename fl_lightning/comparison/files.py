@@ -10,10 +10,10 @@ from math import isnan
 from typing import Any
 
 from fl_lightning.comparison.fitted import Fitted
-from fl_lightning.comparison.methods import LOCAL, POOLED
 from fl_lightning.comparison.plan import Plan, Run
 from fl_lightning.comparison.selection import STAGES, Measure, summary_of
 from fl_lightning.comparison.summary import client_values, worst_client
+from fl_lightning.report.conclusion import LOCAL, POOLED
 
 RUN_COLUMNS = (
     "method", "learning_rate", "seed", "picked", "status", "val_mean", "val_worst_10", "mean", "worst_10",

@@ -13,9 +13,8 @@ from typing import Any, Literal
 from fl_lightning import algorithms
 from fl_lightning.algorithms import ServerRule
 from fl_lightning.arguments import TEXT, checked
+from fl_lightning.report.conclusion import LOCAL, POOLED
 
-LOCAL, POOLED = "local only", "pooled"
-"""What the two bounds are called."""
 Bounding = Literal["both", "local", "pooled", "none"]
 BOUNDS: Mapping[Bounding, tuple[str, ...]] = {
     "both": (LOCAL, POOLED), "local": (LOCAL,), "pooled": (POOLED,), "none": (),

@@ -95,7 +95,10 @@ class ObjectProject:
         rate = {} if run.learning_rate is None else {rate_name(self._model): run.learning_rate}
         module = self._model(**rate)
         if not isinstance(module, LightningModule):
-            raise TypeError(f"model must return a LightningModule, found {type(module).__name__}")
+            raise TypeError(
+                f"model must return a LightningModule, such as fl.ClientModule around a network, found "
+                f"{type(module).__name__}"
+            )
         if any(self._trained.get(id(parameter)) is parameter for parameter in module.parameters()):
             raise ValueError("model must make a new network in every call, found one that another run has trained")
         self._trained.update({id(parameter): parameter for parameter in module.parameters()})

@@ -17,13 +17,13 @@ from fl_lightning.comparison.bounds import OneLearner, bound_strategy
 from fl_lightning.comparison.cost import Timing
 from fl_lightning.comparison.fit import Keeper, fit
 from fl_lightning.comparison.fitted import Fitted, merged, read_fitted, write_fitted
-from fl_lightning.comparison.methods import LOCAL, POOLED
 from fl_lightning.comparison.plan import Run
 from fl_lightning.comparison.project import Parts, Project
 from fl_lightning.comparison.quiet import quiet
 from fl_lightning.comparison.selection import STAGES
 from fl_lightning.core.seeding import isolated
 from fl_lightning.metrics.functional import Mode
+from fl_lightning.report.conclusion import LOCAL, POOLED
 from fl_lightning.strategy import FederatedStrategy
 
 

@@ -17,12 +17,11 @@ from fl_lightning.comparison.fitted import Fitted
 from fl_lightning.comparison.plan import Plan, Run
 from fl_lightning.metrics.functional import Mode, fairness_summary
 from fl_lightning.report import ClientValues, FitRecord
-from fl_lightning.report.methods import count_infinite, goodness
+from fl_lightning.report.methods import PERSONAL, count_infinite, goodness
 
 Rule = Literal["mean", "worst_10"]
 Stage = Literal["val", "test"]
 STAGES: tuple[Stage, Stage] = ("val", "test")
-_PERSONAL = "personal/"
 _VALIDATION = re.compile(r"^(val|valid|validation)(?=[_/.-])")
 
 
@@ -96,7 +95,7 @@ def measure_of(
 
 
 def _global_ones(metrics: Mapping[str, Mode]) -> dict[str, Mode]:
-    return {name: mode for name, mode in metrics.items() if not name.startswith(_PERSONAL)}
+    return {name: mode for name, mode in metrics.items() if not name.startswith(PERSONAL)}
 
 
 def _test_name(metric: str, names: Mapping[str, Mode]) -> str:
@@ -120,7 +119,7 @@ def values_of(record: FitRecord, stage: Stage, metric: str) -> tuple[ClientValue
         metric: name of the metric.
     """
     found = record.last_values(stage)
-    name = None if found is None else next((n for n in (f"{_PERSONAL}{metric}", metric) if n in found.values), None)
+    name = None if found is None else next((n for n in (f"{PERSONAL}{metric}", metric) if n in found.values), None)
     if found is None or name is None:
         return None
     # The others' values alone would flatter a fit that ends with an infinite one.

@@ -9,10 +9,10 @@ from math import isfinite
 from statistics import fmean, stdev
 
 from fl_lightning.comparison.fitted import Fitted
-from fl_lightning.comparison.methods import LOCAL, POOLED
 from fl_lightning.comparison.plan import Plan, Run
 from fl_lightning.comparison.selection import Measure, summary_of, values_of
-from fl_lightning.report.methods import goodness, mark
+from fl_lightning.report.conclusion import LOCAL, POOLED, Standing
+from fl_lightning.report.methods import Method, goodness, mark
 
 NAN = float("nan")
 
@@ -111,6 +111,21 @@ def summaries(
     everyone = set[str]().union(*(names for several in counted.values() for names in several))
     missing = {name: everyone - several[0].intersection(*several) for name, several in counted.items() if several}
     return [replace(row, without_value=len(missing.get(row.method, ()))) for row in rows]
+
+
+def standings(
+    plan: Plan, results: Mapping[Run, Fitted], chosen: Mapping[str, float | None], measure: Measure
+) -> list[Standing]:
+    """What :func:`~fl_lightning.report.conclusion.conclude` needs of each row."""
+    found = []
+    for method in chosen:
+        fits = {seed: results[run] for seed in plan.seeds if (run := Run(method, chosen[method], seed)) in results}
+        numbers, _ = numbers_by_seed(fits, measure)
+        row = Method(method, tuple(fitted.record for fitted in fits.values()))
+        infinite = row.ends_infinite(row.own(measure.metric, measure.reported_on), measure.reported_on)
+        bound = method if method in (LOCAL, POOLED) else ""
+        found.append(Standing(method, numbers["worst"], numbers["mean"], bound, infinite))
+    return found
 
 
 def _with_value(fitted: Fitted, measure: Measure) -> set[str]:

@@ -7,27 +7,28 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from math import isnan
 
-from fl_lightning.comparison.methods import LOCAL, POOLED
 from fl_lightning.comparison.plan import Plan, Run
 from fl_lightning.comparison.selection import Measure
 from fl_lightning.comparison.summary import Figure, MethodSummary
-from fl_lightning.report.words import STAGES, plural, shortened
+from fl_lightning.report.conclusion import LOCAL, POOLED
+from fl_lightning.report.words import STAGES, notation, number, percent, plural, shortened
 
 WIDTH = 120
 _SHORTEST = 8
 _WORDS = {"mean": "the mean over the clients", "worst_10": "the mean over the worst tenth of the clients"}
 
 
-def table_text(rows: Sequence[MethodSummary]) -> str:
-    """The table. Long names are cut short so that no line has more than 120 characters.
+def table_text(rows: Sequence[MethodSummary], width: int | None = WIDTH) -> str:
+    """The table.
 
     Args:
         rows: one per method.
+        width: long names are cut short so that no line has more characters; ``None``: all names are whole.
     """
     names, clients = max(len(row.method) for row in rows), max(len(row.worst_client) for row in rows)
     while True:
         lines = _lines(rows, names, clients)
-        if len(lines[0]) <= WIDTH or max(names, clients) <= _SHORTEST:
+        if width is None or len(lines[0]) <= width or max(names, clients) <= _SHORTEST:
             return "\n".join(lines)
         if names >= clients:
             names -= 1
@@ -37,16 +38,18 @@ def table_text(rows: Sequence[MethodSummary]) -> str:
 
 def _lines(rows: Sequence[MethodSummary], names: int, clients: int) -> list[str]:
     angles = any(not isnan(row.angle.mean) for row in rows)
+    columns = ("mean", "worst_10", "worst", "angle")
+    form = {column: notation([getattr(row, column).mean for row in rows]) for column in columns}
     head = ["method", "lr", "mean", "worst 10 %", "worst client", *["angle"] * angles, "conflicts", "seconds"]
     cells = [
         [
             _short(row.method, names),
             "-" if row.learning_rate is None else f"{row.learning_rate:g}",
-            _cell(row.mean),
-            _cell(row.worst_10),
-            f"{_short(row.worst_client, clients)} {_cell(row.worst)}" if row.worst_client else "-",
-            *[_cell(row.angle)] * angles,
-            "-" if isnan(row.conflicts) else f"{row.conflicts:.1f} of {row.cohort:.3g}",
+            _cell(row.mean, form["mean"]),
+            _cell(row.worst_10, form["worst_10"]),
+            f"{_short(row.worst_client, clients)} {_cell(row.worst, form['worst'])}" if row.worst_client else "-",
+            *[_cell(row.angle, form["angle"])] * angles,
+            percent(row.conflicts / row.cohort) if row.cohort > 0 else "-",
             f"{row.seconds:.1f}" if row.seconds < 99.95 else f"{row.seconds:.0f}",
         ]
         for row in rows
@@ -62,12 +65,11 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return f"| {' | '.join([*padded, cells[-1].rjust(widths[-1])])} |"
 
 
-def _cell(figure: Figure) -> str:
+def _cell(figure: Figure, form: str) -> str:
     if isnan(figure.mean):
         return "-"
-    digits = 3 if abs(figure.mean) < 100 else 1
-    deviation = "" if isnan(figure.deviation) else f"±{figure.deviation:.{digits}f}"
-    return f"{figure.mean:.{digits}f}{deviation}{f' {figure.mark}' if figure.mark else ''}"
+    deviation = "" if isnan(figure.deviation) else f"±{number(figure.deviation, form)}"
+    return f"{number(figure.mean, form)}{deviation}{f' {figure.mark}' if figure.mark else ''}"
 
 
 def _short(name: str, width: int) -> str:
@@ -108,7 +110,7 @@ def notes(plan: Plan, rows: Sequence[MethodSummary], measure: Measure, failures:
     if not all(isnan(row.angle.mean) for row in rows):
         found.append("Angle: fairness angle in radians, 0 if all clients have the same value.")
     found.append(
-        "Conflicts: how many of a round's clients the step works against. Seconds: of one run, evaluations included."
+        "Conflicts: share of a round's clients that the step works against. Seconds: of one run, evaluations included."
     )
     bounds = [row.method for row in rows if row.method in (LOCAL, POOLED)]
     if bounds:
@@ -135,7 +137,12 @@ def notes(plan: Plan, rows: Sequence[MethodSummary], measure: Measure, failures:
     if failures:
         found.append(f"{len(failures)} of {len(plan)} runs failed:")
         found += [f"  {run}: {' '.join(error.split())}" for run, error in failures.items()]
-    return [textwrap.fill(text, WIDTH, subsequent_indent="  ") for text in found]
+    return [filled(text) for text in found]
+
+
+def filled(text: str) -> str:
+    """A paragraph in lines of at most 120 characters."""
+    return textwrap.fill(text, WIDTH, subsequent_indent="  ")
 
 
 def _edges(plan: Plan, rows: Sequence[MethodSummary]) -> list[str]:

@@ -11,7 +11,7 @@ from fl_lightning.comparison.plan import Run
 from fl_lightning.comparison.project import RATE_NAMES, Parts, bare, described_each, divided, division
 from fl_lightning.comparison.quiet import without_remarks
 from fl_lightning.core.fit_description import plain
-from fl_lightning.core.lightning import names
+from fl_lightning.core.lightning.command_line import short_cli
 from fl_lightning.core.lightning.names import LightningDataModule, LightningModule, Trainer
 from fl_lightning.strategy import FederatedStrategy
 
@@ -113,7 +113,7 @@ def _cli(arguments: Any, **replaced: Any) -> Any:
         arguments: as LightningCLI takes them.
         **replaced: arguments of the trainer.
     """
-    base: Any = names.LightningCLI
+    base: Any = short_cli()
 
     class Reader(base):  # type: ignore[misc]
         @staticmethod

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.arguments import ANY, Bounds, check, checked
+from fl_lightning.arguments import ANY, Bounds, check, checked, shown
 from fl_lightning.core.updates import UpdateMatrix
 from fl_lightning.ops.dtypes import accumulation_device
 
@@ -101,9 +101,11 @@ class Cohort:
 
 
 def _given(name: str, value: Tensor | Sequence[float]) -> Tensor:
-    if isinstance(value, Tensor):
-        return value.detach()
-    return torch.as_tensor(check(name, value, Sequence[Any]), dtype=torch.float64)
+    given = check(name, value, Tensor | Sequence[Any])
+    try:
+        return given.detach() if isinstance(given, Tensor) else torch.as_tensor(given, dtype=torch.float64)
+    except (OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be numbers, found {shown(value)}: {error}") from None
 
 
 def _wide(name: str, value: Tensor | Sequence[float], rows: Tensor) -> Tensor:
@@ -119,7 +121,7 @@ def _vector(name: str, value: Tensor | Sequence[float], m: int, rows: Tensor, po
         raise ValueError(f"{name} must have shape [{m}], found {tuple(given.shape)}")
     # Where they are given, mostly on the CPU: a look at numbers on a device waits for it.
     if not bool(torch.isfinite(given).all()):
-        raise ValueError(f"{name} must be finite, found {given.double().tolist()}")
+        raise ValueError(f"{name} must be finite, found {shown(given.double().tolist())}")
     if positive and bool((given <= 0).any()):
-        raise ValueError(f"{name} must be positive, found {given.double().tolist()}")
+        raise ValueError(f"{name} must be positive, found {shown(given.double().tolist())}")
     return _wide(name, given, rows)

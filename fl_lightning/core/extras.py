@@ -5,9 +5,9 @@ from __future__ import annotations
 
 
 def how_to_install(extra: str) -> str:
-    """The commands for a release and for a checkout, as the end of a sentence.
+    """The commands for a checkout and for a release, as the end of a sentence.
 
     Args:
         extra: name of the extra in ``pyproject.toml``.
     """
-    return f"pip install 'fl-lightning[{extra}]', or in a checkout pip install '.[{extra}]'"
+    return f"pip install '.[{extra}]' in a checkout, pip install 'fl-lightning[{extra}]' for a release"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How trainable parameters lie in one flat vector, and how they group into layers."""
+"""How trained parameters lie in one flat vector, and how they group into layers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.arguments import FILLED, Bounds, checked
+from fl_lightning.core.modules import trained_parameters
 
 LayerSpec = Literal["module", "tensor", "model"] | Sequence[Sequence[str]]
 
@@ -20,7 +21,7 @@ LayerSpec = Literal["module", "tensor", "model"] | Sequence[Sequence[str]]
 @checked(shapes=Bounds(0), layer_starts=Bounds(0))
 @dataclass(frozen=True)
 class ParamLayout:
-    """Names, shapes and layers of the trainable parameters inside a flat vector of ``n`` numbers.
+    """Names, shapes and layers of the trained parameters inside a flat vector of ``n`` numbers.
 
     Attributes:
         names: qualified parameter names in flat order.
@@ -50,21 +51,26 @@ class ParamLayout:
             raise ValueError(f"layer_starts must end at {self.numel}, found {self.layer_starts[-1]}")
 
     @classmethod
-    @checked(layers=FILLED)
-    def from_module(cls, module: nn.Module, layers: LayerSpec = "module") -> ParamLayout:
-        """Lays out the parameters of ``module`` that require gradients.
+    @checked(layers=FILLED, trained=FILLED)
+    def from_module(
+        cls, module: nn.Module, layers: LayerSpec = "module", trained: Sequence[str] | None = None
+    ) -> ParamLayout:
+        """Lays out the trained parameters of ``module``.
 
         Args:
             module: any module; shared parameters count once, frozen ones are left out.
             layers: ``"module"`` joins the parameters that one submodule owns (weight and bias), ``"tensor"`` makes a
                 layer of each, ``"model"`` one of all. A list of lists of parameter names gives the layers explicitly;
-                the flat order follows it, and every trainable parameter must occur exactly once.
+                the flat order follows it, and every trained parameter must occur exactly once.
+            trained: names of the trained parameters; ``None``: all that require gradients. In a fit they are those that
+                an optimizer of ``configure_optimizers`` holds.
 
         Raises:
-            ValueError: nothing is trainable, a parameter is uninitialised, ``layers`` is none of the above, or explicit
-                layers do not cover the trainable parameters exactly once.
+            ValueError: nothing is trained, a name is none of a parameter that requires gradients, a parameter is
+                uninitialised, ``layers`` is none of the above, or explicit layers do not cover the trained parameters
+                exactly once.
         """
-        trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        trainable = _requiring_gradients(module, trained, "trained")
         if not trainable:
             raise ValueError("module must have at least one parameter that requires gradients, found none")
         for name, parameter in trainable.items():
@@ -95,7 +101,7 @@ class ParamLayout:
 
     @cached_property
     def numel(self) -> int:
-        """Number of trainable numbers, ``n``."""
+        """Number of trained numbers, ``n``."""
         return sum(self.sizes)
 
     @property
@@ -116,15 +122,9 @@ class ParamLayout:
         """The module's parameters in flat order.
 
         Raises:
-            ValueError: the set of trainable parameters is no longer the one laid out.
+            ValueError: one is gone or no longer requires gradients.
         """
-        current = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        if set(current) != set(self.names):
-            changed = sorted(set(current) ^ set(self.names))
-            raise ValueError(
-                f"the trainable parameters must not change during a fit, found changes in {changed}: freeze, thaw, "
-                "add or remove them before it, in the module's __init__, configure_model, setup or on_fit_start"
-            )
+        current = _requiring_gradients(module, self.names, "the layout")
         return [current[name] for name in self.names]
 
     def views(self, flat: Tensor) -> list[Tensor]:
@@ -150,6 +150,15 @@ class ParamLayout:
         return torch.cat([t.detach().reshape(-1) for t in tensors])
 
 
+def _requiring_gradients(module: nn.Module, trained: Sequence[str] | None, names: str) -> dict[str, nn.Parameter]:
+    found = trained_parameters(module, trained)
+    lacking = [name for name in trained or () if name not in found or not found[name].requires_grad]
+    if lacking:
+        kind = type(module).__name__
+        raise ValueError(f"{names} must name parameters of {kind} that require gradients, found {lacking}")
+    return found
+
+
 def _group(names: list[str], layers: LayerSpec) -> list[tuple[str, list[str]]]:
     if isinstance(layers, str):
         if layers == "tensor":
@@ -168,7 +177,7 @@ def _group(names: list[str], layers: LayerSpec) -> list[tuple[str, list[str]]]:
         missing, extra = sorted(set(names) - set(listed)), sorted(set(listed) - set(names))
         twice = sorted({name for name in listed if listed.count(name) > 1})
         raise ValueError(
-            f"layers must name every trainable parameter exactly once, found {explicit}: "
+            f"layers must name every trained parameter exactly once, found {explicit}: "
             f"missing {missing}, unknown {extra}, twice {twice}"
         )
     return explicit
@@ -192,3 +201,8 @@ def layout_difference(old: Mapping[str, Sequence[str]], new: Mapping[str, Sequen
         if len(old[kind]) != len(new[kind]):
             return f"{len(old[kind])} {kind} became {len(new[kind])}"
     return ""
+
+
+def names_in(fingerprint: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Names of the parameters that :func:`layout_fingerprint` lists."""
+    return tuple(entry.rpartition(" [")[0] for entry in fingerprint["parameters"])

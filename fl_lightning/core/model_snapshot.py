@@ -41,7 +41,7 @@ class Layers:
     """Some layers of a module.
 
     Attributes:
-        parameters: names of their trainable parameters.
+        parameters: names of their trained parameters.
         buffers: names of their persistent buffers.
     """
 
@@ -63,11 +63,11 @@ class ModelPart:
 
     Attributes:
         values: ``params`` has the parameters of these layers, one after the other in flat order, ``buffers`` theirs.
-        find: finds the layers in a module.
+        find: finds the layers in a module with these trained parameters.
     """
 
     values: Snapshot
-    find: Callable[[nn.Module], Layers]
+    find: Callable[[nn.Module, ParamLayout], Layers]
 
     def completed(self, module: nn.Module, parameters: Sequence[nn.Parameter], layout: ParamLayout) -> Snapshot:
         """The module's present model, with these layers in the places of its own.
@@ -75,7 +75,7 @@ class ModelPart:
         Raises:
             ValueError: the layers are not those of the module.
         """
-        values, layers = self.values.to(parameters[0].device), self.find(module)
+        values, layers = self.values.to(parameters[0].device), self.find(module, layout)
         params = layout.flatten(parameters)
         put_flat(values.params, layers.of(layout.views(params), layout))
         with buffers_kept(module):

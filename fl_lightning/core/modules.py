@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -99,24 +99,52 @@ def all_buffers_of(module: nn.Module) -> list[_Buffer]:
     return [buffer for some in _buffers_of(module) for buffer in some]
 
 
-def followers_of(module: nn.Module) -> list[_Buffer]:
-    """Frozen parameters with the shape of a trained one, as EMA teachers have; each once, in a fixed order."""
-    trained = {(p.shape, p.dtype) for p in module.parameters() if p.requires_grad}
+def trained_parameters(module: nn.Module, trained: Collection[str] | None) -> dict[str, nn.Parameter]:
+    """The parameters of a module that are trained, by name.
+
+    Args:
+        module: the module.
+        trained: their names; ``None``: all that require gradients.
+    """
+    names = None if trained is None else frozenset(trained)
+    return {n: p for n, p in module.named_parameters() if (p.requires_grad if names is None else n in names)}
+
+
+def followers_of(module: nn.Module, trained: Collection[str] | None = None) -> list[_Buffer]:
+    """Untrained parameters with the shape of a trained one, as EMA teachers have; each once, in a fixed order.
+
+    Args:
+        module: the module.
+        trained: see :func:`trained_parameters`.
+    """
+    own = trained_parameters(module, trained).values()
+    kinds = {(parameter.shape, parameter.dtype) for parameter in own}
     found: list[_Buffer] = []
-    seen: set[int] = set()
+    seen = {id(parameter) for parameter in own}
     for prefix, owner in submodules(module):
         for key, value in owner._parameters.items():
-            if value is None or value.requires_grad or isinstance(value, nn.parameter.UninitializedParameter):
+            if value is None or id(value) in seen or isinstance(value, nn.parameter.UninitializedParameter):
                 continue
-            if (value.shape, value.dtype) in trained and id(value) not in seen:
+            if (value.shape, value.dtype) in kinds:
                 seen.add(id(value))
                 found.append(_Buffer(owner, key, f"{prefix}.{key}" if prefix else key, value))
     return found
 
 
-def frozen_digest(module: nn.Module) -> str:
-    """One digest of the parameters that stay as they are: frozen ones without :func:`followers_of`, by name."""
-    followers = {id(follower.value) for follower in followers_of(module)}
-    named = [(n, p) for n, p in module.named_parameters() if not p.requires_grad and id(p) not in followers]
-    known = [(n, p) for n, p in named if not isinstance(p, nn.parameter.UninitializedParameter)]
+def still_parameters(module: nn.Module, trained: Collection[str] | None) -> dict[str, nn.Parameter]:
+    """The parameters that stay as they are, by name: neither trained ones nor :func:`followers_of` them.
+
+    Args:
+        module: the module.
+        trained: see :func:`trained_parameters`.
+    """
+    moving = {id(parameter) for parameter in trained_parameters(module, trained).values()}
+    moving |= {id(follower.value) for follower in followers_of(module, trained)}
+    return {name: parameter for name, parameter in module.named_parameters() if id(parameter) not in moving}
+
+
+def frozen_digest(module: nn.Module, trained: Collection[str]) -> str:
+    """One digest of :func:`still_parameters`."""
+    still = still_parameters(module, trained).items()
+    known = [(n, p) for n, p in still if not isinstance(p, nn.parameter.UninitializedParameter)]
     return digest(*(part for name, parameter in known for part in (name, parameter)))

@@ -18,6 +18,8 @@ from fl_lightning import ops
 from fl_lightning.arguments import checked
 from fl_lightning.core.columns import Columns
 from fl_lightning.core.layout import ParamLayout
+from fl_lightning.ops.dtypes import accumulation_device
+from fl_lightning.ops.slices import add_tree, slice_columns
 
 
 class UpdateMatrix:
@@ -107,6 +109,37 @@ class UpdateMatrix:
         """Inner products of every row with a step ``[n]``, per layer: ``[L, m]`` in float64."""
         rows, total = self.rows, self.columns.total
         return self._layer_sums(lambda at, offsets: ops.layer_dots(rows[:, at], step[at], offsets, total_columns=total))
+
+    @torch.no_grad()
+    def squared_distances(self, point: Tensor | None = None) -> Tensor:
+        """Squared Euclidean distances of all pairs of rows: ``[m, m]`` in float64 on the CPU.
+
+        They come from differences of rows, in float64 and one slice of columns at a time. Inner products would lose the
+        digits in which rows that are nearly alike differ, and one row far away would be enough to lose those of all.
+
+        Args:
+            point: ``[n]`` with the same columns, counted as a last row: the result is ``[m + 1, m + 1]``.
+        """
+        rows, total, m = self.rows, self.columns.total, len(self) + (point is not None)
+        width, device = slice_columns(total), accumulation_device(rows)
+
+        def pairs(start: int, stop: int) -> Tensor:
+            block = rows[:, start:stop].to(device, torch.float64)
+            if point is not None:
+                block = torch.cat([block, point[None, start:stop].to(block)])
+            return torch.pdist(block).square()
+
+        def part(at: slice, offsets: Tensor) -> Tensor:
+            spans = [(start, min(start + width, at.stop)) for start in range(at.start, at.stop, width)]
+            if not spans:
+                return torch.zeros(1, m * (m - 1) // 2, dtype=torch.float64, device=device)
+            inner = [(start - at.start, stop - at.start) for start, stop in spans]
+            return add_tree(inner, (pairs(*span) for span in spans), total)[None]
+
+        found = torch.zeros(m, m, dtype=torch.float64)
+        above = torch.triu_indices(m, m, 1)
+        found[above[0], above[1]] = self.columns.sum((0, total), part)[0].cpu()
+        return found + found.T
 
     def puc_track(self, row: int, counts: Tensor, threshold: int, participations: int) -> tuple[Tensor, Tensor]:
         """What one client keeps of its update: :func:`fl_lightning.ops.puc_track` of one row.

@@ -13,7 +13,7 @@ from typing import TextIO
 import torch
 
 from fl_lightning import ops
-from fl_lightning.arguments import ANY, checked
+from fl_lightning.arguments import ANY, checked, shown
 from fl_lightning.core.lightning.names import TREE, pl
 
 
@@ -111,7 +111,7 @@ def show_versions(file: TextIO | None = None) -> None:
     """
     stream = sys.stdout if file is None else file
     if not hasattr(stream, "write"):
-        raise TypeError(f"file of show_versions must be None or an open text file, found {file!r}")
+        raise TypeError(f"file of show_versions must be None or an open text file, found {shown(file)}")
     stream.write(f"{versions()}\n")
 
 

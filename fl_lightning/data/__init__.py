@@ -15,11 +15,22 @@ from fl_lightning.data.cohort_samplers import (
     UniformSampler,
 )
 from fl_lightning.data.datamodule import FederatedDataModule
+from fl_lightning.data.dirichlet_functions import dirichlet, dirichlet_classes
 from fl_lightning.data.labels import Samples, labels_of
 from fl_lightning.data.loader_settings import LoaderSettings
 from fl_lightning.data.matched_split import label_counts, matched_split
-from fl_lightning.data.partition_functions import by_key, dirichlet, iid, mutex, pathological, shards, unbalanced
-from fl_lightning.data.partitions import IID, ByKey, Dirichlet, Mutex, Partition, Pathological, Shards, Unbalanced
+from fl_lightning.data.partition_functions import by_key, iid, mutex, pathological, shards, unbalanced
+from fl_lightning.data.partitions import (
+    IID,
+    ByKey,
+    Dirichlet,
+    DirichletClasses,
+    Mutex,
+    Partition,
+    Pathological,
+    Shards,
+    Unbalanced,
+)
 from fl_lightning.data.plot import plot_partition
 
 __all__ = [
@@ -31,6 +42,7 @@ __all__ = [
     "ClientLoaders",
     "CohortSampler",
     "Dirichlet",
+    "DirichletClasses",
     "FederatedDataModule",
     "LoaderSettings",
     "Mutex",
@@ -44,6 +56,7 @@ __all__ = [
     "UniformSampler",
     "by_key",
     "dirichlet",
+    "dirichlet_classes",
     "iid",
     "label_counts",
     "labels_of",

@@ -14,6 +14,7 @@ from torch import Tensor
 from fl_lightning.arguments import ANY, Bounds, check, checked
 from fl_lightning.core.digest import digest
 from fl_lightning.core.seeding import derive_seed
+from fl_lightning.data.labels import integer_vector
 
 
 class ClientIndices:
@@ -49,18 +50,11 @@ class ClientIndices:
         _check_names(names, len(parts))
         self.names = names
         self.num_trained = len(parts) if num_trained is None else num_trained
-        self.sizes = torch.tensor([len(part) for part in parts], dtype=torch.int64)
-        self._flat = torch.empty(int(self.sizes.sum()), dtype=torch.int64)
+        vectors = [integer_vector(f"parts[{k}]", part, flags=False).cpu() for k, part in enumerate(parts)]
+        self.sizes = torch.tensor([len(vector) for vector in vectors], dtype=torch.int64)
+        self._flat = torch.cat(vectors)
         self._starts = self.sizes.cumsum(0) - self.sizes
         self._num_samples, self._first = num_samples, 0
-        for client_id, part in enumerate(parts):
-            vector = torch.as_tensor(part)
-            integers = not (vector.is_floating_point() or vector.is_complex() or vector.dtype is torch.bool)
-            if vector.numel() and (vector.dim() != 1 or not integers):
-                raise ValueError(
-                    f"parts[{client_id}] must be a vector of integers, found {vector.dtype} of {list(vector.shape)}"
-                )
-            self[client_id].copy_(vector.reshape(-1))
         if self._flat.numel():
             low, high = int(self._flat.min()), int(self._flat.max())
             if low < 0 or high >= num_samples:

@@ -56,6 +56,15 @@ class CohortSampler(ABC):
             ValueError: ``cohort_size`` is not between 1 and the number of clients.
         """
 
+    def most_reports(self, cohort_size: int, sizes: Tensor) -> int:
+        """How many clients can report in a round at most: a client without data never does.
+
+        Args:
+            cohort_size: see :meth:`select`.
+            sizes: see there.
+        """
+        return min(cohort_size, int((sizes > 0).sum()))
+
 
 @checked(always=Bounds(0))
 @dataclass(frozen=True)
@@ -159,6 +168,12 @@ class AvailabilitySampler(CohortSampler):
         taken = order[present[order]][:cohort_size]
         vanish = _generator(seed, round, "drop_out").random(n) < _per_client("drop_out", self.drop_out, n)
         return Selection(_ids(taken), _ids(taken[vanish[taken]]))
+
+    def most_reports(self, cohort_size: int, sizes: Tensor) -> int:
+        """Leaves clients out that are never available, or never report."""
+        n = len(sizes)
+        here, gone = _per_client("availability", self.availability, n), _per_client("drop_out", self.drop_out, n)
+        return min(cohort_size, int(((here > 0) & (gone < 1) & (sizes.cpu().numpy() > 0)).sum()))
 
 
 def _check(cohort_size: int, sizes: Tensor) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.arguments import ANY, FILLED, Bounds, check, checked
+from fl_lightning.arguments import ANY, FILLED, Bounds, check, check_unused, checked
 from fl_lightning.core.client_names import numbered
 from fl_lightning.core.lightning.inspection import TRANSFER_HOOKS
 from fl_lightning.core.lightning.names import LightningDataModule, LightningModule, Trainer
@@ -99,6 +99,12 @@ class FederatedDataModule(LightningDataModule):
             raise ValueError("evaluation must be 'matched' or 'shared' for ready index vectors, found 'independent'")
         if holdout and defines(self.data, f"{holdout_stage}_dataloader"):
             raise ValueError(f"holdout must be 0 where data has {holdout_stage} data of its own, found {holdout}")
+        if not holdout:
+            check_unused("holdout_stage", holdout_stage, "val", "without holdout")
+            if not any(defines(self.data, f"{stage}_dataloader") for stage in ("val", "test", "predict")):
+                check_unused("eval_batch_size", eval_batch_size, None, "where there are no evaluation data")
+        if not any(defines(self.data, f"{stage}_dataloader") for stage in ("val", "test")):
+            check_unused("evaluation", evaluation, "matched", "where there are no evaluation data to divide")
         if not defines(self.data, "train_dataloader"):
             raise ValueError(f"data must define train_dataloader, found {type(data).__name__} without it")
         self.partition = partition

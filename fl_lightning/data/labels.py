@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from fl_lightning.arguments import ANY, FILLED, checked
+from fl_lightning.arguments import ANY, FILLED, check, checked, has_numbers, shown
 from fl_lightning.core.lightning.names import rank_zero_info
 from fl_lightning.core.seeding import isolated
 
@@ -27,15 +27,47 @@ _EVALUATION_HINT = (
 _LABEL_KEYS = ("label", "labels", "target", "targets")
 
 
-def num_samples(dataset: object) -> int:
+def num_samples(dataset: object, name: str = "dataset") -> int:
     """Length of a map-style dataset.
+
+    Args:
+        dataset: the dataset.
+        name: what an error calls it.
 
     Raises:
         TypeError: the dataset has no length.
     """
-    if not isinstance(dataset, Sized) or isinstance(dataset, str):
-        raise TypeError(f"dataset must have a length and integer indices, found {type(dataset).__name__}")
-    return len(dataset)
+    try:
+        readable = not isinstance(dataset, Tensor) or has_numbers(dataset)
+        if readable and isinstance(dataset, Sized) and not isinstance(dataset, (str, type)):
+            return len(dataset)
+    except TypeError:  # a tensor without dimensions
+        pass
+    raise TypeError(f"{name} must have a length and integer indices, found {shown(dataset)}")
+
+
+def integer_vector(name: str, values: Any, flags: bool = True) -> Tensor:
+    """``[n]`` int64, on the device of ``values``.
+
+    Args:
+        name: what an error calls them.
+        values: a tensor, an array or a sequence.
+        flags: whether booleans count as 0 and 1.
+
+    Raises:
+        ValueError: they are something else.
+    """
+    try:
+        vector: Tensor | None = check(name, torch.as_tensor(values), Tensor)
+    except (OverflowError, RuntimeError, TypeError, ValueError):
+        vector = None
+    if vector is None or vector.dim() != 1 or (vector.numel() > 0 and not _are_integers(vector, flags)):
+        raise ValueError(f"{name} must be a vector of integers, found {shown(values)}")
+    return vector.to(torch.int64)
+
+
+def _are_integers(vector: Tensor, flags: bool) -> bool:
+    return not (vector.is_floating_point() or vector.is_complex() or (vector.dtype is torch.bool and not flags))
 
 
 @checked(dataset=ANY, labels=FILLED)

@@ -20,6 +20,12 @@ from torch.utils.data import (
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.data.labels import num_samples
 
+ONE_DATASET = (
+    "clients are formed from a single dataset, so join several with ConcatDataset; where each needs values of its own "
+    "in evaluation, let every sample say which dataset it is from, and log under that name (docs/data.md)"
+)
+"""What to do with several loaders, as the end of an error."""
+
 
 @checked(batch_size=Bounds(1), num_workers=Bounds(0), timeout=Bounds(0), prefetch_factor=Bounds(1))
 @dataclass(frozen=True)
@@ -61,10 +67,7 @@ class LoaderSettings:
             ValueError: its batches or samples are chosen by something else than plain sequential or random order.
         """
         if not isinstance(loader, DataLoader):
-            raise TypeError(
-                f"{name} must be one torch DataLoader, found {type(loader).__name__}: clients can be formed from a "
-                "single dataset, so join several with ConcatDataset"
-            )
+            raise TypeError(f"{name} must be one torch DataLoader, found {type(loader).__name__}: {ONE_DATASET}")
         kind = type(loader)
         if kind.__iter__ is not DataLoader.__iter__:
             raise TypeError(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fl_lightning.arguments import checked
 from fl_lightning.core.seeding import derive_seed
+from fl_lightning.data.labels import integer_vector
 
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -40,9 +41,9 @@ def matched_split(train_labels: Tensor, train_parts: Sequence[Tensor], eval_labe
     """
     if not train_parts:
         raise ValueError(f"train_parts must hold at least one client, found {train_parts}")
-    for name, labels in (("train_labels", train_labels), ("eval_labels", eval_labels)):
-        if labels.dim() != 1 or labels.is_floating_point():
-            raise ValueError(f"{name} must be a vector of integers, found {labels.dtype} of {list(labels.shape)}")
+    train_labels, eval_labels = (
+        integer_vector(name, labels) for name, labels in (("train_labels", train_labels), ("eval_labels", eval_labels))
+    )
     rng = np.random.default_rng(derive_seed(seed, "matched"))
     num_clients = len(train_parts)
     classes, eval_class = np.unique(eval_labels.cpu().numpy(), return_inverse=True)
@@ -80,7 +81,8 @@ def label_counts(labels: Tensor, parts: Sequence[Tensor], classes: Tensor | None
     Raises:
         ValueError: a label is not among ``classes``.
     """
-    known = torch.unique(labels) if classes is None else classes
+    labels = integer_vector("labels", labels)
+    known = torch.unique(labels) if classes is None else integer_vector("classes", classes)
     columns = torch.searchsorted(known, labels).clamp_(max=max(len(known) - 1, 0))
     if len(labels) and not torch.equal(known[columns], labels):
         raise ValueError(f"classes must hold every label, found {known.tolist()} and labels beyond them")

@@ -6,7 +6,6 @@ Each returns one int64 index tensor per client, ascending inside a client; toget
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -14,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.arguments import FILLED, Bounds, checked
+from fl_lightning.arguments import FILLED, Bounds, checked, shown
 from fl_lightning.core.seeding import derive_seed
+from fl_lightning.data.labels import integer_vector
 
-_Ints = np.ndarray[Any, np.dtype[np.int64]]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @checked(num_samples=Bounds(0), num_clients=Bounds(1))
@@ -27,61 +27,14 @@ def iid(num_samples: int, num_clients: int, seed: int) -> list[Tensor]:
     Raises:
         ValueError: there are more clients than samples.
     """
-    _check_clients(num_clients, num_samples)
+    check_clients(num_clients, num_samples)
     return deal(num_samples, num_clients, seed)
 
 
 def deal(num_samples: int, num_clients: int, seed: int) -> list[Tensor]:
     """As :func:`iid`, but some clients stay empty where there are fewer samples than clients."""
-    rng = _generator(seed, "iid")
-    return _parts(rng.permutation(rng.permutation(num_clients)[np.arange(num_samples) % num_clients]), num_clients)
-
-
-@checked(labels=FILLED, num_clients=Bounds(1), alpha=Bounds(above=0), min_size=Bounds(0))
-def dirichlet(
-    labels: Tensor | Sequence[int], num_clients: int, alpha: float, seed: int, min_size: int = 1, capped: bool = False
-) -> list[Tensor]:
-    """Divides each class by shares drawn from a symmetric Dirichlet distribution (Hsu et al. 2019, arXiv 1909.06335).
-
-    Nothing is drawn again until it fits, so the time is bounded. Afterwards clients below ``min_size`` are filled one
-    sample at a time: each is taken from the client that is largest at that moment, out of the class of which that
-    client holds most.
-
-    Args:
-        labels: ``[n]`` integers.
-        num_clients: number of clients.
-        alpha: concentration; small values give clients of few classes and uneven sizes.
-        seed: seed of the draw.
-        min_size: samples that every client must have at least.
-        capped: classes are divided in ascending order, and those who already hold their equal part, ``n / num_clients``
-            samples, get nothing of the classes that follow. Sizes are then more even. So do the code of FedMA (Wang et
-            al. 2020, arXiv 2002.06440) and NIID-Bench (Li et al. 2022, arXiv 2102.02079), and many that build on them.
-
-    Raises:
-        ValueError: ``alpha`` is not positive, or ``num_clients * min_size`` exceeds the number of samples.
-    """
-    members, _ = _by_class(labels)
-    n = sum(map(len, members))
-    _check_clients(num_clients, n if min_size > 0 else num_clients)
-    if num_clients * min_size > n:
-        raise ValueError(
-            f"min_size must lie between 0 and {n // num_clients} for {n} samples and {num_clients} clients, "
-            f"found {min_size}"
-        )
-    rng = _generator(seed, "dirichlet")
-    owner, sizes = np.empty(n, dtype=np.int64), np.zeros(num_clients, dtype=np.int64)
-    for index in members:
-        # Gamma(alpha) as Gamma(alpha + 1) * U^(1 / alpha), in logarithms: a small alpha underflows otherwise.
-        log_share = np.log(rng.standard_gamma(alpha + 1.0, num_clients)) + np.log1p(-rng.random(num_clients)) / alpha
-        if capped:
-            log_share[sizes * num_clients >= n] = -np.inf
-        share = np.exp(log_share - log_share.max())
-        cuts = np.rint(np.cumsum(share) / share.sum() * len(index)).astype(np.int64)
-        counts = np.diff(cuts, prepend=0)
-        owner[rng.permutation(index)] = np.repeat(np.arange(num_clients), counts)
-        sizes += counts
-    _fill(owner, members, num_clients, min_size, rng)
-    return _parts(owner, num_clients)
+    rng = generator(seed, "iid")
+    return parts_of(rng.permutation(rng.permutation(num_clients)[np.arange(num_samples) % num_clients]), num_clients)
 
 
 @checked(labels=FILLED, num_clients=Bounds(1), classes_per_client=Bounds(1))
@@ -94,12 +47,15 @@ def pathological(labels: Tensor | Sequence[int], num_clients: int, classes_per_c
     Raises:
         ValueError: a client cannot have that many classes, or the clients are too few to use every class.
     """
-    members, classes = _by_class(labels)
+    members, classes = by_class(labels)
     counts = np.array([len(index) for index in members], dtype=np.int64)
-    _check_clients(num_clients, int(counts.sum()))
+    check_clients(num_clients, int(counts.sum()))
     slots = num_clients * classes_per_client
     if classes_per_client > len(classes):
-        raise ValueError(f"classes_per_client must lie between 1 and {len(classes)}, found {classes_per_client}")
+        raise ValueError(
+            f"classes_per_client must lie between 1 and {len(classes)}, because the labels are {shown(classes)}, found "
+            f"{classes_per_client}"
+        )
     if slots < len(classes):
         raise ValueError(
             f"num_clients * classes_per_client must be at least {len(classes)} to use every class, found {slots}"
@@ -109,13 +65,13 @@ def pathological(labels: Tensor | Sequence[int], num_clients: int, classes_per_c
             f"classes_per_client must leave each client a sample of each of its classes, found {classes_per_client} "
             f"for {num_clients} clients and classes of {counts.min()} to {counts.max()} samples"
         )
-    rng = _generator(seed, "pathological")
+    rng = generator(seed, "pathological")
     takes = _draw_classes(counts, num_clients, classes_per_client, rng)
     owner = np.empty(int(counts.sum()), dtype=np.int64)
     for index, column in zip(members, takes.T, strict=True):
         clients = rng.permutation(np.flatnonzero(column))
         owner[rng.permutation(index)] = clients[np.arange(len(index)) % len(clients)]
-    return _parts(owner, num_clients)
+    return parts_of(owner, num_clients)
 
 
 @checked(labels=FILLED, num_clients=Bounds(1), shards_per_client=Bounds(1))
@@ -128,20 +84,20 @@ def shards(labels: Tensor | Sequence[int], num_clients: int, shards_per_client: 
     Raises:
         ValueError: there are more shards than samples.
     """
-    members, _ = _by_class(labels)
+    members, _ = by_class(labels)
     n, count = sum(map(len, members)), num_clients * shards_per_client
-    _check_clients(num_clients, n)
+    check_clients(num_clients, n)
     if count > n:
         raise ValueError(
             f"shards_per_client must lie between 1 and {n // num_clients} for {n} samples and {num_clients} clients, "
             f"found {shards_per_client}"
         )
-    rng = _generator(seed, "shards")
+    rng = generator(seed, "shards")
     order = np.concatenate([rng.permutation(index) for index in members])
     dealt = rng.permutation(np.arange(count) % num_clients)
     owner = np.empty(n, dtype=np.int64)
     owner[order] = dealt[np.arange(n) * count // n]
-    return _parts(owner, num_clients)
+    return parts_of(owner, num_clients)
 
 
 @checked(labels=FILLED, num_clients=Bounds(1))
@@ -166,20 +122,20 @@ def unbalanced(labels: Tensor | Sequence[int], groups: Sequence[Sequence[int]], 
     Raises:
         ValueError: a class of the data is in no group, or a group names a class that the data does not have.
     """
-    members, classes = _by_class(labels)
-    _check_clients(len(groups), sum(map(len, members)))
+    members, classes = by_class(labels)
+    check_clients(len(groups), sum(map(len, members)))
     named = {value for group in groups for value in group}
     missing, unknown = sorted(set(classes) - named), sorted(named - set(classes))
     if missing or unknown or not all(groups):
         raise ValueError(
             f"groups must be non-empty and name every class of the data, found missing {missing}, unknown {unknown}"
         )
-    rng = _generator(seed, "unbalanced")
+    rng = generator(seed, "unbalanced")
     owner = np.empty(sum(map(len, members)), dtype=np.int64)
     for index, value in zip(members, classes, strict=True):
         clients = rng.permutation([client for client, group in enumerate(groups) if value in group])
         owner[rng.permutation(index)] = clients[np.arange(len(index)) % len(clients)]
-    return _parts(owner, len(groups))
+    return parts_of(owner, len(groups))
 
 
 @checked(keys=FILLED)
@@ -191,11 +147,13 @@ def by_key(keys: Tensor | Sequence[Hashable]) -> list[Tensor]:
     Raises:
         ValueError: there are no samples.
     """
+    if isinstance(keys, Tensor) and keys.dim() != 1:
+        raise ValueError(f"keys of by_key must be a vector, found {shown(keys)}")
     values = keys.tolist() if isinstance(keys, Tensor) else list(keys)
     order = distinct_keys(values)
-    _check_clients(len(order), len(values))
+    check_clients(len(order), len(values))
     client_of = {key: client for client, key in enumerate(order)}
-    return _parts(np.array([client_of[key] for key in values], dtype=np.int64), len(order))
+    return parts_of(np.array([client_of[key] for key in values], dtype=np.int64), len(order))
 
 
 def distinct_keys(keys: Sequence[Hashable]) -> list[Any]:
@@ -207,20 +165,28 @@ def distinct_keys(keys: Sequence[Hashable]) -> list[Any]:
         return seen
 
 
-def _generator(seed: int, name: str) -> np.random.Generator:
+def generator(seed: int, name: str) -> np.random.Generator:
+    """Random numbers of one kind of partition."""
     return np.random.default_rng(derive_seed(seed, name))
 
 
-def _check_clients(num_clients: int, num_samples: int) -> None:
+def check_clients(num_clients: int, num_samples: int) -> None:
+    """Refuses more clients than samples.
+
+    Raises:
+        ValueError: there are more.
+    """
     if not 1 <= num_clients <= num_samples:
         raise ValueError(f"num_clients must lie between 1 and the {num_samples} samples, found {num_clients}")
 
 
-def _by_class(labels: Tensor | Sequence[int]) -> tuple[list[_Ints], list[int]]:
-    """Ascending sample indices of each class, and the classes in ascending order."""
-    vector = torch.as_tensor(labels)
-    if vector.dim() != 1 or vector.is_floating_point() or vector.is_complex():
-        raise ValueError(f"labels must be a vector of integers, found {vector.dtype} of shape {list(vector.shape)}")
+def by_class(labels: Tensor | Sequence[int]) -> tuple[list[Ints], list[int]]:
+    """Ascending sample indices of each class, and the classes in ascending order.
+
+    Raises:
+        ValueError: labels are no filled vector of integers.
+    """
+    vector = integer_vector("labels", labels)
     if vector.numel() == 0:
         raise ValueError("labels must not be empty, found shape [0]")
     classes, counts = np.unique(vector.cpu().numpy(), return_counts=True)
@@ -228,37 +194,13 @@ def _by_class(labels: Tensor | Sequence[int]) -> tuple[list[_Ints], list[int]]:
     return np.split(order, np.cumsum(counts)[:-1]), [int(value) for value in classes]
 
 
-def _parts(owner: _Ints, num_clients: int) -> list[Tensor]:
+def parts_of(owner: Ints, num_clients: int) -> list[Tensor]:
+    """The samples of each client, from the client of each sample ``[n]``."""
     flat = torch.from_numpy(np.argsort(owner, kind="stable"))
     return list(torch.split(flat, np.bincount(owner, minlength=num_clients).tolist()))
 
 
-def _fill(owner: _Ints, members: list[_Ints], num_clients: int, min_size: int, rng: np.random.Generator) -> None:
-    sizes = np.bincount(owner, minlength=num_clients)
-    if sizes.min() >= min_size:
-        return
-    class_of = np.empty_like(owner)
-    for number, index in enumerate(members):
-        class_of[index] = number
-    held = _parts(owner, num_clients)
-    largest = [(-int(size), client) for client, size in enumerate(sizes)]
-    heapq.heapify(largest)
-    stocks: dict[int, list[list[int]]] = {}
-    for receiver in np.flatnonzero(sizes < min_size):
-        while sizes[receiver] < min_size:
-            size, donor = heapq.heappop(largest)
-            if -size != sizes[donor]:
-                continue  # an entry from before the client received samples
-            if donor not in stocks:
-                own = rng.permutation(held[donor].numpy())
-                stocks[donor] = [own[class_of[own] == number].tolist() for number in np.unique(class_of[own])]
-            owner[max(stocks[donor], key=len).pop()] = receiver
-            sizes[donor] -= 1
-            sizes[receiver] += 1
-            heapq.heappush(largest, (-int(sizes[donor]), donor))
-
-
-def _draw_classes(counts: _Ints, num_clients: int, per_client: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+def _draw_classes(counts: Ints, num_clients: int, per_client: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
     """``[N, C]`` booleans with ``per_client`` true values in every row and nearly equal column sums."""
     caps, quota = np.minimum(counts, num_clients), np.zeros_like(counts)
     left = num_clients * per_client

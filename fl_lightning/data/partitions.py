@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fl_lightning.arguments import ANY, FILLED, Bounds, check, checked
 from fl_lightning.data import partition_functions as partitions
+from fl_lightning.data.dirichlet_functions import dirichlet, dirichlet_classes
 from fl_lightning.data.labels import Samples, attribute_of
 from fl_lightning.data.matched_split import matched_split
 
@@ -69,7 +70,7 @@ class IID(Partition):
 @checked(num_clients=Bounds(1), alpha=Bounds(above=0), min_size=Bounds(0))
 @dataclass(frozen=True)
 class Dirichlet(Partition):
-    """Class shares from a Dirichlet distribution, see :func:`dirichlet`."""
+    """Shares of each class over the clients, from a Dirichlet distribution, see :func:`dirichlet`."""
 
     num_clients: int
     alpha: float
@@ -77,8 +78,21 @@ class Dirichlet(Partition):
     capped: bool = False
 
     def split(self, labels: Tensor, seed: int) -> list[Tensor]:
-        """Draws class shares."""
-        return partitions.dirichlet(labels, self.num_clients, self.alpha, seed, self.min_size, self.capped)
+        """Draws the clients' shares of each class."""
+        return dirichlet(labels, self.num_clients, self.alpha, seed, self.min_size, self.capped)
+
+
+@checked(num_clients=Bounds(1), alpha=Bounds(above=0))
+@dataclass(frozen=True)
+class DirichletClasses(Partition):
+    """Shares of each client over the classes, from a Dirichlet distribution, see :func:`dirichlet_classes`."""
+
+    num_clients: int
+    alpha: float
+
+    def split(self, labels: Tensor, seed: int) -> list[Tensor]:
+        """Draws the classes' shares of each client."""
+        return dirichlet_classes(labels, self.num_clients, self.alpha, seed)
 
 
 @checked(num_clients=Bounds(1), classes_per_client=Bounds(1))

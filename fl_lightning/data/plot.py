@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from fl_lightning.arguments import ANY, check, checked
+from fl_lightning.arguments import ANY, check, checked, shown
 from fl_lightning.report.figures import new_figure
 from fl_lightning.report.style import LIGHT
 
@@ -52,7 +52,7 @@ def plot_partition(
         check("target of plot_partition", target, str)
     if target is not None and not isinstance(target, (str, Path)):
         if not hasattr(target, "figure"):
-            raise TypeError(f"target of plot_partition must be None, a path or matplotlib Axes, found {target!r}")
+            raise TypeError(f"target of plot_partition must be None, a path or matplotlib Axes, found {shown(target)}")
         _draw(target, counts, names, kind, title)
         return target.figure
     width = min(max(5.0, 1.8 + 0.16 * num_clients), 16.0)

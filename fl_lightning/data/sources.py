@@ -10,11 +10,15 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from fl_lightning.arguments import shown
 from fl_lightning.core.lightning.inspection import is_overridden
 from fl_lightning.core.lightning.names import LightningDataModule, LightningModule
 from fl_lightning.data.labels import num_samples
+from fl_lightning.data.loader_settings import ONE_DATASET
 
 STAGES = ("train", "val", "test", "predict")
 
@@ -167,20 +171,22 @@ def check_dataset(name: str, dataset: object) -> None:
             )
     items = dataset.values() if isinstance(dataset, Mapping) else dataset if isinstance(dataset, (list, tuple)) else ()
     if isinstance(dataset, (str, bytes)):
-        raise TypeError(f"{name} must be a dataset or a module with loaders, found {dataset!r}")
-    if any(isinstance(item, DataLoader) for item in items):
+        raise TypeError(f"{name} must be a dataset or a module with loaders, found {shown(dataset)}")
+    if isinstance(dataset, (Tensor, np.ndarray)):
         raise TypeError(
-            f"{name} must be one DataLoader, found {len(items)} of them: clients can be formed from a single "
-            "dataset, so join several with ConcatDataset"
+            f"{name} must be a dataset or a module with loaders, found {shown(dataset)}: wrap inputs and targets, "
+            "torch.utils.data.TensorDataset(torch.as_tensor(inputs), torch.as_tensor(targets))"
         )
+    if any(isinstance(item, DataLoader) for item in items):
+        raise TypeError(f"{name} must be one DataLoader, found {len(items)} of them: {ONE_DATASET}")
     # A dict has a length whatever its keys are.
     if not hasattr(dataset, "__getitem__") or (isinstance(dataset, Mapping) and 0 not in dataset):
         raise TypeError(
             f"{name} must be a LightningDataModule, a LightningModule that has loaders, a DataLoader, or a dataset "
             f"with a length and integer indices, found {type(dataset).__name__}"
         )
-    if num_samples(dataset) == 0:
-        raise ValueError(f"{name} must hold at least one sample, found {dataset!r}")
+    if num_samples(dataset, name) == 0:
+        raise ValueError(f"{name} must hold at least one sample, found {shown(dataset)}")
 
 
 def loader_name(module: LightningDataModule, stage: str) -> str:

@@ -156,7 +156,7 @@ class RankedRunner(CohortRunner):
             return None
         for rank, reason in enumerate(self._ranks.gather(self._clients.check_plans())):
             if reason is not None:
-                raise RankError(f"rank {rank} cannot trust its planned steps, because {reason}: planned_steps='never'")
+                raise RankError(f"rank {rank} cannot trust its planned steps, because {reason}: planned_steps=False")
         return None
 
     def losses(self, clients: Sequence[int], measure: Callable[[int], float]) -> list[float]:

@@ -113,6 +113,17 @@ class Guard(ABC):
             CannotGuardError: the cohort is too small, or lacks somebody.
         """
 
+    def needed(self, m: int) -> int:
+        """How many usable reports it takes to judge a round that has ``m``."""
+        return 1
+
+    def most_left(self, m: int) -> int:
+        """How many of ``m`` clients it leaves in a round at most."""
+        return m
+
+    def check(self, num_clients: int) -> None:
+        """Raises ValueError for ids that none of the registered clients has."""
+
     def commit(self) -> None:
         """The round of the last cohort judged has happened: what the guard learned from it counts from now on."""
 
@@ -172,16 +183,15 @@ def below_half(dishonest: float | int, guard: Guard) -> float | int:
     return dishonest
 
 
-def require_clients(m: int, least: int, guard: Guard, dishonest: int) -> None:
+def require_clients(m: int, guard: Guard) -> None:
     """Refuses cohorts that are too small for what a guard promises.
 
     Raises:
         CannotGuardError: says how many clients there are and how many it takes.
     """
-    if m < least:
+    if m < guard.needed(m):
         raise CannotGuardError(
-            f"{m} usable report{'s' * (m > 1)}, fewer than the {least} that {type(guard).__name__} needs against "
-            f"{dishonest} dishonest client{'s' * (dishonest != 1)}"
+            f"{m} usable report{'s' * (m > 1)}, fewer than the {guard.needed(m)} that {guard!r} needs"
         )
 
 

@@ -13,7 +13,7 @@ from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.guards.base import Guard, Rows, Verdict, assumed, below_half, require_clients
 from fl_lightning.guards.coordinates import by_columns
-from fl_lightning.guards.krum import scores, squared_distances
+from fl_lightning.guards.krum import scores
 
 
 def selected(distances: Tensor, dishonest: int, count: int) -> list[int]:
@@ -56,6 +56,14 @@ class Bulyan(Guard):
     def __init__(self, dishonest: float | int, rows: Rows = "same") -> None:
         self.dishonest, self.rows = below_half(dishonest, self), rows
 
+    def needed(self, m: int) -> int:
+        """``4 f + 3``."""
+        return 4 * assumed(self.dishonest, m) + 3
+
+    def most_left(self, m: int) -> int:
+        """``m - 2 f``."""
+        return m - 2 * assumed(self.dishonest, m)
+
     def judge(self, cohort: Cohort) -> Verdict:
         """See the class.
 
@@ -64,10 +72,10 @@ class Bulyan(Guard):
         """
         m = len(cohort)
         f = assumed(self.dishonest, m)
-        require_clients(m, 4 * f + 3, self, f)
+        require_clients(m, self)
         # Where one neighbour counts, the two nearest rows have equal scores: then the lower id is taken.
         order = sorted(range(m), key=cohort.client_ids.__getitem__)
-        distances = squared_distances(cohort.updates)[order][:, order]
+        distances = cohort.updates.squared_distances()[order][:, order]
         chosen = sorted(order[place] for place in selected(distances, f, m - 2 * f))  # theta = m - 2 f
         reason = "Bulyan finds its update too far from the others"
         left_out = {place: reason for place in range(m) if place not in chosen}

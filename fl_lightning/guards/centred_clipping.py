@@ -15,6 +15,7 @@ from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.updates import UpdateMatrix
 from fl_lightning.guards.base import Guard, Verdict
 from fl_lightning.guards.norms import clipping
+from fl_lightning.ops.dtypes import accumulation_device
 
 
 class CentredClipping(Guard):
@@ -49,15 +50,15 @@ class CentredClipping(Guard):
         """See the class."""
         updates, m = cohort.updates, len(cohort)
         v = torch.zeros_like(updates.rows[0]) if self.center is None else self.center.to(updates.rows)
-        gram = _joint_gram(updates, v)
+        squares = updates.squared_distances(v)
         each = torch.eye(m + 1, dtype=torch.float64)[:m]
         c = torch.zeros(m + 1, dtype=torch.float64)
-        c[m] = 1  # the centre as a combination of the rows and v
+        c[m] = 1  # the centre as a mean of the rows and v
         for _ in range(self.iterations):
-            center, apart = c, each - c
-            distances = ((apart @ gram) * apart).sum(1).clamp_min(0).sqrt()
+            center, to_all = c, squares @ c
+            distances = (to_all[:m] - c @ to_all / 2).clamp_min(0).sqrt()  # because the c_i add up to 1
             scale = clipping(distances, self.radius)
-            c = center + (scale[:, None] * apart).mean(0)
+            c = center + (scale[:, None] * (each - c)).mean(0)
         self._next = _combined(updates, c, v)
         scalars = {"clipped": float((scale < 1).sum())}
         return Verdict(scale=scale, center=_combined(updates, center, v), scalars=scalars)
@@ -79,18 +80,9 @@ class CentredClipping(Guard):
         self.center = self._next = state.get("center")
 
 
-def _joint_gram(updates: UpdateMatrix, v: Tensor) -> Tensor:
-    """``[m + 1, m + 1]`` inner products of the rows and ``v``: float64 on the CPU."""
-    m = len(updates)
-    gram = torch.empty(m + 1, m + 1, dtype=torch.float64)
-    gram[:m, :m] = updates.gram().sum(0)
-    gram[:m, m] = gram[m, :m] = updates.dots(v).sum(0)
-    gram[m, m] = updates.norm_of(v) ** 2
-    return gram
-
-
 def _combined(updates: UpdateMatrix, c: Tensor, v: Tensor) -> Tensor:
     m = len(updates)
     if not bool(c[:m].any()):
         return v
-    return updates.combine(c[:m], out=v * float(c[m]))
+    exact = accumulation_device(v) == v.device  # rounded once, where there is float64
+    return updates.combine(c[:m], out=(v.double() if exact else v) * float(c[m])).to(v.dtype)

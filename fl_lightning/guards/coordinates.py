@@ -71,6 +71,10 @@ class TrimmedMean(Guard):
     def __init__(self, dishonest: float | int, rows: Rows = "same") -> None:
         self.dishonest, self.rows = below_half(dishonest, self), rows
 
+    def needed(self, m: int) -> int:
+        """``2 b + 1``."""
+        return 2 * assumed(self.dishonest, m) + 1
+
     def judge(self, cohort: Cohort) -> Verdict:
         """See the class.
 
@@ -79,7 +83,7 @@ class TrimmedMean(Guard):
         """
         m, rows = len(cohort), cohort.updates.rows
         b = assumed(self.dishonest, m)
-        require_clients(m, 2 * b + 1, self, b)
+        require_clients(m, self)
         if self.rows == "same":
             return all_the_same(ops.trimmed_mean(rows, b), m)
 

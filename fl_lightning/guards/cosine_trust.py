@@ -40,6 +40,19 @@ class CosineTrust(Guard):
     def __init__(self, client: int, rows: Rows = "same") -> None:
         self.client, self.rows = client, rows
 
+    def needed(self, m: int) -> int:
+        """The trusted client, and one that it judges."""
+        return 2
+
+    def most_left(self, m: int) -> int:
+        """All but the trusted client."""
+        return m - 1
+
+    def check(self, num_clients: int) -> None:
+        """Refuses a trusted client that is not registered."""
+        if self.client >= num_clients:
+            raise ValueError(f"client of CosineTrust must be an id below {num_clients}, found {self.client}")
+
     def judge(self, cohort: Cohort) -> Verdict:
         """See the class.
 

@@ -17,11 +17,11 @@ from fl_lightning.core.cohort import Cohort
 from fl_lightning.guards.base import Guard, Rows, Verdict, all_the_same
 
 
-def weiszfeld(gram: Tensor, alpha: Tensor, smoothing: float, iterations: int) -> Tensor:
+def weiszfeld(distances: Tensor, alpha: Tensor, smoothing: float, iterations: int) -> Tensor:
     """The smoothed Weiszfeld algorithm on coefficients (Algorithm 2): ``v = sum_i c_i w_i``.
 
     Args:
-        gram: ``[m, m]`` of the rows, so that distances need no further pass over them.
+        distances: ``[m, m]`` squared, of the rows, so that iterations need no further pass over them.
         alpha: ``[m]`` weights of the clients, summing to 1.
         smoothing: the paper's nu, below which distances do not count as smaller.
         iterations: the paper's R.
@@ -31,8 +31,8 @@ def weiszfeld(gram: Tensor, alpha: Tensor, smoothing: float, iterations: int) ->
     """
     c = alpha
     for _ in range(iterations):
-        products = gram @ c
-        squares = gram.diagonal() - 2 * products + c @ products  # ||w_i - v||^2
+        to_rows = distances @ c
+        squares = to_rows - c @ to_rows / 2  # ||w_i - v||^2, because the c_i add up to 1
         beta = alpha / squares.clamp_min(0).sqrt().clamp_min(smoothing)
         c = beta / beta.sum()
     return c
@@ -80,7 +80,7 @@ class GeometricMedian(Guard):
         """See the class."""
         sizes = cohort.sizes.cpu()
         alpha = sizes / sizes.sum() if self.weighting == "samples" else torch.full_like(sizes, 1 / len(sizes))
-        c = weiszfeld(cohort.updates.gram().sum(0).cpu(), alpha, self.smoothing, self.iterations)
+        c = weiszfeld(cohort.updates.squared_distances(), alpha, self.smoothing, self.iterations)
         smallest = float((c / alpha).min())
         if self.rows == "same":
             return all_the_same(cohort.updates.combine(c), len(cohort), smallest_weight=smallest)

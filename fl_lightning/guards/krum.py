@@ -12,15 +12,7 @@ from torch import Tensor
 
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
-from fl_lightning.core.updates import UpdateMatrix
-from fl_lightning.guards.base import CannotGuardError, Guard, Verdict, assumed, below_half, require_clients
-
-
-def squared_distances(updates: UpdateMatrix) -> Tensor:
-    """``[m, m]`` between rows, float64 on the CPU, from their Gram matrix: one pass over the rows."""
-    gram = updates.gram().sum(0).cpu()
-    squares = gram.diagonal()
-    return (squares[:, None] + squares - 2 * gram).clamp_min(0).fill_diagonal_(0)
+from fl_lightning.guards.base import Guard, Verdict, assumed, below_half, require_clients
 
 
 def scores(distances: Tensor, dishonest: int) -> Tensor:
@@ -63,6 +55,14 @@ class MultiKrum(Guard):
     def __init__(self, dishonest: float | int, keep: int | None = None) -> None:
         self.dishonest, self.keep = below_half(dishonest, self), keep
 
+    def needed(self, m: int) -> int:
+        """``2 f + 3``, and no fewer than are to stay."""
+        return max(2 * assumed(self.dishonest, m) + 3, self.keep or 0)
+
+    def most_left(self, m: int) -> int:
+        """``keep``, or ``m - f``."""
+        return m - assumed(self.dishonest, m) if self.keep is None else self.keep
+
     def judge(self, cohort: Cohort) -> Verdict:
         """See the class.
 
@@ -71,12 +71,10 @@ class MultiKrum(Guard):
         """
         m = len(cohort)
         f = assumed(self.dishonest, m)
-        require_clients(m, 2 * f + 3, self, f)
-        keep = m - f if self.keep is None else self.keep
-        if keep > m:
-            raise CannotGuardError(f"{m} usable reports, fewer than keep={keep} of {type(self).__name__}")
+        require_clients(m, self)
+        keep = self.most_left(m)
         by_id = torch.tensor(cohort.client_ids).argsort()
-        order = by_id[scores(squared_distances(cohort.updates), f)[by_id].sort(stable=True).indices]
+        order = by_id[scores(cohort.updates.squared_distances(), f)[by_id].sort(stable=True).indices]
         reason = f"{type(self).__name__} finds its update too far from the others"
         return Verdict(dict.fromkeys(sorted(order[keep:].tolist()), reason))
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from fl_lightning.arguments import Bounds, check
+from fl_lightning.arguments import Bounds, check, shown
 from fl_lightning.ops.slices import slice_columns
 
 _FROM_ZERO = Bounds(0)
@@ -32,6 +32,8 @@ def check_shape(name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> Non
     """Requires a tensor of a shape; None stands for any size."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a tensor, found {type(tensor).__name__}")
+    if tensor.is_nested or tensor.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense tensor, found {shown(tensor)}")
     found = tensor.shape
     if len(found) != len(shape) or any(
         want is not None and want != have for want, have in zip(shape, found, strict=True)

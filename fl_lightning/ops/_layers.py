@@ -45,7 +45,7 @@ def layer_gram(rows: Tensor, offsets: Tensor, *, total_columns: int | None = Non
 
 @torch.no_grad()
 def layer_squares(rows: Tensor, offsets: Tensor, *, total_columns: int | None = None) -> Tensor:
-    """Squared norm of every row, per layer: what :func:`layer_gram` gives for this row alone.
+    """Squared norm of every row, per layer, with the accuracy of :func:`layer_gram`.
 
     Args:
         rows: ``[m, n]``, at least one row.
@@ -53,7 +53,7 @@ def layer_squares(rows: Tensor, offsets: Tensor, *, total_columns: int | None = 
         total_columns: as in :func:`layer_gram`.
 
     Returns:
-        ``[L, m]`` float64. A row's number does not depend on the rows beside it.
+        ``[L, m]`` float64. A row's bits depend neither on the rows beside it nor on where it lies in memory.
 
     Raises:
         TypeError: a dtype is not allowed.
@@ -62,8 +62,7 @@ def layer_squares(rows: Tensor, offsets: Tensor, *, total_columns: int | None = 
     _check.matrix("rows", rows)
     _check.layer_offsets(offsets, rows.shape[1])
     _check.node_of_tree(rows.shape[1], total_columns)
-    gram = torch.ops.fl_lightning.layer_gram.default
-    squares: Tensor = torch.cat([gram(row, offsets, total_columns) for row in torch.split(rows, 1)], 1)[:, :, 0]
+    squares: Tensor = torch.ops.fl_lightning.layer_squares(rows, offsets, total_columns)
     return squares
 
 
@@ -138,13 +137,14 @@ def layer_combine(rows: Tensor, offsets: Tensor, coeff: Tensor, out: Tensor | No
         offsets: ``[L + 1]`` layer offsets.
         coeff: ``[L, m]`` of any floating-point dtype, on the CPU or the rows' device.
         out: if given, ``[n]`` on the rows' device, any floating-point dtype; the combination is added to it in place.
+            It shares no memory with the rows.
 
     Returns:
         ``[n]``: a new tensor in the rows' dtype, or ``out``.
 
     Raises:
         TypeError: a dtype is not allowed.
-        ValueError: a shape, a device or the offsets' values break the rules above.
+        ValueError: a shape, a device or the offsets' values break the rules above, or ``out`` overlaps the rows.
     """
     _check.matrix("rows", rows)
     _check.layer_offsets(offsets, rows.shape[1])

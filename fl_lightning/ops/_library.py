@@ -29,6 +29,10 @@ def _layer_gram(rows: Tensor, offsets: Tensor, total_columns: int | None = None)
     return _float64(rows, offsets.shape[0] - 1, rows.shape[0], rows.shape[0])
 
 
+def _layer_squares(rows: Tensor, offsets: Tensor, total_columns: int | None = None) -> Tensor:
+    return _float64(rows, offsets.shape[0] - 1, rows.shape[0])
+
+
 def _layer_cross_gram(rows: Tensor, others: Tensor, offsets: Tensor, total_columns: int | None = None) -> Tensor:
     return _float64(rows, offsets.shape[0] - 1, rows.shape[0], others.shape[0])
 
@@ -104,6 +108,9 @@ _OPS = {
     "layer_gram": _Op(
         "(Tensor rows, Tensor offsets, int? total_columns=None) -> Tensor", _reference.layer_gram, _layer_gram
     ),
+    "layer_squares": _Op(
+        "(Tensor rows, Tensor offsets, int? total_columns=None) -> Tensor", _reference.layer_squares, _layer_squares
+    ),
     "layer_cross_gram": _Op(
         "(Tensor rows, Tensor others, Tensor offsets, int? total_columns=None) -> Tensor",
         _reference.layer_cross_gram,
@@ -153,14 +160,15 @@ _OPS = {
 }
 NAMES = tuple(_OPS)
 VARIANTS = ("layer_combine_add", "layer_chosen_gram")  # of layer_combine and layer_cross_gram, which call them
-PUBLIC = (*(name for name in NAMES if name not in VARIANTS), "layer_squares")  # the last runs layer_gram row by row
+PUBLIC = tuple(name for name in NAMES if name not in VARIANTS)
 COMPOSED = ("layer_chosen_gram",)  # on CUDA: of another op's kernel
 
 # The library object must live as long as the ops: dropping it unregisters them.
 _LIBRARY = torch.library.Library("fl_lightning", "FRAGMENT")  # type: ignore[no-untyped-call]
 for _name, _op in _OPS.items():
     _LIBRARY.define(_name + _op.schema)  # type: ignore[no-untyped-call]
-    _LIBRARY.impl(_name, _op.kernel, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    # Compiled kernels give results without gradients, so those in pure torch do, too.
+    _LIBRARY.impl(_name, torch.no_grad()(_op.kernel), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"fl_lightning::{_name}", _op.fake, lib=_LIBRARY)
 
 # The extension's kernels for CPU and CUDA take precedence over those registered above.

@@ -31,7 +31,8 @@ def puc_track(
 
     Args:
         row: ``[n]`` floating point, the client's update.
-        counts: ``[n]`` uint8, int16 or int32 on the row's device: past increases, changed in place.
+        counts: ``[n]`` uint8, int16 or int32 on the row's device: past increases, changed in place. It shares no
+            memory with the row.
         threshold: agreeing rounds that a coordinate needs, at least 0; 0 keeps all.
         participations: the client's past participations ``t``; ``t + 1`` must fit the dtype of ``counts``.
         offsets: ``[L + 1]`` offsets of the segments (parameter tensors) to measure.

@@ -41,6 +41,11 @@ def layer_gram(rows: Tensor, offsets: Tensor, total_columns: int | None = None) 
     return gram.triu_().add_(gram.triu(1).transpose(1, 2))
 
 
+def layer_squares(rows: Tensor, offsets: Tensor, total_columns: int | None = None) -> Tensor:
+    """See :func:`fl_lightning.ops.layer_squares`."""
+    return torch.cat([layer_gram(row, offsets, total_columns) for row in torch.split(rows, 1)], 1)[:, :, 0]
+
+
 def layer_cross_gram(rows: Tensor, others: Tensor, offsets: Tensor, total_columns: int | None = None) -> Tensor:
     """See :func:`fl_lightning.ops.layer_cross_gram`."""
     wide, wide_others = _Wide(rows), _Wide(others)
@@ -101,6 +106,7 @@ def layer_combine_add(out: Tensor, rows: Tensor, offsets: Tensor, coeff: Tensor)
     """See :func:`fl_lightning.ops.layer_combine`, with ``out``."""
     if rows.shape[0] == 0:
         raise ValueError(f"rows must have shape [m, n] with at least one row, found {list(rows.shape)}")
+    _require_apart("out", out, rows)
     for start, stop, block in _combined(rows, offsets, coeff):
         part = out[start:stop]
         part.copy_(block.add_(part.to(block.device)))
@@ -138,6 +144,7 @@ def puc_track(
 ) -> tuple[Tensor, Tensor]:
     """See :func:`fl_lightning.ops.puc_track`."""
     n = row.shape[0]
+    _require_apart("counts", counts, row[None])
     wide = _Wide(row)
     kept = torch.zeros(-(-n // _WORD) * _WORD, dtype=torch.bool, device=row.device)
 
@@ -183,6 +190,18 @@ class _Wide:
         if block.numel() > self._buffer.numel():
             self._buffer = self._buffer.new_empty(block.numel())
         return self._buffer[: block.numel()].view(block.shape).copy_(block)
+
+
+def _require_apart(name: str, out: Tensor, rows: Tensor) -> None:
+    """Refuses to write where an argument is read, and to two elements in one place, as PyTorch's ops in place do."""
+    if out.numel() > 1 and out.stride(0) == 0:
+        raise ValueError(f"{name} must have one place in memory for each element")
+    if not out.is_contiguous() or (rows.shape[1] > 1 and rows.stride(1) != 1):
+        return  # such arguments may interleave, and compiled kernels copy them first
+    begin, size = out.data_ptr(), rows.shape[1] * rows.element_size()
+    starts = [rows.data_ptr() + i * rows.stride(0) * rows.element_size() for i in range(rows.shape[0])]
+    if any(begin < start + size and start < begin + out.numel() * out.element_size() for start in starts):
+        raise ValueError(f"{name} must share no memory with the rows")
 
 
 def _zeros(rows: Tensor, *shape: int) -> Tensor:

@@ -13,6 +13,8 @@ from fl_lightning.report.record import ClientValues, FitRecord, MetricSeries
 from fl_lightning.report.words import Spread, client_label
 
 Stage = Literal["val", "test"]
+PERSONAL = "personal/"
+"""Begins the names of metrics of the clients' own models."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,16 @@ class Method:
     def is_bound(self) -> bool:
         """It is no method, but bounds what methods can reach."""
         return any(record.is_bound for record in self.records)
+
+    def own(self, metric: str, stage: Stage) -> str:
+        """The name under which the values of a metric count: that of the clients' own models, where they have any."""
+        known = metrics_of(self.records, stage)
+        return f"{PERSONAL}{metric}" if f"{PERSONAL}{metric}" in known else metric
+
+    def ends_infinite(self, metric: str, stage: Stage) -> bool:
+        """Whether a client's last value is infinite in one of the fits."""
+        pairs = ((record, record.last_values(stage)) for record in self.records)
+        return any(count_infinite(r, v, metric) > 0 for r, v in pairs if v is not None and metric in v.values)
 
     def points(self, metric: str, stage: Stage) -> list[ClientPoint]:
         """Every client's last value, the worst first.
@@ -118,15 +130,12 @@ class Method:
         return found
 
     @property
-    def conflicts(self) -> Spread | None:
-        """Share of a round's clients in conflict with the step, in percent; bounds have none."""
-        if self.is_bound:
+    def conflicts(self) -> float | None:
+        """Share of a round's clients in conflict with the step; bounds have none."""
+        clients = sum(sum(record.rounds.clients) for record in self.records)
+        if self.is_bound or not clients:
             return None
-        return Spread.of([
-            100 * sum(record.rounds.conflicts) / sum(record.rounds.clients)
-            for record in self.records
-            if sum(record.rounds.clients)
-        ])  # fmt: skip
+        return sum(sum(record.rounds.conflicts) for record in self.records) / clients
 
     @property
     def seconds(self) -> Spread | None:
@@ -158,7 +167,7 @@ def metrics_of(records: Sequence[FitRecord], stage: Stage) -> dict[str, Mode]:
     for record in records:
         found |= {series.metric: series.mode for series in record.metrics if series.stage == stage and series.rounds}
     order = ("max", "abs", "min")
-    return dict(sorted(found.items(), key=lambda item: (item[0].startswith("personal/"), order.index(item[1]))))
+    return dict(sorted(found.items(), key=lambda item: (item[0].startswith(PERSONAL), order.index(item[1]))))
 
 
 def goodness(value: float, mode: Mode) -> float:

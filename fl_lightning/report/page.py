@@ -25,7 +25,7 @@ from fl_lightning.report import (
 from fl_lightning.report.methods import Method, by_method, shown_stage
 from fl_lightning.report.pictures import Picture
 from fl_lightning.report.record import FitRecord
-from fl_lightning.report.sentences import two_sentences
+from fl_lightning.report.sentences import lede
 from fl_lightning.report.style import DARK, FONTS, LIGHT, Theme
 from fl_lightning.report.words import isolated, plural, shortened
 
@@ -81,7 +81,7 @@ def _page(records: Sequence[FitRecord], library: str, title: str | None) -> str:
     heading = title or _heading(methods)
     sections = [section for section in _sections(methods, records) if section[2]]
     links = " ".join(f'<a href="#{key}">{escape(words)}</a>' for key, words, _ in sections)
-    lede = "".join(f"<p>{escape(sentence)}</p>" for sentence in two_sentences(methods, stage))
+    first = "".join(f"<p>{escape(paragraph).replace(' ± ', '&nbsp;±&nbsp;')}</p>" for paragraph in lede(methods, stage))
     pictures = {
         entry.key: list(entry.variants.values())
         for _, _, parts in sections
@@ -115,7 +115,7 @@ def _page(records: Sequence[FitRecord], library: str, title: str | None) -> str:
 <header>
 <h1>{escape(heading)}</h1>
 <p class="meta">{escape(_facts(records, methods))}</p>
-<div class="lede">{lede}</div>
+<div class="lede">{first}</div>
 <nav aria-label="On this page">{links}</nav>
 <noscript><p class="note">The pictures need JavaScript. The tables do not.</p></noscript>
 </header>

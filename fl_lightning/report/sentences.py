@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a report says in words: who is worst off, and whether the method changed it."""
+"""What a report says first: what a comparison comes to, who is worst off, and whether the method changed it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from statistics import fmean
+from collections.abc import Sequence
 
 from fl_lightning.metrics.functional import Mode
-from fl_lightning.report.methods import Method, Stage, count_infinite, first_values, goodness, mark, metrics_of
+from fl_lightning.report.conclusion import Standing, conclude
+from fl_lightning.report.methods import PERSONAL, Method, Stage, first_values, goodness, metrics_of
 from fl_lightning.report.record import FitRecord
-from fl_lightning.report.words import STAGES, Spread, isolated, number, plural, shortened, spread
+from fl_lightning.report.words import STAGES, isolated, notation, number, plural, shortened
 
 
-def two_sentences(methods: Sequence[Method], stage: Stage) -> tuple[str, str]:
-    """Who is worst off, and whether the method changed it.
+def lede(methods: Sequence[Method], stage: Stage) -> list[str]:
+    """What a report says first, a paragraph each: what a comparison comes to, and who is worst off.
 
     Args:
         methods: the first of them is what others are compared with.
@@ -22,44 +22,54 @@ def two_sentences(methods: Sequence[Method], stage: Stage) -> tuple[str, str]:
     records = [record for method in methods for record in method.records]
     metrics = metrics_of(records, stage)
     if not metrics:
-        return "No evaluation has told the clients apart yet.", "So nobody can say who is worst off."
+        return ["No evaluation has told the clients apart yet.", "So nobody can say who is worst off."]
     metric, mode = next(iter(metrics.items()))
-    first = methods[0]
-    endless = [method.label for method in methods if _ends_infinite(method, metric, stage)]
-    if endless:
-        names = ", ".join(isolated(shortened(label, 60)) for label in endless)
-        return (
-            f"With {names}, the {metric} of a client is infinite at the end.",
-            "No number below counts that client, so they cannot say who is worst off.",
-        )
+    conclusion = conclude([_standing(method, metric, stage) for method in methods], metric, mode)
+    found, first = conclusion.paragraphs(_called), methods[0]
+    if first.label in conclusion.infinite:
+        return [*found, "No number below counts that client, so they cannot say who is worst off."]
+    metric = first.own(metric, stage)
     points = first.points(metric, stage)
     if not points:
-        return f"{first.label} has no value of {metric} for any client.", "So nobody can say who is worst off."
-    after = f"after {plural(len(first.records[0].rounds), 'round')} of {isolated(shortened(first.label, 60))}"
+        return [*found, f"{first.label} has no value of {metric} for any client."]
+    after = f"after {plural(len(first.records[0].rounds), 'round')} of {_called(first.label)}"
     if len(first.records) > 1:
         after += f" ({plural(len(first.records), 'seed')})"
     mean = sum(point.value for point in points) / len(points)
     worst = points[0]
-    who = f"{isolated(shortened(worst.label, 60))} ({plural(worst.size, f'{STAGES[stage]} sample')})"
-    opening = (
-        f"{after[0].upper()}{after[1:]}, {who} is worst off: its {metric} is {number(worst.value)}, and the "
-        f"mean of {plural(len(points), 'client')} is {number(mean)}."
+    who = f"{_called(worst.label)} ({plural(worst.size, f'{STAGES[stage]} sample')})"
+    form = notation([worst.value, mean])
+    found.append(
+        f"{after[0].upper()}{after[1:]}, {who} is worst off: its {metric} is {number(worst.value, form)}, and the "
+        f"mean of {plural(len(points), 'client')} is {number(mean, form)}."
     )
-    others = [method for method in methods[1:] if not method.is_bound]
-    if not others:
-        return opening, _since_the_beginning(first.records[0], metric, mode, stage)
-    return opening, _others([first, *others], metric, mode, stage)
+    if all(method.is_bound for method in methods[1:]):
+        found.append(_since_the_beginning(first.records[0], metric, mode, stage))
+    return found
 
 
-def _ends_infinite(method: Method, metric: str, stage: Stage) -> bool:
-    pairs = ((record, record.last_values(stage)) for record in method.records)
-    return any(count_infinite(r, v, metric) > 0 for r, v in pairs if v is not None and metric in v.values)
+def _called(label: str) -> str:
+    return isolated(shortened(label, 60))
+
+
+def _standing(method: Method, metric: str, stage: Stage) -> Standing:
+    own = method.own(metric, stage)
+    return Standing(
+        method.label,
+        method.worst(own, stage),
+        method.summary(own, stage, "mean"),
+        method.records[0].method if method.is_bound else "",
+        method.ends_infinite(own, stage),
+    )
 
 
 def _since_the_beginning(record: FitRecord, metric: str, mode: Mode, stage: Stage) -> str:
     """How the worst client and the gap to the mean have changed since the first validation."""
     metrics = metrics_of([record], "val")
-    name = metric if metric in metrics else next((m for m, other in metrics.items() if other == mode), None)
+    alike = (
+        m for m, other in metrics.items() if (other, m.startswith(PERSONAL)) == (mode, metric.startswith(PERSONAL))
+    )
+    name = metric if metric in metrics else next(alike, None)
     begin, end = first_values(record, "val"), record.last_values("val")
     if name is None or begin is None or end is None or begin.round == end.round:
         return "There is no earlier evaluation to compare with, so whether the method changed that remains open."
@@ -73,38 +83,9 @@ def _since_the_beginning(record: FitRecord, metric: str, mode: Mode, stage: Stag
     better = "is better off" if change > 0 else "is worse off" if change < 0 else "is where it was"
     gap = "narrowed" if gaps[1] < gaps[0] else "widened" if gaps[1] > gaps[0] else "stayed the same"
     again = "" if name == metric else f" by {name}"
+    form = notation([*worst, *gaps])
+    ends, wide = ([number(value, form) for value in pair] for pair in (worst, gaps))
     return (
         f"Since the validation after {plural(begin.round, 'round')}, whoever is worst{again} {better} "
-        f"(from {number(worst[0])} to {number(worst[1])}), and the gap to the mean has {gap} (from {number(gaps[0])} "
-        f"to {number(gaps[1])})."
+        f"(from {ends[0]} to {ends[1]}), and the gap to the mean has {gap} (from {wide[0]} to {wide[1]})."
     )
-
-
-def _others(methods: Sequence[Method], metric: str, mode: Mode, stage: Stage) -> str:
-    """Which other method does most for the worst client, and at what cost of the mean."""
-    by_seed = [_good(method.worst(metric, stage), mode) for method in methods]
-    others = [(method, worst) for method, worst in zip(methods, by_seed, strict=True) if worst][1:]
-    if not by_seed[0] or not others:
-        return f"No other method has values of {metric} to compare with."
-    best, worst = max(others, key=lambda pair: fmean(pair[1].values()))
-    gain = fmean(worst.values()) - fmean(by_seed[0].values())
-    seeds = min(len(best.records), len(methods[0].records))
-    name = isolated(shortened(best.label, 60))
-    ends = [Spread.of(list(method.worst(metric, stage).values())) for method in (methods[0], best)]
-    means = [Spread.of(list(method.summary(metric, stage, "mean").values())) for method in (methods[0], best)]
-    numbers = f"whoever is worst goes from {spread(ends[0])} to {spread(ends[1])}"
-    if None not in means:
-        numbers += f", and the mean from {spread(means[0])} to {spread(means[1])}"
-    if gain <= 0 and len(others) == 1:
-        return f"{name} does not change that for the better: {numbers}."
-    if gain <= 0:
-        none = f"None of {plural(len(others), 'other method')} changes that for the better"
-        return f"{none}, and {name} comes closest: {numbers}."
-    names = f"Of {plural(len(others), 'other method')}, {name} helps most" if len(others) > 1 else f"{name} helps"
-    if seeds > 1 and mark(worst, by_seed[0], larger_is_better=True) != "+":
-        return f"{names}, but by less than seeds differ, which may be chance: {numbers}."
-    return f"{names}: {numbers}{'' if seeds > 1 else '; with one seed, this may be chance'}."
-
-
-def _good(numbers: Mapping[int | None, float], mode: Mode) -> dict[int | None, float]:
-    return {seed: goodness(value, mode) for seed, value in numbers.items()}

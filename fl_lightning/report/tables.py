@@ -12,7 +12,7 @@ from fl_lightning.metrics.functional import Mode
 from fl_lightning.report.cost_pictures import reasons as reason_rows
 from fl_lightning.report.methods import Method, Stage, goodness, mark, metrics_of
 from fl_lightning.report.pictures import COLORS, both_ends
-from fl_lightning.report.words import STAGES, Spread, number, plural, seconds, shortened, spread
+from fl_lightning.report.words import STAGES, Spread, notation, number, percent, plural, seconds, shortened, spread
 
 _LISTED = 200
 
@@ -27,23 +27,28 @@ def comparison(methods: Sequence[Method], stage: Stage) -> str:
         {"angle": "angle (rad)"} if mode == "max" else {"std": "deviation"}
     )
     head = ["method", *keys.values(), "worst client", "conflicts", "rounds", "time"]
-    base = {key: methods[0].summary(metric, stage, key) for key in keys}
+    own = [method.own(metric, stage) for method in methods]
+    figures = {
+        key: [method.summary(name, stage, key) for method, name in zip(methods, own, strict=True)] for key in keys
+    }
+    figures["worst"] = [method.worst(name, stage) for method, name in zip(methods, own, strict=True)]
+    forms = {key: notation([n for by_seed in found for n in by_seed.values()]) for key, found in figures.items()}
     rows = []
     for place, method in enumerate(methods):
         swatch = f'<span class="swatch" style="background:var(--c{place % COLORS})"></span>'
         seeds = f'<span class="name">{plural(len(method.records), "seed")}</span>' if len(method.records) > 1 else ""
         cells = [f"<td>{swatch}{escape(shortened(method.label, 60))}{seeds}</td>"]
         for key in keys:
-            found = method.summary(metric, stage, key)
-            marked = _mark(base[key], found, mode if key in ("mean", "worst_10") else "min") if place else ""
-            cells.append(f"<td><span{marked}>{_spread(found)}</span></td>")
-        points, worst = method.points(metric, stage), method.worst(metric, stage)
+            first, found = figures[key][0], figures[key][place]
+            marked = _mark(first, found, mode if key in ("mean", "worst_10") else "min") if place else ""
+            cells.append(f"<td><span{marked}>{_spread(found, forms[key])}</span></td>")
+        points, worst = method.points(own[place], stage), figures["worst"][place]
         name = f'<span class="name"><bdi>{escape(shortened(points[0].label, 48))}</bdi></span>' if points else ""
-        marked = _mark(methods[0].worst(metric, stage), worst, mode) if place else ""
+        marked = _mark(figures["worst"][0], worst, mode) if place else ""
         share = method.conflicts
         cells += [
-            f"<td><span{marked}>{_spread(worst)}</span>{name}</td>",
-            f"<td>{'-' if share is None else f'{share.mean:.1f} %'}</td>",
+            f"<td><span{marked}>{_spread(worst, forms['worst'])}</span>{name}</td>",
+            f"<td>{'-' if share is None else percent(share)}</td>",
             f"<td>{max(len(record.rounds) for record in method.records) or '-'}</td>",
             f"<td>{'-' if method.seconds is None else seconds(method.seconds.mean)}</td>",
         ]
@@ -55,10 +60,13 @@ def comparison(methods: Sequence[Method], stage: Stage) -> str:
         else ""
     )
     names = " and ".join(method.label for method in methods if method.is_bound)
-    bounds = f" No methods, but bounds on what methods can reach, by plain training: {names}." if names else ""
+    bounds = f" No methods, but plain training to measure them by: {names}." if names else ""
+    having = " and ".join(method.label for method, name in zip(methods, own, strict=True) if name != metric)
+    models = f" Clients have models of their own with {having}: the values of these count." if having else ""
     caption = (
         f"{metric} in the {STAGES[stage]}. Worst client: whose value is worst. Conflicts: share of a round's clients "
-        f"whose update the step went against. Time: training, server and evaluation of all rounds.{marks}{bounds}"
+        "whose update the step went against. Time: training, server and evaluation of all rounds."
+        f"{models}{marks}{bounds}"
     )
     header = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     return (
@@ -68,8 +76,8 @@ def comparison(methods: Sequence[Method], stage: Stage) -> str:
     )
 
 
-def _spread(numbers: Mapping[int | None, float]) -> str:
-    return spread(Spread.of(list(numbers.values())))
+def _spread(numbers: Mapping[int | None, float], form: str) -> str:
+    return spread(Spread.of(list(numbers.values())), form)
 
 
 def _mark(base: Mapping[int | None, float], found: Mapping[int | None, float], mode: Mode) -> str:
@@ -87,9 +95,10 @@ def clients(methods: Sequence[Method], stage: Stage) -> str:
         order = next((found for found in points if found), [])
         chosen = both_ends(len(order), _LISTED)
         values = [{(point.client_id, point.name): point.value for point in found} for found in points]
+        form = notation([value for column in values for value in column.values()])
         rows = [
             [order[k].label, f"{order[k].trained:,}", f"{order[k].size:,}",
-             *(number(column.get((order[k].client_id, order[k].name))) for column in values)]
+             *(number(column.get((order[k].client_id, order[k].name)), form) for column in values)]
             for k in chosen
         ]  # fmt: skip
         head = ["client", "training samples", f"{STAGES[stage]} samples", *(method.label for method in methods)]

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from statistics import fmean, stdev
 
 STAGES = {"val": "validation", "test": "test"}
@@ -29,21 +30,44 @@ class Spread:
         return cls(fmean(found), stdev(found) if len(found) > 1 else None) if found else None
 
 
-def number(value: float | None) -> str:
-    """A number with as many digits as one wants to read."""
-    if value is None:
-        return "-"
-    size = abs(value)
-    if size != 0 and (size < 0.001 or size >= 1e7):
-        return f"{value:.2e}"
-    return f"{value:.3f}" if size < 10 else f"{value:,.1f}" if size < 1000 else f"{value:,.0f}"
+def notation(values: Iterable[float | None]) -> str:
+    """The format of numbers that are read together, such as those of a column: all have as many digits.
+
+    Args:
+        values: the numbers; missing, infinite and undefined ones do not matter.
+    """
+    largest = max((abs(value) for value in values if value is not None and isfinite(value)), default=0.0)
+    if 0 < largest < 0.001 or largest >= 1e7:
+        return ".2e"
+    return ",.3f" if largest < 1e4 else ",.1f"
 
 
-def spread(value: Spread | None) -> str:
-    """A mean over seeds, with the deviation if there are several."""
+def number(value: float | None, form: str | None = None) -> str:
+    """A number with as many digits as one wants to read.
+
+    Args:
+        value: the number.
+        form: of :func:`notation`, where others stand beside it.
+    """
+    return "-" if value is None else format(value, notation([value]) if form is None else form)
+
+
+def spread(value: Spread | None, form: str) -> str:
+    """A mean over seeds, with the deviation if there are several.
+
+    Args:
+        value: the mean.
+        form: of :func:`notation`.
+    """
     if value is None:
         return "-"
-    return number(value.mean) if value.deviation is None else f"{number(value.mean)} ± {number(value.deviation)}"
+    mean = number(value.mean, form)
+    return mean if value.deviation is None else f"{mean} ± {number(value.deviation, form)}"
+
+
+def percent(share: float) -> str:
+    """A share between 0 and 1."""
+    return f"{100 * share:.1f} %"
 
 
 def plural(count: int, word: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fl_lightning.arguments import shown
 from fl_lightning.core.lightning.data_sources import DataSources
 from fl_lightning.core.lightning.names import LightningDataModule, Trainer, TrainerFn, rank_zero_warn
 from fl_lightning.data.client_loaders import ClientLoaders
@@ -36,11 +37,12 @@ class AttachedData:
     """
 
     def __init__(self, partition: PartitionLike | None, seed: int) -> None:
-        if isinstance(partition, str) or not isinstance(partition, (Partition, Sequence, Callable, type(None))):  # type: ignore[arg-type]
+        kinds = (Partition, Sequence, Callable, type(None))
+        if isinstance(partition, (str, type)) or not isinstance(partition, kinds):  # type: ignore[arg-type]
             raise TypeError(
                 "partition must be a Partition such as fl.data.Dirichlet(num_clients=100, alpha=0.1), index vectors, "
                 "or a function of the data such as functools.partial(fl.FederatedDataModule, partition=..., "
-                f"holdout=0.2), found {partition!r}"
+                f"holdout=0.2), found {shown(partition)}"
             )
         if isinstance(partition, Sequence) and len(partition) == 0:
             raise ValueError(f"partition must hold the index vector of one client or more, found {partition!r}")

@@ -10,16 +10,24 @@ from inspect import signature
 from typing import Any, NoReturn
 
 from torch import nn
+from torch.optim import Optimizer, SparseAdam
 
 from fl_lightning.algorithms import groups
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.features import METHOD
 from fl_lightning.algorithms.records import Needs
-from fl_lightning.core.lightning.inspection import accumulation_factors, validation_interval
+from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.lightning.inspection import accumulation, overridden_hooks, validation_interval
 from fl_lightning.core.lightning.names import LightningModule, Trainer, TrainerFn, callbacks, rank_zero_warn
 
 _PROBED_STEPS = 1000
 """Steps for which an averaging callback is asked whether it averages after them."""
+
+_OUTSIDE_STEPS = ("batch_to_device", "lr_scheduler_step")
+_BEFORE_STEPS = (*_OUTSIDE_STEPS, "on_train_batch_start")
+_AROUND_GRADIENTS = (
+    "backward", "on_after_backward", "on_before_backward", "post_backward", "pre_backward", "training_step",
+)  # fmt: skip
 
 
 def paired_client_rule(
@@ -148,7 +156,13 @@ class Method:
         return self.server if any(getattr(self.own, need) for need in needs) else self.client
 
 
-def check_module(module: LightningModule, method: Method, optimizers: int, client_lr: float | None) -> None:
+def check_module(
+    module: LightningModule,
+    method: Method,
+    layout: ParamLayout,
+    optimizers: Sequence[Optimizer],
+    client_lr: float | None,
+) -> None:
     """Raises ValueError for modules that lack what the method needs."""
     needs, rule, asking = method.needs, method.rule, method.asking
     manual = not module.automatic_optimization
@@ -175,15 +189,21 @@ def check_module(module: LightningModule, method: Method, optimizers: int, clien
             f"{type(module).__name__}, which returns scores [B] (class 1 is predicted where they are positive), labels "
             "[B] and groups [B], the last two of 0 and 1"
         )
-    rule.check_module(module)
+    rule.check_module(module, layout)
     if needs.full_gradients and manual:
         raise ValueError(
             f"{asking('full_gradients')} needs full gradients, which a module with manual optimization does not give"
         )
     if rule.overrides("loss_term", "loss_weight", "shape_loss") and manual:
         raise ValueError(f"{method.client} changes the loss, which manual optimization keeps to itself")
-    if rule.overrides("correct_gradients") and optimizers > 1:
-        raise ValueError(f"{method.client} corrects gradients and needs one optimizer, found {optimizers}")
+    corrects = rule.overrides("correct_gradients")
+    if corrects and len(optimizers) > 1:
+        raise ValueError(f"{method.client} corrects gradients and needs one optimizer, found {len(optimizers)}")
+    if (corrects or needs.dense_gradients) and any(isinstance(optimizer, SparseAdam) for optimizer in optimizers):
+        raise ValueError(
+            f"{method.client} gives every parameter a dense gradient, and SparseAdam takes sparse gradients alone: use "
+            f"another optimizer in {type(module).__name__}.configure_optimizers, such as Adam"
+        )
     if (needs.client_lr or needs.full_gradients) and client_lr is None:
         raise ValueError(
             f"{asking('client_lr', 'full_gradients')} needs the clients' learning rate: use one torch.optim.SGD with "
@@ -193,8 +213,14 @@ def check_module(module: LightningModule, method: Method, optimizers: int, clien
 
 
 def warn_of_unused_settings(trainer: Trainer, method: Method, limit: int | float) -> None:
-    """Warns of settings for local training that a method which sends full gradients does not follow."""
+    """Warns of settings and hooks of local training that a method does not follow where it does something else."""
+    hooks = [(hook.rpartition(".")[2], hook) for hook in overridden_hooks(trainer)]
     if not method.needs.full_gradients:
+        work = method.rule.own_work
+        left_out = [hook for name, hook in hooks if work == "steps" and name not in _BEFORE_STEPS]
+        left_out += [hook for name, hook in hooks if work == "gradients" and name in _AROUND_GRADIENTS]
+        if left_out:
+            rank_zero_warn(f"{method.client} computes {work} of its own, without these hooks: {', '.join(left_out)}")
         return
     parts = trainer.optimizers[0].param_groups
     unused = {name: value for part in parts for name in ("momentum", "weight_decay") if (value := part[name])}
@@ -202,16 +228,19 @@ def warn_of_unused_settings(trainer: Trainer, method: Method, limit: int | float
         unused["gradient_clip_val"] = trainer.gradient_clip_val
     if isinstance(limit, int) or limit < 1:
         unused["limit_train_batches"] = limit
-    if unused:
+    if accumulation(trainer) > 1:
+        unused["accumulate_grad_batches"] = accumulation(trainer)
+    named = [f"{name}={value}" for name, value in unused.items()]
+    named += [hook for name, hook in hooks if name not in _OUTSIDE_STEPS]
+    if named:
         rank_zero_warn(
             f"{method.asking('full_gradients')} sends the gradient of all of a client's data and trains nothing "
-            f"locally, so these have no effect: {', '.join(f'{name}={value}' for name, value in unused.items())}"
+            f"locally, so these have no effect: {', '.join(named)}"
         )
 
 
 def check_schedulers(trainer: Trainer) -> None:
     """Raises ValueError for learning-rate schedulers that cannot step inside a client's visit."""
-    factors = sorted(accumulation_factors(trainer))
     for config in trainer.lr_scheduler_configs:
         if config.interval != "step" or not trainer.lightning_module.automatic_optimization:
             continue
@@ -221,11 +250,15 @@ def check_schedulers(trainer: Trainer) -> None:
                 f"{name} has interval='step', and a round has nothing to monitor before it ends: use interval='epoch', "
                 "which steps once per round"
             )
-        if len(factors) > 1:
-            raise ValueError(
-                f"{name} has interval='step', which needs rounds of equally many optimizer steps: give "
-                f"GradientAccumulationScheduler one factor, or use interval='epoch', found the factors {factors}"
-            )
+
+
+def check_accumulation(trainer: Trainer, window: int) -> None:
+    """Raises ValueError if somebody has changed how many batches a step takes, which rounds are planned by."""
+    if trainer.accumulate_grad_batches != window:
+        raise ValueError(
+            "accumulate_grad_batches must stay as it is during a fit, because every round counts as equally many "
+            f"optimizer steps, found {trainer.accumulate_grad_batches} in round {trainer.current_epoch} after {window}"
+        )
 
 
 def refuse_undivided_data(loader: object) -> NoReturn:

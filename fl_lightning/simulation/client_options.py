@@ -8,13 +8,11 @@ from typing import Any, Literal
 
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.records import Needs
+from fl_lightning.arguments import check_unused
 from fl_lightning.attacks import Attack
 from fl_lightning.core.fit_description import plain
 from fl_lightning.simulation.checks import Method, paired_client_rule
 from fl_lightning.training.local_options import LocalOptions
-
-_PATIENCE: dict[str, int | None] = {"auto": 256, "always": 0, "never": None}
-"""Batches of one shape before steps are planned for it: as many as take about as long as tracing."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +36,17 @@ class ClientOptions:
     attack: Attack | None
     seed: int
     loss_batch_size: int | None
-    planned_steps: Literal["auto", "always", "never"]
+    planned_steps: bool
     client_rule: ClientRule = field(init=False)
 
     def __post_init__(self) -> None:
         rule = paired_client_rule(self.algorithm, self.client, self.full_gradients)
         object.__setattr__(self, "client_rule", rule)
+        if self.local_steps is not None:
+            check_unused("local_epochs", self.local_epochs, 1, f"with local_steps={self.local_steps}")
+        if self.needs.full_gradients:
+            why = f"with {self.method.asking('full_gradients')}, which sends full gradients and trains nothing locally"
+            check_unused("client_optimizer_state", self.client_optimizer_state, "reset", why)
         if self.needs.full_gradients and (self.local_epochs != 1 or self.local_steps is not None):
             asking = "full_gradients=True" if self.full_gradients else type(self.algorithm).__name__
             raise ValueError(
@@ -87,5 +90,5 @@ class ClientOptions:
             keep_optimizer=self.keeps_optimizer,
             loss_batch_size=self.loss_batch_size,
             attack=self.attack,
-            patience=_PATIENCE[self.planned_steps],
+            planned=self.planned_steps,
         )

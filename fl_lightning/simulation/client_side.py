@@ -11,11 +11,16 @@ from torch import Tensor
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.records import Needs
 from fl_lightning.core.lightning.epoch_loop import ClientTask, FederatedEpochLoop
-from fl_lightning.core.lightning.names import Trainer, rank_zero_info
+from fl_lightning.core.lightning.names import Trainer, rank_zero_info, rank_zero_warn
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.executors.base import CohortRunner, Executor
 from fl_lightning.executors.sequential import SequentialRunner
-from fl_lightning.simulation.checks import check_module, check_schedulers, warn_of_unused_settings
+from fl_lightning.simulation.checks import (
+    check_accumulation,
+    check_module,
+    check_schedulers,
+    warn_of_unused_settings,
+)
 from fl_lightning.simulation.client_options import ClientOptions
 from fl_lightning.training.bound_parameters import BoundParameters
 from fl_lightning.training.buffers import BufferBank
@@ -68,7 +73,7 @@ class ClientSide:
         check_schedulers(trainer)
         self._check_module()
         warn_of_unused_settings(trainer, options.method, limit)
-        self.buffers = BufferBank(trainer.lightning_module, options.buffers)
+        self.buffers = BufferBank(trainer.lightning_module, options.buffers, binding.layout.names)
         self.runner = ClientRunner(
             trainer, loop, rule or options.client_rule, binding, options.local(limit), self.needs, loaders,
             executor.update_rows(binding, capacity), self.buffers,
@@ -77,11 +82,12 @@ class ClientSide:
             name = type(trainer.lightning_module).__name__
             rank_zero_info(f"{name} passes something on from one client of a round to the next: {words}")
         self._crew = self._cohort_runner(executor)
+        self._notice: str | None = None  # empty once it was given
 
     def _check_module(self) -> None:
         trainer, options = self._trainer, self._options
         client_lr, _ = client_learning_rate(trainer.optimizers)
-        check_module(trainer.lightning_module, options.method, len(trainer.optimizers), client_lr)
+        check_module(trainer.lightning_module, options.method, self._binding.layout, trainer.optimizers, client_lr)
 
     def _cohort_runner(self, executor: Executor) -> CohortRunner:
         obstacle = executor.obstacle(self.runner)
@@ -110,6 +116,7 @@ class ClientSide:
     def begin_round(self, tasks: Sequence[ClientTask]) -> None:
         """A round of these clients begins, from the module's present buffers and the optimizers' present options."""
         self.follow_optimizers()
+        check_accumulation(self._trainer, self.runner.batches.window)
         self.runner.begin_round()
         self._crew.begin_round(tasks)
 
@@ -123,9 +130,21 @@ class ClientSide:
         try:
             upload = self._crew.train(task)
             failed = False
+            self._note_skipped(upload)
             return upload
         finally:
             self.runner.restore(failed)
+
+    def _note_skipped(self, upload: Upload) -> None:
+        """Notes the fit's first client with batches that trained nothing; a warning now could pass for its error."""
+        if upload.skipped == 0 or self._notice is not None:
+            return
+        kind = type(self._trainer.lightning_module).__name__
+        self._notice = (
+            f"{upload.skipped} of {upload.pace.batches} batches of client {upload.client_id} trained nothing, because "
+            f"{kind}.training_step returned None, or collate_fn in place of a batch: return the loss, or ignore this "
+            "if such batches are left out on purpose"
+        )
 
     def follow_optimizers(self) -> None:
         """Uses the trainer's present optimizers from now on, if they were replaced since the last client.
@@ -140,7 +159,7 @@ class ClientSide:
         """Losses of clients at other parameters ``[n]``, as they were measured in this round: float64 on the CPU."""
         self._binding.bind_flat(params.detach().to(self._binding.theta.dtype).contiguous())
         try:
-            losses = self._crew.losses(clients, lambda c: self.runner.measure(c, round, _LOSSES, plan=False)["loss"])
+            losses = self._crew.losses(clients, lambda c: self.runner.measure(c, round, _LOSSES)["loss"])
             return torch.tensor(losses, dtype=torch.float64)
         finally:
             self._binding.bind_global()
@@ -157,6 +176,9 @@ class ClientSide:
         distrusted = self._crew.end_round()
         self.runner.optimizers.restore()
         self.runner.check_frozen()
+        if self._notice:
+            rank_zero_warn(self._notice)
+            self._notice = ""
         if distrusted is not None and self.runner.plans is not None:
             self.runner.plans.give_up(distrusted)
         return distrusted

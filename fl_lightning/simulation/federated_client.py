@@ -19,6 +19,7 @@ from fl_lightning.core.fit_description import FitDescription
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.lightning.inspection import accumulation, is_overridden
 from fl_lightning.core.lightning.names import LightningDataModule, LightningModule, Trainer
+from fl_lightning.core.lightning.optimizers import configured_optimizers
 from fl_lightning.core.lightning.quiet import quiet
 from fl_lightning.core.modules import frozen_digest
 from fl_lightning.core.records import EvaluationRecord
@@ -34,6 +35,7 @@ from fl_lightning.simulation.visit_evaluation import VisitEvaluation
 from fl_lightning.simulation.visit_fit import VisitFit
 from fl_lightning.simulation.visit_strategy import VisitStrategy
 from fl_lightning.training.client_batches import ClientBatches
+from fl_lightning.training.trained import trained_names
 
 _OWN = ("strategy", "max_epochs", "min_epochs", "max_steps", "min_steps", "max_time")
 
@@ -59,7 +61,7 @@ class FederatedClient:
         algorithm: the method, with the arguments that the server's has; default FedAvg. Only its client half runs here.
         client: the client half of another method, as in the strategy.
         local_epochs: passes over the data per round.
-        local_steps: optimizer steps per round. Replaces ``local_epochs``.
+        local_steps: optimizer steps per round, in place of ``local_epochs``.
         full_gradients: sends the learning rate times the gradient of all data instead of training.
         client_optimizer_state: ``"keep"`` goes on with the optimizer state of the last visit that counted.
         buffers: as in the strategy; with ``"global"`` the client sends none.
@@ -78,6 +80,7 @@ class FederatedClient:
     """
 
     @checked(
+        module=Example("fl.ClientModule(net)"),
         algorithm=Example("fl.algorithms.FedLF()"),
         data=ANY,
         client_id=Bounds(0),
@@ -117,7 +120,7 @@ class FederatedClient:
             attack=None,
             seed=seed,
             loss_batch_size=loss_batch_size,
-            planned_steps="never",
+            planned_steps=False,
         )
         obstacle = self._options.client_rule.obstacle()
         if obstacle is not None:
@@ -145,9 +148,11 @@ class FederatedClient:
         """What this client is about to compute, to be compared with what its server says before the first round.
 
         Raises:
-            ValueError: the module has no parameters yet (``configure_model``, lazy layers).
+            ValueError: the module has no parameters yet (``configure_model``, lazy layers), or its
+                ``configure_optimizers`` needs data.
         """
-        options, layout = self._options, ParamLayout.from_module(self._module, self._options.algorithm.layers)
+        options, trained = self._options, self._trained
+        layout = ParamLayout.from_module(self._module, options.algorithm.layers, trained)
         return FitDescription.of(
             options.algorithm, options.client_rule, layout, clients=self._num_clients, settings=options.settings()
         )
@@ -232,8 +237,12 @@ class FederatedClient:
             size=size,
             steps=min(size, 1) if full else batches.planned_steps(place),
             description=described.state_dict(),
-            frozen=frozen_digest(self._module),
+            frozen=frozen_digest(self._module, self._trained),
         )
+
+    @property
+    def _trained(self) -> tuple[str, ...]:
+        return trained_names(self._module, configured_optimizers(self._module))
 
     def _trainer_with(self, strategy: Any, **options: Any) -> Trainer:
         return Trainer(

@@ -15,9 +15,10 @@ from torch.optim import Optimizer
 from fl_lightning.algorithms import FedAvg
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.records import Federation, Needs, mean_rate
-from fl_lightning.arguments import Bounds, Example, checked
+from fl_lightning.arguments import DEVICE, Bounds, Example, checked
 from fl_lightning.core.fit_description import FitDescription
 from fl_lightning.core.lightning.names import LightningModule
+from fl_lightning.core.lightning.optimizers import configured_optimizers
 from fl_lightning.core.modules import frozen_digest
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.seeding import derive_seed
@@ -37,6 +38,7 @@ from fl_lightning.simulation.server import Server
 from fl_lightning.simulation.uploads import Round
 from fl_lightning.training.bound_parameters import BoundParameters
 from fl_lightning.training.buffers import BufferBank
+from fl_lightning.training.trained import trained_names
 from fl_lightning.training.update_rows import UpdateRows
 
 VERSION = 1
@@ -57,7 +59,8 @@ class FederatedServer:
         record = server.close_round(answers.values(), missing={3: "no answer within 60 s"})
 
     Args:
-        module: holds the initial weights. Its parameters belong to the server until :meth:`finish`.
+        module: holds the initial weights, and its ``configure_optimizers`` says which of them are trained; that runs
+            here without data. Its parameters belong to the server until :meth:`finish`.
         num_clients: registered clients; their ids go from 0 on.
         algorithm: the method; default FedAvg.
         client: the client half of another method, as in the strategy.
@@ -91,10 +94,12 @@ class FederatedServer:
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument is out of range, or the client rule does not say where its state lives.
+        ValueError: an argument is out of range, the client rule does not say where its state lives, or
+            ``configure_optimizers`` needs data.
     """
 
     @checked(
+        module=Example("fl.ClientModule(net)"),
         algorithm=Example("fl.algorithms.FedLF()"),
         num_clients=Bounds(1),
         clients_per_round=Bounds(above=0),
@@ -105,6 +110,7 @@ class FederatedServer:
         guard=Example("fl.guards.MultiKrum(dishonest=0.1)"),
         loss_batch_size=Bounds(1),
         min_clients=Bounds(1),
+        device=DEVICE,
         max_failed_rounds=Bounds(1),
         rounds=Bounds(1),
     )
@@ -140,26 +146,29 @@ class FederatedServer:
             sampler=UniformSampler() if sampler is None else sampler, client_optimizer_state=client_optimizer_state,
             buffers=buffers, fairness_metric=None, fairness_mode="max", on_client_error="drop", attack=None, seed=seed,
             executor=Sequential(), loss_batch_size=loss_batch_size, min_clients=min_clients,
-            strict_resume=strict_resume, max_failed_rounds=max_failed_rounds, planned_steps="never", guard=guard,
+            strict_resume=strict_resume, max_failed_rounds=max_failed_rounds, planned_steps=False, guard=guard,
         )  # fmt: skip
         obstacle = options.client_rule.obstacle()
         if obstacle is not None:
             raise ValueError(f"a server cannot work apart from its clients: {obstacle}")
         self._capacity = cohort_size(clients_per_round, num_clients)
-        options.check_min_clients(self._capacity)
+        options.check_rounds(self._capacity)
+        for each in options.guards:
+            each.check(num_clients)
         module.configure_model()
         self.module = module.to(device=device, dtype=_DTYPES[precision])
         self.algorithm, self.client_rule = options.algorithm, options.client_rule
-        options.client_rule.check_module(self.module)
-        self._binding = BoundParameters(self.module, algorithm.layers)
-        self._bank = BufferBank(self.module, buffers)
+        trained = trained_names(self.module, configured_optimizers(self.module))
+        self._binding = BoundParameters(self.module, algorithm.layers, trained)
+        options.client_rule.check_module(self.module, self._binding.layout)
+        self._bank = BufferBank(self.module, buffers, trained)
         self._rows, self._guards = UpdateRows(self._binding, self._capacity), Guards(options.guards)
         self._server = Server(
             algorithm, options.client_rule, self._binding, self._bank, num_clients, server_optimizer, "drop",
             min_clients, max_failed_rounds, self._guards, None,
         )  # fmt: skip
         self.rounds, self.num_clients, self.min_clients = rounds, num_clients, min_clients
-        self._introductions = Introductions(num_clients, self.fit_description, frozen_digest(self.module))
+        self._introductions = Introductions(num_clients, self.fit_description, frozen_digest(self.module, trained))
         self.round, self.counted = 0, dict[int, int]()
         self.last_round: RoundRecord | None = None
         self.learning_rate: float | None = None

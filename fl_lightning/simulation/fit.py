@@ -64,6 +64,8 @@ class FederatedFit:
         self._algorithm, self._rule = options.algorithm, options.client_rule
         if options.attack is not None:
             options.attack.check(self._num_clients)
+        for guard in options.guards:
+            guard.check(self._num_clients)
         self._guards = Guards(options.guards)
         self._server = Server(
             self._algorithm, self._rule, binding, clients.buffers, self._num_clients, options.server_optimizer,
@@ -72,7 +74,7 @@ class FederatedFit:
         )  # fmt: skip
         self._server.names = clients.loaders.names
         self._server.num_samples = sum(clients.loaders.sizes)
-        options.check_min_clients(len(clients.runner.rows))
+        options.check_rounds(len(clients.runner.rows), clients.loaders.sizes)
         self.description = self._described()
         self._round: Round | None = None
         self._drop_outs: frozenset[int] = frozenset()
@@ -118,10 +120,12 @@ class FederatedFit:
         reason = self.clients.runner.full_path
         path_taken = "lean" if reason is None else f"full ({reason})"
         steps = self.clients.schedules.steps
+        idle = self._binding.not_trained
+        idle = idle and f" {idle} require gradients and are in no optimizer: they are not trained."
         rank_zero_info(
             f"Federated fit on {theta.device}, {path_taken} path. Memory beside the module: {plan}. A round counts as "
             f"{steps} step{'s' * (steps > 1)} (global_step, max_steps, learning-rate schedules). Local steps: "
-            f"{self.clients.runner.step_kind}"
+            f"{self.clients.runner.step_kind}.{idle}"
         )
 
     def _planned_rounds(self) -> int | None:
@@ -177,6 +181,7 @@ class FederatedFit:
             "skipped_rounds": self._server.skipped_rounds,
             "failed_rounds": self._server.failed_rounds,
             "server_optimizer": None if optimizer is None else optimizer.state_dict(),
+            "non_persistent_buffers": self.clients.buffers.unsaved(self.clients.runner.in_training),
         }
 
     def checksums(self) -> dict[str, int]:
@@ -218,7 +223,7 @@ class FederatedFit:
 
     def open_round(self, index: int) -> Iterator[ClientTask]:
         """Draws the cohort and yields one task per place."""
-        self._binding.check()
+        self._binding.check(self._trainer.optimizers)
         self._began = time.perf_counter()
         loaders, options = self.clients.loaders, self._options
         size = len(self.clients.runner.rows)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.core.finite import not_finite
 from fl_lightning.core.fit_description import FitDescription
+from fl_lightning.core.layout import names_in
 from fl_lightning.core.lightning.epoch_loop import ClientTask, FederatedEpochLoop, install
 from fl_lightning.core.lightning.last_checkpoint import complete_last_checkpoints
 from fl_lightning.core.lightning.names import Trainer, rank_zero_info
@@ -33,6 +34,7 @@ from fl_lightning.simulation.visit_plans import visit_plan
 from fl_lightning.training.bound_parameters import BoundParameters
 from fl_lightning.training.client_hooks import ClientHooks
 from fl_lightning.training.client_optimizers import scheduled_state
+from fl_lightning.training.trained import trained_names
 
 
 class FitLifecycle:
@@ -72,7 +74,7 @@ class FitLifecycle:
             ranks: the processes that run the fit; ``None`` for one.
 
         Raises:
-            ValueError: the executor makes processes of its own.
+            ValueError: the executor makes processes of its own, or no optimizer holds a parameter of the module.
         """
         self._ranks, self._agreement = ranks, None
         if ranks is not None and not isinstance(self._options.executor, Sequential):
@@ -80,7 +82,9 @@ class FitLifecycle:
                 f"executor={self._options.executor!r} cannot be used with {ranks.size} processes, each of which trains "
                 "its share of the clients: leave executor out"
             )
-        self._binding = BoundParameters(self._trainer.lightning_module, self._algorithm.layers)
+        module = self._trainer.lightning_module
+        trained = trained_names(module, self._trainer.optimizers)
+        self._binding = BoundParameters(module, self._algorithm.layers, trained)
         self.loop.forget_data()
 
     @property
@@ -99,6 +103,12 @@ class FitLifecycle:
         if self._fit is not None:
             return self._fit.description
         return None if self._carried is None else FitDescription.from_state_dict(self._carried["fit"])
+
+    @property
+    def trained(self) -> Sequence[str] | None:
+        """Names of the trained parameters of the running or last fit; ``None`` before the first."""
+        description = self.description
+        return None if description is None else names_in(description.layout)
 
     @property
     def memory(self) -> Mapping[str, int]:
@@ -141,7 +151,7 @@ class FitLifecycle:
             self._fit.reload(loaders)
             return
         options = self._options
-        self._binding = self._binding.renewed(self._algorithm.layers)
+        self._binding = self._binding.renewed(self._algorithm.layers, self._trainer.optimizers)
         self._check_weights(self._binding)
         self.loop.progress.resume()
         carried = self._carried
@@ -160,6 +170,8 @@ class FitLifecycle:
         if self._ranks is not None:
             check_same_fit(self._ranks, self._fit.description, self._trainer)
             say_processes(self._ranks, options, loaders.sizes.tolist(), clients.runner.rows)
+        if loaded is not None:
+            clients.buffers.load_unsaved(loaded.get("non_persistent_buffers", {}))
         self._fit.begin(carried)
         self._trained, self._finished = None, False
         trained, theta = (carried or {}).get("trained"), self._binding.theta

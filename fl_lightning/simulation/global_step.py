@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import Optimizer, SparseAdam
 
 from fl_lightning.core.finite import all_finite, not_finite
 from fl_lightning.training.bound_parameters import BoundParameters
@@ -34,7 +34,7 @@ class GlobalStep:
 
     Raises:
         TypeError: ``factory`` makes no optimizer.
-        ValueError: the optimizer's step needs a closure.
+        ValueError: the optimizer's step needs a closure, or takes sparse gradients alone.
     """
 
     def __init__(self, binding: BoundParameters, factory: OptimizerFactory | None) -> None:
@@ -154,6 +154,8 @@ def _made(factory: OptimizerFactory, parameters: list[nn.Parameter]) -> Optimize
             f"server_optimizer must make a torch.optim.Optimizer from parameters, found {type(optimizer).__name__}: "
             "pass functools.partial(torch.optim.SGD, lr=1.0, momentum=0.9), for instance"
         )
+    if isinstance(optimizer, SparseAdam):
+        raise ValueError("server_optimizer must take dense gradients, the server's step, found SparseAdam: take Adam")
     closure = signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is Parameter.empty:
         raise ValueError(

@@ -12,6 +12,9 @@ from fl_lightning.core.columns import Columns
 from fl_lightning.core.storage.column_files import for_columns, in_columns
 from fl_lightning.guards.base import Guard
 
+_MANY = 100_000
+"""Clients among which a guard's smallest cohort is looked for."""
+
 
 @dataclass(frozen=True)
 class Guarded:
@@ -26,6 +29,30 @@ class Guarded:
     cohort: Cohort
     places: list[int]
     scalars: dict[str, float]
+
+
+def check_guards(guards: Sequence[Guard], most: int, who: str) -> None:
+    """Refuses guards that can judge no round.
+
+    Args:
+        guards: in the order in which they see the updates.
+        most: the largest number of usable reports.
+        who: the clients behind them, for the error.
+
+    Raises:
+        ValueError: says how many reports it takes.
+    """
+    for guard in guards:
+        judged = [m for m in range(1, most + 1) if guard.needed(m) <= m]
+        if not judged:
+            enough = next((m for m in range(most + 1, _MANY) if guard.needed(m) <= m), None)
+            takes = "which no number of clients is enough for" if enough is None else f"which takes {enough} of them"
+            raise ValueError(
+                f"guard must be able to judge rounds with {who}, found {guard!r}, {takes}: sample more clients per "
+                "round, or lower the numbers that the guard was given"
+            )
+        most = max(map(guard.most_left, judged))
+        who = f"the {most} clients at most whom {guard!r} leaves"
 
 
 class Guards:

@@ -8,16 +8,18 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fl_lightning.algorithms.differential_privacy import DifferentialPrivacy, accounting
+from fl_lightning.arguments import check_unused
 from fl_lightning.core.fit_description import plain
 from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler, check_clients_per_round
 from fl_lightning.executors.base import Executor
 from fl_lightning.guards.base import Guard
 from fl_lightning.metrics.functional import Mode
 from fl_lightning.simulation.client_options import ClientOptions
+from fl_lightning.simulation.guarding import check_guards
 
 _GUESSED = 2**32
 """Seeds below can all be tried."""
@@ -52,10 +54,11 @@ class FitOptions(ClientOptions):
             )
         if self.guard is not None and not self.guards:
             raise ValueError(f"guard of FederatedStrategy must be None or at least one guard, found {self.guard!r}")
+        if self.fairness_metric is None and isinstance(self.fairness_mode, str):
+            check_unused("fairness_mode", self.fairness_mode, "max", "without fairness_metric, or map metrics to modes")
         check_clients_per_round(self.clients_per_round)
         if isinstance(self.clients_per_round, int):
-            self.check_min_clients(self.clients_per_round)
-
+            self.check_rounds(self.clients_per_round)
         self._check_privacy()
 
     def _check_privacy(self) -> None:
@@ -88,17 +91,22 @@ class FitOptions(ClientOptions):
             return ()
         return (self.guard,) if isinstance(self.guard, Guard) else tuple(self.guard)
 
-    def check_min_clients(self, cohort_size: int) -> None:
-        """Raises ValueError if no round can have ``min_clients`` usable uploads.
+    def check_rounds(self, cohort_size: int, sizes: Tensor | None = None) -> None:
+        """Raises ValueError if no round can have ``min_clients`` usable uploads, or so many as a guard needs.
 
         Args:
             cohort_size: clients sampled per round.
+            sizes: ``[N]`` training samples of all registered clients, once they are known.
         """
-        if self.min_clients > cohort_size:
+        most, who = cohort_size, f"sampled per round (clients_per_round={self.clients_per_round})"
+        if sizes is not None and self.sampler.most_reports(cohort_size, sizes) < most:
+            most, who = self.sampler.most_reports(cohort_size, sizes), f"that have data and report by {self.sampler!r}"
+        if self.min_clients > most:
             raise ValueError(
-                f"min_clients must be at most the {cohort_size} clients sampled per round (clients_per_round="
-                f"{self.clients_per_round}), found {self.min_clients}: no round would change the model"
+                f"min_clients must be at most the {most} clients {who}, found {self.min_clients}: no round would "
+                "change the model"
             )
+        check_guards(self.guards, most, f"the {most} clients {who}")
 
     def settings(self) -> dict[str, Any]:
         """Those of the clients, and what decides who takes part."""

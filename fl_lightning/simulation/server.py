@@ -87,7 +87,9 @@ class Server:
         """The server optimizer, if there is one."""
         return self._step.optimizer
 
-    def drop(self, current: Round, client_id: int, reason: str, cause: Exception | None = None) -> None:
+    def drop(
+        self, current: Round, client_id: int, reason: str, cause: Exception | None = None, others: bool = True
+    ) -> None:
         """Leaves a client out of the round with a warning, or raises, by policy.
 
         Args:
@@ -95,6 +97,7 @@ class Server:
             client_id: the client.
             reason: why.
             cause: what its training raised, if anything.
+            others: whether other clients of the round may do better.
 
         Raises:
             ClientError: the policy is ``"raise"``, or the module would fail for every client.
@@ -102,7 +105,10 @@ class Server:
         label = client_label(client_id, self.names)
         at_fault = isinstance(cause, ModuleError)
         if at_fault or self._policy == "raise":
-            hint = "it is the module's fault" if at_fault else "on_client_error='drop' leaves such clients out"
+            succeeded = cause is None or bool(current.uploads) or current.index > 0
+            hint = "no client has succeeded, so look at the module, its learning rate and the data"
+            hint = "on_client_error='drop' leaves such clients out" if others and succeeded else hint
+            hint = "it is the module's fault" if at_fault else hint
             raise ClientError(f"client {label} in round {current.index}: {reason} ({hint})") from cause
         current.dropped[client_id] = reason
         rank_zero_warn(f"client {label} is left out of round {current.index}: {reason}")
@@ -134,7 +140,7 @@ class Server:
             rows,
             self._buffers,
             self._rule,
-            lambda upload, why: self.drop(current, upload.client_id, why),
+            lambda upload, why, others: self.drop(current, upload.client_id, why, others=others),
         )
         uploads, count = reports.uploads, len(reports.uploads)
         if count < self._min_clients:

@@ -65,7 +65,7 @@ def usable(
     rows: UpdateRows,
     bank: BufferBank,
     rule: ClientRule,
-    drop: Callable[[Upload, str], None],
+    drop: Callable[[Upload, str, bool], None],
 ) -> UsableUploads:
     """Leaves out uploads that hold NaN or infinity.
 
@@ -74,30 +74,34 @@ def usable(
         rows: the round's rows.
         bank: the buffers before the round.
         rule: the client rule, which says what its extras may hold.
-        drop: called with every upload that is left out, and why.
+        drop: called with every upload that is left out, why, and whether any is left.
     """
     if not uploads:
         return UsableUploads([], torch.zeros(0, dtype=torch.float64), [])
     norms, losses = _magnitudes(uploads, rows)
     buffers = bank.finite([upload.buffers for upload in uploads]).tolist()
     kept: list[int] = []
+    flawed: list[tuple[Upload, str]] = []
     for place, upload in enumerate(uploads):
         loss, companions = losses[place], rows.companion_norms(upload.index)
         extras = _not_finite(upload.report.extras, rule)
         if not isfinite(float(norms[place])):
-            drop(upload, "its update is not finite")
+            flawed.append((upload, "its update is not finite"))
         elif loss is not None and not isfinite(loss):
-            drop(upload, f"its training loss is {loss}")
+            flawed.append((upload, f"its training loss is {loss}"))
         elif upload.loss is not None and not isfinite(upload.loss):
-            drop(upload, f"its loss at the global model is {upload.loss}")
+            flawed.append((upload, f"its loss at the global model is {upload.loss}"))
         elif not buffers[place]:
-            drop(upload, "its buffers are not finite")
+            flawed.append((upload, "its buffers are not finite"))
         elif not all(map(isfinite, companions.values())):
-            drop(upload, f"what it sends besides its update is not finite ({', '.join(companions)})")
+            flawed.append((upload, f"what it sends besides its update is not finite ({', '.join(companions)})"))
         elif extras:
-            drop(upload, f"what {type(rule).__name__} sends besides its update is not finite (extras {extras})")
+            what = f"what {type(rule).__name__} sends besides its update"
+            flawed.append((upload, f"{what} is not finite (extras {extras})"))
         else:
             kept.append(place)
+    for upload, why in flawed:
+        drop(upload, why, bool(kept))
     return UsableUploads(list(uploads), norms, losses).at(kept)
 
 

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from fl_lightning.algorithms.records import Federation
 from fl_lightning.core.lightning.names import Callback, LightningModule, Trainer
+from fl_lightning.core.lightning.optimizers import configured_optimizers
 from fl_lightning.core.lightning.round_progress import RoundProgress
 from fl_lightning.core.lightning.single_device import OneDevice
 from fl_lightning.core.records import EvaluationRecord
@@ -20,6 +21,7 @@ from fl_lightning.simulation.federation_messages import ServerMessage
 from fl_lightning.simulation.state_callback import FederatedState
 from fl_lightning.training.bound_parameters import BoundParameters
 from fl_lightning.training.buffers import BufferBank
+from fl_lightning.training.trained import trained_names
 
 
 class VisitEvaluation(OneDevice):
@@ -71,10 +73,11 @@ class VisitEvaluation(OneDevice):
         """Moves the module to its device, and takes the message."""
         super().setup(trainer)
         module, message = trainer.lightning_module, self._message
-        binding = self._binding = BoundParameters(module, self._options.algorithm.layers)
+        trained = trained_names(module, configured_optimizers(module))
+        binding = self._binding = BoundParameters(module, self._options.algorithm.layers, trained)
         message.check_params(binding.theta)
         binding.theta.copy_(message.params)
-        buffers = BufferBank(module, self._options.buffers)
+        buffers = BufferBank(module, self._options.buffers, trained)
         if message.buffers:
             buffers.put(message.buffers)
         rule, client = self._options.client_rule, self._client_id
@@ -104,6 +107,11 @@ class VisitEvaluation(OneDevice):
         super().teardown()
 
     # ---- what the evaluation asks of a model: the message's parameters are bound all the time
+
+    @property
+    def trained(self) -> Sequence[str] | None:
+        """Names of the trained parameters."""
+        return None if self._binding is None else self._binding.layout.names
 
     def show(self) -> None:
         """The parameters of the message are bound."""

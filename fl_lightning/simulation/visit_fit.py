@@ -21,6 +21,7 @@ from fl_lightning.simulation.visit_plans import federation_plan, visit_plan
 from fl_lightning.training.bound_parameters import BoundParameters
 from fl_lightning.training.client_hooks import ClientHooks
 from fl_lightning.training.client_optimizers import load_scheduled_states, scheduled_state
+from fl_lightning.training.trained import trained_names
 from fl_lightning.training.upload import Upload
 
 
@@ -70,7 +71,9 @@ class VisitFit:
 
     def bind(self) -> None:
         """The module is on its device."""
-        self._binding = BoundParameters(self._trainer.lightning_module, self._options.algorithm.layers)
+        module = self._trainer.lightning_module
+        trained = trained_names(module, self._trainer.optimizers)
+        self._binding = BoundParameters(module, self._options.algorithm.layers, trained)
         self._loop.forget_data()
 
     @property
@@ -92,7 +95,7 @@ class VisitFit:
         self._plan_visits(loaders, limit)
         if self._binding is None:  # configure_optimizers asks for the number of steps
             return RoundLoader(1, loaders, self.open_round)
-        binding = self._binding = self._binding.renewed(self._options.algorithm.layers)
+        binding = self._binding = self._binding.renewed(self._options.algorithm.layers, self._trainer.optimizers)
         self._side = ClientSide(self._trainer, self._loop, self._options, limit, binding, loaders, 1, Sequential())
         self._take_message(binding)
         self._take_rule_state(binding)
@@ -161,7 +164,7 @@ class VisitFit:
     def open_round(self) -> Iterator[ClientTask]:
         """Yields the client, or an empty place."""
         assert self._binding is not None
-        self._binding.check()
+        self._binding.check(self._trainer.optimizers)
         self._loop.progress.open_round()
         client, index, loaders = self._client_id, self._message.round, self.side.loaders
         size = len(loaders.indices(client))

@@ -34,7 +34,7 @@ def dual_cone(gram: Tensor, vectors: Tensor) -> Tensor:
     Raises:
         ValueError: shapes do not fit, or a value is NaN or infinite.
     """
-    m = gram.shape[-1]
+    m = gram.shape[-1] if gram.dim() else 0
     fits = gram.dim() >= 2 and gram.shape[-2] == m and m > 0 and vectors.dim() == gram.dim()
     if not fits or vectors.shape[-1] != m or vectors.shape[:-2] != gram.shape[:-2]:
         raise ValueError(

@@ -13,80 +13,110 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from fl_lightning.core.aligned import aligned
 from fl_lightning.core.layout import LayerSpec, ParamLayout
-from fl_lightning.core.modules import followers_of
+from fl_lightning.core.modules import still_parameters
 from fl_lightning.ops.dtypes import accumulation_device
+from fl_lightning.training.trained import trained_names
 
 
 class BoundParameters:
-    """Binds a module's trainable parameters to flat vectors.
+    """Binds a module's trained parameters to flat vectors.
 
     Args:
         module: the module, already on its device and in its final precision.
         layers: how parameters group into layers, see :meth:`ParamLayout.from_module`.
+        trained: names of the trained parameters, see there.
 
     Attributes:
         theta: ``[n]`` the global parameters; the module is bound to it after construction.
         global_views: its parts with the parameters' shapes, in flat order.
 
     Raises:
-        ValueError: the trainable parameters differ in dtype or device, or are not real floating-point numbers.
+        ValueError: the trained parameters differ in dtype or device, or are not real floating-point numbers.
     """
 
-    def __init__(self, module: nn.Module, layers: LayerSpec) -> None:
+    def __init__(self, module: nn.Module, layers: LayerSpec, trained: Sequence[str] | None = None) -> None:
         self.module = module
-        self.layout = ParamLayout.from_module(module, layers)
+        self.layout = ParamLayout.from_module(module, layers, trained)
         self.parameters = self.layout.parameters(module)
         kinds: dict[str, list[str]] = {}
         for name, p in zip(self.layout.names, self.parameters, strict=True):
             kinds.setdefault(f"{p.dtype} on {p.device}", []).append(name)
         if len(kinds) > 1:
             found = "; ".join(f"{kind}: {_some(names)}" for kind, names in sorted(kinds.items()))
-            raise ValueError(f"trainable parameters must share one dtype and device, found {found}")
+            raise ValueError(f"trained parameters must share one dtype and device, found {found}")
         if not self.parameters[0].is_floating_point():
-            raise ValueError(f"trainable parameters must be floating point, found {', '.join(kinds)}")
+            raise ValueError(f"trained parameters must be floating point, found {', '.join(kinds)}")
         # Tensors without storage that remember the memory format (channels_last).
         self._formats = [torch.empty_like(p.data, device="meta") for p in self.parameters]
         self.theta = self.layout.flatten(self.parameters)
         self.global_views = self.layout.views(self.theta)
         self._marks: dict[str, Tensor] = {}
+        self._idle = self._not_trained()
         self._at_global = False
         self.bind_global()
 
-    def renewed(self, layers: LayerSpec) -> BoundParameters:
+    def renewed(self, layers: LayerSpec, optimizers: Sequence[Optimizer]) -> BoundParameters:
         """This binding, or another one if parameters were frozen, thawed or added since, as in ``on_fit_start``.
 
         Args:
             layers: how parameters group into layers.
+            optimizers: the module's.
 
         Raises:
             ValueError: as the constructor.
         """
-        trainable = [p for p in self.module.parameters() if p.requires_grad]
-        if {id(p) for p in trainable} == {id(p) for p in self.parameters}:
+        trained = trained_names(self.module, optimizers)
+        named = dict(self.module.named_parameters())
+        if {id(named[name]) for name in trained} == {id(p) for p in self.parameters}:
             return self
         self.settle(self.global_views)
         self.release()
-        return BoundParameters(self.module, layers)
+        return BoundParameters(self.module, layers, trained)
 
-    def check(self) -> None:
+    def check(self, optimizers: Sequence[Optimizer]) -> None:
         """Makes sure that a round can begin.
 
+        Args:
+            optimizers: the module's present ones.
+
         Raises:
-            ValueError: parameters were frozen, thawed, added or replaced since the layout was made.
+            ValueError: trained parameters were frozen, thawed, added or replaced since the layout was made, or given to
+                an optimizer or taken from it.
         """
-        current = self.layout.parameters(self.module)
-        replaced = [n for n, p, q in zip(self.layout.names, current, self.parameters, strict=True) if p is not q]
+        named = dict(self.module.named_parameters())
+        before = zip(self.layout.names, self.parameters, strict=True)
+        replaced = [name for name, parameter in before if name in named and named[name] is not parameter]
         if replaced:
-            raise ValueError(f"trainable parameters must stay the same objects during a fit, replaced: {replaced}")
+            raise ValueError(f"trained parameters must stay the same objects during a fit, replaced: {replaced}")
+        changed = sorted(set(trained_names(self.module, optimizers)) ^ set(self.layout.names))
+        if changed:
+            raise ValueError(
+                f"the trained parameters must not change during a fit, found changes in {changed}: freeze, thaw, add "
+                "or remove them before it, in the module's __init__, configure_model, setup or on_fit_start, and let "
+                "configure_optimizers give them to an optimizer"
+            )
         self.settle(self.global_views)
+        self._idle = self._not_trained()
         self.bind_global()
         self._marks = self._frozen_marks()
 
+    def _not_trained(self) -> list[nn.Parameter]:
+        """The parameters that require gradients and are in no optimizer."""
+        own = {id(parameter) for parameter in self.parameters}
+        return [p for p in self.module.parameters() if p.requires_grad and id(p) not in own]
+
+    @property
+    def not_trained(self) -> str:
+        """How many parameters require gradients and are in no optimizer, in words; empty without any."""
+        count, numbers = len(self._idle), sum(p.numel() for p in self._idle if _has_shape(p))
+        return f"{count} parameter{'s' * (count > 1)} with {numbers:,} numbers" if count else ""
+
     def check_frozen(self) -> None:
-        """Makes sure that local training left parameters without gradients alone.
+        """Makes sure that local training left parameters alone that are not trained.
 
         Those with the shape of a trained one may change: :class:`~fl_lightning.training.side_tensors.SideTensors`
         brings them back after every client.
@@ -98,20 +128,19 @@ class BoundParameters:
         moved = [name for name, mark in before.items() if not torch.allclose(mark, after.get(name, mark), 0, 0, True)]
         if moved:
             raise ValueError(
-                "parameters that do not require gradients must not change in local training, found changes in "
-                f"{_some(moved)}: no update holds them, so one client would hand them to the next; make them buffers, "
-                "which are combined after every round, as frozen parameters are that have the shape of a trained one"
+                "parameters that do not require gradients, or are in no optimizer, must not change in local training, "
+                f"found changes in {_some(moved)}: no update holds them, so one client would hand them to the next; "
+                "make them buffers, which are combined after every round, as such parameters are where they have the "
+                "shape of a trained one"
             )
 
     @property
     def frozen_marks(self) -> dict[str, Tensor]:
-        """Sums of the parameters without gradients when the round began, by name."""
+        """Sums of the parameters that are not trained when the round began, by name."""
         return self._marks
 
     def _frozen_marks(self) -> dict[str, Tensor]:
-        followers = {id(follower.value) for follower in followers_of(self.module)}
-        named = self.module.named_parameters()
-        frozen = {n: p.detach() for n, p in named if not p.requires_grad and id(p) not in followers}
+        frozen = {n: p.detach() for n, p in still_parameters(self.module, self.layout.names).items()}
         return {n: p.to(accumulation_device(p)).sum(dtype=torch.float64) for n, p in frozen.items() if _has_sum(p)}
 
     def thaw(self) -> None:
@@ -126,6 +155,8 @@ class BoundParameters:
         for parameter, view in zip(self.parameters, views, strict=True):
             parameter.data = view
             parameter.grad = None
+        for parameter in self._idle:
+            parameter.grad = None  # no optimizer zeroes it: it would grow from client to client
 
     def bind_flat(self, flat: Tensor) -> None:
         """Points the parameters at an ``[n]`` vector, or at a copy if it does not start at a 64-byte boundary."""
@@ -183,8 +214,12 @@ def _copy_if_elsewhere(parameter: Tensor, view: Tensor) -> None:
         view.copy_(parameter.data)
 
 
+def _has_shape(tensor: Tensor) -> bool:
+    return not isinstance(tensor, nn.parameter.UninitializedParameter)
+
+
 def _has_sum(tensor: Tensor) -> bool:
-    return not isinstance(tensor, nn.parameter.UninitializedParameter) and tensor.dtype.itemsize > 1
+    return _has_shape(tensor) and tensor.dtype.itemsize > 1
 
 
 def _some(names: Sequence[str], shown: int = 5) -> str:

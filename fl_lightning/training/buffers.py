@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -21,7 +21,7 @@ _Kind = tuple[torch.dtype, torch.device]
 class BufferReport:
     """A client's buffers after training, as one vector per dtype, with the client's sample count.
 
-    ``aside`` has frozen parameters and non-persistent buffers that the client changed, by name. ``votes`` says which
+    ``aside`` has untrained parameters and non-persistent buffers that the client changed, by name. ``votes`` says which
     buffers the client has written as memory banks.
     """
 
@@ -35,20 +35,21 @@ class BufferBank:
     """The module's buffers (BatchNorm statistics and the like) outside local training.
 
     Buffers never enter update rows. Every client starts from the global ones. Those of torchmetrics are left alone:
-    they belong to the metrics. :class:`SideTensors` has non-persistent buffers, and frozen parameters that may follow
-    trained ones: the policy combines them where clients change them.
+    they belong to the metrics. :class:`SideTensors` has non-persistent buffers, and untrained parameters that may
+    follow trained ones: the policy combines them where clients change them.
 
     Args:
         module: the module.
         policy: ``"mean"`` averages float buffers by sample counts, ``"largest"`` takes those of the client with the
             most samples, ``"global"`` leaves them as they are. Integer buffers are never averaged: under ``"mean"`` and
             ``"largest"`` they come from the client with the most samples. So do memory banks.
+        trained: names of the trained parameters; ``None``: all that require gradients.
     """
 
-    def __init__(self, module: nn.Module, policy: BufferPolicy) -> None:
+    def __init__(self, module: nn.Module, policy: BufferPolicy, trained: Collection[str] | None = None) -> None:
         self._module = module
         self._policy: BufferPolicy = policy
-        self._aside, self._banks = SideTensors(module), MemoryBanks(module)
+        self._aside, self._banks = SideTensors(module, trained), MemoryBanks(module)
         self._banks.remember()
         self._take()
 
@@ -146,6 +147,14 @@ class BufferBank:
         """
         return self.values() | self._aside.values()
 
+    def unsaved(self, in_visit: bool) -> dict[str, Tensor]:
+        """See :meth:`SideTensors.unsaved`."""
+        return self._aside.unsaved(in_visit)
+
+    def load_unsaved(self, values: Mapping[str, Tensor]) -> None:
+        """See :meth:`SideTensors.load_unsaved`."""
+        self._aside.load_unsaved(values)
+
     def report(self, size: int, seen: int = 0) -> BufferReport:
         """The module's buffers as a client leaves them.
 
@@ -182,7 +191,7 @@ class BufferBank:
         """Makes new global buffers from the clients' by the policy, and puts them into the module.
 
         Raises:
-            ValueError: something has changed frozen parameters after a client.
+            ValueError: something has changed untrained parameters after a client.
         """
         self._aside.check_between_clients()
         banks = agreed([report.votes for report in reports])

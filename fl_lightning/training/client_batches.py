@@ -28,12 +28,13 @@ class ClientBatches:
 
     Attributes:
         loaders: the clients' training data.
+        window: batches per optimizer step.
         merges: a last batch of one sample joins the one before.
         seen: samples that the last visit has trained on so far.
     """
 
     def __init__(self, loaders: ClientLoaders, options: LocalOptions, window: int, module: nn.Module) -> None:
-        self.loaders, self._options, self._window, self.seen = loaders, options, window, 0
+        self.loaders, self._options, self.window, self.seen = loaders, options, window, 0
         self.merges = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
 
     def in_training(self, client: int, round: int) -> Iterator[tuple[Any, int, int, bool, bool]]:  # noqa: A002
@@ -47,10 +48,6 @@ class ClientBatches:
                 self.seen += size
                 yield batch, size, index, index + 1 == take, left == 0
 
-    def from_memory(self, client: int) -> bool:
-        """Whether a client's batches are gathered from tensors in memory, and nobody changes them on the way."""
-        return self.loaders.in_memory and self._options.attack_of(client) is None
-
     def passes(self, client: int, round: int) -> Iterator[tuple[int, int]]:  # noqa: A002
         """Passes over a client's data in local training: the seed of each one's order, and its number of batches."""
         for number, take in enumerate(self._takes(self.loaders.num_batches(client, merge_single=self.merges))):
@@ -58,7 +55,7 @@ class ClientBatches:
 
     def _takes(self, available: int) -> Iterator[int]:
         """Batches of each pass of a client that has ``available`` ones."""
-        options, window = self._options, self._window
+        options, window = self._options, self.window
         per_pass = limited(options.limit, available)
         wanted, number = options.steps, 0
         while per_pass > 0 and (number < options.epochs if wanted is None else wanted > 0):
@@ -71,7 +68,7 @@ class ClientBatches:
     def planned_steps(self, client: int) -> int:
         """Optimizer steps that a client is going to take, if the module optimizes automatically and to the end."""
         available = self.loaders.num_batches(client, merge_single=self.merges)
-        return sum(ceil(take / self._window) for take in self._takes(available))
+        return sum(ceil(take / self.window) for take in self._takes(available))
 
     def plan(self, full_gradients: bool) -> VisitPlan:
         """The visit that the fit's clock counts by.
@@ -88,9 +85,9 @@ class ClientBatches:
                 total += clients
                 passes += clients * max(takes)
                 batches += clients * sum(takes)
-                steps += clients * (1 if full_gradients else sum(ceil(take / self._window) for take in takes))
+                steps += clients * (1 if full_gradients else sum(ceil(take / self.window) for take in takes))
         steps, batches, passes = (max(1, -(-number // max(total, 1))) for number in (steps, batches, passes))
-        return VisitPlan(steps, batches, passes, self._window)
+        return VisitPlan(steps, batches, passes, self.window)
 
     def in_order(self, client: int, batch_size: int | None = None) -> Iterator[tuple[Any, int]]:
         """One pass over all of the client's training data in the dataset's order: batches and their samples.
@@ -98,9 +95,19 @@ class ClientBatches:
         Args:
             client: the client.
             batch_size: ``None``: as in training. A size of one's own choosing: ``drop_last`` does not apply to it.
+
+        Raises:
+            ValueError: the data's ``collate_fn`` gave no batch.
         """
         size = batch_size or self.loaders.batch_size
-        return self._seen(client, self.loaders.batches(client, seed=None, batch_size=size, merge_single=self.merges))
+        whole = self.loaders.batches(client, seed=None, batch_size=size, merge_single=self.merges)
+        for batch, samples in self._seen(client, whole):
+            if batch is None:
+                raise ValueError(
+                    f"collate_fn must return a batch of all samples of client {client} where losses or gradients of "
+                    "all its data are needed, found None"
+                )
+            yield batch, samples
 
     def _seen(self, client: int, batches: Iterable[tuple[Any, int]]) -> Iterator[tuple[Any, int]]:
         """Batches as the client takes them, which a dishonest one may change."""

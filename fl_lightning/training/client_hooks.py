@@ -42,11 +42,6 @@ class ClientHooks:
         self.index = 0
         self.rate: Callable[[], float | None] | None = None
 
-    @property
-    def steady(self) -> bool:
-        """Whether no code of somebody else's runs between the steps of a visit."""
-        return not self._begins and not self.keeps_gradients
-
     def install(self) -> None:
         """Local training begins."""
         if self._features is not None:

@@ -14,7 +14,6 @@ from fl_lightning.core.lightning.names import Trainer
 from fl_lightning.core.module_state import silenced
 from fl_lightning.training.client_batches import ClientBatches
 from fl_lightning.training.module_calls import ModuleCalls
-from fl_lightning.training.planned.planned_calls import PlannedCalls
 
 
 class ClientLosses:
@@ -26,10 +25,6 @@ class ClientLosses:
         batches: the clients' batches.
         batch_size: samples per forward pass; ``None``: as many as in training, so that losses which depend on the batch
             (contrastive ones, sums) are those that clients train on.
-        patience: see :class:`~fl_lightning.training.planned.planned_calls.PlannedCalls`; ``None``: nothing is planned.
-
-    Attributes:
-        plans: what losses are planned with; ``None`` if none are.
     """
 
     def __init__(
@@ -38,46 +33,27 @@ class ClientLosses:
         calls: ModuleCalls,
         batches: ClientBatches,
         batch_size: int | None = None,
-        patience: int | None = None,
     ) -> None:
         self._trainer, self._calls, self._batches, self._batch_size = trainer, calls, batches, batch_size
         self._differentiates = False
         self._loss: Callable[[Any, int], Any] = (
             getattr(trainer.lightning_module, "federated_loss", None) or calls.training_output
         )
-        self.plans: PlannedCalls | None = None
-        if patience is not None:
-            given, eager = (self._loss,), self._eager_loss
-            self.plans = PlannedCalls("Losses", calls.module, _loss_of_batch, given, eager, (), patience)
 
-    def check_plans(self) -> str | None:
-        """See :meth:`PlannedCalls.check`."""
-        if self.plans is None:
-            return None
-        with silenced(self._calls.module), torch.no_grad():
-            return self.plans.check()
-
-    def measure(self, client: int, needs: Needs, plan: bool = True) -> dict[str, float]:
+    def measure(self, client: int, needs: Needs) -> dict[str, float]:
         """Sample-weighted means over the client's training data at the bound parameters, in eval mode.
 
         Args:
             client: the client.
             needs: which of ``"loss"`` and ``"accuracy"`` to return.
-            plan: False where parameters are bound for a few calls only: a plan is for one place in memory.
         """
-        module, precision = self._trainer.lightning_module, self._trainer.precision_plugin
+        module = self._trainer.lightning_module
         wanted: dict[str, Callable[[Any, int], Any]] = {}
-        plans: PlannedCalls | None = None
         if needs.losses or needs.requery:
-            plans = self.plans if plan else None
-            wanted["loss"] = self._eager_loss if plans is None else plans
+            wanted["loss"] = self._module_loss
         if needs.accuracies:
             wanted["accuracy"] = partial(self._asked, getattr(module, "federated_accuracy"))  # noqa: B009 (nn.Module's type)
         with silenced(module), torch.no_grad():
-            if plans is not None:
-                known = type(precision).__module__.startswith(("lightning.", "pytorch_lightning."))
-                alone = not (needs.accuracies or self._calls.hooked)
-                plans.begin_visit(steady=known and alone and self._batches.from_memory(client))
             return self._means(client, wanted)
 
     def _means(self, client: int, wanted: Mapping[str, Callable[[Any, int], Any]]) -> dict[str, float]:
@@ -94,8 +70,9 @@ class ClientLosses:
                     counts[name] += number
         return {name: totals[name] / count if count else float("nan") for name, count in counts.items()}
 
-    def _eager_loss(self, batch: Any, index: int) -> Any:
-        return _loss_in(self._asked(self._loss, batch, index))
+    def _module_loss(self, batch: Any, index: int) -> Any:
+        output = self._asked(self._loss, batch, index)
+        return output.get("loss") if isinstance(output, Mapping) else output
 
     def _asked(self, function: Callable[[Any, int], Any], batch: Any, index: int) -> Any:
         if not self._differentiates:
@@ -107,12 +84,3 @@ class ClientLosses:
                 self._differentiates = True  # a gradient penalty, for instance: the loss is made of gradients
         with torch.enable_grad():
             return function(batch, index)
-
-
-def _loss_of_batch(batch: Any, index: int, records: list[Any], loss: Callable[[Any, int], Any]) -> Any:
-    records.clear()  # it is empty; TorchDynamo names a list by where it meets it first
-    return _loss_in(loss(batch, index))
-
-
-def _loss_in(output: Any) -> Any:
-    return output.get("loss") if isinstance(output, Mapping) else output

@@ -97,13 +97,12 @@ class ClientRunner:
         self._calls = ModuleCalls(trainer)
         step: LocalStep = LightningStep(loop)
         self.plans: PlannedGradients | None = None
-        self._last_work: LocalWork | None = None
         if self.full_path is None:
             step = LeanStep(loop, self._calls, self.hooks, *self._gradients(FastSGD(trainer.optimizers[0])))
         self._local = LocalTrainer(
             trainer, self._calls, self.batches, rule, self.hooks, step, loop.fast_log(), loop.clock
         )  # fmt: skip
-        self._losses = ClientLosses(trainer, self._calls, self.batches, options.loss_batch_size, self._patience)
+        self._losses = ClientLosses(trainer, self._calls, self.batches, options.loss_batch_size)
         self.generators: list[Any] = []
 
     @property
@@ -118,36 +117,25 @@ class ClientRunner:
 
     def _gradients(self, optimizer: FastSGD) -> tuple[FastSGD, LossGradients]:
         """What steps on the lean path are taken with: gradients from plans, if the options and the device allow it."""
-        eager, patience = EagerGradients(self._calls, self.hooks, optimizer), self._patience
-        if patience is None:
+        eager = EagerGradients(self._calls, self.hooks, optimizer)
+        if not self._options.planned or self.global_params.device.type != "cpu":
             return optimizer, eager
-        self.plans = PlannedGradients(
-            self._calls, self.hooks, eager, optimizer, self._binding.parameters, patience
-        )  # fmt: skip
+        self.plans = PlannedGradients(self._calls, self.hooks, eager, optimizer, self._binding.parameters)
         return optimizer, self.plans
-
-    @property
-    def _patience(self) -> int | None:
-        """Batches before plans are made; ``None`` if none are."""
-        return self._options.patience if self.global_params.device.type == "cpu" else None
 
     @property
     def step_kind(self) -> str:
         """How gradients of local steps are computed, and why, in words."""
-        patience, device = self._options.patience, self.global_params.device.type
-        if patience is None:
-            return "eager, because planned_steps='never'"
+        device = self.global_params.device.type
+        if not self._options.planned:
+            return "eager"
         if self._needs.full_gradients:
             return "none, because clients send full gradients"
         if device != "cpu":
             return f"eager, because plans are for the CPU, and this fit runs on {device}"
         if self.full_path is not None:
             return f"eager, because {self.full_path}"
-        return (
-            f"planned where they can be, after {patience} batches of a shape"
-            if patience
-            else "planned where they can be"
-        )
+        return "planned where they can be"
 
     def _planned_steps(self) -> int:
         return 0 if self.plans is None else self.plans.planned
@@ -158,23 +146,14 @@ class ClientRunner:
         Returns:
             Why the round's steps from plans cannot be trusted, or ``None``.
         """
-        wrong: str | None = None
-        if self._losses.plans is not None and self._losses.plans.used:
-            with self._isolated(self.global_params.device, "plans"):
-                self.visits.begin()
-                wrong = self._losses.check_plans()
-                self._buffers.restore()
-                self.visits.put_back()
-        if self.plans is not None and self.plans.used:
-            with self._isolated(self.global_params.device, "plans"):
-                self.rows.bind()
-                self.visits.begin()
-                self.hooks.work = self._last_work
-                try:
-                    wrong = self.plans.check() or wrong
-                finally:
-                    self.restore()
-        return wrong
+        if self.plans is None or not self.plans.used:
+            return None
+        self.rows.bind()
+        self.visits.begin()
+        try:
+            return self.plans.check()
+        finally:
+            self.restore()
 
     # ---- one client
 
@@ -193,6 +172,7 @@ class ClientRunner:
             work = LocalWork(
                 client, task.round, self.module, self._binding.layout, self._binding.parameters, theta,
                 task.num_samples, optimizers.lr, optimizers.momentum, batches=partial(self._batches_of, client),
+                window=self.batches.window,
             )  # fmt: skip
             self.schedules.begin_visit()
             self.visits.begin()
@@ -205,7 +185,6 @@ class ClientRunner:
                 optimizers.begin_client(client)
                 loss = self._local.train(work)
                 optimizers.end_client(client)
-                self._last_work = work
                 work.end_steps()
                 self.rows.settle()
                 report = self.rule.end_client(work)
@@ -218,7 +197,7 @@ class ClientRunner:
         return Upload(
             task.index, client, task.num_samples, loss, measured.get("loss") if needs.losses else None,
             report, self._buffers.report(task.num_samples, self.batches.seen), work.client_lr, pace,
-            self._planned_steps() - before, left,
+            self._planned_steps() - before, 0 if needs.full_gradients else self._local.skipped, left,
         )  # fmt: skip
 
     def _watch_rate(self) -> None:
@@ -263,12 +242,12 @@ class ClientRunner:
             seed = derive_seed(self._options.seed, "attack", task.round, client)
             attack.replace(self.rows.update(task.index), self.global_params, seed)
 
-    def measure(self, client: int, round: int, needs: Needs, plan: bool = True) -> dict[str, float]:  # noqa: A002
+    def measure(self, client: int, round: int, needs: Needs) -> dict[str, float]:  # noqa: A002
         """Loss and accuracy of a client at the bound parameters, as far as ``needs`` names them."""
         with self._isolated(self.global_params.device, "loss", round, client):
             self.visits.begin()
             try:
-                measured = self._losses.measure(client, needs, plan)
+                measured = self._losses.measure(client, needs)
             finally:
                 self._buffers.restore()
                 self.visits.put_back()

@@ -20,8 +20,7 @@ class LocalOptions:
         keep_optimizer: the client gets its optimizer's state of its last round back.
         loss_batch_size: samples per forward pass where losses are measured; ``None``: as in training.
         attack: what dishonest clients upload instead.
-        patience: batches of one shape that a process trains on before it plans steps for that shape; ``None``: it plans
-            none.
+        planned: losses and gradients come from plans where they can.
     """
 
     seed: int = 0
@@ -31,7 +30,7 @@ class LocalOptions:
     keep_optimizer: bool = False
     loss_batch_size: int | None = None
     attack: Attack | None = None
-    patience: int | None = None
+    planned: bool = False
 
     def attack_of(self, client: int) -> Attack | None:
         """What this client does instead of what it should; ``None`` if it is honest."""

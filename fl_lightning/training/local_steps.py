@@ -24,25 +24,20 @@ class LocalStep(Protocol):
 
     hook: str | None
 
-    def __call__(self, batch: Any, index: int, size: int, steps: bool) -> tuple[Tensor | None, bool]:
-        """Takes the step.
+    def __call__(self, batch: Any, index: int, size: int) -> tuple[Tensor | None, bool]:
+        """Takes the step, or gathers gradients for it: the loop's clock knows which.
 
         Args:
             batch: as it came from the loader.
             index: its place in the visit, over all passes.
             size: its samples.
-            steps: the optimizer steps after it, which it does not while gradients accumulate.
 
         Returns:
             The detached loss (``None`` if the module gave none), and whether a hook asked the client to stop.
         """
 
-    def begin_visit(self, from_memory: bool) -> None:
-        """A client is about to train.
-
-        Args:
-            from_memory: its batches are gathered from tensors in memory, and nobody changes them on the way.
-        """
+    def begin_visit(self) -> None:
+        """A client is about to train."""
 
     def take_optimizer(self, optimizer: Optimizer) -> None:
         """Steps with another optimizer from now on."""
@@ -60,11 +55,11 @@ class LightningStep:
     def __init__(self, loop: FederatedEpochLoop) -> None:
         self._loop = loop
 
-    def __call__(self, batch: Any, index: int, size: int, steps: bool) -> tuple[Tensor | None, bool]:
+    def __call__(self, batch: Any, index: int, size: int) -> tuple[Tensor | None, bool]:
         """See :class:`LocalStep`."""
-        return self._loop.local_step(batch, index, size, steps)
+        return self._loop.local_step(batch, index, size)
 
-    def begin_visit(self, from_memory: bool) -> None:
+    def begin_visit(self) -> None:
         """A client is about to train."""
 
     def take_optimizer(self, optimizer: Optimizer) -> None:
@@ -95,13 +90,11 @@ class LeanStep:
         self._loop, self._calls, self._hooks = loop, calls, hooks
         self._optimizer, self._gradients = optimizer, gradients
 
-    def __call__(self, batch: Any, index: int, size: int, steps: bool) -> tuple[Tensor | None, bool]:
+    def __call__(self, batch: Any, index: int, size: int) -> tuple[Tensor | None, bool]:
         """See :class:`LocalStep`."""
         batch = self._calls.to_device(batch)
         self._loop.expect(batch, size)
         self._hooks.begin_batch(batch)
-        if self._loop.clock.is_last_batch:
-            self._gradients.end_steady()
         loss = self._gradients(batch, index)
         self._hooks.before_optimizer_step()
         self._calls.clip_gradients(self._optimizer.wrapped)
@@ -111,10 +104,9 @@ class LeanStep:
             self._loop.clock.end_step()
         return loss, False
 
-    def begin_visit(self, from_memory: bool) -> None:
+    def begin_visit(self) -> None:
         """A client is about to train."""
-        steady = from_memory and not self._calls.hooked and not self._loop.clock.scheduled
-        self._gradients.begin_visit(steady and self._hooks.steady and self._optimizer.lets_go)
+        self._gradients.begin_visit()
 
     def take_optimizer(self, optimizer: Optimizer) -> None:
         """Steps with another optimizer from now on."""

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -33,6 +35,7 @@ class LocalTrainer:
     Attributes:
         step: takes one step.
         log: takes the place of the module's ``log``.
+        skipped: batches of the last visit without a loss, with automatic optimization.
     """
 
     def __init__(
@@ -46,9 +49,10 @@ class LocalTrainer:
         log: TrainingLog,
         clock: VisitClock,
     ) -> None:
-        self._trainer, self._clock = trainer, clock
-        self._precision, self._calls, self._batches = trainer.precision_plugin, calls, batches
+        self._clock, self._precision, self._calls, self._batches = clock, trainer.precision_plugin, calls, batches
         self._rule, self._hooks, self.step, self.log = rule, hooks, step, log
+        self._automatic, self.skipped = trainer.lightning_module.automatic_optimization, 0
+        self._passed = 0  # batches in earlier passes of the visit
 
     def train(self, work: LocalWork) -> Tensor | None:
         """Trains the client's parameters.
@@ -61,31 +65,41 @@ class LocalTrainer:
         """
         hooks = self._hooks
         hooks.work = work
-        work.forward_context, work.own_loss = self._precision.train_step_context, self._calls.unlogged_loss
+        work.forward_context, work.own_loss, self._passed = self._precision.train_step_context, self._own_loss, 0
         self._rule.begin_client(work)
         self.log.install(self.step.hook)
         hooks.install()
-        self.step.begin_visit(self._batches.from_memory(work.client_id))
+        self.step.begin_visit()
         losses: list[Tensor] = []
         sizes: list[int] = []
-        done, clock = 0, self._clock
+        done, clock, opens, self.skipped = 0, self._clock, True, 0
         try:
             for batch, size, hooks.index, ends_pass, is_last in self._batches.in_training(work.client_id, work.round):
-                clock.begin_batch(is_last)
-                steps = ends_pass or (hooks.index + 1) % self._trainer.accumulate_grad_batches == 0
-                loss, stop = self.step(batch, done, size, steps)
+                place, self._passed = hooks.index % work.window, done - hooks.index
+                opens = opens or place == 0
+                clock.begin_batch(is_last, opens, ends_pass or place + 1 == work.window)
+                # A collate_fn that finds no sample to use gives no batch, as in Lightning; then the next one opens.
+                loss, stop = None, False
+                if batch is not None:
+                    loss, stop = self.step(batch, done, size)
+                    opens = False
                 done += 1
                 if loss is not None:
                     losses.append(loss.reshape(()) if loss.dim() else loss)
                     sizes.append(size)
                 if stop:
                     break
+                self.skipped += loss is None and self._automatic
         finally:
             self.log.remove()
             hooks.remove()
         if done == 0:
             raise ValueError(f"client {work.client_id} has no batch to train on ({work.num_samples} samples)")
         return _weighted_mean(losses, sizes) if losses else None
+
+    def _own_loss(self, batch: Any, index: int) -> Tensor:
+        """The module's loss of a batch of the present pass, under its place in the visit, as ``training_step`` is."""
+        return self._calls.unlogged_loss(batch, index + self._passed)
 
 
 def _weighted_mean(losses: list[Tensor], sizes: list[int]) -> Tensor:

@@ -27,15 +27,8 @@ class LossGradients(Protocol):
             The detached loss with the client rule's term; ``None`` if the module skips the batch.
         """
 
-    def begin_visit(self, steady: bool) -> None:
-        """A client is about to train.
-
-        Args:
-            steady: see :meth:`fl_lightning.training.planned.planned_calls.PlannedCalls.begin_visit`.
-        """
-
-    def end_steady(self) -> None:
-        """More is about to change than counters."""
+    def begin_visit(self) -> None:
+        """A client is about to train."""
 
     def take_optimizer(self, optimizer: FastSGD) -> None:
         """Gradients are for this optimizer from now on."""
@@ -58,17 +51,18 @@ class EagerGradients:
         loss = self._calls.training_loss(batch, index)
         if loss is not None:
             loss = self._hooks.add_loss_term(loss, batch)
+        return self.differentiate(loss)
+
+    def differentiate(self, loss: Tensor | None) -> Tensor | None:
+        """Leaves the gradients of a loss in the parameters; ``None`` leaves no gradients there."""
         self._optimizer.zero_grad()
         if loss is None:
             return None
         torch.autograd.backward(loss)
         return loss.detach()
 
-    def begin_visit(self, steady: bool) -> None:
+    def begin_visit(self) -> None:
         """A client is about to train."""
-
-    def end_steady(self) -> None:
-        """Nothing is kept from batch to batch."""
 
     def take_optimizer(self, optimizer: FastSGD) -> None:
         """Gradients are for this optimizer from now on."""

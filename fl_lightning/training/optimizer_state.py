@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fl_lightning.core.errors import ModuleError
+
 
 class OptimizerState:
     """One optimizer, and what it looks like before its first step.
@@ -34,8 +36,17 @@ class OptimizerState:
         self.options = [group_options(group) for group in self.optimizer.param_groups]
 
     def restore(self) -> None:
-        """Puts state and attributes back to what they were at first, and options to what was taken."""
+        """Puts state and attributes back to what they were at first, and options to what was taken.
+
+        Raises:
+            ModuleError: parameter groups were added or taken away since.
+        """
         optimizer = self.optimizer
+        if len(optimizer.param_groups) != len(self.options):
+            raise ModuleError(
+                f"{type(optimizer).__name__} must keep its {len(self.options)} parameter groups during a fit, found "
+                f"{len(optimizer.param_groups)}: give all to it in configure_optimizers"
+            )
         optimizer.state.clear()  # in place: wrappers hold on to it
         for key, value in self._initial.items():
             optimizer.state[key] = self._copied(value)

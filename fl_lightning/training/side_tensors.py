@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that local training seldom changes: frozen parameters and non-persistent buffers."""
+"""Tensors that local training seldom changes: parameters that are not trained, and non-persistent buffers."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Container, Mapping, MutableMapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -23,20 +23,22 @@ class SideReport(NamedTuple):
 
 
 class SideTensors:
-    """Frozen parameters with the shape of a trained one, and non-persistent buffers, outside local training.
+    """Untrained parameters with the shape of a trained one, and non-persistent buffers, outside local training.
 
-    An EMA teacher (BYOL, DINO, MoCo) is frozen and follows the student, and a memory bank may be a non-persistent
-    buffer. They are combined like other buffers. In most modules they never change, so clients report those alone that
-    they changed, and a client that left a tensor as it was counts with the global value. A buffer that got another
-    shape is a cache: it comes back as it was.
+    An EMA teacher (BYOL, DINO, MoCo) is in no optimizer and follows the student, and a memory bank may be a
+    non-persistent buffer. They are combined like other buffers. In most modules they never change, so clients report
+    those alone that they changed, and a client that left a tensor as it was counts with the global value. A buffer that
+    got another shape is a cache: it comes back as it was.
 
     Args:
         module: the module.
+        trained: names of the trained parameters; ``None``: all that require gradients.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
+    def __init__(self, module: nn.Module, trained: Collection[str] | None = None) -> None:
+        self._module, self._trained = module, trained
         self._global: dict[str, Tensor] = {}
+        self._moving: set[str] = set()
         self.remember()
 
     @property
@@ -55,11 +57,33 @@ class SideTensors:
                 self._global[name] = known
                 continue
             self._global[name] = value.clone()
+            if known is not None:
+                self._moving.add(name)
 
     def _all(self) -> list[_Tensor]:
-        frozen = [_Tensor(o._parameters, key, name, value) for o, key, name, value in followers_of(self._module)]
-        caches = non_persistent_buffers_of(self._module)
-        return [*frozen, *(_Tensor(o._buffers, key, name, value) for o, key, name, value in caches)]
+        followers, caches = followers_of(self._module, self._trained), non_persistent_buffers_of(self._module)
+        found = [_Tensor(owner._parameters, key, name, value) for owner, key, name, value in followers]
+        return [*found, *(_Tensor(owner._buffers, key, name, value) for owner, key, name, value in caches)]
+
+    def unsaved(self, in_visit: bool) -> dict[str, Tensor]:
+        """Copies of the non-persistent buffers that have changed in this fit: no state dictionary has them.
+
+        Args:
+            in_visit: a client is in training; its changes are not looked at.
+        """
+        found = {}
+        for _, _, name, value in non_persistent_buffers_of(self._module):
+            before = self._global.get(name, value)
+            if name in self._moving or (not in_visit and not _equal(value, before)):
+                found[name] = (before if in_visit else value).detach().clone()
+        return found
+
+    def load_unsaved(self, values: Mapping[str, Tensor]) -> None:
+        """Takes what :meth:`unsaved` returned; what has another shape is a cache, and stays as it is."""
+        self.put(
+            {n: value for n, value in values.items() if n in self._found and self._found[n].value.shape == value.shape}
+        )
+        self.remember()
 
     @torch.no_grad()
     def put(self, values: Mapping[str, Tensor]) -> None:
@@ -93,7 +117,7 @@ class SideTensors:
         }
 
     def check_between_clients(self) -> None:
-        """Makes sure that frozen parameters are as they were when the last client was put away.
+        """Makes sure that parameters that are not trained are as they were when the last client was put away.
 
         Raises:
             ValueError: they changed since, which the next client would not see; names them.
@@ -102,9 +126,10 @@ class SideTensors:
         if changed:
             names = ", ".join(map(repr, changed[:5]))
             raise ValueError(
-                f"frozen parameters must change in local training or between rounds, found changes in {names} after a "
-                "client: a callback's on_train_batch_end runs on the server, once per client; move what it does to the "
-                "module's on_train_batch_end or on_before_zero_grad, which run in every local step"
+                "parameters that do not require gradients, or are in no optimizer, must change in local training or "
+                f"between rounds, found changes in {names} after a client: a callback's on_train_batch_end runs on the "
+                "server, once per client; move what it does to the module's on_train_batch_end or on_before_zero_grad, "
+                "which run in every local step"
             )
 
     def finite(self, reports: Sequence[SideReport]) -> Tensor:
@@ -129,6 +154,7 @@ class SideTensors:
             if policy == "mean" and before.is_floating_point() and name not in banks:
                 new = _mean(values, [report.size for report in reports], before)
             self._global[name] = new
+            self._moving.add(name)
 
 
 class _Tensor(NamedTuple):

@@ -29,6 +29,7 @@ class Upload:
         client_lr: mean learning rate of its steps, if its optimizer defines one.
         pace: what its visit counted.
         planned: steps whose gradients came from plans.
+        skipped: batches without a loss, with automatic optimization.
         left: what its visit leaves in the module beside parameters and buffers.
     """
 
@@ -42,6 +43,7 @@ class Upload:
     client_lr: float | None = None
     pace: Pace = field(default_factory=Pace)
     planned: int = 0
+    skipped: int = 0
     left: Left = field(default_factory=Left)
 
 

@@ -67,19 +67,19 @@ def set_buffers(module, values):
 class Rounds:
     """Runs a method's two halves over clients; buffers stay the global ones, as with ``buffers="global"``."""
 
-    def __init__(self, server, client, data, module=None, lr=0.2, momentum=0.0, epochs=1):
+    def __init__(self, server, client, data, module=None, lr=0.2, momentum=0.0, epochs=1, window=1):
         self.server, self.client, self.data = server, client, data
         self.module = Net() if module is None else module
         self.layout = ParamLayout.from_module(self.module)
         self.parameters = self.layout.parameters(self.module)
         self.params = self.layout.flatten(self.parameters)
-        self.lr, self.momentum, self.epochs = lr, momentum, epochs
+        self.lr, self.momentum, self.epochs, self.window = lr, momentum, epochs, window
         self.buffers = buffers_of(self.module)
         self.when = 0
         self.begin()
 
     def begin(self):
-        self.client.check_module(self.module)
+        self.client.check_module(self.module, self.layout)
         federation = Federation(len(self.data), self.layout, torch.device("cpu"), torch.float64, len(self.data))
         for half in (self.server, self.client):
             half.begin_fit(federation)
@@ -94,7 +94,7 @@ class Rounds:
             client_id, self.when, self.module, self.layout, self.parameters, self.params,
             sum(len(y) for _, y in self.data[client_id]), self.lr, self.momentum,
             own_loss=lambda batch, index: self.module.loss(batch),
-            batches=lambda: ((batch, len(batch[1])) for batch in self.data[client_id]),
+            batches=lambda: ((batch, len(batch[1])) for batch in self.data[client_id]), window=self.window,
         )  # fmt: skip
         optimizer = torch.optim.SGD(self.parameters, self.lr, self.momentum)
         self.client.begin_client(work)
@@ -104,11 +104,13 @@ class Rounds:
                 loss = self.module.loss(batch)
                 term = self.client.loss_term(work, batch, index)
                 loss = self.client.loss_weight(work) * self.client.shape_loss(work, loss)
-                optimizer.zero_grad()
-                (loss if term is None else loss + term).backward()
-                self.client.correct_gradients(work)
-                optimizer.step()
-                work.steps += 1
+                if index % self.window == 0:
+                    optimizer.zero_grad()
+                ((loss if term is None else loss + term) / self.window).backward()
+                if (index + 1) % self.window == 0 or index + 1 == len(self.data[client_id]):
+                    self.client.correct_gradients(work)
+                    optimizer.step()
+                    work.steps += 1
         report = self.client.end_client(work)
         after = buffers_of(self.module)
         set_buffers(self.module, self.buffers)

@@ -56,14 +56,14 @@ def test_probabilities_are_refused_and_dropping_clients_is_no_advice(kind, rule,
     assert torch.equal(weights(module), weights(fresh(kind)))
 
 
-def test_labels_that_are_no_labels_may_be_one_clients():
+def test_labels_that_are_no_labels_of_the_first_client_may_be_everybodys():
     class Third(Loans):
         def federated_groups(self, batch):
             scores, labels, groups = super().federated_groups(batch)
             return scores, labels + 1, groups
 
     with pytest.raises(
-        ClientError, match=r"labels of .*must be 0 or 1.*on_client_error='drop' leaves such clients out"
+        ClientError, match=r"labels of .*must be 0 or 1.*no client has succeeded, so look at the module"
     ):
         fit_loans(FCFL(0.05), module=fresh(Third))
 

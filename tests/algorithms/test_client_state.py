@@ -27,7 +27,7 @@ def whole(name, clients=4):
 def at_the_client(run, name, client_id, kept):
     """The rule of a client that has just been told what its server sends, and has kept what counted."""
     rule = MAKERS[name]().client_rule()
-    rule.check_module(run.module)
+    rule.check_module(run.module, run.layout)
     rule.take_broadcast(reload(run.client.broadcast()))
     rule.take_state(client_id, reload(run.client.state_for(client_id)))
     if client_id in kept:

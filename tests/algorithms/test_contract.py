@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 
 import pytest
 import torch
@@ -64,6 +65,7 @@ RULES = {
     "FedISM": fl.FedISM,
     "AAggFF": fl.AAggFF,
     "AAggFF-silo": lambda: fl.AAggFF("silo", "normal"),
+    "AAggFF-newton": lambda: fl.AAggFF("newton"),
 }
 STATEFUL = [
     "FedPW",
@@ -71,6 +73,7 @@ STATEFUL = [
     "FedISM",
     "AAggFF",
     "AAggFF-silo",
+    "AAggFF-newton",
     "AFL",
     "TERM-paper",
     "FedFa",
@@ -104,6 +107,7 @@ MEANS = (
     "FedPW",
     "AAggFF",
     "AAggFF-silo",
+    "AAggFF-newton",
     "QFedAvg",
     "AFL",
     "TERM",
@@ -203,6 +207,57 @@ def test_zero_rows_give_a_zero_step_and_change_no_state(name):
     silent = make_cohort(torch.zeros(4, sum(SIZES), dtype=torch.float64), when=2)
     assert not rule.aggregate(silent).any()
     assert_same_state(before, reload(rule.state_dict()))
+
+
+def holds_nan(state):
+    if isinstance(state, (dict, list, tuple)):
+        return any(map(holds_nan, state.values() if isinstance(state, dict) else state))
+    return isinstance(state, (float, torch.Tensor)) and bool(torch.as_tensor(state).isnan().any())
+
+
+def with_nan(cohort, where):
+    """The same cohort with NaN from client 1."""
+    kind, name = where
+    extras, companions, rows = dict(cohort.extras), dict(cohort.companions), cohort.updates.rows.clone()
+    if kind == "rows":
+        rows[1, 17] = torch.nan
+    elif kind == "extras":
+        for each in [name] if name else extras:
+            extras[each] = extras[each].clone()
+            extras[each][1] = torch.nan
+    else:
+        matrix = companions[name]
+        companions[name] = matrix.beside(matrix.rows.clone())
+        companions[name].rows[1, 17] = torch.nan
+    return replace(cohort, updates=cohort.updates.beside(rows), extras=extras, companions=companions)
+
+
+@every_rule
+def test_what_is_not_finite_enters_no_state(name):
+    def played(server, client, cohort):
+        step = client.adjust_step(cohort, server.aggregate(cohort))
+        client.commit(cohort)
+        return step
+
+    cohorts = sampled_rounds(5, 4, 4, seed=5, num_clients=9)
+    good = [replace(cohort, companions={**cohort.companions, **control_rows(cohort)}) for cohort in cohorts]
+    faults = [("rows", ""), ("extras", "")]
+    faults += [("extras", each) for each in good[0].extras] + [("companions", each) for each in good[0].companions]
+    for fault in faults:
+        server = RULES[name]()
+        client = server.client_rule()
+        for cohort in good[:2]:
+            played(server, client, cohort)
+        before = reload([server.state_dict(), client.state_dict()])
+        try:
+            played(server, client, with_nan(good[2], fault))
+        except ValueError:
+            assert_same_state(before, reload([server.state_dict(), client.state_dict()]))
+            continue
+        assert fault[0] != "rows"
+        for cohort in good[3:]:
+            assert played(server, client, cohort).isfinite().all(), fault
+        assert not holds_nan([server.state_dict(), client.state_dict()]), fault
 
 
 @every_rule

@@ -178,9 +178,10 @@ def test_what_the_promise_does_not_cover_is_refused():
     with pytest.raises(ValueError, match="amplified=True needs where='central', found 'local'"):
         DifferentialPrivacy(1.0, 1.0, "local", amplified=True)
     normed = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    layout = fl.ParamLayout.from_module(normed)
     with pytest.raises(ValueError, match=r"not cover the buffers of Sequential, found '1\.running_mean'"):
-        local.check_module(normed)
-    DifferentialPrivacy(1.0, 1.0, uncovered="allow").check_module(normed)
+        local.check_module(normed, layout)
+    DifferentialPrivacy(1.0, 1.0, uncovered="allow").check_module(normed, layout)
 
 
 class Teaching(Classifier):
@@ -316,7 +317,7 @@ def test_epsilon_is_logged_every_round_and_goes_on_after_a_checkpoint(tmp_path):
 
 def test_without_the_accountant(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(ImportError, match=r"needs dp-accounting: pip install 'fl-lightning\[privacy\]'"):
+    with pytest.raises(ImportError, match=r"needs dp-accounting: pip install '\.\[privacy\]' in a checkout"):
         fl.FederatedStrategy(FedAvg("uniform"), client=DifferentialPrivacy(1.0, 1.0))
 
 

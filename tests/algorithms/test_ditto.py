@@ -129,8 +129,8 @@ def test_every_step_draws_for_itself_and_alike_whoever_trained_before():
 @pytest.mark.parametrize("in_files", [False, True])
 def test_memory_plan_counts_the_models_of_a_round(in_files, tmp_path):
     rule, module = Ditto(directory=str(tmp_path) if in_files else None).client_rule(), Net()
-    rule.check_module(module)
     layout = fl.ParamLayout.from_module(module)
+    rule.check_module(module, layout)
     federation = fl.algorithms.Federation(10, layout, torch.device("cpu"), torch.float64, 3)
     model = 8 * layout.numel + 2 * 8 * WIDTH + 8  # with the mean, variance and count of BatchNorm
     assert rule.memory(federation, 3) == {"personal_models (CPU)": (3 if in_files else 13) * model}
@@ -390,12 +390,21 @@ def test_a_dropped_client_keeps_its_model():
 
 
 @pytest.mark.fit
-@pytest.mark.parametrize("accumulate", [1, 2, 4])
+@pytest.mark.parametrize("accumulate", [1, 2, 3, 4])
 def test_personal_models_take_as_many_steps_as_the_global_one(accumulate):
     """One client without a pull: its own model is the global one, accumulated gradients or not."""
-    data = fl.FederatedDataModule(Blobs(train=40), fl.data.IID(1))
+
+    class Places(Classifier):
+        def on_train_batch_start(self, batch, batch_idx):
+            return -1 if batch_idx == 7 else None  # within a group of three or four
+
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx) * (1 + batch_idx % 2)
+
+    data = fl.FederatedDataModule(Blobs(train=50), fl.data.IID(1))
     module, strategy, _ = fit(
-        rounds=2, data=data, algorithm=Ditto(lam=0.0), clients_per_round=1, accumulate_grad_batches=accumulate
-    )
+        fresh(Places), 2, data=data, algorithm=Ditto(lam=0.0), clients_per_round=1, local_epochs=2,
+        accumulate_grad_batches=accumulate,
+    )  # fmt: skip
     own = strategy.client_rule.personal_model(0)
     torch.testing.assert_close(own.params.double(), weights(module), rtol=0, atol=1e-6)

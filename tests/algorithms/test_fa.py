@@ -33,8 +33,8 @@ def people(count, seed):
     return x, *(torch.randint(0, 2, (count,), generator=draw) for _ in range(2))
 
 
-def kernels(x, sigma=1.0):
-    return torch.tensor([[np.exp(-float((p - b) @ (p - b)) / (2 * sigma**2)) for b in BASES] for p in x])
+def kernels(x, sigma=1.0, bases=BASES):
+    return torch.tensor([[np.exp(-float((p - b) @ (p - b)) / (2 * sigma**2)) for b in bases] for p in x])
 
 
 def run(rule, data, batch=1000):
@@ -68,13 +68,13 @@ def test_first_term_is_the_loss_with_a_penalty_on_covariance():
         torch.testing.assert_close(one, two)
 
 
-@pytest.mark.parametrize("batch", [7, 1000])
-def test_reports_are_plain_sums_over_samples(batch):
-    data = people(40, 2)
-    module, _, report = run(FA(BASES, sigma=0.7), data, batch)
-    x, y, a = data
+@pytest.mark.parametrize(("batch", "offset"), [(7, 0.0), (1000, 0.0), (1000, 1e8)])
+def test_reports_are_plain_sums_over_samples(batch, offset):
+    x, y, a = people(40, 2)
+    x, bases = x + offset, BASES + offset
+    module, _, report = run(FA(bases, sigma=0.7), (x, y, a), batch)
     z = module.net(x).squeeze(1).detach()
-    losses, k = binary_cross_entropy_with_logits(z, y.double(), reduction="none"), kernels(x, 0.7)
+    losses, k = binary_cross_entropy_with_logits(z, y.double(), reduction="none"), kernels(x, 0.7, bases)
     expected = torch.stack([(k * v[:, None]).sum(0) for v in (torch.ones(40), losses, z, a * z)])
     torch.testing.assert_close(report.extras["kernel_sums"], expected, rtol=1e-10, atol=1e-12)
     assert report.extras["group_counts"].tolist() == [40, float(a.sum())]
@@ -230,7 +230,7 @@ def test_arguments_out_of_range_are_refused(arguments, words):
 def test_what_does_not_fit_is_named():
     with pytest.raises(ValueError, match=r"inputs of FA must have shape \[B, 3\] as its bases do, found \[5, 2\]"):
         run(FA(torch.ones(1, 3)), people(5, 1))
-    with pytest.raises(ValueError, match="extras must hold 'kernel_sums' and 'group_counts' for FA, found"):
+    with pytest.raises(ValueError, match=r"extras must hold 'group_counts' \[m, 2\] for FA, found"):
         FA(BASES, sigma=1.0).client_rule().commit(make_cohort(random_rows(2, 1), extras={}))
     client = FA(BASES, sigma=1.0).client_rule()
     client.load_state_dict({"relaxed": 0, "a": torch.ones(5), "share": 0.5})

@@ -108,7 +108,7 @@ def test_clients_count_what_the_global_model_predicts(notion):
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="extras must hold 'group_predictions' and 'right_predictions' for FairFed"):
+    with pytest.raises(ValueError, match=r"extras must hold 'group_predictions' \[m, 2, 2\] for FairFed"):
         FairFed().aggregate(make_cohort(random_rows(2, 1), extras={}))
     with pytest.raises(ValueError, match="beta of FairFed must be"):
         FairFed(beta=-1.0)

@@ -170,7 +170,7 @@ def test_too_few_epochs_for_a_representation_are_named(epochs):
 )
 def test_modules_that_do_not_fit(method, module, words):
     with pytest.raises(ValueError, match=words):
-        method.client_rule().check_module(module)
+        method.client_rule().check_module(module, fl.ParamLayout.from_module(module))
 
 
 class Tied(nn.Module):
@@ -187,9 +187,11 @@ class Tied(nn.Module):
 @pytest.mark.parametrize("method", [FedPer(), FedPer(["head"]), FedPer(["words", "body"]), FedRep(["head"])])
 def test_layers_that_share_a_parameter_stay_together(method, bias):
     """Half of a tied weight cannot stay at a client: what was called personal would be averaged, or the reverse."""
+    module = Tied(bias)
+    layout = fl.ParamLayout.from_module(module)
     with pytest.raises(ValueError, match=r"name all layers that share a parameter, found '(head|words)\.weight'"):
-        method.client_rule().check_module(Tied(bias))
-    layers = FedPer(["head", "words"]).client_rule().find(Tied(bias))
+        method.client_rule().check_module(module, layout)
+    layers = FedPer(["head", "words"]).client_rule().find(module, layout)
     assert layers.parameters == {"words.weight", "head.bias"} if bias else {"words.weight"}
 
 
@@ -202,8 +204,8 @@ def test_rules_that_ask_for_losses_at_the_global_model_are_refused(server):
 
 def test_memory_plan_counts_the_layers_alone():
     rule, module = FedPer().client_rule(), Net()
-    rule.check_module(module)
     layout = fl.ParamLayout.from_module(module)
+    rule.check_module(module, layout)
     federation = fl.algorithms.Federation(10, layout, torch.device("cpu"), torch.float64, 3)
     assert rule.memory(federation, 3) == {"personal_layers (CPU)": 13 * 8 * (6 * 4 + 4)}
 
@@ -277,7 +279,7 @@ def own_accuracies(strategy, module, data):
         batches = [batch for batch, _ in loaders.batches(client, seed=None)]
         if part is None or not batches:
             continue
-        layers, state = part.find(module), dict(module.state_dict())
+        layers, state = part.find(module, layout), dict(module.state_dict())
         sizes = [module.get_parameter(n).numel() for n in layout.names if n in layers.parameters]
         kept = iter(part.values.params.split(sizes))
         state |= {n: next(kept).view_as(state[n]) for n in layout.names if n in layers.parameters}
@@ -317,7 +319,7 @@ def test_clients_are_evaluated_with_their_own_layers(name, in_files, tmp_path):
 def test_the_global_model_keeps_the_layers_that_it_began_with(name, options):
     module, strategy = fit_method(FITS[name](), local_epochs=2, **options)
     began = fresh(Classifier, norm=True, momentum=0.5).state_dict()
-    layers = strategy.client_rule.find(module)
+    layers = strategy.client_rule.find(module, fl.ParamLayout.from_module(module))
     for key, value in module.state_dict().items():
         if key in layers.parameters | layers.buffers:
             assert torch.equal(value, began[key]), key

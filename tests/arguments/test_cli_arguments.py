@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What people read who write arguments into YAML files or command lines."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
 import fl_lightning as fl
+from fl_lightning.__main__ import main
 
 jsonargparse = pytest.importorskip("jsonargparse")
 
@@ -45,3 +49,68 @@ def test_lists_of_files_become_what_constructors_take():
     strategy = made(attack="fl_lightning.attacks.ZeroUpdates", attack__clients=[1, 2], clients_per_round=0.5)
     assert list(strategy._options.attack.clients) == [1, 2]
     assert strategy._options.clients_per_round == 0.5
+
+
+PROJECT = """
+trainer: {max_epochs: 1, logger: false, strategy: {class_path: fl_lightning.FederatedStrategy, STRATEGY}}
+model:
+  class_path: fl_lightning.ClientModule
+  init_args: {net: {class_path: torch.nn.Linear, init_args: {in_features: 2, out_features: 2}}}
+data:
+  class_path: fl_lightning.FederatedDataModule
+  init_args: {data: {class_path: support.Blobs}, partition: {class_path: fl_lightning.data.PARTITION}}
+"""
+BY_KEY = "ByKey, init_args: {key: site}"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "partition", "words"),
+    [
+        ("", BY_KEY, "data.init_args.partition: fl_lightning.data.ByKey has no option 'key': did you mean 'keys'?"),
+        (
+            f"init_args: {{partition: {{class_path: fl_lightning.data.{BY_KEY}}}}}",
+            "IID, init_args: {num_clients: 2}",
+            "trainer.strategy.init_args.partition: fl_lightning.data.ByKey has no option 'key': did you mean 'keys'?",
+        ),
+        (
+            "init_args: {client_per_round: 2}",
+            "IID, init_args: {num_clients: 2}",
+            "trainer.strategy: fl_lightning.FederatedStrategy has no option 'client_per_round': did you mean "
+            "'clients_per_round'?",
+        ),
+    ],
+    ids=["data", "strategy", "near"],
+)
+@pytest.mark.parametrize("command", [["fit"], ["compare", "--methods", "FedAvg"]], ids=lambda command: command[0])
+def test_an_unknown_option_of_a_file_is_named_in_one_line(
+    command, strategy, partition, words, tmp_path, monkeypatch, capsys
+):
+    file = tmp_path / "project.yaml"
+    file.write_text(PROJECT.replace("STRATEGY", strategy).replace("PARTITION", partition))
+    arguments = [*command, "--config", str(file)]
+    monkeypatch.setattr(sys, "argv", ["fl_lightning", *arguments])
+    with pytest.raises(SystemExit):
+        main(arguments)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"error: {words}"
+    assert len(said) == 2
+
+
+@pytest.mark.parametrize("make", [fl.FederatedStrategy, fl.FederatedServer])
+def test_an_unknown_argument_is_named_with_the_nearest(make):
+    with pytest.raises(TypeError, match=f"^{make.__name__} has no argument 'client_per_round': did you mean 'c"):
+        make(client_per_round=2)
+
+
+def test_the_page_shows_every_partition_as_files_have_it():
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("--partition", type=fl.data.Partition)
+    instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes
+    shown = [line.strip() for line in page.splitlines() if line.strip().startswith("partition: {class_path")]
+    made = [type(instantiate(parser.parse_string(line)).partition) for line in shown]
+    assert len(made) == len(set(made))
+    public = [getattr(fl.data, name) for name in fl.data.__all__]
+    assert set(made) == {kind for kind in public if isinstance(kind, type) and issubclass(kind, fl.data.Partition)} - {
+        fl.data.Partition
+    }

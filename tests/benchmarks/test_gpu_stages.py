@@ -190,7 +190,6 @@ def test_the_worst_ops_are_those_whose_kernels_are_the_farthest_from_what_is_pos
     lines = [
         line("layer_gram", 2e-3), line("layer_gram", 9e-3, rows=100), line("layer_dots", 3e-3),
         line("layer_combine", 4e-3), line("layer_combine after layer_gram", 1.0), line("min_norm", 1.0, by=""),
-        line("layer_squares", 1.0),
     ]  # fmt: skip
     assert [(x.op, x.rows) for x in bandwidth.worst(lines)] == [("layer_gram", 100), ("layer_combine", 10)]
 

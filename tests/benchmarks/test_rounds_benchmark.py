@@ -32,7 +32,8 @@ def test_every_case_is_measured_and_written_down(tmp_path):
     for row in written["results"]:
         assert row["ratio"]["count"] == 3
         assert row["ratio"]["low"] <= row["ratio"]["value"] <= row["ratio"]["high"]
-        assert min(row["ours"]["value"], row["theirs"]["value"], row["server"]["value"], *row["step_norms"]) > 0
+        values = [row[name]["value"] for name in ("foreach", "ours", "theirs", "server")]
+        assert min(*values, *row["step_norms"]) > 0
         assert (row["losses"] is not None) == row["case"].startswith("FedLF")
         assert f"| tiny | {row['case']} |" in (tmp_path / "rounds.md").read_text()
 
@@ -56,9 +57,10 @@ def test_sides_that_do_not_do_the_same_work_are_refused(monkeypatch, tmp_path):
         fits.measure(TINY, fits.NO_LOG, pairs=3, warm_up=2, folder=tmp_path)
 
 
-def test_the_hand_written_loop_is_federated_averaging():
+@pytest.mark.parametrize("foreach", [False, True])
+def test_the_hand_written_loop_is_federated_averaging(foreach):
     x, y = TINY.data()
-    loop = HandWritten(TINY, x, y)
+    loop = HandWritten(TINY, x, y, foreach=foreach)
     before = [w.clone() for w in loop.weights]
     torch.manual_seed(4)
     loop()

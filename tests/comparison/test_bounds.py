@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset
 
 import fl_lightning as fl
-from fl_lightning.comparison.methods import LOCAL, POOLED
+from fl_lightning.report.conclusion import LOCAL, POOLED
 
 ROUNDS, EPOCHS, BATCH, RATE = 3, 2, 7, 0.05
 pytestmark = pytest.mark.fit

@@ -205,7 +205,11 @@ def test_arguments_that_cannot_be_right_are_refused(tmp_path):
         "folder": tmp_path,
     }
     for changes, error, words in (
-        ({"model": Classifier()}, TypeError, "model must be a function that makes the module.*every run starts with"),
+        (
+            {"model": Classifier()},
+            TypeError,
+            "model must be a function that makes a LightningModule.*every run starts with",
+        ),
         ({"trainer": L.Trainer(logger=False)}, TypeError, "trainer must be a function that makes a Trainer"),
         (
             {"model": fl.ClientModule, "learning_rates": [0.1]},

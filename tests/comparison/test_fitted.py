@@ -9,7 +9,7 @@ from made_records import fitted
 from fl_lightning.comparison.fitted import merged, read_fitted, write_fitted
 from fl_lightning.report import ClientValues, FitRecord, MetricSeries
 from fl_lightning.report.methods import by_method, count_infinite
-from fl_lightning.report.sentences import two_sentences
+from fl_lightning.report.sentences import lede
 
 
 def alone(*rounds):
@@ -38,7 +38,7 @@ def test_an_infinite_value_of_a_client_alone_stays_one():
     assert record.last_values("val").values["val_acc"] == (None, 0.5, None)
     assert count_infinite(record, record.last_values("val"), "val_acc") == 1
     # Nor does a report call another client the worst off.
-    first, _ = two_sentences(by_method([record]), "val")
+    first, _ = lede(by_method([record]), "val")
     assert first == "With \u2068FedAvg\u2069, the val_acc of a client is infinite at the end."
 
 

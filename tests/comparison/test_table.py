@@ -30,8 +30,8 @@ def made(plan=PLAN, failures=None, names=("Aalborg", "Braga", "Cluj", "Dundee"),
 TABLE = """\
 | method     | lr  | mean          | worst 10 %    | worst client         | angle         | conflicts | seconds |
 | ---------- | --- | ------------- | ------------- | -------------------- | ------------- | --------- | ------: |
-| FedAvg     | 0.1 | 0.675±0.010   | 0.410±0.010   | Dundee 0.410±0.010   | 0.229±0.003   | 1.0 of 4  |    12.3 |
-| FedLF      | 0.1 | 0.775±0.010 + | 0.660±0.010 + | Dundee 0.660±0.010 + | 0.097±0.001 + | 0.0 of 4  |    12.3 |
+| FedAvg     | 0.1 | 0.675±0.010   | 0.410±0.010   | Dundee 0.410±0.010   | 0.229±0.003   | 25.0 %    |    12.3 |
+| FedLF      | 0.1 | 0.775±0.010 + | 0.660±0.010 + | Dundee 0.660±0.010 + | 0.097±0.001 + | 0.0 %     |    12.3 |
 | local only | 0.1 | 0.625±0.010 - | 0.510±0.010 + | Dundee 0.510±0.010 + | 0.120±0.002 + | -         |    12.3 |
 | pooled     | 0.1 | 0.825±0.010 + | 0.710±0.010 + | Dundee 0.710±0.010 + | 0.091±0.001 + | -         |    12.3 |"""
 
@@ -53,11 +53,25 @@ def test_below_it_stands_what_one_has_to_know():
     ):
         assert sentence in words
     assert max(map(len, text.splitlines())) <= 120
+    last = " ".join(text.split("\n\n")[-1].split())
+    assert last.startswith(
+        "FedLF helps: whoever is worst goes from test_acc 0.410 ± 0.010 with FedAvg to 0.660 ± 0.010"
+    )
+    assert last.endswith(
+        "Clients are worse off alone (local only). Whoever is worst has 0.510 ± 0.010, with the methods at best 0.660 "
+        "± 0.010 (FedLF). The mean is 0.625 ± 0.010, with the methods at best 0.775 ± 0.010 (FedLF)."
+    )
 
 
-def test_long_names_are_cut_so_that_a_line_fits():
+def test_long_names_are_cut_so_that_a_line_fits_but_whole_in_the_file(tmp_path):
     methods = ("FedAvg", "QFedAvg(q=2, momentum=0.9, and_so_on=True)", "local only")
-    table = made(Plan(methods, (0.1,), (0, 1)), names=("A", "B", "C", "An extremely long name | of a client")).table
+    found = made(Plan(methods, (0.1,), (0, 1)), names=("A", "B", "C", "An extremely long name | of a client"))
+    found.write(tmp_path)
+    conclusion, table, *_ = (tmp_path / "table.md").read_text().split("\n\n")
+    assert conclusion == found.conclusion
+    assert "| QFedAvg(q=2, momentum=0.9, and_so_on=True) |" in table
+    assert "| An extremely long name / of a client 0.4" in table
+    table = found.table
     lines = table.splitlines()
     assert {len(line) for line in lines} == {120}
     assert all(line.count("|") == 9 for line in lines)  # a bar in a name would end its cell
@@ -116,7 +130,8 @@ def test_csv_files_have_a_row_per_run_and_per_client(tmp_path):
     clients = list(csv.DictReader(io.StringIO((tmp_path / "clients.csv").read_text())))
     assert len(clients) == 23 * 2 * 4
     assert {row["name"] for row in clients} == {"Aalborg", "Braga", "Cluj", "Dundee"}
-    assert (tmp_path / "table.md").read_text() == f"{comparison}\n"
+    parts = f"{comparison}\n".rstrip().split("\n\n")
+    assert (tmp_path / "table.md").read_text() == "\n\n".join([parts[-1], *parts[:-1]]) + "\n"
 
 
 def test_runs_of_other_clients_are_refused():

@@ -169,13 +169,15 @@ def test_layouts_that_contradict_themselves_are_refused(fields, words):
         ParamLayout(*fields)
 
 
-def test_changes_of_the_trainable_parameters_are_named():
+def test_a_layout_may_name_some_parameters_and_says_which_are_gone():
     module = Nested()
-    layout = ParamLayout.from_module(module)
+    layout = ParamLayout.from_module(module, trained=["block.shift", "scale", "offset"])
+    assert layout.names == ("scale", "offset", "block.shift")
     module.offset.requires_grad_(False)
-    module.extra = nn.Parameter(torch.zeros(1))
-    with pytest.raises(ValueError, match=r"must not change during a fit, found changes in \['extra', 'offset'\]"):
+    with pytest.raises(ValueError, match=r"layout must name parameters of Nested that require .* \['offset'\]"):
         layout.parameters(module)
+    with pytest.raises(ValueError, match=r"trained must name parameters of Nested that require .* \['offset', 'no'\]"):
+        ParamLayout.from_module(module, trained=["scale", "offset", "no"])
 
 
 # ---- UpdateMatrix against plain torch

@@ -244,8 +244,8 @@ def test_bad_calls():
         ([[0, 20]], "parts must hold indices of the dataset's 20 samples, found 0 to 20"),
         ([[-1, 2]], "found -1 to 2"),
         ([[0, 1], [1]], "each sample at most once, found sample 1 twice"),
-        ([[0.5]], r"parts\[0\] must be a vector of integers, found torch.float32"),
-        ([torch.ones(20, dtype=torch.bool)], r"found torch.bool of \[20\]"),
+        ([[0.5]], r"parts\[0\] must be a vector of integers, found \[0.5\]"),
+        ([torch.ones(20, dtype=torch.bool)], r"found a tensor of torch.bool and shape \[20\]"),
         ([[0], torch.zeros(2, 2, dtype=torch.int64)], r"parts\[1\].*\[2, 2\]"),
     ],
 )

@@ -90,7 +90,11 @@ def test_subclasses_that_only_set_arguments_are_fine():
     ("make", "error", "match"),
     [
         (lambda: DataLoader(Stream()), TypeError, "IterableDataset Stream: clients need samples that can be picked"),
-        (lambda: [DataLoader(DATA), DataLoader(DATA)], TypeError, "one torch DataLoader, found list.*ConcatDataset"),
+        (
+            lambda: [DataLoader(DATA), DataLoader(DATA)],
+            TypeError,
+            "one torch DataLoader, found list.*ConcatDataset; where each needs val",
+        ),
         (lambda: {"a": DataLoader(DATA)}, TypeError, "found dict"),
         (
             lambda: lightning_module("utilities.combined_loader").CombinedLoader([DataLoader(DATA)]),

@@ -103,7 +103,7 @@ def test_bad_arguments():
     labels, parts = torch.tensor([0, 1]), [torch.tensor([0]), torch.tensor([1])]
     with pytest.raises(ValueError, match="train_parts must hold at least one client"):
         matched_split(labels, [], labels, 0)
-    with pytest.raises(ValueError, match=r"eval_labels must be a vector of integers, found torch\.float32"):
+    with pytest.raises(ValueError, match=r"eval_labels must be a vector of integers, found a tensor of torch\.float32"):
         matched_split(labels, parts, labels.float(), 0)
     with pytest.raises(ValueError, match="train_labels"):
         matched_split(labels[None], parts, labels, 0)

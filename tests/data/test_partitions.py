@@ -1,12 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 import time
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_lightning.data import by_key, dirichlet, iid, label_counts, mutex, pathological, shards, unbalanced
+from fl_lightning.data import (
+    by_key,
+    dirichlet,
+    dirichlet_classes,
+    iid,
+    label_counts,
+    mutex,
+    pathological,
+    shards,
+    unbalanced,
+)
 from fl_lightning.data.partition_functions import deal, distinct_keys
 
 SEEDS = st.integers(0, 2**62)
@@ -43,7 +54,7 @@ def test_deal_leaves_clients_empty_when_samples_are_few():
     assert sorted(len(part) for part in parts) == [0] * 7 + [1] * 3
 
 
-@given(LABELS, st.integers(1, 12), st.floats(1e-6, 1e4), SEEDS, st.integers(0, 4), st.booleans())
+@given(LABELS, st.integers(1, 12), st.floats(1e-310, 1e4), SEEDS, st.integers(0, 4), st.booleans())
 @settings(max_examples=100, deadline=None)
 def test_dirichlet_uses_every_sample_and_honours_min_size(labels, clients, alpha, seed, min_size, capped):
     if clients * max(min_size, 1 if min_size else 0) > len(labels):
@@ -76,8 +87,9 @@ def test_capped_dirichlet_has_more_even_sizes():
     assert spread(capped=True) < 0.95 * spread(capped=False)
 
 
-def test_dirichlet_deals_the_samples_of_a_class_in_random_order():
-    parts = dirichlet(torch.zeros(200, dtype=torch.int64), 2, alpha=100.0, seed=0)
+@pytest.mark.parametrize("divide", [dirichlet, dirichlet_classes])
+def test_dirichlet_deals_the_samples_of_a_class_in_random_order(divide):
+    parts = divide(torch.zeros(200, dtype=torch.int64), 2, alpha=100.0, seed=0)
     assert all(int(part.max() - part.min()) > 150 for part in parts)
 
 
@@ -115,6 +127,51 @@ def test_dirichlet_fills_small_clients_from_the_largest_one():
     # Whoever gave ends level with the others that gave, and nobody smaller than them gave anything.
     assert int(after[gave].max()) - int(after[gave].min()) <= 1
     assert int(before[gave].min()) >= int(after[~gave & (before >= 5)].max())
+
+
+@given(LABELS, st.integers(1, 12), st.floats(1e-310, 1e4), SEEDS)
+@settings(max_examples=100, deadline=None)
+def test_dirichlet_over_classes_uses_every_sample_and_gives_equal_sizes(labels, clients, alpha, seed):
+    if clients > len(labels):
+        with pytest.raises(ValueError, match="num_clients"):
+            dirichlet_classes(labels, clients, alpha, seed)
+        return
+    parts = dirichlet_classes(labels, clients, alpha, seed)
+    assert_exactly_once(parts, len(labels))
+    assert len(parts) == clients
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize("alpha", [0.3, 3.0, 1e6])
+def test_dirichlet_over_classes_equals_draws_one_by_one(alpha):
+    """Hsu et al. 2019: ``q ~ Dir(alpha p)`` for each client, and a class from ``q`` for each of its samples."""
+    labels, clients, seeds = torch.tensor([0] * 60 + [1] * 30 + [2] * 30), 12, 300
+    prior = np.array([0.5, 0.25, 0.25])
+    rng = np.random.default_rng(0)
+
+    def one_by_one():
+        left, found = [60, 30, 30], np.zeros((clients, 3))
+        for client in range(clients):
+            q = rng.dirichlet(alpha * prior)
+            while found[client].sum() < 10:
+                among = [0.0 if left[c] == 0 else max(q[c], 1e-300) for c in range(3)]
+                c = rng.choice(3, p=np.array(among) / sum(among))
+                left[c] -= 1
+                found[client, c] += 1
+        return found
+
+    def held(seed):
+        return label_counts(labels, dirichlet_classes(labels, clients, alpha, seed)).numpy()
+
+    def moments(draws):
+        """How uneven clients are, in a class that is large and in one that is small, and how seldom they lack one."""
+        draws = np.stack(draws)
+        found = [draws[:, :, 0].var(1), draws[:, :, 1].var(1), (draws == 0).mean((1, 2))]
+        return np.array([[each.mean(), each.std() / seeds**0.5] for each in found])
+
+    ours, theirs = moments([held(seed) for seed in range(seeds)]), moments([one_by_one() for _ in range(seeds)])
+    apart = np.abs(ours[:, 0] - theirs[:, 0]) / np.hypot(ours[:, 1], theirs[:, 1]).clip(1e-12)
+    assert (apart < 3.5).all(), (ours, theirs)
 
 
 def test_dirichlet_alpha_controls_the_skew():
@@ -242,7 +299,7 @@ def test_by_key_golden():
     assert [p.tolist() for p in by_key(torch.tensor([30, 4, 30]))] == [[1], [0, 2]]
     assert [p.tolist() for p in by_key([("x", 2), ("x", 1)])] == [[1], [0]]
     assert distinct_keys(["a", 1, "a", (2,)]) == ["a", 1, (2,)]
-    with pytest.raises(ValueError, match="keys of by_key must be a tensor or a sequence that is not empty, found"):
+    with pytest.raises(ValueError, match="keys of by_key must be a dense tensor or a sequence that is not empty"):
         by_key([])
 
 
@@ -251,6 +308,7 @@ def test_by_key_golden():
     [
         lambda y, s: iid(len(y), 7, s),
         lambda y, s: dirichlet(y, 7, 0.3, s),
+        lambda y, s: dirichlet_classes(y, 7, 0.3, s),
         lambda y, s: pathological(y, 7, 3, s),
         lambda y, s: shards(y, 7, 2, s),
         lambda y, s: mutex(y, 13, s),
@@ -268,7 +326,7 @@ def test_seeds_decide_everything(divide):
     assert any(not torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-@pytest.mark.parametrize("divide", [dirichlet, pathological, shards])
+@pytest.mark.parametrize("divide", [dirichlet, dirichlet_classes, pathological, shards])
 @pytest.mark.parametrize(
     ("labels", "match"),
     [(torch.tensor([0.5, 1.0]), "float32"), (torch.zeros(2, 2, dtype=torch.int64), r"\[2, 2\]"), ([], "empty|float")],

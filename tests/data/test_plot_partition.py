@@ -58,7 +58,7 @@ def test_missing_matplotlib_names_the_extra(monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    words = r"needs matplotlib: pip install 'fl-lightning\[plots\]', or in a checkout pip install '\.\[plots\]'"
+    words = r"needs matplotlib: pip install '\.\[plots\]' in a checkout"
     with pytest.raises(ImportError, match=f"^plot_partition {words}"):
         plot_partition(COUNTS)
     monitor = FairnessMonitor()

@@ -25,9 +25,10 @@ LABELS = torch.randint(0, 10, (400,), generator=torch.Generator().manual_seed(0)
     ("spec", "parts"),
     [
         (fd.IID(7), lambda: partitions.iid(400, 7, 3)),
-        (fd.Dirichlet(7, 0.1), lambda: partitions.dirichlet(LABELS, 7, 0.1, 3)),
-        (fd.Dirichlet(num_clients=7, alpha=0.1, min_size=20), lambda: partitions.dirichlet(LABELS, 7, 0.1, 3, 20)),
-        (fd.Dirichlet(7, 0.1, capped=True), lambda: partitions.dirichlet(LABELS, 7, 0.1, 3, capped=True)),
+        (fd.Dirichlet(7, 0.1), lambda: fd.dirichlet(LABELS, 7, 0.1, 3)),
+        (fd.Dirichlet(num_clients=7, alpha=0.1, min_size=20), lambda: fd.dirichlet(LABELS, 7, 0.1, 3, 20)),
+        (fd.Dirichlet(7, 0.1, capped=True), lambda: fd.dirichlet(LABELS, 7, 0.1, 3, capped=True)),
+        (fd.DirichletClasses(7, 0.5), lambda: fd.dirichlet_classes(LABELS, 7, 0.5, 3)),
         (fd.Pathological(7, 3), lambda: partitions.pathological(LABELS, 7, 3, 3)),
         (fd.Shards(7, 3), lambda: partitions.shards(LABELS, 7, 3, 3)),
         (fd.Mutex(11), lambda: partitions.mutex(LABELS, 11, 3)),

@@ -2,6 +2,7 @@
 """Fits on several processes end everywhere if one of them fails or is asked to end, and go on from there."""
 
 import json
+import os
 import re
 import signal
 import sys
@@ -37,6 +38,12 @@ def resumed(out):
     return uninterrupted(fl.newest_checkpoint(folder_of(out)))
 
 
+def wait_for(file):
+    end = time.monotonic() + 120
+    while not file.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+
+
 @on_both
 def test_one_rank_that_is_terminated_in_a_round_ends_all_between_clients(tmp_path, torchrun):
     session(tmp_path, 2, "terminate", torchrun=torchrun)
@@ -49,9 +56,7 @@ def test_one_rank_that_is_terminated_in_a_round_ends_all_between_clients(tmp_pat
 def test_the_program_that_is_terminated_ends_all_ranks(tmp_path, torchrun):
     """The signal reaches the first rank, or torchrun, which passes it on to all."""
     program = started(tmp_path, command(tmp_path, 2, "long", program=TROUBLE, torchrun=torchrun))
-    end = time.monotonic() + 120
-    while not (folder_of(tmp_path) / "begun").exists() and time.monotonic() < end:
-        time.sleep(0.05)
+    wait_for(folder_of(tmp_path) / "begun")
     program.send_signal(signal.SIGTERM)
     finished(tmp_path, program, fails=torchrun)
     one, two = results(tmp_path)
@@ -59,6 +64,19 @@ def test_the_program_that_is_terminated_ends_all_ranks(tmp_path, torchrun):
     assert one["error"] == "SIGTERMException"
     assert one["round"] in (1, 2), "whichever round it was when the signal came"
     assert differences(uninterrupted(), resumed(tmp_path)) == {}
+
+
+def test_all_processes_end_soon_after_the_first_is_killed(tmp_path):
+    """Though one of them is in the middle of a step that never ends."""
+    with started(tmp_path, command(tmp_path, 2, "hang", program=TROUBLE, torchrun=False)) as program:
+        wait_for(folder_of(tmp_path) / "begun")
+        assert len(rank_runs.left_behind(tmp_path)) == 2
+        program.kill()
+    time.sleep(5)
+    left = rank_runs.left_behind(tmp_path)
+    for process in left:
+        os.kill(int(process), signal.SIGKILL)
+    assert left == []
 
 
 @on_both

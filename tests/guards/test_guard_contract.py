@@ -54,6 +54,19 @@ def test_every_guard_is_here():
 
 
 @every_guard
+@pytest.mark.parametrize("m", range(1, 13))
+def test_how_many_reports_it_needs_and_how_many_it_leaves(name, m):
+    guard = GUARDS[name]()
+    ids = [getattr(guard, "client", 0), *range(20, 19 + m)]
+    cohort = make_cohort(random_rows(m, 0) + 3, ids=ids)  # alike enough for cosines above 0
+    if m < guard.needed(m):
+        with pytest.raises(guards.CannotGuardError):
+            guard.judge(cohort)
+    else:
+        assert len(guard.judge(cohort).kept(m)) == guard.most_left(m)
+
+
+@every_guard
 def test_a_cohort_is_not_written_to(name):
     for cohort in rounds():
         before = cohort.updates.rows.clone()

@@ -78,27 +78,72 @@ def test_reasons_go_to_the_clients_that_each_guard_leaves_out():
     assert sorted([*ids, *left_out]) == [0, 1, 2, 3, 4, 5]
 
 
+class Lossy(fl.data.CohortSampler):
+    """All clients, of whom the first ones vanish."""
+
+    def __init__(self, lost):
+        self.lost = lost
+
+    def select(self, round, cohort_size, sizes, seed):  # noqa: A002
+        return fl.data.Selection(tuple(range(cohort_size)), tuple(range(self.lost)))
+
+
 def test_a_round_that_a_guard_cannot_judge_changes_nothing():
-    with pytest.warns(UserWarning, match="round 0 had 6 usable reports, fewer than the 7 that Krum needs"):
-        rule, strategy, _, theta = fitted(guard=fl.guards.Krum(2), clients_per_round=6)
+    with pytest.warns(UserWarning, match=r"round 0 had 4 usable reports, fewer than the 5 that Krum\(.*\) needs"):
+        rule, strategy, _, theta = fitted(guard=fl.guards.Krum(1), sampler=Lossy(2), clients_per_round=6)
     assert rule.seen == []
     assert torch.equal(theta, weights(fresh(Classifier)))
-    assert strategy.last_round.skipped.startswith("6 usable reports")
+    assert strategy.last_round.skipped.startswith("4 usable reports")
 
 
 def test_a_skipped_round_names_the_clients_that_an_earlier_guard_left_out():
-    both = [fl.guards.MultiKrum(1, keep=4), fl.guards.Krum(1)]
-    with pytest.warns(UserWarning, match="had 4 usable reports, fewer than the 5 that Krum needs"):
-        _, strategy, *_ = fitted(guard=both, attack=LOUD, clients_per_round=6)
+    both = [fl.guards.MultiKrum(1), fl.guards.Krum(1)]
+    with pytest.warns(UserWarning, match=r"had 4 usable reports, fewer than the 5 that Krum\(.*\) needs"):
+        _, strategy, *_ = fitted(guard=both, attack=LOUD, sampler=Lossy(1), clients_per_round=6)
     reasons = list(strategy.last_round.dropped.values())
     assert len(reasons) == 6
-    assert sum("MultiKrum" in reason for reason in reasons) == 2
-    assert sum("that Krum needs" in reason for reason in reasons) == 4
+    assert sum("MultiKrum" in reason for reason in reasons) == 1
+    assert sum("that Krum(dishonest=1) needs" in reason for reason in reasons) == 4
 
 
-def test_a_guard_that_never_can_ends_the_fit():
-    with pytest.warns(UserWarning, match="fewer than the 7"), pytest.raises(fl.ClientError, match="3 rounds in a row"):
-        fitted(guard=fl.guards.Krum(2), clients_per_round=6, rounds=5)
+def test_rounds_that_a_guard_cannot_judge_end_the_fit():
+    with pytest.warns(UserWarning, match="fewer than the 5"), pytest.raises(fl.ClientError, match="3 rounds in a row"):
+        fitted(guard=fl.guards.Krum(1), sampler=Lossy(2), clients_per_round=6, rounds=5)
+
+
+G = fl.guards
+LATE = fl.data.AvailabilitySampler(1.0, [1.0, 1.0, 0.0, 0.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"guard": G.Krum(0.4), "clients_per_round": 3}, r"the 3 clients .*, found Krum\(dishonest=0.4\), .* takes 15"),
+        ({"guard": G.Krum(2), "clients_per_round": 1.0}, r"the 6 clients .*, found Krum\(dishonest=2\), .* takes 7"),
+        ({"guard": G.MultiKrum(1, keep=7), "clients_per_round": 6}, "found MultiKrum.*, which takes 7"),
+        ({"guard": G.Bulyan(1), "clients_per_round": 6}, "found Bulyan.*, which takes 7"),
+        ({"guard": G.TrimmedMean(2), "clients_per_round": 4}, "found TrimmedMean.*, which takes 5"),
+        (
+            {"guard": [G.MultiKrum(1, keep=4), G.Krum(1)], "clients_per_round": 6},
+            "the 4 clients at most whom MultiKrum",
+        ),
+        ({"guard": [G.CosineTrust(0), G.TrimmedMean(1)], "clients_per_round": 3}, "the 2 clients at most whom Cosine"),
+        ({"guard": G.Krum(1), "sampler": LATE, "clients_per_round": 6}, "4 clients that have data and report by Avail"),
+        ({"guard": G.CosineTrust(9), "clients_per_round": 6}, "client of CosineTrust must be an id below 6, found 9"),
+        ({"min_clients": 5, "sampler": LATE, "clients_per_round": 6}, "min_clients must be at most the 4 clients"),
+        ({"sampler": fl.data.AvailabilitySampler(0.0), "clients_per_round": 6}, "at most the 0 clients"),
+    ],
+)
+def test_what_no_round_can_satisfy_is_refused_before_the_first(options, words):
+    started = []
+
+    class Counting(Classifier):
+        def on_train_start(self):
+            started.append(self)
+
+    with pytest.raises(ValueError, match=words):
+        fitted(module=fresh(Counting), **options)
+    assert not started
 
 
 def test_a_guard_goes_on_from_a_checkpoint(tmp_path):

@@ -63,9 +63,13 @@ def test_what_clients_left_out_have_reported_is_gone():
 
 def test_too_few_clients():
     cohort = make_cohort(random_rows(6, 0))
-    with pytest.raises(guards.CannotGuardError, match="6 usable reports, fewer than the 7 that Krum needs against 2"):
+    with pytest.raises(
+        guards.CannotGuardError, match=r"6 usable reports, fewer than the 7 that Krum\(dishonest=2\) needs"
+    ):
         guards.Krum(2).judge(cohort)
-    with pytest.raises(guards.CannotGuardError, match="6 usable reports, fewer than keep=7 of MultiKrum"):
+    with pytest.raises(
+        guards.CannotGuardError, match=r"6 usable reports, fewer than the 7 that MultiKrum\(dishonest=1, keep=7\) needs"
+    ):
         guards.MultiKrum(1, keep=7).judge(cohort)
     with pytest.raises(ValueError, match=r"dishonest of MultiKrum must be a count or a share below .5, found 0.6"):
         guards.MultiKrum(0.6)

@@ -14,6 +14,8 @@ OUTPUTS = "tests/simt/test_simt_outputs.py"
 
 combine = In("csrc/cuda/layer_combine.cu", f"{LAYERS} {OUTPUTS} -k combin", "layer_combine")
 dots = In("csrc/cuda/layer_dots.cu", f"{LAYERS} -k 'dots or layers or large'", "layer_dots")
+squares = In("csrc/cuda/layer_squares.cu", f"{LAYERS} -k 'dots or layers or large or squares'", "layer_squares")
+rows = In("csrc/cuda/kernels/partials.cuh", f"{LAYERS} -k 'dots or layers or large'", "layer_dots")
 track = In("csrc/cuda/puc_track.cu", f"{SOLVERS} {OUTPUTS} -k 'puc or tracking'", "puc_track")
 means = In("csrc/cuda/puc_combine.cu", f"{SOLVERS} -k puc", "puc_combine")
 project = In("csrc/cuda/project_conflicts.cu", f"{SOLVERS} -k project", "project_conflicts")
@@ -45,7 +47,10 @@ MUTATIONS = [
     combine("the width of the rows for the others", "item, other_width, sum", "item, width, sum"),
     combine("the start is not added", "kAdd ? sum[v] + widen<double>(result[v]) : sum[v]", "sum[v]"),
     dots("sums of earlier blocks are lost", "total[r] += sums[r]", "total[r] = sums[r]"),
-    dots("the last warp's sums are lost", "w < kThreads / kWarp; ++w) sum", "w < kThreads / kWarp - 1; ++w) sum"),
+    rows("the last warp's sums are lost", "w < kRowThreads / kWarp; ++w) sum", "w < kRowThreads / kWarp - 1; ++w) sum"),
+    squares("sums of earlier blocks are lost", "total[r] += sums[r]", "total[r] = sums[r]"),
+    squares("rows of the first group for all", "rows + first_row * stride", "rows"),
+    squares("columns by their address", "item.start / kRun<T> * kRun<T>", "aligned_start(own, item.start)"),
     dots("the width of the rows for the step", "item.stop, step_width, s)", "item.stop, width, s)"),
     dots("rows of the first group for all", "rows + first_row * stride", "rows"),
     track("a word of two layers keeps the last one's bits", "words[first / 32] |= bits", "words[first / 32] = bits"),

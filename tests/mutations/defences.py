@@ -11,6 +11,7 @@ guarding = In("fl_lightning/simulation/guarding.py", "tests/guards/test_guarded_
 norms = In("fl_lightning/guards/norms.py", f"tests/guards/test_norm_clipping.py {CONTRACT} -k orm")
 krum = In("fl_lightning/guards/krum.py", "tests/guards/test_krum.py")
 coordinates = In("fl_lightning/guards/coordinates.py", "tests/guards/test_robust_means.py")
+updates_matrix = In("fl_lightning/core/updates.py", "tests/guards/test_nearly_equal_rows.py")
 bulyan = In("fl_lightning/guards/bulyan.py", "tests/guards/test_krum.py tests/guards/test_robust_means.py")
 median = In("fl_lightning/guards/geometric_median.py", "tests/guards/test_robust_means.py")
 centred = In(
@@ -30,6 +31,9 @@ MUTATIONS = [
     base("a share is rounded down", "ceil(round(dishonest * m, 9))", "int(dishonest * m)"),
     guarding("reasons go to other clients", "leave_out(places[place], reason)", "leave_out(place, reason)"),
     guarding("norms of before stay known", "changed = changed or verdict.changes_rows", "changed = False"),
+    guarding(
+        "a guard counts on clients that one before leaves out", "        most = max(map(guard.most_left, judged))\n", ""
+    ),
     guarding("guards forget the round", "            guard.commit()", "            pass"),
     norms("short updates are stretched", "torch.where(norms > bound, bound / norms, 1.0)", "bound / norms"),
     norms("the bound runs away from the quantile", "exp(-self.rate", "exp(self.rate"),
@@ -40,8 +44,18 @@ MUTATIONS = [
     krum("a row is its own neighbour", "distances.clone().fill_diagonal_(torch.inf)", "distances.clone()"),
     krum("one neighbour more counts", "max(n - dishonest - 2, 1)", "max(n - dishonest - 1, 1)"),
     krum("the nearest are left out", "order[keep:].tolist()", "order[: m - keep].tolist()"),
-    krum("dishonest clients stay as well", "keep = m - f if self.keep is None", "keep = m if self.keep is None"),
-    krum("cohorts that are too small are judged", "require_clients(m, 2 * f + 3", "require_clients(m, 2 * f + 1"),
+    krum(
+        "dishonest clients stay as well", "return m - assumed(self.dishonest, m) if self.keep", "return m if self.keep"
+    ),
+    krum(
+        "cohorts that are too small are judged",
+        "max(2 * assumed(self.dishonest, m) + 3",
+        "max(2 * assumed(self.dishonest, m) + 1",
+    ),
+    updates_matrix("distances are not squared", "torch.pdist(block).square()", "torch.pdist(block)"),
+    updates_matrix(
+        "distances come from numbers of the rows' own width", "to(device, torch.float64)", "to(device).float()"
+    ),
     coordinates("more than the middle counts as median", "(m - 1) // 2), m)", "(m - 3) // 2), m)"),
     coordinates("the least values are not moved", "return ordered[:, b], ordered", "return ordered[:, 0], ordered"),
     bulyan("too many are chosen", "m - 2 * f))  # theta", "m - f))  # theta"),
@@ -51,7 +65,7 @@ MUTATIONS = [
         "ordered[:, len(chosen) // 2])[",
         "ordered[:, (len(chosen) - 1) // 2])[",
     ),
-    median("distances lack half a product", "- 2 * products +", "- products +"),
+    median("distances lack half of what the rows' spread adds", "- c @ to_rows / 2", "- c @ to_rows"),
     median("samples do not count", "beta = alpha / squares", "beta = 1 / squares"),
     median("own rows do not undo the mean's weights", "Verdict(scale=c / alpha", "Verdict(scale=c"),
     centred(
@@ -59,8 +73,8 @@ MUTATIONS = [
         "self._next = _combined(updates, c, v)",
         "self._next = _combined(updates, center, v)",
     ),
-    centred("cut rows are added up", "(scale[:, None] * apart).mean(0)", "(scale[:, None] * apart).sum(0)"),
-    centred("products with the centre are left out", "updates.dots(v).sum(0)", "0 * updates.dots(v).sum(0)"),
+    centred("cut rows are added up", "(scale[:, None] * (each - c)).mean(0)", "(scale[:, None] * (each - c)).sum(0)"),
+    centred("the rows' spread does not move the centre", "to_all[:m] - c @ to_all / 2", "to_all[:m]"),
     trust("updates against the server's are trusted", "0.0).clamp(0, 1)", "0.0).abs()"),
     trust("updates keep their lengths", "trust / trust.sum() * norms[own] / norms", "trust / trust.sum()"),
     trust("own rows count those left out", "factors * (m - len(left_out))", "factors * m"),

@@ -15,6 +15,8 @@ aaggff = In("fl_lightning/algorithms/aaggff.py", f"tests/algorithms/test_aaggff.
 fairfed = In("fl_lightning/algorithms/fairfed.py", f"tests/algorithms/test_fairfed.py {CONTRACT} -k fairfed")
 fedism = In("fl_lightning/algorithms/fedism.py", f"tests/algorithms/test_fedism.py {CONTRACT} -k fedism")
 fedpw = In("fl_lightning/algorithms/fedpw.py", f"tests/algorithms/test_fedpw.py {CONTRACT} -k fedpw")
+weighting = In("fl_lightning/algorithms/_shared/weighting.py", f"{CONTRACT} -k enters_no_state")
+vectors = In("fl_lightning/algorithms/_shared/client_vectors.py", f"{CONTRACT} -k enters_no_state")
 smallest = In("fl_lightning/algorithms/_shared/smallest.py", "tests/algorithms/test_fedpw.py")
 shares = In("fl_lightning/algorithms/_shared/smallest.py", "tests/algorithms/test_column_shares.py -k FedPW")
 
@@ -34,13 +36,13 @@ MUTATIONS = [
     layers("the first layers are the personal ones", "owners[-count:]", "owners[:count]"),
     layers(
         "statistics of personal layers are shared",
-        "for o in names)) for all_ in (trained, buffers)",
-        "for o in names)) for all_ in (trained, [])",
+        "_layers(layout, buffers, lambda name: any(",
+        "_layers(layout, [], lambda name: any(",
     ),
     layers(
         "weights of BatchNorm are shared",
-        "in owners) for all_ in (trained, buffers)",
-        "in owners) for all_ in ([], buffers)",
+        "lambda name: name.rpartition",
+        "lambda name: name in buffers and name.rpartition",
     ),
     layers("methods that ask for losses are not refused", "if getattr(server.needs, name)]", "if False]"),
     fedrep("the head is trained last", "(name in self._names) != heads_turn", "(name in self._names) == heads_turn"),
@@ -63,10 +65,12 @@ MUTATIONS = [
     ),
     aaggff("newcomers start without weight", "torch.full((len(new),), 1 / total", "torch.full((len(new),), 0.0"),
     aaggff("the program climbs", "curvature + s[:, None] + s[None, :]", "curvature - s[:, None] - s[None, :]"),
-    aaggff(
-        "a round without movement counts",
-        "            self.load_state_dict(before)\n        else:\n            self._rounds += 1",
-        "            self._rounds += 1",
+    aaggff("a round without movement counts", "counts = not stands_still(cohort)", "counts = True"),
+    aaggff("a round that is refused leaves its losses", "            if not counts:", "            if False:"),
+    aaggff("the Newton step climbs", "gradient / GAMMA - curvature", "-gradient / GAMMA - curvature"),
+    weighting("reports that are not finite count", "values.isfinite() & (values >= least)", "~(values < least)"),
+    vectors(
+        "control variates that are not finite count", "norm_of(server).isfinite()", "norm_of(server).isfinite() or True"
     ),
     fairfed("clients unlike the others count more", "before - self.beta *", "before + self.beta *"),
     fairfed("gaps are not compared with their mean", "(gaps - gaps.mean())", "gaps"),
@@ -86,7 +90,7 @@ MUTATIONS = [
     fedism("the perturbation is as long as the gradient", "self.rho / (gradient.norm() + TINY)", "self.rho"),
     fedism("sharpness is measured in training mode", "params, evaluate=True)", "params, evaluate=False)"),
     fedism("the part at a right angle is added", "new -= self.alpha", "new += self.alpha"),
-    fedism("gradients of accumulated batches are added up", "work, 1 / len(batches))", "work, 1.0)"),
+    fedism("gradients of accumulated batches are added up", "work, 1 / work.window)", "work, 1.0)"),
     fedpw("large numbers are left out", "rows.masked_fill(small, 0)", "rows.masked_fill(~small, 0)"),
     fedpw("clients with large losses lose more", "shares(1 / relative)", "shares(relative)"),
     fedpw("columns that disagree grow", "agreed = ~_smallest(", "agreed = _smallest("),

@@ -39,12 +39,28 @@ checks = In("fl_lightning/simulation/resume_checks.py", f"{SIMULATION}/test_othe
 sampler = In(
     "fl_lightning/data/cohort_samplers.py", "tests/data/test_cohort_samplers.py tests/algorithms/test_thresholds.py"
 )
-partition = In("fl_lightning/data/partition_functions.py", "tests/data/test_partitions.py")
+partition = In("fl_lightning/data/dirichlet_functions.py", "tests/data/test_partitions.py")
 trainer = In(
     "fl_lightning/training/local_trainer.py", "tests/training/test_client_losses.py tests/training/test_uploads.py"
 )
 
+groups = In("fl_lightning/training/local_trainer.py", "tests/training/test_accumulation.py")
+skipped = In("fl_lightning/training/local_trainer.py", "tests/strategy/test_lightning_warnings.py -k nothing")
+rare = In(
+    "fl_lightning/core/lightning/step_values.py", "tests/strategy/test_lightning_warnings.py -k 'log_every or wait'"
+)
+grouped = In("fl_lightning/core/lightning/grouped_optimization.py", "tests/training/test_accumulation.py")
+scaled = In("fl_lightning/core/lightning/epoch_loop.py", "tests/training/test_accumulation.py")
+
 MUTATIONS = [
+    groups(
+        "gradients are forgotten by the place in the visit", "opens or place == 0", "opens or done % work.window == 0"
+    ),
+    skipped("batches of manual optimization count as skipped", "loss is None and self._automatic", "loss is None"),
+    rare("values that are logged over a round are named, too", " and not meta.on_epoch", ""),
+    groups("a pass ends without a step", "ends_pass or place", "is_last or place"),
+    grouped("gradients are never forgotten", "self._skip_backward or not", "True or not"),
+    scaled("the training loss is divided by the window", "loss.detach() * window", "loss.detach()"),
     sampler("7 of 100 clients are 8", "round(clients_per_round * num_clients, 9)", "clients_per_round * num_clients"),
     partition("samples of a class stay in order", "owner[rng.permutation(index)]", "owner[index]"),
     partition("who holds just the equal part gets more", "sizes * num_clients >= n", "sizes * num_clients > n"),
@@ -53,6 +69,8 @@ MUTATIONS = [
         "max(stocks[donor], key=len)",
         "min(filter(None, stocks[donor]), key=len)",
     ),
+    partition("the classes of a client follow equal shares", "alpha * left / n", "alpha * (left > 0) / len(left)"),
+    partition("clients are filled in order", "rng.permutation(index) for index", "index for index"),
     trainer(
         "the mean loss of a device ignores sizes",
         "(wide * torch.tensor(sizes, dtype=wide.dtype, device=wide.device)).sum() / sum(sizes)",

@@ -2,7 +2,9 @@
 """Calls the ops as no public function would: ``python tests/ops/hostile_calls.py CALLS SEED LAST``.
 
 Arguments are valid ones that were changed at random: dtypes, shapes, no rows, strides, other devices, extreme numbers.
-An op may refuse them or compute something. The file LAST holds the call in hand, for whoever finds the process dead.
+An op may refuse them or compute something; a compiled one computes nothing that the reference refuses, and its results
+have the reference's shapes, and finite numbers where it has them. The file LAST holds the call in hand, for whoever
+finds the process dead.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from implementations import samples
+
+from fl_lightning.ops import _library
 
 DTYPES = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool,
@@ -91,6 +95,38 @@ def hostile(op: str, arguments: list[Any]) -> str:
     return ", ".join(words)
 
 
+def _can_be_copied(value: Any) -> bool:
+    strided = isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu"
+    return strided and 0 not in value.stride()
+
+
+def outcome(kernel: Callable[..., Any], arguments: list[Any]) -> tuple[Tensor, ...] | str:
+    """Results on copies of the arguments, or the error."""
+    own = [a.clone() if _can_be_copied(a) else a for a in arguments]
+    try:
+        found = kernel(*own)
+    except Exception as error:  # which one is for other tests: here none may be a signal
+        return f"{type(error).__name__}: {error}"
+    return found if isinstance(found, tuple) else () if found is None else (found,)
+
+
+def difference(op: str, arguments: list[Any]) -> str:
+    """How a compiled op and the reference disagree, in words; empty if they agree."""
+    want = outcome(torch.no_grad()(_library._OPS[op].kernel), arguments)
+    got = outcome(getattr(torch.ops.fl_lightning, op), arguments)
+    if isinstance(got, str):
+        return ""
+    if isinstance(want, str):
+        # Python has larger integers than a float.
+        return "" if want.startswith("OverflowError") else f"computes what the reference refuses: {want}"
+    for ours, theirs in zip(got, want, strict=True):
+        if ours.shape != theirs.shape:
+            return f"gives shape {tuple(ours.shape)}, the reference {tuple(theirs.shape)}"
+        if not torch.equal(ours.isfinite(), theirs.isfinite()):
+            return "gives finite numbers elsewhere than the reference"
+    return ""
+
+
 def main(calls: int, seed: int, last: Path) -> None:
     random.seed(seed)
     torch.manual_seed(seed)
@@ -101,19 +137,21 @@ def main(calls: int, seed: int, last: Path) -> None:
             valid = samples(rows, random.choice((0, 1, 50, 300)))
             op = random.choice(list(valid))
             arguments = varied(valid[op], rows)
-            if op.startswith(("layer_gram", "layer_cross_gram", "layer_chosen", "layer_dots", "puc_track")):
+            if op.startswith(
+                ("layer_gram", "layer_squares", "layer_cross_gram", "layer_chosen", "layer_dots", "puc_track")
+            ):
                 arguments.append(random.choice((None, 50, *NUMBERS)))  # total_columns
             words = hostile(op, arguments)
             file.seek(0)
             file.write(f"{words}\n")
             file.truncate()
             file.flush()
-            try:
-                getattr(torch.ops.fl_lightning, op)(*arguments)
-            except Exception:  # which one is for other tests: here none may be a signal
-                ends["refused"] += 1
-            else:
-                ends["computed"] += 1
+            tensors = [a for a in arguments if isinstance(a, Tensor)]
+            comparable = all(t.layout == torch.strided and t.device.type == "cpu" for t in tensors)
+            if comparable and (found := difference(op, arguments)):
+                print(f"{words}: {found}")
+            refused = isinstance(outcome(getattr(torch.ops.fl_lightning, op), arguments), str)
+            ends["refused" if refused else "computed"] += 1
     print(dict(ends))
 
 

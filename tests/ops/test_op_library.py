@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from implementations import NO_GPU, samples
+from implementations import CHANGED, NO_GPU, every, samples
 
 from fl_lightning import ops
 from fl_lightning.ops import _extension, _library
@@ -39,6 +39,49 @@ def test_opcheck(name, device):
     arguments = [a.clone() if torch.is_tensor(a) else a for a in SAMPLES[name]]
     moved = [a.to(device) if torch.is_tensor(a) and a.dtype != torch.int64 else a for a in arguments]
     torch.library.opcheck(getattr(torch.ops.fl_lightning, name).default, tuple(moved))
+
+
+def test_ops_that_write_are_those_whose_schema_says_so():
+    schemas = {name: getattr(torch.ops.fl_lightning, name).default._schema for name in SAMPLES}
+    writes = {n: [i for i, a in enumerate(s.arguments) if a.alias_info is not None] for n, s in schemas.items()}
+    assert {name: places for name, places in writes.items() if places} == {n: [i] for n, i in CHANGED.items()}
+
+
+@every
+@pytest.mark.parametrize("name", CHANGED)
+@pytest.mark.parametrize("backward", [False, True])
+def test_what_an_op_writes_to_rises_in_its_version(name, backward, call):
+    """Autograd notices then that values are gone which it has kept for a backward pass."""
+    arguments, place = list(SAMPLES[name]), CHANGED[name]
+    written = arguments[place] = arguments[place].clone().to(call.device)
+    loss = None
+    if backward and written.is_floating_point():
+        loss = (written.requires_grad_() ** 2).sum()
+    before = written._version
+    with torch.no_grad():
+        call.find(name)(*arguments)
+    assert written._version > before
+    if loss is not None:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+@every
+@pytest.mark.parametrize("name", CHANGED)
+def test_an_op_does_not_write_where_it_reads(name, call):
+    def run(written, rows):
+        arguments = list(SAMPLES[name])
+        arguments[CHANGED[name]], arguments[1 - CHANGED[name]] = written, rows
+        call.find(name)(*arguments)
+
+    room = torch.zeros(4, 64, device=call.device)
+    adds = name == "layer_combine_add"
+    rows = room[:3, :50] if adds else room[0, :50]
+    own = room if adds else room.view(torch.int32)
+    for overlapping in (own[0, :50], own[0, 1:51], own[0, 49:64].new_zeros(1).expand(50)):
+        with pytest.raises((ValueError, RuntimeError), match=r"share no memory|one place in memory"):
+            run(overlapping, rows)
+    run(own[3, :50], rows)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", INDUCTOR])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_commands import EXTRAS
 
 import fl_lightning as fl
 from benchmarks.papers.catalog import experiment
@@ -154,6 +155,8 @@ def test_the_number_of_methods_is_that_of_the_tables():
     assert counts == {len(server_rules())}
     table = (Path(fl.__file__).parents[1] / "docs" / "choose.md").read_text(encoding="utf-8")
     assert len(re.findall(r"^\| \[`\w+`\]\(methods/", table, flags=re.MULTILINE)) == len(server_rules())
+    rows = "\n".join(line for line in table.splitlines() if line.startswith("|"))
+    assert re.findall(rf"(?<!\[)`(?:{'|'.join(server_rules())})[`(]", rows) == []  # each name is a link to its page
 
 
 def test_the_table_of_what_the_server_must_see_is_what_the_rules_say():
@@ -223,9 +226,7 @@ def test_the_page_on_privacy_says_which_methods_it_fits():
 
 
 def test_install_names_every_extra_that_users_need():
-    found = (DOCS.parent / "pyproject.toml").read_text(encoding="utf-8").split("[project.optional-dependencies]\n")[1]
-    extras = set(re.findall(r"^(\w+) = \[", found.split("\n[")[0], flags=re.MULTILINE))
-    users = extras - {"build", "dist", "test", "docs", "lint"}
+    users = EXTRAS - {"build", "dist", "test", "docs", "lint"}
     (sentence,) = re.findall(r"The optional extras are (.*?)\. Ask", (DOCS / "install.md").read_text(), flags=re.DOTALL)
     assert set(re.findall(r"`(\w+)`", sentence)) == users
     (sentence,) = re.findall(r"Extras bring what (.*?)\.\n", PAGE, flags=re.DOTALL)

@@ -12,7 +12,7 @@ from records import fit_record
 from fl_lightning.report import FitRecord, RoundSeries, write_report
 from fl_lightning.report.methods import by_method
 from fl_lightning.report.pictures import binned, both_ends, thinned
-from fl_lightning.report.sentences import two_sentences
+from fl_lightning.report.sentences import lede
 
 pytest.importorskip("plotly")
 
@@ -167,7 +167,7 @@ def test_missing_plotly_names_the_extra(tmp_path, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "plotly"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "plotly", None)
-    words = r"^reports need plotly: pip install 'fl-lightning\[report\]', or in a checkout pip install '\.\[report\]'"
+    words = r"^reports need plotly: pip install '\.\[report\]' in a checkout, pip install 'fl-lightning\[report\]'"
     with pytest.raises(ImportError, match=words):
         write_report([FitRecord("FedAvg")], tmp_path / "report.html")
     with pytest.raises(ImportError, match=words):  # before a long fit, not after it
@@ -176,7 +176,7 @@ def test_missing_plotly_names_the_extra(tmp_path, monkeypatch):
 
 class TestSentences:
     def said(self, *records, stage="test"):
-        return two_sentences(by_method(records), stage)
+        return lede(by_method(records), stage)
 
     def test_one_fit_is_compared_with_its_beginning(self):
         first, second = self.said(fit_record("FedLF", clients=10, rounds=40))
@@ -190,42 +190,39 @@ class TestSentences:
     def test_one_evaluation_leaves_it_open(self):
         assert "remains open" in self.said(fit_record(rounds=1))[1]
 
-    def test_another_method_helps_or_does_not(self):
+    def test_a_comparison_comes_first_and_then_who_is_worst_off(self):
         weak, strong = fit_record("FedAvg", rounds=2), fit_record("FedLF", rounds=80)
-        helped = self.said(weak, strong)[1]
+        helped, opening = self.said(weak, strong)
         words = (
-            r"\u2068FedLF\u2069 helps: whoever is worst goes from 0\.\d+ to 0\.\d+, and the mean from 0\.\d+ to 0\.\d+;"
+            r"\u2068FedLF\u2069 helps: whoever is worst goes from test_acc 0\.\d+ with \u2068FedAvg\u2069 to 0\.\d+, "
+            r"and the mean from 0\.\d+ to 0\.\d+\. With one seed, this may be chance\."
         )
-        assert re.fullmatch(f"{words} with one seed, this may be chance.", helped)
-        assert self.said(strong, weak)[1].startswith("\u2068FedAvg\u2069 does not change that for the better: whoever")
-        third = fit_record("FedMDFG", rounds=40)
-        assert self.said(weak, third, strong)[1].startswith(
-            "Of 2 other methods, \u2068FedLF\u2069 helps most: whoever is"
+        assert re.fullmatch(words, helped)
+        assert opening.startswith(
+            "After 2 rounds of \u2068FedAvg\u2069, \u2068client 0\u2069 (10 test samples) is worst off"
         )
-        none = "None of 2 other methods changes that for the better, and \u2068FedMDFG\u2069 comes closest: whoever"
-        assert self.said(strong, third, weak)[1].startswith(none)
 
     def test_differences_within_the_deviation_over_seeds_may_be_chance(self):
         first = [fit_record("FedAvg", rounds=20, seed=seed) for seed in range(3)]
         second = [fit_record("FedLF", rounds=rounds, seed=seed) for seed, rounds in enumerate((21, 18, 22))]
-        opening, words = self.said(*first, *second)
+        words, opening = self.said(*first, *second)
         assert "(3 seeds)" in opening
-        assert "but by less than seeds differ, which may be chance: whoever is worst goes" in words
+        assert words.startswith("There is no clear winner: seeds differ by more")
         assert "±" in words
 
-    def test_bounds_are_no_methods(self):
+    def test_one_method_beside_bounds_is_compared_with_its_beginning_too(self):
         first, alone = fit_record("FedAvg", rounds=2), fit_record("local only", rounds=80, is_bound=True)
-        assert self.said(first, alone)[1].startswith("Since the validation")
-        both = self.said(first, fit_record("FedLF", rounds=40), alone)[1]
-        assert "FedLF\u2069 helps: whoever" in both
-        assert "local" not in both
+        better, opening, since = self.said(first, alone)
+        assert better.startswith("Clients are better off alone (local only). Whoever is worst has test_acc 0.")
+        assert opening.startswith("After 2 rounds of \u2068FedAvg")
+        assert since.startswith("Since the validation")
 
     def test_bounds_have_no_conflicts_and_are_told_apart(self, tmp_path):
         first, pooled = fit_record("FedAvg", rounds=2), fit_record("pooled", rounds=3, is_bound=True)
         alone = replace(fit_record("local only", is_bound=True), rounds=RoundSeries())
         text = write_report([first, pooled, alone], tmp_path / "report.html").read_text()
         assert "1 method and 2 bounds" in text
-        assert "No methods, but bounds on what methods can reach, by plain training: pooled and local only." in text
+        assert "No methods, but plain training to measure them by: pooled and local only." in text
         assert re.findall(r"pooled</td>.*?<td>(-)</td><td>(3)</td>", text)
         assert re.findall(r"local only</td>.*?<td>(-)</td><td>(-)</td><td>(-)</td>", text)
         (conflicts,) = pictures(text)["pictures"]["conflicts"]

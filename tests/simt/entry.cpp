@@ -57,6 +57,9 @@ void simt_configure(int schedule, unsigned seed) { simt::configure(static_cast<s
 const char* layer_gram(Matrix rows, Layers layers, double* gram) {
   return guarded([&](Context context) { cuda::layer_gram(rows, layers, gram, context); });
 }
+const char* layer_squares(Matrix rows, Layers layers, double* squares) {
+  return guarded([&](Context context) { cuda::layer_squares(rows, layers, squares, context); });
+}
 const char* layer_cross_gram(Matrix rows, Matrix others, Layers layers, double* gram) {
   return guarded([&](Context context) { cuda::layer_cross_gram(rows, others, layers, gram, context); });
 }

@@ -130,6 +130,11 @@ class Kernels:
         self.call("layer_gram", _matrix(rows), self._layers(offsets, total), _pointer(out.tensor))
         return out.done()
 
+    def layer_squares(self, rows: Tensor, offsets: Tensor, total: int | None = None) -> Tensor:
+        out = self._guarded(len(offsets) - 1, len(rows))
+        self.call("layer_squares", _matrix(rows), self._layers(offsets, total), _pointer(out.tensor))
+        return out.done()
+
     def layer_cross_gram(self, rows: Tensor, others: Tensor, offsets: Tensor, total: int | None = None) -> Tensor:
         out = self._guarded(len(offsets) - 1, len(rows), len(others))
         self.call(

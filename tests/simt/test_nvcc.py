@@ -18,6 +18,7 @@ WIDE = {
     ("layer_cross_gram", "products_tiled"): (1, 0),
     ("layer_dots", "dots"): (9, 0),
     ("layer_gram", "gram_direct"): (4, 0),
+    ("layer_squares", "squares"): (8, 0),
     ("layer_gram", "gram_wgmma"): (6, 0),
     ("layer_gram", "products_mma"): (4, 0),
     ("layer_gram", "products_tiled"): (1, 0),

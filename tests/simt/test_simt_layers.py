@@ -87,6 +87,21 @@ def test_cross_gram(simt, m, h, dtype, other):
 def test_dots(simt, m, dtype):
     rows, step = integers(m, dtype), integers(1, dtype, seed=5, layout=m % 4)[0]
     assert torch.equal(simt.layer_dots(rows, step, OFFSETS), reference.layer_dots(rows, step, OFFSETS))
+    assert torch.equal(simt.layer_squares(rows, OFFSETS), reference.layer_squares(rows, OFFSETS))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [5000, 5001, 5002, 5003])
+def test_squares_depend_on_no_address_and_no_other_row(simt, dtype, n):
+    offsets = offsets_of([1001, 0, 7, n - 1008])
+    values = torch.randn(9, n, generator=generator(8)).to(dtype)
+    want = torch.cat([simt.layer_squares(row.clone(), offsets) for row in values.split(1)], 1)
+    exact = reference.layer_squares(values, offsets)
+    assert ((want - exact).abs() <= 1e-7 * exact).all()
+    for before in range(5):
+        moved = between_nans(values, before, 3)
+        assert torch.equal(simt.layer_squares(moved, offsets), want), f"{before} elements further"
+    assert torch.equal(simt.layer_squares(values.flip(0), offsets), want.flip(1))
 
 
 @pytest.mark.parametrize("total", [1 << 24, 1 << 27])
@@ -98,6 +113,7 @@ def test_columns_of_a_large_matrix(simt, dtype, total):
     assert torch.equal(simt.layer_gram(rows, offsets, total), want)
     assert torch.equal(simt.layer_cross_gram(rows, rows[:2], offsets, total), want[:, :, :2])
     assert torch.equal(simt.layer_dots(rows, rows[1], offsets, total), want[:, :, 1])
+    assert torch.equal(simt.layer_squares(rows, offsets, total), want.diagonal(dim1=1, dim2=2))
 
 
 @pytest.mark.parametrize("m", [1, 3, 9, 18, 34])
@@ -108,6 +124,7 @@ def test_nothing_beyond_the_last_row_is_read(simt, m):
     assert torch.equal(simt.layer_gram(held, OFFSETS), want)
     assert torch.equal(simt.layer_cross_gram(held, rows[:2], OFFSETS), want[:, :, :2])
     assert torch.equal(simt.layer_dots(held, before_a_wall(rows[0]), OFFSETS), want[:, :, 0])
+    assert torch.equal(simt.layer_squares(held, OFFSETS), want.diagonal(dim1=1, dim2=2))
     assert torch.equal(simt.layer_combine(held, OFFSETS, coeff), rows.sum(0))
 
 
@@ -229,6 +246,8 @@ def test_nan_and_overflow_stay_where_they_are(simt, m):
     assert torch.equal(got.isnan(), want.isnan())
     got, want = simt.layer_dots(rows, rows[2], OFFSETS), reference.layer_dots(rows, rows[2], OFFSETS)
     torch.testing.assert_close(got, want, equal_nan=True, rtol=1e-4, atol=1e20)
+    got, want = simt.layer_squares(rows, OFFSETS), reference.layer_squares(rows, OFFSETS)
+    torch.testing.assert_close(got, want, equal_nan=True, rtol=1e-4, atol=1e-4)
     coeff = torch.ones(len(SIZES), m)
     coeff[:, 1] = 0
     assert simt.layer_combine(rows, OFFSETS, coeff).isnan().nonzero().tolist() == [[700]]
@@ -244,6 +263,7 @@ def test_same_bits_under_every_schedule(kernels, m):
             kernels.layer_gram(rows, OFFSETS),
             kernels.layer_cross_gram(rows, rows[:2], OFFSETS),
             kernels.layer_dots(rows, rows[3], OFFSETS),
+            kernels.layer_squares(rows, OFFSETS),
             kernels.layer_combine(rows, OFFSETS, coeff),
         )
 

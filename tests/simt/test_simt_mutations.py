@@ -120,7 +120,7 @@ MUTATIONS = {
         "kernels/products_tiled.cuh", BARRIER, "", "layer_cross_gram", cross_gram_is_right, occurrence=1
     ),
     "direct: warp reads before": Planted("kernels/gram_direct.cuh", WARP_BARRIER, "", "layer_gram", gram_is_right),
-    "dots: warps not waited for": Planted("layer_dots.cu", BARRIER, "", "layer_dots", dots_are_right),
+    "dots: warps not waited for": Planted("kernels/partials.cuh", BARRIER, "", "layer_dots", dots_are_right),
     "projection: written while read": Planted(
         "project_conflicts.cu", WARP_BARRIER, "", "project_conflicts", projection_is_right, occurrence=1
     ),
@@ -194,7 +194,11 @@ MUTATIONS = {
         combination_is_right,
     ),
     "sums: upper triangle": Planted(
-        "kernels/partials.cuh", "if (kSymmetric) matrix[", "if (false) matrix[", "layer_gram", gram_is_right
+        "kernels/partials.cuh",
+        "if (kPairs == Pairs::symmetric) matrix[",
+        "if (false) matrix[",
+        "layer_gram",
+        gram_is_right,
     ),
     # A warp of which not all lanes take part.
     "tracking: half a warp's bits": Planted(

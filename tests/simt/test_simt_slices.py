@@ -59,6 +59,7 @@ def test_more_slices(simt, borders):
     rows, others, step = (gaussian(m, int(offsets[-1]), seed=m) for m in (1, 2, 3))
     counts = (step[1] > 0).to(torch.uint8)
     check(lambda at, own, n: simt.layer_gram(rows[:, at].clone(), own, n), offsets, borders)
+    check(lambda at, own, n: simt.layer_squares(rows[:, at].clone(), own, n), offsets, borders)
     check(lambda at, own, n: simt.layer_dots(rows[:, at].clone(), step[0, at].clone(), own, n), offsets, borders)
     if count < 10:
         check(

@@ -85,6 +85,13 @@ TROUBLES = {
 }
 
 
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_leaving_clients_out_is_offered_only_where_others_have_succeeded(trouble):
+    strategy = fl.FederatedStrategy(sampler=Fixed(BAD), clients_per_round=1)
+    with pytest.raises(fl.ClientError, match=r"^client 2 in round 0: .*\(no client has succeeded, so look at the mod"):
+        quiet_trainer(strategy, 1).fit(module_of(trouble), marked())
+
+
 @pytest.mark.parametrize("lean", [True, False])
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_raise_names_client_and_round_and_keeps_the_global_model(trouble, lean):
@@ -284,7 +291,7 @@ def test_fewer_clients_than_places():
 
 
 def test_nobody_is_available():
-    module, strategy = fresh(), fl.FederatedStrategy(sampler=AvailabilitySampler(0.0), clients_per_round=3)
+    module, strategy = fresh(), fl.FederatedStrategy(sampler=AvailabilitySampler(1e-9), clients_per_round=3)
     start = weights(module)
     trainer = quiet_trainer(strategy, 2)
     with pytest.warns(UserWarning, match="round 0 had no usable report"):

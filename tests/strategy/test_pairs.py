@@ -7,6 +7,7 @@ import functools
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback
 from support import Classifier, Manual, federated_blobs, fresh, quiet_trainer, weights
 
 import fl_lightning as fl
@@ -244,13 +245,15 @@ def test_factories_that_make_no_optimizer_are_refused(factory):
         quiet_trainer(fl.FederatedStrategy(server_optimizer=factory), 1).fit(fresh(), federated_blobs())
 
 
-def test_a_server_optimizer_that_needs_a_closure_is_refused_before_the_first_round():
+def test_a_server_optimizer_that_cannot_take_a_step_is_refused_before_the_first_round():
     module = fresh()
     message = r"server_optimizer must make an optimizer that steps on one gradient, .*found LBFGS, .*take torch\.optim"
     trainer = quiet_trainer(fl.FederatedStrategy(server_optimizer=torch.optim.LBFGS), 1)
     with pytest.raises(ValueError, match=message):
         trainer.fit(module, federated_blobs())
     assert trainer.global_step == 0
+    with pytest.raises(ValueError, match=r"server_optimizer must take dense gradients, .*found SparseAdam"):
+        quiet_trainer(fl.FederatedStrategy(server_optimizer=torch.optim.SparseAdam), 1).fit(module, federated_blobs())
     for optimizer in (torch.optim.AdamW, fl.optim.FedYogi, torch.optim.Rprop):
         strategy = fl.FederatedStrategy(server_optimizer=functools.partial(optimizer, lr=0.01))
         quiet_trainer(strategy, 1, limit_train_batches=1).fit(module, federated_blobs())
@@ -289,6 +292,7 @@ class Configured(Classifier):
         ({"weight_decay": 0.01}, {"gradient_clip_val": 1.0}, "weight_decay=0.01, gradient_clip_val=1.0"),
         ({}, {"limit_train_batches": 1}, "limit_train_batches=1"),
         ({}, {"limit_train_batches": 0.5}, "limit_train_batches=0.5"),
+        ({}, {"accumulate_grad_batches": 2}, "accumulate_grad_batches=2"),
         ({}, {"limit_train_batches": 1.0}, None),
     ],
 )
@@ -301,6 +305,42 @@ def test_full_gradients_say_which_settings_have_no_effect(method, optimizer, tra
     said = f"{method.__name__} sends the gradient of all .*, so these have no effect: {named}$"
     with pytest.warns(UserWarning, match=said) if named else contextlib.nullcontext():
         assert torch.equal(fit(fresh(Configured, **optimizer), **trainer), expected)
+
+
+class Watching(Callback):
+    def on_after_backward(self, trainer, pl_module):
+        pass
+
+
+class Watched(Configured):
+    def on_train_batch_start(self, batch, batch_idx):
+        pass
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        pass
+
+    def optimizer_step(self, *args):
+        super().optimizer_step(*args)
+
+
+HOOKS = r"Watched\.on_train_batch_end, Watched\.optimizer_step, Watching\.on_after_backward$"
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (FedMDFG, r"have no effect: momentum=0\.9, " + HOOKS.replace("end, ", "end, Watched.on_train_batch_start, ")),
+        (Ditto, f"^Ditto computes steps of its own, without these hooks: {HOOKS}"),
+        (
+            fl.algorithms.FedISM,
+            r"^FedISM computes gradients of its own, without these hooks: Watching\.on_after_backward$",
+        ),
+    ],
+)
+def test_hooks_that_a_method_leaves_out_are_named(method, said):
+    trainer = quiet_trainer(fl.FederatedStrategy(method()), 1, callbacks=[Watching()])
+    with pytest.warns(UserWarning, match=said):
+        trainer.fit(fresh(Watched, momentum=0.9), federated_blobs())
 
 
 @pytest.mark.parametrize("method", [FedMDFG, SCAFFOLD])

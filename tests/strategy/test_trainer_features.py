@@ -77,24 +77,30 @@ def test_max_steps_stop_at_the_end_of_a_round():
     assert torch.allclose(weights(module), weights(federate(fresh(), rounds, sgd())), atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("how", ["max_time", "Timer", "should_stop"])
+@pytest.mark.parametrize("how", ["max_time", "Timer", "should_stop", "in a step"])
 def test_a_stop_asked_for_within_a_round_waits_for_its_end(how, monkeypatch):
     class Stop(Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             if how == "should_stop":
                 trainer.should_stop = True
-            elif batch.round == 1:  # all time is up
+            elif batch.round == 1 and how != "in a step":  # all time is up
                 (timer,) = (c for c in trainer.callbacks if isinstance(c, Timer))
                 timer._duration = 0.0
 
         def on_validation_start(self, trainer, pl_module):
             validated.append((trainer.current_epoch, trainer.strategy.last_round.round))
 
+    class StopsInAStep(Classifier):
+        def training_step(self, batch, batch_idx):
+            if how == "in a step" and self.trainer.current_epoch == 1:
+                self.trainer.should_stop = True
+            return super().training_step(batch, batch_idx)
+
     validated = []
     # Before Timer, which looks at the clock in the same hook.
     callbacks = [Stop(), *([Timer(timedelta(hours=1))] if how == "Timer" else [])]
     options = {"max_time": timedelta(hours=1)} if how == "max_time" else {}
-    module, _, trainer = fit(rounds=5, callbacks=callbacks, **options)
+    module, _, trainer = fit(fresh(StopsInAStep), 5, callbacks=callbacks, **options)
     assert trainer.current_epoch == (1 if how == "should_stop" else 2)
     assert validated == [(index, index) for index in range(trainer.current_epoch)]  # after the server step, once
     expected = federate(fresh(), trainer.current_epoch, sgd())

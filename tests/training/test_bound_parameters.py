@@ -188,6 +188,7 @@ def replace(module):
 
 def add(module):
     module.extra = nn.Parameter(torch.zeros(1))
+    module.optimizers().add_param_group({"params": [module.extra]})
 
 
 @pytest.mark.parametrize(

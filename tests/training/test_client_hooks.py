@@ -129,7 +129,7 @@ def test_adjusted_step_must_be_finite():
 
 
 class Picky(ClientRule):
-    def check_module(self, module):
+    def check_module(self, module, layout):
         raise ValueError(f"{type(module).__name__} will not do")
 
 

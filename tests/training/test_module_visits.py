@@ -36,7 +36,7 @@ def differing(one, other):
 @pytest.mark.fit
 def test_one_client_with_all_data_is_plain_lightning():
     ends = []
-    for strategy in ("auto", fl.FederatedStrategy(planned_steps="never")):
+    for strategy in ("auto", fl.FederatedStrategy()):
         module, data = Together(), Samples()
         divided = data if strategy == "auto" else fl.FederatedDataModule(data, [torch.arange(44)])
         quiet_trainer(strategy, 3).fit(module, divided)
@@ -50,7 +50,7 @@ def test_worker_processes_give_the_same_bits(workers, method):
     ends = []
     for executor in (None, fl.executors.Parallel(workers)):
         module, parts = Together(), list(torch.arange(44).split([12, 9, 23]))
-        strategy = fl.FederatedStrategy(method(), planned_steps="never", executor=executor)
+        strategy = fl.FederatedStrategy(method(), executor=executor)
         quiet_trainer(strategy, 3).fit(module, fl.FederatedDataModule(Samples(), parts))
         assert strategy.executor_fallback is None
         ends.append(module.found())
@@ -69,7 +69,7 @@ class Between(L.Callback):
 @pytest.mark.parametrize("executor", [None, fl.executors.Parallel(2)])
 def test_what_callbacks_change_between_clients_stays(executor):
     module = Together(["counts_steps"])
-    strategy = fl.FederatedStrategy(planned_steps="never", executor=executor)
+    strategy = fl.FederatedStrategy(executor=executor)
     data = fl.FederatedDataModule(Samples(), torch.arange(44).split([9, 12, 23]))
     quiet_trainer(strategy, 1, callbacks=[Between()]).fit(module, data)
     assert module.parts["counts_steps"].n == 20 + 3  # the last client has most samples, and three batches
@@ -105,7 +105,7 @@ class Gathers(L.LightningModule):
 @pytest.mark.parametrize("executor", [None, fl.executors.Parallel(2)])
 def test_outcomes_are_joined_in_the_order_of_the_cohort(executor):
     module, data, parts = Gathers(), Samples(), torch.arange(44).split([12, 9, 23])
-    strategy = fl.FederatedStrategy(planned_steps="never", executor=executor)
+    strategy = fl.FederatedStrategy(executor=executor)
     quiet_trainer(strategy, 2).fit(module, fl.FederatedDataModule(data, parts))
     firsts = [float(data.samples.tensors[0][i, 0]) for i in (0, 10, 12, 21, 31, 41)]  # two, one and three batches
     assert module.seen == module.by_name["first"] == 2 * firsts
@@ -167,9 +167,7 @@ def test_a_fit_that_is_resumed_in_the_middle_of_a_round_goes_on_from_the_same_at
     for checkpoint in (None, tmp_path / "on_train_batch_end-1.ckpt"):
         module = Saves()
         data = fl.FederatedDataModule(Samples(), torch.arange(44).split([12, 9, 23]))
-        trainer = quiet_trainer(
-            fl.FederatedStrategy(planned_steps="never"), 3, logger=Rows(), callbacks=[Marks(), save]
-        )
+        trainer = quiet_trainer(fl.FederatedStrategy(), 3, logger=Rows(), callbacks=[Marks(), save])
         trainer.fit(module, data, ckpt_path=checkpoint)
         ends.append((module.w.tolist(), module.count, list(module.last)))
     assert ends[0] == ends[1]

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler, LearningRateMonitor
+from lightning.pytorch.callbacks import Callback, LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
 from plain_loop import assert_trained_to, evaluate, federate, sgd
 from support import FEATURES, Classifier, fit, fresh, on_path, weights
@@ -136,9 +136,8 @@ def test_the_modules_own_gradient_clipping_and_gradient_hooks_see_every_local_st
     assert module.calls == ["after_backward", "before_step", "clip"] * trainer.strategy.last_round.local_steps
 
 
-def accumulating(window):
+def accumulating(size):
     def train_client(module, batches, index):
-        size = window(index) if callable(window) else window
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         optimizer.zero_grad()
         for place, (x, y) in enumerate(batches):
@@ -157,12 +156,6 @@ def test_accumulation_windows_end_with_the_client():
     steps = []
     federate(fresh(), 3, lambda m, batches, i: steps.append((len(batches) + 1) // 2))
     assert trainer.strategy.last_round.local_steps == sum(steps)
-
-
-def test_an_accumulation_schedule_counts_rounds():
-    module = fresh()
-    fit(module, callbacks=[GradientAccumulationScheduler({1: 3})])
-    assert_trained_to(module, federate(fresh(), 3, accumulating(lambda index: 3 if index else 1)))
 
 
 @pytest.mark.parametrize("window", [1, 2, 3])
@@ -218,6 +211,27 @@ def test_sparse_gradients_train_like_dense_ones(name, path, clip):
         fit(module, **{**options, "algorithm": options["algorithm"]()}, **PATHS[path])
         found.append(weights(module))
     assert torch.allclose(*found, atol=1e-5, rtol=0)
+
+
+class Embedded(Words):
+    """Trains the embedding alone."""
+
+    def configure_optimizers(self):
+        return torch.optim.SparseAdam(self.embedding.parameters(), 0.01)
+
+
+@pytest.mark.parametrize("on_client_error", ["raise", "drop"])
+@pytest.mark.parametrize("method", [fl.algorithms.FedProx, fl.algorithms.FedDyn, fl.algorithms.FedISM])
+def test_optimizers_of_sparse_gradients_are_refused_where_a_method_makes_dense_ones(method, on_client_error):
+    words = rf"^{method.__name__} gives every parameter a dense gradient, and SparseAdam takes .* Embedded\.config"
+    with pytest.raises(ValueError, match=words):
+        fit(fresh(Embedded, sparse=True), algorithm=method(), on_client_error=on_client_error)
+
+
+@pytest.mark.parametrize("method", [fl.algorithms.FedAvg, fl.algorithms.FedFV, partial(fl.algorithms.FedProx, mu=0.0)])
+def test_optimizers_of_sparse_gradients_train_with_other_methods(method):
+    module = fit(fresh(Embedded, sparse=True), algorithm=method())[0]
+    assert not torch.equal(module.embedding.weight, fresh(Embedded, sparse=True).embedding.weight)
 
 
 def test_the_reference_can_tell_clients_apart():

@@ -15,7 +15,7 @@ from support import CLASSES, Classifier, fit, fresh, weights
 import fl_lightning as fl
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.training.planned.plan import Plan
-from fl_lightning.training.planned.planned_calls import PlannedCalls
+from fl_lightning.training.planned.planned_gradients import PlannedGradients
 
 pytestmark = pytest.mark.fit
 
@@ -115,7 +115,7 @@ def test_worker_processes_plan_for_themselves(caplog):
     agree(eager, planned)
     assert planned.strategy.last_round.planned_steps > 0
     assert len(said) == len(set(said))
-    assert torch.equal(weights(planned.module), weights(fit(fresh(log=True), 4, planned_steps="always").module))
+    assert torch.equal(weights(planned.module), weights(fit(fresh(log=True), 4, planned_steps=True).module))
 
 
 class Rounds(Callback):
@@ -159,24 +159,25 @@ class InTurn(fl.executors.Sequential):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a process that may have used a GPU cannot be copied")
 def test_a_process_with_plans_makes_workers_that_plan():
     executor, rounds = InTurn(), Rounds()
-    found = fit(fresh(), 3, planned_steps="always", executor=executor, callbacks=[rounds])
+    found = fit(fresh(), 3, planned_steps=True, executor=executor, callbacks=[rounds])
     assert min(rounds.planned) > 0
     assert executor.workers.fallback is None
-    assert torch.equal(weights(found.module), weights(fit(fresh(), 3, planned_steps="never").module))
+    assert torch.equal(weights(found.module), weights(fit(fresh(), 3, planned_steps=False).module))
 
 
 def test_nothing_is_left_of_a_plan_after_its_fit():
-    fit(fresh(log=True, norm=True), 2, planned_steps="always", algorithm=fl.algorithms.FedLF())
+    fit(fresh(log=True, norm=True), 2, planned_steps=True)
     gc.collect()
-    assert not [found for found in gc.get_objects() if issubclass(type(found), (Plan, PlannedCalls))]
+    assert not [found for found in gc.get_objects() if issubclass(type(found), (Plan, PlannedGradients))]
 
 
-def test_auto_waits(caplog):
+def test_nothing_is_planned_unless_asked_for(caplog):
     with caplog.at_level("INFO"):
-        found = fit(rounds=2)
+        found = fit(rounds=1)
     assert found.strategy.last_round.planned_steps == 0
-    assert any("planned where they can be, after 256 batches of a shape" in message for message in caplog.messages)
-    assert not any(message.startswith("Local steps: planned for") for message in caplog.messages)
+    assert any("Local steps: eager" in message for message in caplog.messages)
+    with pytest.raises(TypeError, match="planned_steps"):
+        fl.FederatedStrategy(planned_steps="always")
 
 
 class KeepsGradients(ClientRule):
@@ -248,7 +249,7 @@ class Raises(Classifier):
 
 def test_errors_of_a_step_are_raised_as_ever():
     errors = []
-    for mode in ("never", "always"):
+    for mode in (False, True):
         with pytest.raises(RuntimeError, match="IndexError: Target 5 is out of bounds") as raised:
             fit(fresh(Raises), planned_steps=mode)
         errors.append(str(raised.value))
@@ -263,19 +264,3 @@ def test_at_most_eight_shapes_are_planned(caplog):
     eager, planned, said = both(caplog, data=data, clients_per_round=13)
     agree(eager, planned)
     assert len(said) == 8
-
-
-class OwnLoss(Classifier):
-    def federated_loss(self, batch, batch_idx):
-        x, y = batch
-        return {"loss": F.cross_entropy(self(x), y, label_smoothing=0.1)}
-
-
-@pytest.mark.parametrize("module", [Classifier, OwnLoss])
-def test_losses_at_the_global_model_come_from_plans(module, caplog):
-    eager = fit(fresh(module, norm=True), algorithm=fl.algorithms.FedLF(), planned_steps="never")
-    with caplog.at_level("INFO"):
-        planned = fit(fresh(module, norm=True), algorithm=fl.algorithms.FedLF(), planned_steps="always")
-    agree(eager, planned)
-    assert torch.equal(eager.strategy.last_round.losses, planned.strategy.last_round.losses)
-    assert any(message.startswith("Losses: planned for") for message in caplog.messages)

@@ -215,9 +215,7 @@ def test_a_plateau_schedule_within_visits_is_refused_by_name():
         fit(fresh(Plateau))
 
 
-def test_several_accumulation_factors_are_refused_where_schedules_step_within_visits():
-    with pytest.raises(ValueError, match=r"LambdaLR has interval='step'.*one factor.*found the factors \[1, 3\]"):
-        fit(fresh(Glue), callbacks=[GradientAccumulationScheduler({1: 3})])
+def test_schedules_step_with_every_optimizer_step_of_an_accumulation_scheduler():
     ours, plain = fresh(Glue), fresh(Glue)
     one_client_fit(ours, Ordered(), 3, callbacks=[GradientAccumulationScheduler({0: 4})])
     plain_fit(plain, Ordered(), 3, accumulate_grad_batches=4)

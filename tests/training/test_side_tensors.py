@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from by_hand import Federation
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from support import FEATURES, Classifier, blobs, federated_blobs, fresh, on_path, quiet_trainer, weights
+from support import FEATURES, Classifier, blobs, federated_blobs, fit, fresh, on_path, quiet_trainer, weights
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -154,16 +154,26 @@ def test_the_policy_global_keeps_the_servers_teacher():
 
 
 @pytest.mark.fit
-def test_a_fit_with_a_teacher_resumes(tmp_path):
-    def run(rounds, ckpt_path=None, **options):
-        module = fresh(Byol)
-        strategy = fl.FederatedStrategy(clients_per_round=3, seed=5)
-        quiet_trainer(strategy, rounds, **options).fit(module, federated_blobs(), ckpt_path=ckpt_path)
-        return weights(module)
+@pytest.mark.parametrize("kind", [Byol, Moco])
+@pytest.mark.parametrize("executor", [None, fl.executors.Parallel(2)])
+def test_a_fit_with_a_teacher_or_a_bank_resumes_from_any_place(kind, executor, tmp_path):
+    class Saving(kind):
+        def training_step(self, batch, batch_idx):
+            if path is None and batch_idx == 1:  # of each client, after a step that has moved the bank
+                self.trainer.save_checkpoint(tmp_path / f"step-{self.current_epoch}.ckpt")
+            return super().training_step(batch, batch_idx)
 
-    keep = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
-    expected = run(4, callbacks=[keep], enable_checkpointing=True)
-    assert torch.equal(run(4, tmp_path / "epoch=1.ckpt"), expected)
+    def run():
+        module = fresh(Saving)
+        keep = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+        fit(module, 4, ckpt_path=path, executor=executor, callbacks=[keep], enable_checkpointing=True)
+        return torch.cat([weights(module), *(buffer.double().flatten() for buffer in module.buffers())])
+
+    path = None
+    expected = run()
+    for name in ("epoch=1", *(() if executor else ("step-0", "step-2"))):
+        path = tmp_path / f"{name}.ckpt"
+        assert torch.equal(run(), expected), name
 
 
 @pytest.mark.fit

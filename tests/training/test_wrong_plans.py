@@ -9,24 +9,26 @@ from planned_fits import OLD, agree, both
 from support import Blobs, fit, fresh, weights
 
 import fl_lightning as fl
+from fl_lightning.training.planned import plan
 
 pytestmark = pytest.mark.fit
 
 
 def broken_after(steps, monkeypatch):
-    """Lets plans give other gradients from some step on."""
-    from fl_lightning.training.planned.plan import Plan
+    """Lets programs give other gradients from some step on."""
+    right, calls = plan.function_of, []
 
-    right, calls = Plan.__call__, []
+    def function_of(*args):
+        program, size = right(*args)
 
-    def wrong(self, *inputs):
-        calls.append(1)
-        returned = right(self, *inputs)
-        if len(calls) > steps:
-            self.gradients = [None if g is None else g * 1.5 for g in self.gradients]
-        return returned
+        def wrong(*inputs):
+            calls.append(1)
+            returned, gradients = program(*inputs)
+            return returned, [g * 1.5 for g in gradients] if len(calls) > steps else gradients
 
-    monkeypatch.setattr(Plan, "__call__", wrong)
+        return wrong, size
+
+    monkeypatch.setattr(plan, "function_of", function_of)
 
 
 REPEATED = {
@@ -42,13 +44,13 @@ def test_a_round_with_wrong_plans_is_repeated_without(case, caplog, monkeypatch)
     if OLD and "norm" in options:
         pytest.skip("steps with BatchNorm are not planned")
     options, kept = {"log": True, **options}, {"client_optimizer_state": "keep", **strategy}
-    eager = fit(fresh(**options), 4, planned_steps="never", **kept)
+    eager = fit(fresh(**options), 4, planned_steps=False, **kept)
     broken_after(30, monkeypatch)
     with (
         caplog.at_level("INFO"),
         pytest.warns(UserWarning, match="is repeated without planned steps, because a gradient"),
     ):
-        planned = fit(fresh(**options), 4, planned_steps="always", **kept)
+        planned = fit(fresh(**options), 4, planned_steps=True, **kept)
     assert torch.equal(weights(eager.module), weights(planned.module))
     assert planned.strategy.last_round.planned_steps == 0
     assert sum("eager from now on" in message for message in caplog.messages) == 1
@@ -60,20 +62,20 @@ def test_the_end_of_a_round_finds_what_no_first_step_shows(monkeypatch):
     def alike():
         return fl.FederatedDataModule(Blobs(), fl.data.IID(6), seed=0)
 
-    eager = fit(fresh(), 4, planned_steps="never", data=alike())
+    eager = fit(fresh(), 4, planned_steps=False, data=alike())
     broken_after(20, monkeypatch)
     with pytest.warns(UserWarning, match="Round 1 is repeated without planned steps, because a gradient"):
-        planned = fit(fresh(), 4, planned_steps="always", data=alike())
+        planned = fit(fresh(), 4, planned_steps=True, data=alike())
     assert torch.equal(weights(eager.module), weights(planned.module))
 
 
 def test_a_round_with_wrong_plans_in_workers_is_repeated_without(monkeypatch):
     if torch.cuda.is_available():
         pytest.skip("worker processes are copies of this one, in which CUDA may have been used")
-    eager = fit(fresh(), 4, planned_steps="never")
+    eager = fit(fresh(), 4, planned_steps=False)
     broken_after(20, monkeypatch)
     with pytest.warns(UserWarning, match="is repeated without planned steps, because a gradient"):
-        planned = fit(fresh(), 4, planned_steps="always", executor=fl.executors.Parallel(workers=2))
+        planned = fit(fresh(), 4, planned_steps=True, executor=fl.executors.Parallel(workers=2))
     assert torch.equal(weights(eager.module), weights(planned.module))
 
 

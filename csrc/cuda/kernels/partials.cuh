@@ -33,6 +33,9 @@ __device__ inline bool skips(const Item& item) { return item.stop - item.start <
 // Entry e = i (i + 1) / 2 + j of a symmetric matrix, j <= i; or e = i h + j of a rectangular one.
 __host__ __device__ inline std::int64_t triangle(std::int64_t i) { return i * (i + 1) / 2; }
 
+// Which products of rows with rows there are.
+enum class Pairs { all, symmetric, own };  // own: of each row with itself
+
 // Two tiles of rows whose products one block computes, by number.
 struct TilePair {
   std::int64_t down, right_of;
@@ -100,6 +103,29 @@ __device__ inline void sum_again(bool bad, const Item& item, int count, double* 
   }
 }
 
+constexpr int kRowThreads = 256;  // of a block that sums products of a few rows
+
+// The end of a block that has summed products of kRows rows: the threads' sums become partials of the item, of rows
+// from first_row on. count of the rows exist; product(e, column) is what row e sums.
+template <int kRows, class Product>
+__device__ inline void leave_row_sums(const double (&totals)[kRows], int count, const Item& item, double* partial,
+                                      std::int64_t first_row, std::int64_t items, std::int64_t index, Product product) {
+  SHARED(double, warps, kRowThreads / kWarp * kRows);
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const double sum = warp_sum(totals[r]);
+    if (threadIdx.x % kWarp == 0) warps[threadIdx.x / kWarp * kRows + r] = sum;
+  }
+  __syncthreads();
+  double sum = 0.0;
+  const auto place = [&](int e) { return (first_row + e) * items + index; };
+  if (static_cast<int>(threadIdx.x) < count) {
+    for (int w = 0; w < kRowThreads / kWarp; ++w) sum += warps[w * kRows + threadIdx.x];
+    partial[place(static_cast<int>(threadIdx.x))] = sum;
+  }
+  sum_again(!isfinite(sum), item, count, partial, place, product);
+}
+
 constexpr int kAhead = 4;  // groups of chunks whose partials are on their way together
 
 // The warp's sum over the items of one layer, along the tree over the chunks; the same in every lane. A lane loads the
@@ -143,8 +169,8 @@ __device__ inline double layer_sum(const LayerTable& table, std::int64_t layer, 
 constexpr int kSumThreads = 128;
 constexpr long long kSkipped = 0x7ff8736b69707321;  // in place of the partial of a short item: a NaN that no sum gives
 
-// One warp per entry and layer. partial[e][item]; out[layer][i][j].
-template <bool kSymmetric>
+// One warp per entry and layer. partial[e][item]; out[layer][i][j], or out[layer][i] of each row with itself.
+template <Pairs kPairs>
 __global__ void __launch_bounds__(kSumThreads, 8)
     sum_partials(const double* partial, std::int64_t items, std::int64_t entries,
                  const __grid_constant__ LayerTable table, const Matrix a, const Matrix b, double* out) {
@@ -152,7 +178,8 @@ __global__ void __launch_bounds__(kSumThreads, 8)
   const std::int64_t layer = index / entries, entry = index % entries;
   if (layer >= table.count) return;
   std::int64_t i = entry / b.rows, j = entry % b.rows;
-  if (kSymmetric) {
+  if (kPairs == Pairs::own) i = j = entry;
+  if (kPairs == Pairs::symmetric) {
     i = static_cast<std::int64_t>((sqrt(8.0 * static_cast<double>(entry) + 1.0) - 1.0) / 2.0);
     i += triangle(i + 1) <= entry ? 1 : 0;
     i -= triangle(i) > entry ? 1 : 0;
@@ -174,18 +201,24 @@ __global__ void __launch_bounds__(kSumThreads, 8)
     return own;
   });
   if (threadIdx.x % kWarp > 0) return;
+  if (kPairs == Pairs::own) {
+    out[layer * entries + entry] = sum;
+    return;
+  }
   double* matrix = out + layer * a.rows * b.rows;
   matrix[i * b.rows + j] = sum;
-  if (kSymmetric) matrix[j * b.rows + i] = sum;
+  if (kPairs == Pairs::symmetric) matrix[j * b.rows + i] = sum;
 }
 
-template <bool kSymmetric>
+template <Pairs kPairs>
 void add_partials(const char* op, const double* partial, std::int64_t items, const LayerTable& table, Matrix a,
                   Matrix b, double* out, const Context& context) {
-  const std::int64_t entries = kSymmetric ? triangle(a.rows) : a.rows * b.rows;
+  const std::int64_t entries = kPairs == Pairs::own         ? a.rows
+                               : kPairs == Pairs::symmetric ? triangle(a.rows)
+                                                            : a.rows * b.rows;
   const std::int64_t warps = kSumThreads / kWarp;
-  launch(op, sum_partials<kSymmetric>, (entries * table.count + warps - 1) / warps, kSumThreads, context, partial,
-         items, entries, table, a, b, out);
+  launch(op, sum_partials<kPairs>, (entries * table.count + warps - 1) / warps, kSumThreads, context, partial, items,
+         entries, table, a, b, out);
 }
 
 }  // namespace fl_lightning::cuda

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from fl_lightning.algorithms._shared.rows import require_finite
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.records import Federation, State
 from fl_lightning.core.cohort import Cohort
@@ -87,8 +88,15 @@ class ClientVectors(ClientRule, ABC):
             self._clients.set(client_id, state["client"])
 
     def commit(self, cohort: Cohort) -> None:
-        """Adds what the round's clients sent."""
-        self._server = self.with_round(cohort)
+        """Adds what the round's clients sent.
+
+        Raises:
+            ValueError: a row is not finite.
+        """
+        server = self.with_round(cohort)
+        if not bool(cohort.updates.norm_of(server).isfinite()):
+            require_finite(self.sent(cohort).norms().isfinite(), cohort, self.vectors)
+        self._server = server
         for client, row in zip(cohort.client_ids, self.sent(cohort).rows, strict=True):
             self._clients.add(client, row)
 

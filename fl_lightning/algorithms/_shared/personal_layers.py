@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, State
+from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.model_snapshot import Layers, ModelPart, Snapshot, packed, put_flat, unpack
-from fl_lightning.core.modules import named_model_buffers, outside_metrics, submodules
+from fl_lightning.core.modules import named_model_buffers, outside_metrics, submodules, trained_parameters
 from fl_lightning.core.storage.own_models import OwnModels
 
 
@@ -36,7 +37,7 @@ class PersonalLayers(ClientRule):
         self._bytes = 0
 
     @abstractmethod
-    def find(self, module: nn.Module) -> Layers:
+    def find(self, module: nn.Module, layout: ParamLayout) -> Layers:
         """The layers of a module that stay at its client."""
 
     def refusal(self, server: ServerRule) -> str | None:
@@ -47,14 +48,14 @@ class PersonalLayers(ClientRule):
         what = asked[0].replace("_", " ")
         return f"keeps layers at the clients, and {type(server).__name__} asks for {what} at the global model"
 
-    def check_module(self, module: nn.Module) -> None:
+    def check_module(self, module: nn.Module, layout: ParamLayout) -> None:
         """Finds the layers.
 
         Raises:
             ValueError: there are none, or all parameters are theirs.
         """
-        layers = self.find(module)
-        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        layers = self.find(module, layout)
+        trained = trained_parameters(module, layout.names)
         if not trained.keys() - layers.parameters:
             raise ValueError(f"{self.method} must leave clients something to share, found all parameters in {layers}")
         own = [trained[name] for name in layers.parameters] + layers.buffers_of(module)
@@ -70,7 +71,7 @@ class PersonalLayers(ClientRule):
     @torch.no_grad()
     def begin_client(self, work: LocalWork) -> None:
         """Puts the client's layers in the places of those received."""
-        layers, device = self.find(work.module), work.params.device
+        layers, device = self.find(work.module, work.layout), work.params.device
         buffers = layers.buffers_of(work.module)
         self._received = _joined(layers.of(work.parameters, work.layout), work.params), packed(buffers, device)
         held = self._own.get(work.client_id)
@@ -85,7 +86,7 @@ class PersonalLayers(ClientRule):
             ValueError: they are not finite.
         """
         assert self._received is not None
-        layers, cpu = self.find(work.module), torch.device("cpu")
+        layers, cpu = self.find(work.module, work.layout), torch.device("cpu")
         own = _joined(layers.of(work.parameters, work.layout), work.params).to(cpu)
         buffers = packed(layers.buffers_of(work.module), cpu)
         self._put(work, layers, *self._received)
@@ -134,23 +135,27 @@ class PersonalLayers(ClientRule):
         return lambda client_id: self._part(own.get(client_id))
 
 
-def layers_under(module: nn.Module, names: Sequence[str] | None, count: int, method: str) -> Layers:
-    """The layers of submodules, or the last ones that own trainable parameters.
+def layers_under(
+    module: nn.Module, layout: ParamLayout, names: Sequence[str] | None, count: int, method: str
+) -> Layers:
+    """The layers of submodules, or the last ones that own trained parameters.
 
     Args:
         module: the module.
+        layout: names its trained parameters.
         names: of submodules, with all that is below them; ``None``: the last ``count``.
         count: how many.
         method: the method's name, for errors.
 
     Raises:
-        ValueError: a name is no submodule, has no trainable parameter, or shares one with a layer that is not named; or
+        ValueError: a name is no submodule, has no trained parameter, or shares one with a layer that is not named; or
             there are no more than ``count`` layers.
     """
     parts = submodules(module)
     # Tied parameters are in several places; the first of them gives the name.
-    held = [(f"{owner}.{key}", p) for owner, part in parts for key, p in part._parameters.items() if _is_trained(p)]
-    trained = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+    trained = {id(parameter): name for name, parameter in trained_parameters(module, layout.names).items()}
+    held = [(f"{o}.{key}", p) for o, part in parts for key, p in part._parameters.items() if p is not None]
+    held = [(place, parameter) for place, parameter in held if id(parameter) in trained]
     owners = list(dict.fromkeys(place.rpartition(".")[0] for place, _ in held))
     known = {name for name, _ in parts if name}
     if names is None:
@@ -160,7 +165,7 @@ def layers_under(module: nn.Module, names: Sequence[str] | None, count: int, met
     for name in names:
         if name not in known or not any(_under(place, name) for place, _ in held):
             near = ", ".join(sorted({owner for owner in owners if owner}))
-            raise ValueError(f"personal of {method} must name submodules with trainable parameters, such as {near}; "
+            raise ValueError(f"personal of {method} must name submodules with trained parameters, such as {near}; "
                              f"found {name!r}")  # fmt: skip
     shared = {id(parameter): place for place, parameter in held if not any(_under(place, name) for name in names)}
     for place, parameter in held:
@@ -170,19 +175,18 @@ def layers_under(module: nn.Module, names: Sequence[str] | None, count: int, met
                 f"{shared[id(parameter)].lstrip('.')!r}, too: name both layers, or untie them"
             )
     buffers = [name for name, _ in named_model_buffers(module)]
-    return Layers(*(frozenset(n for n in all_ if any(_under(n, o) for o in names)) for all_ in (trained, buffers)))
+    return _layers(layout, buffers, lambda name: any(_under(name, owner) for owner in names))
 
 
-def _is_trained(parameter: nn.Parameter | None) -> bool:
-    return parameter is not None and parameter.requires_grad
-
-
-def layers_of_type(module: nn.Module, kind: type[nn.Module]) -> Layers:
+def layers_of_type(module: nn.Module, layout: ParamLayout, kind: type[nn.Module]) -> Layers:
     """The layers of all submodules of a type."""
     owners = [name for name, part in outside_metrics(submodules(module)) if isinstance(part, kind)]
-    trained = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
     buffers = [name for name, _ in named_model_buffers(module)]
-    return Layers(*(frozenset(n for n in all_ if n.rpartition(".")[0] in owners) for all_ in (trained, buffers)))
+    return _layers(layout, buffers, lambda name: name.rpartition(".")[0] in owners)
+
+
+def _layers(layout: ParamLayout, buffers: Collection[str], is_theirs: Callable[[str], bool]) -> Layers:
+    return Layers(frozenset(filter(is_theirs, layout.names)), frozenset(filter(is_theirs, buffers)))
 
 
 def _under(name: str, owner: str) -> bool:

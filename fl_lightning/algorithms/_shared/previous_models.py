@@ -10,6 +10,7 @@ from torch import nn
 
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, State
+from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.model_snapshot import Snapshot, packed_buffers
 from fl_lightning.core.storage.models import ClientModels
 
@@ -40,7 +41,7 @@ class PreviousModels(ClientRule):
         self._device, self.max_models = device, max_models
         self._buffer_bytes = 0
 
-    def check_module(self, module: nn.Module) -> None:
+    def check_module(self, module: nn.Module, layout: ParamLayout) -> None:
         """Notes how large the module's buffers are, for the memory plan."""
         self._buffer_bytes = packed_buffers(module, torch.device("cpu")).numel()
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fl_lightning.algorithms._shared.weighting import reported
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.features import class_labels, own_features
 from fl_lightning.algorithms.records import ClientReport, LocalWork, Needs, State
@@ -108,11 +109,11 @@ class ClassPrototypes(ClientRule):
         """The server's prototype of a class becomes the mean of those of the clients that hold it.
 
         Raises:
-            ValueError: the cohort carries no prototypes.
+            ValueError: the cohort carries no prototypes, or some that are not finite.
         """
-        if "prototypes" not in cohort.extras:
-            raise ValueError(f"extras must hold 'prototypes' and 'prototype_counts', found {sorted(cohort.extras)}")
-        sent, held = cohort.extras["prototypes"], cohort.extras["prototype_counts"] > 0
+        method, classes = type(self).__name__, self.num_classes
+        sent = reported(cohort, "prototypes", (classes, None), method)
+        held = reported(cohort, "prototype_counts", (classes,), method, least=0) > 0
         means = (sent * held[:, :, None]).sum(0) / held.sum(0).clamp(min=1)[:, None]
         fresh = held.any(0)
         before = torch.zeros_like(means) if self.prototypes is None else self.prototypes.to(means)

@@ -12,6 +12,7 @@ from torch import Tensor
 from fl_lightning.algorithms._shared.rows import JointRows
 from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import Federation, Reads, State, StepReport
+from fl_lightning.arguments import check_unused
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.storage.row_history import RowHistory
 
@@ -39,6 +40,9 @@ class RemembersRows(ServerRule):
     column_state = ("history.rows",)
 
     def __init__(self, window: int | None, max_history: int | None = None, history_device: str | None = None) -> None:
+        if window == 0:
+            for name, value in (("max_history", max_history), ("history_device", history_device)):
+                check_unused(f"{name} of {type(self).__name__}", value, None, "where no rows are remembered")
         self.window, self.max_history, self.history_device = window, max_history, history_device
         self.history = RowHistory(max_history, history_device)
         self._waiting: list[tuple[Cohort, Tensor | float, Tensor | None]] | None = None

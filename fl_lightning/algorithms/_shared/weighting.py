@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import torch
 from torch import Tensor
 
@@ -26,19 +28,34 @@ def nonnegative_losses(cohort: Cohort, method: str) -> Tensor:
     return losses
 
 
-def known_accuracies(cohort: Cohort, method: str) -> Tensor:
-    """The cohort's accuracies ``[m]``, float64 on the CPU.
+def reported(cohort: Cohort, name: str, shape: tuple[int | None, ...], method: str, least: float = -inf) -> Tensor:
+    """What all clients reported under a name, ``[m, ...]`` float64 on the CPU.
+
+    Args:
+        cohort: the cohort.
+        name: of the entry of its extras.
+        shape: of one client's; ``None`` stands for any length.
+        method: whose error it is.
+        least: the smallest number that is allowed.
 
     Raises:
-        ValueError: the cohort has none, or one is negative or not finite.
+        ValueError: nobody reported it, its shape is another, or a client, which it names, reported a number that is
+            too small or not finite.
     """
-    accuracies = cohort.extras.get("accuracy")
-    if accuracies is None:
-        raise ValueError(f"extras must hold 'accuracy' [m] for {method}, found {sorted(cohort.extras)}")
-    if accuracies.shape != (len(cohort),) or not bool((accuracies >= 0).all() & accuracies.isfinite().all()):
-        found = f"{len(cohort)} finite numbers from 0 on, found {accuracies.tolist()}"
-        raise ValueError(f"extras['accuracy'] must be {found}")
-    return accuracies.cpu()
+    found, m = cohort.extras.get(name), len(cohort)
+    sizes = ", ".join("m" if place == 0 else str(size or "any") for place, size in enumerate((m, *shape)))
+    if found is None:
+        raise ValueError(f"extras must hold {name!r} [{sizes}] for {method}, found {sorted(cohort.extras)}")
+    if found.dim() != 1 + len(shape) or any(b not in (None, a) for a, b in zip(found.shape[1:], shape, strict=True)):
+        raise ValueError(f"extras[{name!r}] must have shape [{sizes}] for {method}, found {list(found.shape)}")
+    values = found.cpu()
+    sound = (values.isfinite() & (values >= least)).reshape(m, -1).all(1)
+    if not bool(sound.all()):
+        place = sound.tolist().index(False)
+        words = "finite" if least == -inf else f"finite and at least {least:g}"
+        told = f"{values[place].tolist()} from client {cohort.client_ids[place]}"
+        raise ValueError(f"extras[{name!r}] must be {words} for {method}, found {told}")
+    return values
 
 
 def shares(values: Tensor) -> Tensor:

@@ -18,7 +18,9 @@ CONTRACT: dict[str, tuple[str, ...]] = {
         "_num_ready_batches_reached", "_should_check_val_epoch", "_should_check_val_fx", "restarting", "max_steps",
         "on_save_checkpoint", "on_load_checkpoint",
     ),
-    "fit_loop.epoch_loop.automatic_optimization": ("run", "optim_progress"),
+    "fit_loop.epoch_loop.automatic_optimization": (
+        "run", "optim_progress", "_make_zero_grad_fn", "_on_before_zero_grad", "_optimizer_zero_grad", "_skip_backward",
+    ),
     "fit_loop.epoch_loop.manual_optimization": ("run", "optim_step_progress"),
     "fit_loop.epoch_loop.val_loop": (
         "batch_progress", "_results", "restarting", "_on_evaluation_model_train", "_evaluation_step", "_max_batches",

@@ -16,9 +16,11 @@ from torch import Tensor
 
 from fl_lightning.core.lightning.contract import check_contract
 from fl_lightning.core.lightning.fast_log import FastLog
+from fl_lightning.core.lightning.grouped_optimization import GroupedOptimization
 from fl_lightning.core.lightning.names import Trainer, lightning_module
 from fl_lightning.core.lightning.round_progress import RoundPhase, RoundProgress
 from fl_lightning.core.lightning.settled_results import settle_results
+from fl_lightning.core.lightning.step_values import StepValues
 from fl_lightning.core.lightning.visit_clock import VisitClock
 from fl_lightning.core.lightning.visit_trainer import count_visits
 
@@ -99,7 +101,8 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         self.conductor = conductor
         self.progress = RoundProgress(trainer)
         self.clock = VisitClock(self)
-        self._accumulating = False
+        self.automatic_optimization = GroupedOptimization(trainer, self.clock)
+        self._step_values = StepValues(trainer)
 
     # ---- the round
 
@@ -110,7 +113,10 @@ class FederatedEpochLoop(_TrainingEpochLoop):
         One that a checkpoint left unfinished has clients that are done, and is yet to end. Lightning would take a
         validation of an earlier fit of this trainer for this round's, end it at once, and never train again.
         """
-        return self._num_ready_batches_reached() and not self.restarting
+        over = self._num_ready_batches_reached() and not self.restarting
+        if self.trainer.should_stop and not over:
+            _ = super().done  # says so where min_epochs or min_steps forbid to stop
+        return over
 
     def advance(self, data_fetcher: Any) -> None:
         """Trains one client; after the last one, takes the server step."""
@@ -156,6 +162,7 @@ class FederatedEpochLoop(_TrainingEpochLoop):
             self.conductor.advance_schedules()
             self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
             self.conductor.publish_round()
+            self._step_values.warn(self._results)
         if task.client_id is not None:
             connector.update_train_step_metrics()
 
@@ -183,18 +190,17 @@ class FederatedEpochLoop(_TrainingEpochLoop):
             self.conductor.end_epoch()
 
     def _should_accumulate(self) -> bool:
-        return self._accumulating
+        return not self.clock.ends_group
 
     # ---- one local batch through Lightning's own optimization
 
-    def local_step(self, batch: Any, batch_idx: int, num_samples: int, steps: bool) -> tuple[Tensor | None, bool]:
+    def local_step(self, batch: Any, batch_idx: int, num_samples: int) -> tuple[Tensor | None, bool]:
         """Runs every hook that Lightning runs for a batch.
 
         Args:
             batch: the batch.
             batch_idx: its place in the visit.
             num_samples: its samples.
-            steps: the optimizer steps after it, unless the module optimizes manually.
 
         Returns:
             The detached loss (``None`` if the step gave none), and whether ``on_train_batch_start`` asked to stop.
@@ -208,18 +214,17 @@ class FederatedEpochLoop(_TrainingEpochLoop):
             return None, True
         kwargs = self._build_kwargs(OrderedDict(), batch, batch_idx)
         if module.automatic_optimization:
-            self._accumulating = not steps
-            try:
-                outputs: Any = self.automatic_optimization.run(trainer.optimizers[0], batch_idx, kwargs)
-            finally:
-                self._accumulating = False
-            if steps and self.clock.scheduled:
+            outputs: Any = self.automatic_optimization.run(trainer.optimizers[0], batch_idx, kwargs)
+            if self.clock.ends_group and self.clock.scheduled:
                 self.clock.end_step()
         else:
             outputs = self.manual_optimization.run(kwargs)
         call._call_lightning_module_hook(trainer, "on_train_batch_end", outputs, batch, batch_idx)
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        return (loss.detach() if isinstance(loss, Tensor) else None), False
+        if not isinstance(loss, Tensor):
+            return None, False
+        window = trainer.accumulate_grad_batches if module.automatic_optimization else 1
+        return loss.detach() if window == 1 else loss.detach() * window, False  # Lightning has divided it
 
     def expect(self, batch: Any, num_samples: int | None) -> None:
         """Tells ``self.log`` how much the next values weigh."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -56,10 +56,9 @@ def full_path_reason(trainer: Trainer, module: LightningModule) -> str | None:
     precision = trainer.precision_plugin
     if type(precision) is not lightning_module("plugins.precision").Precision or any(map(callable, _set_on(precision))):
         return f"Trainer(precision={trainer.precision!r})"
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    factors = accumulation_factors(trainer)
-    if factors != {1}:
-        return f"accumulate_grad_batches={' or '.join(map(str, sorted(factors)))}"
+    window = accumulation(trainer)
+    if window != 1:
+        return f"accumulate_grad_batches={window}"
     for optimizer in trainer.optimizers:
         closure = signature(optimizer.step).parameters.get("closure")
         if closure is not None and closure.default is closure.empty:
@@ -69,28 +68,36 @@ def full_path_reason(trainer: Trainer, module: LightningModule) -> str | None:
         return f"Trainer(profiler={profiler})"
     if getattr(trainer, "_detect_anomaly", False):
         return "Trainer(detect_anomaly=True)"
-    for name in sorted(_MODULE_HOOKS):
-        if _differs(name, module, LightningModule):
-            return f"{type(module).__name__} overrides {name}"
-    for name in _STRATEGY_HOOKS:
-        if not _is_ours(getattr(trainer.strategy, name)):
-            return f"{type(trainer.strategy).__name__} overrides {name}"
-    watching = step_hook_of(callbacks)
-    return None if watching is None else f"{watching.replace('.', ' overrides ', 1)}"
+    hook = next(overridden_hooks(trainer), None)
+    return None if hook is None else hook.replace(".", " overrides ", 1)
 
 
-def accumulation_factors(trainer: Trainer) -> set[int]:
-    """Numbers of batches per optimizer step that the fit uses, in one round or another."""
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    schedule = lightning_module("callbacks").GradientAccumulationScheduler
-    factors = {factor for c in callbacks if isinstance(c, schedule) for factor in c.scheduling.values()}
-    return factors or {trainer.accumulate_grad_batches}
+def overridden_hooks(trainer: Trainer) -> Iterator[str]:
+    """``"Kind.hook"`` of the hooks around local steps that do something: of module, strategy and callbacks."""
+    module, strategy = trainer.lightning_module, trainer.strategy
+    yield from (f"{type(module).__name__}.{n}" for n in sorted(_MODULE_HOOKS) if _differs(n, module, LightningModule))
+    yield from (f"{type(strategy).__name__}.{n}" for n in _STRATEGY_HOOKS if not _is_ours(getattr(strategy, n)))
+    yield from _step_hooks(trainer.callbacks)  # type: ignore[attr-defined]
 
 
 def accumulation(trainer: Trainer) -> int:
-    """Batches per optimizer step; where rounds differ, what the trainer has at the moment."""
-    factors = accumulation_factors(trainer)
-    return factors.pop() if len(factors) == 1 else trainer.accumulate_grad_batches
+    """Batches per optimizer step, in every round.
+
+    Raises:
+        ValueError: a ``GradientAccumulationScheduler`` has several factors.
+    """
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    schedule = lightning_module("callbacks").GradientAccumulationScheduler
+    for callback in callbacks:
+        if isinstance(callback, schedule):
+            factors = sorted(set(callback.scheduling.values()))
+            if len(factors) > 1:
+                raise ValueError(
+                    "GradientAccumulationScheduler must have one factor, because every round counts as equally many "
+                    f"optimizer steps: give it one, or use accumulate_grad_batches, found the factors {factors}"
+                )
+            return int(factors[0])
+    return trainer.accumulate_grad_batches
 
 
 def is_overridden(name: str, owner: object) -> bool:
@@ -106,11 +113,12 @@ def profiler_of(trainer: Trainer) -> str | None:
 
 def step_hook_of(callbacks: Sequence[Callback]) -> str | None:
     """``"Kind.hook"`` of the first callback with a hook around optimizer steps; ``None`` if there is none."""
+    return next(_step_hooks(callbacks), None)
+
+
+def _step_hooks(callbacks: Sequence[Callback]) -> Iterator[str]:
     for callback in callbacks:
-        for name in STEP_HOOKS:
-            if _differs(name, callback, Callback):
-                return f"{type(callback).__name__}.{name}"
-    return None
+        yield from (f"{type(callback).__name__}.{name}" for name in STEP_HOOKS if _differs(name, callback, Callback))
 
 
 def transfer_is_hooked(trainer: Trainer) -> bool:

@@ -17,8 +17,13 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
+from fl_lightning.core.lightning.names import lightning_module
+from fl_lightning.core.parent_process import end_with_parent
+
 _START = timedelta(minutes=10)
 """How long others may take to start, whatever they may take later."""
+_STARTER = "FL_LIGHTNING_STARTER"
+"""Environment variable: the id of the process that has started this one."""
 _GRACE = 10.0
 """Seconds in which processes that were started from here may end by themselves."""
 
@@ -43,6 +48,35 @@ def check_startable(environment: Any) -> None:
             f"runs from its beginning, found {found}: save the program as a file, or use one device and "
             "FederatedStrategy(executor=fl_lightning.executors.Parallel(workers=...)), which works in notebooks"
         )
+
+
+def announce(environment: Any) -> None:
+    """Lets the processes that Lightning will start from here know who has started them."""
+    if not environment.creates_processes_externally:
+        os.environ[_STARTER] = str(os.getpid())
+
+
+def end_with_starter(environment: Any) -> None:
+    """From here on this process ends with the one that has started it, if that was done by Lightning.
+
+    Processes of torchrun or of a cluster's scheduler are theirs to end.
+    """
+    starter = int(os.environ.get(_STARTER, "0"))
+    own = isinstance(environment, lightning_module("plugins.environments").LightningEnvironment)
+    if not own or starter in (0, os.getpid()):
+        return
+    if os.getppid() == starter or not _is_alive(starter):  # else the variable came down from further up
+        end_with_parent(starter)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def connect(backend: str, address: tuple[str, int], rank: int, size: int, timeout: timedelta) -> None:

@@ -26,10 +26,11 @@ from torchmetrics import Metric
 
 from fl_lightning.core.errors import RankError
 from fl_lightning.core.lightning.names import lightning_module
-from fl_lightning.core.lightning.rank_processes import connect, end_at_exit
+from fl_lightning.core.lightning.rank_processes import announce, connect, end_at_exit, end_with_starter
 from fl_lightning.core.lightning.rank_signals import HeldSignals
 from fl_lightning.core.modules import submodules
 from fl_lightning.core.packed import pack, unpack
+from fl_lightning.core.parent_process import outlive_parent
 
 _T = TypeVar("_T")
 _TENSORS = 4096  # most tensors of one exchange between two ranks
@@ -69,6 +70,7 @@ class Ranks:
         lender._configure_launcher()
         self._environment, self._timeout = environment, timeout
         self.launcher = lender.launcher
+        announce(environment)
         self.rank, self.local_rank, self.node_rank = lender.global_rank, lender.local_rank, lender.node_rank
         self.size, self.num_nodes = num_nodes * len(devices), num_nodes
         self.device = devices[self.local_rank]
@@ -83,6 +85,7 @@ class Ranks:
         Raises:
             RuntimeError: the script has connected another number of processes.
         """
+        end_with_starter(self._environment)
         if not dist.is_initialized():
             backend = "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl"
             address = self._environment.main_address, self._environment.main_port
@@ -243,6 +246,12 @@ class Ranks:
         if not self._left:
             end_at_exit(getattr(self.launcher, "procs", []))
         self._left = True
+
+    def part(self) -> None:
+        """A trainer function is over: each process goes on alone, and the first may end before the others."""
+        outlive_parent()
+        with suppress(RankError):  # who has ended already has nothing to outlive
+            self.barrier()
 
     def follow_requests(self, between_clients: bool = False, ends_round: bool = False) -> None:
         """All ranks do what callbacks or signals have asked of any of them.

@@ -130,6 +130,7 @@ class OneDevice(SingleDeviceStrategy):
         self._undo.close()
         if self.ranks is not None:
             self.ranks.signals = None
+            self.ranks.part()
         self._given.pop("cluster_environment", None)
         super().teardown()
 

@@ -51,6 +51,8 @@ class VisitClock:
         counts_clients: batches are clients at the moment, because callbacks are told of one.
         scheduled: the loop steps schedulers within visits.
         stepping: it does so at the moment.
+        opens_group: the present batch is the first of an optimizer step's: it forgets the gradients of earlier ones.
+        ends_group: it is the last one: the optimizer steps after it. Outside visits every batch is both.
     """
 
     def __init__(self, loop: _TrainingEpochLoop) -> None:
@@ -58,6 +60,7 @@ class VisitClock:
         self.plan: VisitPlan | None = None
         self.endless = ""
         self.counts_clients = self.scheduled = self.stepping = False
+        self.opens_group = self.ends_group = True
         self._limit: int | None = None
         self._start = self._held = 0
         self._counts_by_hand = False
@@ -109,12 +112,15 @@ class VisitClock:
             loop.batch_progress.total.ready = loop.trainer.current_epoch * self.plan.batches
         self._held, self._counts_by_hand = 0, self._by_hand
 
-    def begin_batch(self, is_last: bool) -> None:
+    def begin_batch(self, is_last: bool, opens_group: bool = True, ends_group: bool = True) -> None:
         """The client's next batch.
 
         Args:
             is_last: it is the last of the visit.
+            opens_group: see :attr:`opens_group`.
+            ends_group: see :attr:`ends_group`.
         """
+        self.opens_group, self.ends_group = opens_group, ends_group
         progress = self._loop.batch_progress
         progress.total.ready += 1
         progress.current.ready += 1
@@ -154,6 +160,7 @@ class VisitClock:
         if self._outside is None:
             return
         loop = self._loop
+        self.opens_group = self.ends_group = True
         (loop.batch_progress, counts), self._outside = self._outside, None
         for tracker, before in zip(self._trackers(), counts, strict=True):
             vars(tracker).update(before)

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fl_lightning.arguments import check_unused
 from fl_lightning.core.model_snapshot import Snapshot
 from fl_lightning.core.storage.model_files import ClientFiles
 from fl_lightning.core.storage.models import ClientModels
@@ -23,6 +24,9 @@ class OwnModels:
     """
 
     def __init__(self, method: str, directory: str | None = None, keep_checkpoints: int | None = 2) -> None:
+        if directory is None and keep_checkpoints is not None:
+            why = "without directory, because all checkpoints hold their models themselves"
+            check_unused(f"keep_checkpoints of {method}", keep_checkpoints, 2, why)
         self.method, self._directory = method, directory
         self._held = ClientModels("cpu") if directory is None else ClientFiles(directory, keep_checkpoints)
 

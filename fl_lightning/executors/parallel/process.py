@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, Pipe
 
 import torch
 
-_PDEATHSIG = 1  # of prctl
+from fl_lightning.core.parent_process import end_with_parent
 
 
 @dataclass(frozen=True)
@@ -109,11 +109,7 @@ def _settle(parent: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         if callable(signal.getsignal(number)):  # handlers of the parent
             signal.signal(number, signal.SIG_IGN)
-    library = ctypes.CDLL(None)
-    if hasattr(library, "prctl"):
-        library.prctl(_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+    end_with_parent(parent)
     keep_freed_memory()
     gc.freeze()  # what is there already stays: looking at it would copy its pages
     torch.set_num_threads(1)  # the parent's threads do not exist here

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from inspect import signature
 from typing import Any, Protocol
@@ -23,6 +23,10 @@ from fl_lightning.simulation.evaluation.report import EvaluationReport
 
 class EvaluatedModel(Protocol):
     """The parameters that the module holds while it is evaluated."""
+
+    @property
+    def trained(self) -> Sequence[str] | None:
+        """Names of the trained parameters; ``None`` before the first fit."""
 
     def show(self) -> None:
         """Binds the parameters that the method wants evaluated."""
@@ -89,7 +93,7 @@ class Evaluator:
         self._guard.enter_context(isolated(seed, trainer.strategy.root_device))
         self._model.show()
         layers = self._algorithm.layers
-        models = models_to_evaluate(trainer, self._client_rule, loaded, layers)
+        models = models_to_evaluate(trainer, self._client_rule, loaded, layers, self._model.trained)
         loader = self._loaders.get(stage)
         if loader is not None:
             personal = None

@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from fl_lightning.algorithms.base import ClientRule
-from fl_lightning.core.layout import LayerSpec, ParamLayout, layout_difference, layout_fingerprint
+from fl_lightning.core.layout import LayerSpec, ParamLayout, layout_difference, layout_fingerprint, names_in
 from fl_lightning.core.lightning.names import Trainer, TrainerFn, rank_zero_warn
 from fl_lightning.core.logged_row import LoggedRow
 from fl_lightning.core.model_snapshot import ModelPart, Snapshot, standing_in
+from fl_lightning.core.modules import trained_parameters
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.core.state_copy import StateCopy
 from fl_lightning.simulation.evaluation.alone import Alone
@@ -21,9 +23,20 @@ from fl_lightning.simulation.evaluation.alone import Alone
 PREFIX = "personal/"
 
 
+class PersonalModels(NamedTuple):
+    """The clients' own models: ``of`` gives a client's, ``trained`` names the parameters that they have."""
+
+    of: Callable[[int], Snapshot | ModelPart | None]
+    trained: Sequence[str] | None
+
+
 def models_to_evaluate(
-    trainer: Trainer, rule: ClientRule, loaded: Mapping[str, Any] | None, layers: LayerSpec
-) -> Callable[[int], Snapshot | ModelPart | None] | None:
+    trainer: Trainer,
+    rule: ClientRule,
+    loaded: Mapping[str, Any] | None,
+    layers: LayerSpec,
+    trained: Sequence[str] | None,
+) -> PersonalModels | None:
     """The clients' own models that belong to the global one, or ``None`` where there are none to evaluate.
 
     Those of the rule, or, if ``validate`` or ``test`` loads a checkpoint, that checkpoint's. Warns if it has none that
@@ -34,25 +47,35 @@ def models_to_evaluate(
         rule: the client rule.
         loaded: the federated state of the checkpoint, if it has one.
         layers: the order of the models' parameters.
+        trained: names of the parameters that the running or last fit trains; ``None`` before the first.
     """
     if not rule.overrides("personal_model"):
         return None
     if trainer.state.fn == TrainerFn.FITTING or trainer.ckpt_path is None:
-        return rule.personal_model
+        return PersonalModels(rule.personal_model, trained)
     name, state = type(rule).__name__, loaded or {}
     fit = state.get("fit", {})
-    layout = layout_fingerprint(ParamLayout.from_module(trainer.lightning_module, layers))
     if not str(fit.get("method", "")).endswith(f" with {name}"):
         reason = f"it holds {'another method' if fit else 'no federated fit'}, and this is {name}"
-    elif fit.get("layout", layout) != layout:
-        reason = f"its layout is another one, {layout_difference(fit['layout'], layout)}"
     else:
         try:
-            return rule.personal_models(state["client_rule"])
+            trained = _laid_out(fit, trainer.lightning_module, layers)
+            return PersonalModels(rule.personal_models(state["client_rule"]), trained)
         except (FileNotFoundError, ValueError) as error:
             reason = str(error)
     rank_zero_warn(f"personal models are not evaluated with the checkpoint {trainer.ckpt_path}: {reason}")
     return None
+
+
+def _laid_out(fit: Mapping[str, Any], module: nn.Module, layers: LayerSpec) -> tuple[str, ...] | None:
+    """The trained parameters of a checkpoint; raises ValueError unless they lie in the module as they did there."""
+    if "layout" not in fit:  # files of earlier versions
+        return None
+    names, own = names_in(fit["layout"]), trained_parameters(module, None)
+    present = layout_fingerprint(ParamLayout.from_module(module, layers, [n for n in names if n in own]))
+    if fit["layout"] != present:
+        raise ValueError(f"its layout is another one, {layout_difference(fit['layout'], present)}")
+    return names
 
 
 class PersonalEvaluation:
@@ -61,15 +84,13 @@ class PersonalEvaluation:
     Args:
         trainer: the trainer whose evaluation is running.
         alone: runs the module for a client alone.
-        model_of: the client's model, ``None`` if it has none; what a part of one lacks comes from the global model.
+        models: the clients' models; what a part of one lacks comes from the global model.
         layers: the order of the models' parameters.
     """
 
-    def __init__(
-        self, trainer: Trainer, alone: Alone, model_of: Callable[[int], Snapshot | ModelPart | None], layers: LayerSpec
-    ) -> None:
-        self._trainer, self._alone, self._model_of = trainer, alone, model_of
-        self._layout = ParamLayout.from_module(alone.module, layers)
+    def __init__(self, trainer: Trainer, alone: Alone, models: PersonalModels, layers: LayerSpec) -> None:
+        self._trainer, self._alone, self._model_of = trainer, alone, models.of
+        self._layout = ParamLayout.from_module(alone.module, layers, models.trained)
 
     def row(self, client_id: int, batches: Iterator[tuple[Any, int]], count: int, start: StateCopy) -> LoggedRow | None:
         """The client's values of what the module logs, under ``personal/<name>``; ``None`` if it has no model.

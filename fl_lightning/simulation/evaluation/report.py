@@ -66,7 +66,8 @@ class EvaluationReport:
         self.check(record)
         metrics = evaluation_metrics(record)
         for name, value in metrics.items():
-            callback.log(name, value)  # type: ignore[attr-defined]
+            # The name may hold that of one of several loaders, which Lightning takes for its own to give.
+            callback.log(name, value, add_dataloader_idx=False)  # type: ignore[attr-defined]
         if len(record.client_ids) <= _MANY_CLIENTS:
             send_to_loggers(trainer, client_metrics(record, self._by_name))
         angle = shown_angle(record, metrics, self._metric)

@@ -1,134 +1,105 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What takes the place of a captured loss: a program for the memory that its parameters and buffers lie in."""
+"""What takes the place of a graph that TorchDynamo has found: a program, and its comparison with PyTorch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-from weakref import WeakMethod
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx, nn
 
-from fl_lightning.training.planned.capture import Captured
-from fl_lightning.training.planned.program import program_of
-from fl_lightning.training.planned.results import same_bits
-from fl_lightning.training.planned.run import function_of
-from fl_lightning.training.planned.trace import CannotPlanError, Trace, failed, trace
-
-_PROGRAMS = 4
-"""Places in memory that a plan remembers: parameters are in one place in training, buffers may move."""
+from fl_lightning.training.planned.program import function_of
+from fl_lightning.training.planned.recording import CannotPlanError, record, with_gradients
 
 
 class Plan:
-    """Computes a loss and its gradients from a trace; called with the inputs of what was captured.
+    """Computes a loss and its gradients; called with the inputs of the graph. The first call is compared.
 
     Args:
-        captured: tensor operations of a loss and of what is logged with it.
-        parameters: of the module, which gradients are wanted of; none: the loss alone is wanted.
-        fresh_gradients: see :func:`~fl_lightning.training.planned.program.program_of`.
-        ran: a method, told of every run.
+        graph: operations of a loss, and of what else a step returns or keeps.
+        inputs: of the graph.
+        parameters: of the module.
+        fresh_gradients: put gradients into new memory in every call.
 
     Attributes:
-        verified: its results were compared with PyTorch's.
-        gradients: of the last run, one per parameter.
-        held: what the last run that was to be compared may have changed.
-        program: of the last run: takes what is ``given``.
-        given: what the last run took of the batch.
-        returned: what the last run gave, without its gradients.
-        places: of the gradients among those of a program, one per parameter; ``None`` where there is none.
-        size: operations per run.
-        moves: how often inputs lay where no program was for.
+        size: operations of a call.
+        gradients: of the last call, one per parameter.
+        wrong: what was not the same as PyTorch's, in words.
+        last: inputs of the last call; ``None`` once it was compared.
 
     Raises:
-        CannotPlanError: the loss cannot be repeated from a trace.
+        CannotPlanError: the graph cannot be repeated.
     """
 
     def __init__(
-        self,
-        captured: Captured,
-        parameters: Sequence[Tensor],
-        fresh_gradients: bool,
-        ran: Callable[[Plan], None],
+        self, graph: fx.GraphModule, inputs: Sequence[Tensor], parameters: Sequence[nn.Parameter], fresh_gradients: bool
     ) -> None:
-        # TorchDynamo keeps a plan as long as the code that calls it, and whoever is told of runs keeps that code.
-        self._ran = WeakMethod(ran)
-        self._trace, self._fresh = _traced(captured, bool(parameters)), fresh_gradients
-        inputs = captured.inputs
-        self._from_batch = captured.from_batch
-        self._given = sorted(captured.from_batch)
-        self._held = [place for place in range(len(inputs)) if place not in captured.from_batch]
-        written, own = self._trace.changed_inputs, {id(parameter) for parameter in parameters}
-        # Of parameters, schemas tell whether calls write into them; of statistics they do not always.
-        self._compared = [place for place in self._held if id(inputs[place]) not in own or place in written]
-        if captured.from_batch.intersection(self._trace.changed_inputs):
-            raise CannotPlanError("it changes its batch")
-        trained = [inputs[place] for place in self._trace.trained]
-        for tensor in (*trained, *(inputs[place] for place in self._trace.untouched)):
-            if not any(tensor is parameter for parameter in parameters):
-                raise CannotPlanError("it trains a tensor that is no parameter of the module")
-        places = {id(tensor): place for place, tensor in enumerate(trained)}
-        self.places = tuple([places.get(id(parameter)) for parameter in parameters])
-        self._programs: dict[tuple[int, ...], Callable[..., Any]] = {}
-        self.verified = False
+        for node in graph.graph.nodes:
+            # Such a tensor decides about the dtype of a result; a number does not.
+            if node.op == "placeholder" and getattr(node.meta.get("grapharg"), "pass_arg_as_tensor", True):
+                raise CannotPlanError("TorchDynamo would make a tensor of a number or an array of NumPy")
+        own = {id(parameter) for parameter in parameters}
+        for value in inputs:
+            if type(value) not in (Tensor, nn.Parameter) or value.device.type != "cpu":
+                raise CannotPlanError(f"it computes with a {type(value).__name__} from outside")
+            if value.requires_grad and id(value) not in own:
+                raise CannotPlanError("it needs the gradient of a tensor that no optimizer holds")
+        self._graph = graph
+        recording = record(graph, inputs)
+        self._program, self.size = function_of(recording, fresh_gradients)
+        order = {id(inputs[place]): number for number, place in enumerate(recording.gradients)}
+        self._places = [order.get(id(parameter)) for parameter in parameters]
         self.gradients: list[Tensor | None] = []
-        self.held: list[Tensor] = []
-        self.program: Callable[..., Any]
-        self.given: list[Tensor] = []
-        self.returned: Sequence[Tensor] = ()
-        self._before: tuple[list[Tensor], Tensor] | None = None
-        self.size = self.moves = 0
+        self.wrong: str | None = None
+        self.last: tuple[Tensor, ...] | None = None
+        self._begun = False
 
     def __call__(self, *inputs: Tensor) -> Sequence[Tensor]:
-        """Runs it."""
-        addresses = tuple([inputs[place].data_ptr() for place in self._held])
-        program = self._programs.get(addresses)
-        if program is None:
-            program = self._program(addresses, inputs)
-        if not self.verified:
-            self.held = [inputs[place] for place in self._compared]  # whatever memory they are given meanwhile
-            self._before = [tensor.detach().clone() for tensor in self.held], torch.get_rng_state()
-        self.program, self.given = program, [inputs[place] for place in self._given]
-        told = self._ran()
-        if told is not None:
-            told(self)
-        self.returned, found = program(*self.given)
-        self.gradients = [None if place is None else found[place] for place in self.places]
-        return self.returned
+        """What the graph returns, without its own graph."""
+        if self._begun:
+            self.last = inputs
+            with torch.no_grad():
+                results: tuple[Sequence[Tensor], Sequence[Tensor]] = self._program(*inputs)
+        else:
+            self._begun = True
+            results = self.compare(inputs)
+        returned, found = results
+        self.gradients = [None if place is None else found[place] for place in self._places]
+        return returned
 
-    def undo(self, again: bool = False) -> None:
-        """Puts back what the last run has changed that was to be compared: :attr:`held`, and the random generator.
+    def compare(self, inputs: Sequence[Tensor], keep: bool = True) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Runs the program and then PyTorch, notes in :attr:`wrong` what differs, and gives PyTorch's results.
 
         Args:
-            again: what is put back now is going to be changed and put back once more.
+            inputs: as for a call.
+            keep: False puts back all that PyTorch has changed.
         """
-        assert self._before is not None
-        tensors, state = self._before
-        for tensor, before in zip(self.held, tensors, strict=True):
-            if not same_bits(tensor, before):  # what is read alone must not look as if it had been written
-                tensor.detach().copy_(before)
-        torch.set_rng_state(state)
-        if not again:
-            self._before = None
-
-    def _program(self, addresses: tuple[int, ...], inputs: Sequence[Tensor]) -> Callable[..., Any]:
-        self.moves += 1
-        while len(self._programs) >= _PROGRAMS:
-            del self._programs[next(iter(self._programs))]
-        try:
-            program = program_of(self._trace, inputs, self._from_batch, self._fresh)
-            self._programs[addresses] = function_of(program)
-        except CannotPlanError:
-            raise
-        except Exception as error:
-            raise failed("what is recorded cannot be written down", error) from error
-        self.size = len(program.calls)
-        return self._programs[addresses]
+        before, state = [tensor.detach().clone() for tensor in inputs], torch.get_rng_state()
+        with torch.no_grad():
+            returned, found = self._program(*inputs)
+        ours = (returned, [g.clone() for g in found], [t.detach().clone() for t in inputs], [torch.get_rng_state()])
+        _put_back(inputs, before, state)
+        returned, gradients = with_gradients(self._graph, inputs)
+        found = [gradient.clone(memory_format=torch.contiguous_format) for gradient in gradients.values()]
+        theirs = (returned, found, [tensor.detach() for tensor in inputs], [torch.get_rng_state()])
+        names = ("what a step returns or logs", "a gradient", "a tensor that a step changes", "the random generator")
+        for name, mine, right in zip(names, ours, theirs, strict=True):
+            if len(mine) != len(right) or not all(map(_same_bits, mine, right)):
+                self.wrong = self.wrong or f"{name} from a plan would differ from PyTorch's"
+        if not keep:
+            _put_back(inputs, before, state)
+        return returned, found
 
 
-def _traced(captured: Captured, differentiate: bool) -> Trace:
-    state = torch.get_rng_state()
-    try:
-        return trace(captured.function, captured.inputs, differentiate)
-    finally:
-        torch.set_rng_state(state)
+def _put_back(tensors: Sequence[Tensor], before: Sequence[Tensor], state: Tensor) -> None:
+    for tensor, old in zip(tensors, before, strict=True):
+        if not _same_bits(tensor, old):  # what is read alone must not look as if it had been written
+            tensor.detach().copy_(old)
+    torch.set_rng_state(state)
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(a.dtype.itemsize, torch.uint8)
+    return torch.equal(*(tensor.detach().contiguous().view(-1).view(kind) for tensor in (a, b)))

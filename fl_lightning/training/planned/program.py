@@ -1,375 +1,180 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trace that runs in memory that stays: every call writes its result where it wrote it the last time.
+"""A recording as one Python function whose results lie in memory that stays.
 
-Calls that have a variant with ``out=`` write into tensors that are allocated once. Views of such tensors are made once.
-What is left is done as in the trace, so the results have the same bits as without a program.
+Calls that have a variant with ``out=`` write into tensors that are allocated once, and views of such tensors are made
+once. All other calls are made as they were recorded, so results have the same bits.
 """
 
 from __future__ import annotations
 
-import operator
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
-from torch import Tensor, fx
-from torch._ops import OpOverload
+from torch import Tensor
 
-from fl_lightning.training.planned.trace import CannotPlanError, Trace, written_arguments
+from fl_lightning.training.planned.recording import Call, CannotPlanError, Recording
 
 _ATEN = torch.ops.aten
-
-_SAME: dict[object, tuple[OpOverload, tuple[Any, ...]]] = {_ATEN.relu.default: (_ATEN.clamp_min.out, (0,))}
-"""Operations whose own ``out`` variant computes elsewhere and copies: one that computes the same, and its arguments."""
-
-_UNFILLED = {"empty", "empty_like", "new_empty", "empty_strided"}
-"""Operations whose result may hold anything."""
-
-_FILLED = {
-    "ones_like",
-    "zeros_like",
-    "full_like",
-    "ones",
-    "zeros",
-    "full",
-    "new_zeros",
-    "new_ones",
-    "new_full",
-    "arange",
-}
-"""Operations whose result depends on no tensor's values."""
+_QUICK = {
+    _ATEN.add.out: torch.add, _ATEN.addmm.out: torch.addmm, _ATEN.bmm.out: torch.bmm, _ATEN.mm.out: torch.mm,
+    _ATEN.clamp_min.out: torch.clamp_min, _ATEN.mul.out: torch.mul, _ATEN.sum.IntList_out: torch.sum,
+    _ATEN.t.default: torch.t,
+}  # fmt: skip
+"""Frequent operations by the function that calls them fastest: no arguments are looked up in a schema."""
 
 
-_MOVING = {"resize_", "resize_as_", "set_", "set_data", "shallow_copy_data_"}
-"""Operations in place that move a tensor to other memory: those of an assignment to ``tensor.data``, too."""
+def function_of(recording: Recording, fresh_gradients: bool) -> tuple[Callable[..., Any], int]:
+    """Writes the function: of the inputs, it gives what was returned, in new memory, and the gradients.
 
-_ITSELF = {_ATEN.alias.default, _ATEN.detach.default}
-"""Views of all of a tensor: nobody asks here whether a tensor has a graph."""
-
-
-@dataclass(frozen=True)
-class Register:
-    """A result that is made anew in every run.
-
-    Attributes:
-        number: one for each.
-        like: the result at the trace, without its values.
-    """
-
-    number: int
-    like: Any = field(compare=False, repr=False, default=None)
-
-
-Value: TypeAlias = "Tensor | Register | tuple[Value, ...] | None"
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of a run.
-
-    Attributes:
-        op: what is called.
-        args: tensors that stay, registers, or other values.
-        kwargs: the same by name.
-        results: registers of what it returns; none if that stays.
-        forgets: registers that nothing reads any more.
-    """
-
-    op: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    results: tuple[Register, ...]
-    forgets: tuple[Register, ...] = ()
-
-
-@dataclass(frozen=True)
-class Program:
-    """Calls that repeat a trace.
-
-    Attributes:
-        arguments: the inputs that a run is given.
-        calls: in their order.
-        returned: what the traced function returns; never memory that the next run writes into.
-        gradients: of the trace's :attr:`Trace.trained`.
-    """
-
-    arguments: tuple[Register, ...]
-    calls: tuple[Call, ...]
-    returned: tuple[Value, ...]
-    gradients: tuple[Value, ...]
-
-
-def program_of(
-    trace: Trace, inputs: Sequence[Tensor], given: frozenset[int] = frozenset(), fresh_gradients: bool = False
-) -> Program:
-    """Allocates memory for a trace on inputs that stay where they are.
+    It has to be called without autograd.
 
     Args:
-        trace: what to repeat.
-        inputs: as those of the trace; a run reads them and, as the trace does, writes into them.
-        given: places of inputs that every run gets anew, of the same shapes: how memory is aligned may decide about the
-            last bits of a matrix product, so batches are not copied.
-        fresh_gradients: make gradients anew in every run, for somebody who keeps them.
+        recording: what to repeat.
+        fresh_gradients: put gradients into new memory at every call, for somebody who keeps them.
+
+    Returns:
+        The function and the number of its calls.
 
     Raises:
-        CannotPlanError: a call is of a kind that a program cannot repeat.
+        CannotPlanError: a call is of a kind that cannot be repeated.
     """
-    return _Writer(trace, [tensor.detach() for tensor in inputs], given, fresh_gradients).program()
+    gradients = list(recording.gradients.values())
+    fresh = [*recording.returned, *(gradients if fresh_gradients else ())]
+    writer = _Writer(recording.inputs, set(map(_memory, fresh)))
+    for call in recording.calls:
+        writer.add(call)
+    return writer.function(recording.returned, gradients), len(writer.lines)
 
 
 class _Writer:
-    """Goes through a trace once.
+    """Source text of the function: ``i0`` is an input, ``r1`` a result of the run, ``v2`` a value that stays."""
 
-    Args:
-        trace: what to repeat.
-        inputs: without gradients.
-        given: see :func:`program_of`.
-        fresh_gradients: see there.
-    """
+    def __init__(self, inputs: Sequence[Tensor], fresh: set[int]) -> None:
+        self._head = f"def run({', '.join(f'i{place}' for place in range(len(inputs)))}):"
+        self.lines: list[str] = []
+        self._names = {id(tensor): f"i{place}" for place, tensor in enumerate(inputs)}
+        self._values: dict[str, Any] = {}
+        self._stays: dict[int, Tensor] = {}  # what takes the place of a recorded tensor in every run
+        self._fresh, self._known, self._made = fresh, set[int](), set[int]()  # memory: new in every run; met; written
 
-    def __init__(self, trace: Trace, inputs: Sequence[Tensor], given: frozenset[int], fresh_gradients: bool) -> None:
-        self._trace, self._inputs, self._given = trace, inputs, given
-        self._placeholders, self._arguments = 0, list[Register]()
-        self._nodes = list(trace.graph.nodes)
-        self._values: dict[fx.Node, Value] = {}
-        self._calls: list[Call] = []
-        self._registers = 0
-        self._outputs: list[fx.Node] = list(self._nodes[-1].args[0])
-        returned, gradients = self._outputs[: trace.returns], self._outputs[trace.returns :]
-        self._fresh = {trace.base(node) for node in (self._outputs if fresh_gradients else returned)}
-        self._kept = {trace.base(node) for node in gradients}
-        self._last_use = self._last_uses()
-        self._idle: dict[tuple[Any, ...], list[tuple[int, Tensor]]] = {}
-        self._made: set[fx.Node] = set()  # single tensors that every run writes
-        self._constant: set[fx.Node] = set()  # tensors that no run writes
+    def add(self, call: Call) -> None:
+        op, args, kwargs, result = call
+        _check(op, args)
+        taken, results = list(_tensors((args, kwargs))), list(_tensors(result))
+        self._known.update(map(_memory, taken))
+        memory = set(map(_memory, results))
+        changes, shown = op._schema.is_mutable, memory & self._known
+        found = None if changes or memory & self._fresh else _with_out(op)
+        if op in (_ATEN.alias.default, _ATEN.detach.default):  # a view of all, and nobody asks here for a graph
+            self._put(results, self._stays.get(id(taken[0])), self._text(taken[0]))
+        elif results and shown == memory and not changes and all(id(tensor) in self._stays for tensor in taken):
+            made = op(*_mapped(args, self._stays), **_mapped(kwargs, self._stays))
+            for tensor, view in zip(results, _tensors(made), strict=True):
+                self._put([tensor], view)
+        elif found is not None:
+            op, names, more = found
+            buffers = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in results]
+            self._call("", op, (*args, *more), {**kwargs, **dict(zip(names, buffers, strict=True))})
+            for tensor, buffer in zip(results, buffers, strict=True):
+                self._put([tensor], buffer)
+        else:
+            new = [self._new(part) for part in (result if isinstance(result, (list, tuple)) else [result])]
+            many = ", " if isinstance(result, (list, tuple)) else ""
+            self._call(f"{', '.join(new)}{many} = " if results else "", op, args, kwargs)
+        self._made |= memory - self._known
+        self._known |= memory
 
-    def _last_uses(self) -> dict[fx.Node, int]:
-        """Of every base, the place of the last node that reads it."""
-        last: dict[fx.Node, int] = {}
-        for place, node in enumerate(self._nodes):
-            for source in (node, *node.all_input_nodes):
-                last[self._trace.base(source)] = place
-        return last
+    def _put(self, results: Sequence[Tensor], stays: Tensor | None, text: str | None = None) -> None:
+        for result in results:
+            if stays is not None:
+                self._stays[id(result)] = stays
+            self._names[id(result)] = text or self._text(stays)
 
-    def program(self) -> Program:
-        """Writes the program."""
-        for place, node in enumerate(self._nodes[:-1]):
-            self._values[node] = self._value(node, place)
-        returned = tuple(self._values[node] for node in self._outputs[: self._trace.returns])
-        gradients = tuple(map(self._gradient, self._outputs[self._trace.returns :]))
-        calls = _forgetting(self._calls, (*returned, *gradients))
-        return Program(tuple(self._arguments), calls, returned, gradients)
+    def _new(self, result: Any) -> str:
+        if not isinstance(result, Tensor) or id(result) in self._names:  # it was changed in place
+            return "_"
+        return self._names.setdefault(id(result), f"r{len(self._names)}")
 
-    def _gradient(self, node: fx.Node) -> Value:
-        """A gradient in memory of its own, which every run writes anew, in a layout as its parameter has it.
+    def _call(self, target: str, op: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+        given = [*map(self._text, args), *(f"{name}={self._text(value)}" for name, value in kwargs.items())]
+        self.lines.append(f"    {target}{self._text(_QUICK.get(op) or op._op)}({', '.join(given)})")
 
-        Client rules and clipping change gradients in place.
-        """
-        value, memory = self._values[node], self._memory(node)
-        assert isinstance(value, (Tensor, Register))
-        sharing = [other for other in self._outputs[self._trace.returns :] if self._memory(other) == memory]
-        shown = value if isinstance(value, Tensor) else value.like
-        if shown.is_contiguous() and len(sharing) == 1 and self._is_anew(self._trace.base(node)):
-            return value
-        if isinstance(value, Register):
-            copied = self._register(shown)
-            self._calls.append(
-                Call(_ATEN.clone.default, (value,), {"memory_format": torch.contiguous_format}, (copied,))
-            )
-            return copied
-        own = torch.empty(value.shape, dtype=value.dtype)
-        self._calls.append(Call(_ATEN.copy_.default, (own, value), {}, ()))
-        return own
+    def _text(self, value: Any) -> str:
+        if isinstance(value, (list, tuple)):
+            parts = "".join(f"{self._text(part)}, " for part in value)
+            return f"[{parts}]" if isinstance(value, list) else f"({parts})"
+        if value is None or type(value) in (bool, int):
+            return repr(value)
+        if id(value) not in self._names:
+            self._names[id(value)] = f"v{len(self._names)}"
+            self._values[self._names[id(value)]] = value
+        return self._names[id(value)]
 
-    def _memory(self, node: fx.Node) -> tuple[fx.Node, object]:
-        """What made the memory that a tensor shows, and which of its results it was."""
-        base, place = self._trace.base(node), None
-        while node is not base:
-            source = self._trace.sources[node]
-            if source is base and node.target is operator.getitem:
-                place = node.args[1]
-            node = source
-        return base, place
-
-    def _is_anew(self, base: fx.Node) -> bool:
-        """Whether every run writes the memory that a node made."""
-        return base.op == "call_function" and base not in self._constant
-
-    def _value(self, node: fx.Node, place: int) -> Value:
-        if node.op == "placeholder":
-            self._placeholders += 1
-            if self._placeholders - 1 not in self._given:
-                return self._inputs[self._placeholders - 1]
-            self._arguments.append(self._register(self._inputs[self._placeholders - 1]))
-            return self._arguments[-1]
-        if node.op == "get_attr":
-            return self._trace.constants[str(node.target)]
-        args, kwargs = self._with_values(node.args), self._with_values(node.kwargs)
-        if node.target is operator.getitem:
-            parts, index = args
-            assert isinstance(parts, tuple)
-            part: Value = parts[index]
-            return part
-        op = node.target
-        assert isinstance(op, OpOverload)
-        changed = written_arguments(node)
-        if changed:
-            return self._in_place(node, op, changed[0], args, kwargs)
-        static = not any(isinstance(value, Register) for value in _leaves((args, kwargs)))
-        base = self._trace.base(node)
-        if base is not node and op in _ITSELF:
-            shown: Value = args[0]
-            return shown
-        if base is not node and static:
-            made = op(*args, **kwargs)  # a view of memory that stays
-            return tuple(made) if isinstance(made, (list, tuple)) else made
-        name = op.overloadpacket.__name__
-        if base is node and base not in self._fresh:
-            if name in _UNFILLED or (name in _FILLED and node not in self._trace.changed):
-                return self._filled(node, op)
-            found = _with_out(op)
-            if found is not None:
-                out_op, names, more = found
-                over = self._taken_over(node, op, place)
-                buffers = self._buffers(node, place) if over is None else (over,)
-                self._calls.append(
-                    Call(out_op, (*args, *more), {**kwargs, **dict(zip(names, buffers, strict=True))}, ())
-                )
-                return buffers[0] if isinstance(node.meta["val"], Tensor) else buffers
-        return self._call(node, op, args, kwargs)
-
-    def _taken_over(self, node: fx.Node, op: OpOverload, place: int) -> Tensor | Register | None:
-        """Memory of an argument that nothing reads after this call, where each value goes in the place of another.
-
-        Large results are then written where the argument has just been read, and still is in the cache.
-        """
-        if torch.Tag.pointwise not in op.tags or node in self._kept:
-            return None
-        made = node.meta["val"]
-        for source in node.all_input_nodes:
-            value = self._values[source]
-            shared = [other for other in node.all_input_nodes if self._trace.base(other) is source]
-            if source not in self._made or self._last_use[source] > place or shared != [source]:
-                continue
-            like = source.meta["val"]
-            if (like.shape, like.stride(), like.dtype) == (made.shape, made.stride(), made.dtype):
-                assert isinstance(value, (Tensor, Register))
-                self._made.add(node)
-                for idle in self._idle.values():
-                    idle[:] = [(self._last_use[node] if b is value else last, b) for last, b in idle]
-                return value
-        return None
-
-    def _filled(self, node: fx.Node, op: OpOverload) -> Tensor:
-        """What an operation gives that looks at no values: made once, of tensors like those in the trace."""
-        if node not in self._trace.changed:
-            self._constant.add(node)
-        args, kwargs = _mapped((node.args, node.kwargs), lambda source: _empty_like(source.meta["val"]))
-        made: Tensor = op(*args, **kwargs)
-        return _empty_like(node.meta["val"]).copy_(made)
-
-    def _in_place(
-        self, node: fx.Node, op: OpOverload, changed: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Value:
-        if op.overloadpacket.__name__ in _MOVING:
-            raise CannotPlanError(f"{op} moves a tensor to other memory")
-        if self._trace.base(node) is node:
-            raise CannotPlanError(f"{op} changes one tensor and gives another")
-        value = self._values[changed]
-        if torch.Tag.inplace_view in op.tags and isinstance(value, Tensor):
-            # transpose_ and the like: where it lies is known now, and in every run the same.
-            view: Tensor = _ATEN.alias(value)
-            op(view, *args[1:], **kwargs)
-            return view
-        self._calls.append(Call(op, args, kwargs, ()))
-        return value
-
-    def _call(self, node: fx.Node, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-        made = node.meta["val"]
-        many = isinstance(made, (list, tuple))
-        if isinstance(made, Tensor) and self._trace.base(node) is node:
-            self._made.add(node)
-        results = tuple(map(self._register, made if many else (made,)))
-        self._calls.append(Call(op, args, kwargs, results))
-        return results if many else results[0]
-
-    def _register(self, like: Any) -> Register:
-        self._registers += 1
-        return Register(self._registers - 1, like)
-
-    def _with_values(self, arguments: Any) -> Any:
-        """Arguments of a node with values in the place of nodes."""
-        return _mapped(arguments, self._values.__getitem__)
-
-    def _buffers(self, node: fx.Node, place: int) -> tuple[Tensor, ...]:
-        """Memory for what a node gives: some that nothing needs any more, or new."""
-        made = node.meta["val"]
-        buffers = []
-        for like in (made,) if isinstance(made, Tensor) else made:
-            key = (tuple(like.shape), tuple(like.stride()), like.dtype, like.device)
-            idle = self._idle.setdefault(key, [])
-            at = next((n for n, (last, _) in enumerate(idle) if last < place), None)
-            buffer = _empty_like(like) if at is None or node in self._kept else idle.pop(at)[1]
-            if node not in self._kept:
-                idle.append((self._last_use[node], buffer))
-            buffers.append(buffer)
-        if isinstance(made, Tensor):
-            self._made.add(node)
-        return tuple(buffers)
+    def function(self, returned: Sequence[Tensor], gradients: Sequence[Tensor]) -> Callable[..., Any]:
+        """The function. Every gradient has memory of its own: client rules and clipping change it in place."""
+        shared, found = Counter(map(_memory, gradients)), list[str]()
+        for gradient in gradients:
+            memory = _memory(gradient)
+            alone = shared[memory] == 1 and memory in self._made and gradient.is_contiguous()
+            found.append(self._text(gradient) + ("" if alone else f".clone(memory_format={self._text(_ROWS)})"))
+        lines = [self._head, *self.lines, f"    return {self._text(tuple(returned))}, [{', '.join(found)}]"]
+        exec(compile("\n".join(lines), "<planned step>", "exec"), self._values)
+        run: Callable[..., Any] = self._values["run"]
+        return run
 
 
-def _mapped(arguments: Any, value: Callable[[fx.Node], Any]) -> Any:
-    """Arguments with something else in the place of nodes."""
-    if isinstance(arguments, fx.Node):
-        return value(arguments)
-    if isinstance(arguments, (list, tuple)):
-        return type(arguments)([_mapped(part, value) for part in arguments])
-    if isinstance(arguments, Mapping):
-        return {name: _mapped(part, value) for name, part in arguments.items()}
-    return arguments
+_ROWS = torch.contiguous_format
 
 
-def _empty_like(traced: Any) -> Tensor:
-    return torch.empty_strided(tuple(traced.shape), tuple(traced.stride()), dtype=traced.dtype, device=traced.device)
+def _check(op: Any, args: tuple[Any, ...]) -> None:
+    if not isinstance(op, torch._ops.OpOverload):
+        raise CannotPlanError(f"it calls {getattr(op, '__name__', op)}, which is no ATen operation")
+    name = op.overloadpacket.__name__
+    if torch.Tag.inplace_view in op.tags or name in ("set_data", "shallow_copy_data_"):
+        raise CannotPlanError(f"it calls {name}, which moves a tensor in memory")
+    of_values = torch.Tag.data_dependent_output in op.tags or torch.Tag.dynamic_output_shape in op.tags
+    if op is _ATEN.index.Tensor:  # masks pick as many as they like, indices do not
+        of_values = any(index is not None and index.dtype is not torch.int64 for index in args[1])
+    if of_values:
+        raise CannotPlanError(f"it calls {name}, whose result depends on the values of tensors")
 
 
-def _with_out(op: OpOverload) -> tuple[OpOverload, tuple[str, ...], tuple[Any, ...]] | None:
+def _memory(tensor: Tensor) -> int:
+    """Where the memory of a tensor begins; an empty tensor shares none."""
+    if tensor.layout != torch.strided:
+        raise CannotPlanError(f"it computes with a sparse tensor ({tensor.layout})")
+    return tensor.untyped_storage().data_ptr() or id(tensor)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple, Mapping)):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(part)
+
+
+def _mapped(value: Any, tensors: Mapping[int, Tensor]) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _mapped(part, tensors) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)([_mapped(part, tensors) for part in value])
+    return tensors[id(value)] if isinstance(value, Tensor) else value
+
+
+def _with_out(op: Any) -> tuple[Any, tuple[str, ...], tuple[Any, ...]] | None:
     """An operation's own variant that writes into memory at hand, the names of that memory, and further arguments."""
-    if op in _SAME:
-        variant, more = _SAME[op]
-        return variant, ("out",), more
+    if op is _ATEN.relu.default:
+        return _ATEN.clamp_min.out, ("out",), (0,)  # relu's own variant computes elsewhere and copies
     wanted = [(a.name, str(a.type)) for a in op._schema.arguments]
-    packet = op.overloadpacket
-    for name in packet.overloads():
-        variant = getattr(packet, name)
-        outs = tuple(
-            a.name for a in variant._schema.arguments if a.kwarg_only and a.alias_info and a.alias_info.is_write
-        )
-        rest = [(a.name, str(a.type)) for a in variant._schema.arguments if a.name not in outs]
-        # Generated variants compute elsewhere and copy.
+    for name in op.overloadpacket.overloads():
+        variant = getattr(op.overloadpacket, name)
+        arguments = variant._schema.arguments
+        outs = tuple(a.name for a in arguments if a.kwarg_only and a.alias_info and a.alias_info.is_write)
+        rest = [(a.name, str(a.type)) for a in arguments if a.name not in outs]
+        # Generated variants compute elsewhere and copy, too.
         if outs and len(outs) == len(op._schema.returns) and rest == wanted and torch.Tag.generated not in variant.tags:
             return variant, outs, ()
     return None
-
-
-def _forgetting(calls: Sequence[Call], outputs: Sequence[Value]) -> tuple[Call, ...]:
-    """The same calls, each of which forgets what no later call reads."""
-    needed = {value for value in _leaves(outputs) if isinstance(value, Register)}
-    done: list[Call] = []
-    for call in reversed(calls):
-        read = {value for value in _leaves((call.args, dict(call.kwargs), call.results)) if isinstance(value, Register)}
-        last = sorted(read - needed, key=lambda register: register.number)
-        needed |= read
-        done.append(Call(call.op, call.args, call.kwargs, call.results, tuple(last)))
-    return tuple(reversed(done))
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _leaves(part)
-    elif isinstance(value, Mapping):
-        yield from _leaves(tuple(value.values()))
-    else:
-        yield value

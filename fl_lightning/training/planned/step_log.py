@@ -3,38 +3,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from fl_lightning.core.lightning.names import LightningModule
 
-Record = tuple[str, Any, tuple[Any, ...], dict[str, Any]]
-
 
 class StepLog:
-    """Notes what a plan logs, and passes on what is logged otherwise.
+    """Shadows a module's ``log``: notes calls, to pass them on later, or passes them on at once.
 
-    It stays on the module for a whole visit: TorchDynamo checks a module whose attributes change much more slowly.
-
-    Args:
-        module: the module whose ``log`` is shadowed.
+    It stays for a whole visit: TorchDynamo checks a module whose attributes change much more slowly.
 
     Attributes:
         records: what was noted: name, value, further arguments.
         notes: calls are noted at the moment.
-        passes: calls are passed on at the moment.
         to: what they are passed on to.
     """
 
     def __init__(self, module: LightningModule) -> None:
-        self._module = module
-        self.records: list[Record] = []
-        self.notes, self.passes = False, True
+        self._module, self._shadow = module, _noting(self)
+        self.records: list[tuple[str, Any, tuple[Any, ...], dict[str, Any]]] = []
+        self.notes = False
         self.to: Callable[..., None] = module.log
-        self._shadow = _noting(self, self.records)
 
     def install(self) -> None:
         """Shadows the module's present ``log``, until somebody takes that off."""
@@ -43,46 +35,18 @@ class StepLog:
         if present is not self._shadow:
             self.to, attributes["log"] = present, self._shadow
 
-    @contextmanager
-    def installed(self, to: Callable[..., None]) -> Iterator[None]:
-        """Shadows it meanwhile and passes calls on to something else."""
-        attributes, before = vars(self._module), self.to
-        had, present = "log" in attributes, attributes.get("log")
-        self.to, attributes["log"] = to, self._shadow
-        try:
-            yield
-        finally:
-            self.to = before
-            if had:
-                attributes["log"] = present
-            else:
-                del attributes["log"]
-
-    def begin(self, passes: bool) -> None:
-        """Notes calls from now on, after forgetting the old ones.
-
-        Args:
-            passes: they are passed on, too.
-        """
-        self.records.clear()
-        self.notes, self.passes = True, passes
-
-    def end(self) -> None:
-        """Notes no more, and passes calls on."""
-        self.notes, self.passes = False, True
-
     def replay(self) -> None:
         """Passes on what was noted."""
         for name, value, args, kwargs in self.records:
             self.to(name, value, *args, **kwargs)
 
 
-def _noting(log: StepLog, records: list[Record]) -> Callable[..., None]:
+def _noting(log: StepLog) -> Callable[..., None]:
     def note(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         if log.notes:
             # A copy, as Lightning makes one: the rest of the step may write into what was logged.
-            records.append((name, value.detach().clone() if isinstance(value, Tensor) else value, args, kwargs))
-        if log.passes:
+            log.records.append((name, value.detach().clone() if isinstance(value, Tensor) else value, args, kwargs))
+        else:
             log.to(name, value, *args, **kwargs)
 
     return note
