@@ -6,8 +6,8 @@
 One fit trains its rounds in turn with sequential and with parallel clients, which give the same bits, so a pair of
 neighbouring rounds does comparable work under the same conditions. Times are those of the wall clock, whole rounds with
 loops, logging and server step. Pairs in which the machine's processors spent more than a tenth of the time on something
-else are left out and counted; -1 says that too few were left, and all are used. ``--fork`` makes the workers anew in
-every round, ``--bare`` times hand-written loops over half of the clients in two processes and in two threads.
+else are left out and counted; -1 says that too few were left, and all are used. ``--bare`` times hand-written loops
+over half of the clients in two processes and in two threads.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import json
 import logging
 import os
 import platform
+import resource
 import threading
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import Pipe
 from pathlib import Path
 
@@ -50,13 +51,10 @@ class Alternating(Executor):
     """Even rounds one client after the other, odd ones in workers."""
 
     workers: int
-    fork: bool
-    workers_runner: ParallelRunner | None = field(default=None, compare=False)
 
     def runner(self, clients: ClientRunner) -> CohortRunner:
         """Both kinds."""
-        self.workers_runner = ParallelRunner(clients, self.workers)
-        return Alternate(clients, self.workers_runner, self.fork)
+        return Alternate(clients, ParallelRunner(clients, self.workers))
 
     def rows(self, number: int, like: Tensor) -> Tensor:
         """Shared memory for both."""
@@ -66,15 +64,13 @@ class Alternating(Executor):
 class Alternate(CohortRunner):
     """Lets workers train every second round."""
 
-    def __init__(self, clients: ClientRunner, workers: ParallelRunner, fork: bool) -> None:
-        self._clients, self._workers, self._fork = clients, workers, fork
+    def __init__(self, clients: ClientRunner, workers: ParallelRunner) -> None:
+        self._clients, self._workers = clients, workers
         self._parallel = True
 
     def begin_round(self, tasks: Sequence[ClientTask]) -> None:
         """The other kind's turn."""
         self._parallel = not self._parallel
-        if self._fork:
-            self._workers.close()
         self._workers.begin_round(tasks)
 
     def train(self, task: ClientTask) -> Upload:
@@ -90,25 +86,23 @@ class Alternate(CohortRunner):
         self._workers.close()
 
 
-def others(processes: Sequence[int]) -> float:
-    """Seconds that the machine's processors have spent on anything but these processes, up to a constant."""
+def others() -> float:
+    """Seconds that the machine's processors have spent on anything but this process and its workers so far."""
     ticks = [int(number) for number in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     busy = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # not idle, not waiting for disks
-    return busy - sum(int(Path(f"/proc/{process}/schedstat").read_text().split()[0]) for process in processes) / 1e9
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return busy - sum(one.ru_utime + one.ru_stime for one in used)
 
 
 class Stopwatch(L.Callback):
     """Times rounds from end to end."""
 
-    def __init__(self, executor: Alternating) -> None:
-        self._executor = executor
+    def __init__(self) -> None:
         self.seconds: list[float] = []
         self.others: list[float] = []
 
     def _now(self) -> tuple[float, float]:
-        runner = self._executor.workers_runner
-        workers = [] if runner is None else runner.processes
-        return others([os.getpid(), *workers]), time.perf_counter()
+        return others(), time.perf_counter()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """The first round begins."""
@@ -142,15 +136,14 @@ class Result:
     disturbed: int
 
 
-def measure(shape: Shape, pairs: int, workers: int, fork: bool, logs: bool) -> Result:
+def measure(shape: Shape, pairs: int, workers: int, logs: bool) -> Result:
     """Times both kinds of rounds in turn and checks that they train the same weights as sequential rounds alone."""
     x, y = shape.data()
     rounds = 2 * (pairs + WARM_UP)
-    executor = Alternating(workers, fork)
-    clock = Stopwatch(executor)
-    fitted(shape, x, y, rounds, executor, [clock], logs)
+    clock = Stopwatch()
+    fitted(shape, x, y, rounds, Alternating(workers), [clock], logs)
     plain = fitted(shape, x, y, 2, fl.executors.Sequential(), [], logs)
-    both = fitted(shape, x, y, 2, Alternating(workers, fork), [], logs)
+    both = fitted(shape, x, y, 2, Alternating(workers), [], logs)
     assert torch.equal(plain, both), "both kinds of rounds must train the same weights"
     taken = [
         (clock.seconds[i], clock.seconds[i + 1], clock.others[i] + clock.others[i + 1])
@@ -169,9 +162,7 @@ def fitted(
 ) -> Tensor:
     """The weights ``[n]`` after a fit."""
     module = Classifier(shape, logs)
-    # Workers make plans in the rounds that do not count. A process that makes workers plans nothing itself, so its own
-    # rounds are computed without.
-    strategy = fl.FederatedStrategy(clients_per_round=shape.per_round, executor=executor, planned_steps=True)
+    strategy = fl.FederatedStrategy(clients_per_round=shape.per_round, executor=executor)
     trainer = L.Trainer(
         max_epochs=rounds, strategy=strategy, callbacks=callbacks, accelerator="cpu", logger=False, limit_val_batches=0,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
@@ -234,7 +225,6 @@ def main() -> None:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="W1")
     parser.add_argument("--pairs", type=int, default=31, help="pairs of rounds (at least 3)")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--fork", action="store_true", help="make the workers anew in every round")
     parser.add_argument("--logs", action="store_true", help="the module calls self.log once per step")
     parser.add_argument("--keep-memory", action="store_true", help="let glibc keep what is freed, in this process too")
     parser.add_argument("--bare", action="store_true", help="hand-written loops instead of fits")
@@ -255,7 +245,7 @@ def main() -> None:
         print(f"{shape.name} hand-written: two processes {processes.text()}, two threads {threads.text()} of one loop")
         found |= {"processes": asdict(processes), "threads": asdict(threads)}
     else:
-        result = measure(shape, arguments.pairs, arguments.workers, arguments.fork, arguments.logs)
+        result = measure(shape, arguments.pairs, arguments.workers, arguments.logs)
         print(
             f"{shape.name} ({memory}): sequential {result.sequential.text(4)} s, parallel {result.parallel.text(4)} s, "
             f"ratio {result.ratio.text()} of {result.ratio.count} pairs, {result.disturbed} left out"

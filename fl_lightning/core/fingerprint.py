@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notices what training, hooks and callbacks change in Python objects, apart from parameters and buffers.
-
-A process that trains clients has a copy of the module. What ``training_step`` writes into attributes there
-(``self.losses.append(loss)``) is lost for everybody else, and what callbacks write into the original comes too late for
-the copy. Both show when fingerprints of two moments are compared.
-"""
+"""Notices what an evaluation changes in Python objects that cannot be copied."""
 
 from __future__ import annotations
 
@@ -25,7 +20,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from fl_lightning.core.lightning.metric_state import beside_states
 from fl_lightning.core.lightning.names import Trainer
 from fl_lightning.core.module_state import plain_attributes
 from fl_lightning.core.modules import submodules
@@ -44,9 +38,8 @@ class Fingerprint:
     """Values by name that compare equal as long as the objects behind them stay as they are.
 
     Tensors and unknown objects count as changed when others take their places, or when torch counts a change in place.
-    So do the items of containers with more than 5000, unless they are containers of numbers and strings.
-    Parameters and buffers of the module are no attributes, wherever else it keeps them (``rnn._flat_weights``), and
-    its submodules have names of their own. Other modules (a teacher in a list, a dataset's transforms) are looked into.
+    So do the items of containers with more than 5000, unless they are containers of numbers and strings. Modules are
+    looked into.
 
     Args:
         apart: objects whose contents do not count.
@@ -57,47 +50,16 @@ class Fingerprint:
 
     def __init__(self, apart: Iterable[object] = ()) -> None:
         self.values: dict[str, Any] = {}
-        self._apart, self._own = {id(value) for value in apart}, set[int]()
+        self._apart = {id(value) for value in apart}
         self._kept: list[Any] = []  # objects whose ids are compared: nothing else may get these ids
         self._seen: set[int] = set()
         self._slots: dict[type, list[str]] = {}
         self._left = 0
-        self._metrics = False
 
     def add(self, name: str, value: object) -> None:
         """Adds one object."""
         self._seen, self._left = set(), _MANY
         self.values[name] = self._value(value, 0)
-
-    def add_module(self, module: nn.Module, metrics: bool) -> None:
-        """Adds all attributes of a module and its submodules.
-
-        Args:
-            module: the module.
-            metrics: also whether its metrics were updated.
-        """
-        parts = submodules(module)
-        self._metrics = metrics
-        for _, part in parts:
-            self._own.update(map(id, (part, *part._parameters.values(), *part._buffers.values())))
-        for prefix, part in parts:
-            if not isinstance(part, Metric):
-                for name, value in plain_attributes(part, framework=True).items():
-                    self.add(f"{prefix}.{name}" if prefix else name, value)
-            else:
-                if metrics:
-                    self.values[prefix] = part._update_count
-                for name, value in beside_states(part).items():
-                    if metrics or name not in part._defaults:
-                        self.add(f"{prefix}.{name}", value)
-
-    def add_structure(self, module: nn.Module) -> None:
-        """Adds which submodules, buffers and parameters without gradients there are."""
-        for prefix, part in submodules(module):
-            frozen = [(n, p) for n, p in part._parameters.items() if p is not None and not p.requires_grad]
-            names = (*part._modules, *part._buffers) if not isinstance(part, Metric) else ()
-            self._kept.append(part)
-            self.values[f"structure of {prefix}"] = (id(part), names, [(n, self._tensor(p)) for n, p in frozen])
 
     def changes(self, later: Fingerprint) -> list[str]:
         """Names whose values differ."""
@@ -112,11 +74,9 @@ class Fingerprint:
         if isinstance(value, float):
             return repr(value)  # NaN must equal NaN
         if isinstance(value, Tensor):
-            return self._id(value) if id(value) in self._own else (self._tensor(value), _bits(value))
+            return self._tensor(value), _bits(value)
         if id(value) in self._apart:
             return type(value), "apart"
-        if self._metrics and isinstance(value, Metric):  # one that is no submodule
-            return self._id(value), value._update_count
         if isinstance(value, PurePath):
             return str(value)  # its slots are caches
         self._left -= 1
@@ -169,7 +129,7 @@ class Fingerprint:
         """What is in a module and its submodules, those apart that were looked into before."""
         found = []
         for _, part in submodules(module):
-            if id(part) not in self._own and id(part) not in self._seen:
+            if id(part) not in self._seen:
                 self._seen.add(id(part))
                 values: dict[str, Any] = {**part._parameters, **part._buffers}
                 if not isinstance(part, Metric):
@@ -199,11 +159,6 @@ class Fingerprint:
     def _id(self, value: object) -> int:
         self._kept.append(value)
         return id(value)
-
-
-def is_metric(module: nn.Module, name: str) -> bool:
-    """Whether a submodule of this name is a metric."""
-    return any(isinstance(part, Metric) for prefix, part in submodules(module) if prefix == name)
 
 
 def _slots_of(kind: type) -> list[str]:

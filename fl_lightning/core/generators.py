@@ -19,7 +19,7 @@ from torch import Tensor
 from fl_lightning.core.lightning.names import LightningModule, Trainer
 from fl_lightning.core.seeding import derive_seed
 
-_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _LEAVES = (
     str, bytes, int, float, complex, Tensor, np.ndarray, ModuleType, BuiltinFunctionType, Trainer, LightningModule,
 )  # fmt: skip
@@ -39,7 +39,7 @@ def generators_in(*roots: object) -> list[Any]:
         if value is None or isinstance(value, _LEAVES) or id(value) in seen:
             continue
         seen.add(id(value))
-        if not isinstance(value, _GENERATORS):
+        if not isinstance(value, GENERATORS):
             waiting.extend(_parts(value))
         elif id(value) not in shared and not isinstance(value, random.SystemRandom):
             found.append(value)
@@ -53,7 +53,7 @@ def _parts(value: Any) -> Iterator[Any]:
         yield from (cell.cell_contents for cell in value.__closure__ or () if _is_full(cell))
         yield from (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
         named = (value.__globals__.get(name) for name in value.__code__.co_names)
-        yield from (found for found in named if isinstance(found, _GENERATORS))
+        yield from (found for found in named if isinstance(found, GENERATORS))
     elif isinstance(value, MethodType):
         yield from (value.__self__, value.__func__)
     elif isinstance(value, partial):
@@ -83,17 +83,18 @@ def seeded(generators: Iterable[Any], *parts: int | str) -> Iterator[None]:
         generators: from :func:`generators_in`.
         *parts: what the draws belong to, as for :func:`~fl_lightning.core.seeding.derive_seed`.
     """
-    before = [(generator, _state(generator)) for generator in generators]
+    before = [(generator, generator_state(generator)) for generator in generators]
     for place, (generator, _) in enumerate(before):
         _seed(generator, derive_seed("generator", place, *parts))
     try:
         yield
     finally:
         for generator, state in before:
-            _put_back(generator, state)
+            put_generator_state(generator, state)
 
 
-def _state(generator: Any) -> Any:
+def generator_state(generator: Any) -> Any:
+    """Where a generator is."""
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, np.random.Generator):
@@ -110,7 +111,8 @@ def _seed(generator: Any, seed: int) -> None:
         generator.seed(seed & 0xFFFFFFFF)
 
 
-def _put_back(generator: Any, state: Any) -> None:
+def put_generator_state(generator: Any, state: Any) -> None:
+    """Brings a generator to where :func:`generator_state` was asked."""
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
     elif isinstance(generator, random.Random):

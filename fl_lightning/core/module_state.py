@@ -20,9 +20,8 @@ from torchmetrics import Metric, MetricCollection
 from fl_lightning.core.lightning.metric_state import MetricState
 from fl_lightning.core.lightning.names import LightningModule
 from fl_lightning.core.modules import modes_kept, submodules
-from fl_lightning.core.watched_list import WatchedDeque, WatchedList
 
-_CONTAINERS = (list, dict, set, deque, defaultdict, OrderedDict, WatchedList, WatchedDeque)
+_CONTAINERS = (list, dict, set, deque, defaultdict, OrderedDict)
 _FRAMEWORK = frozenset(vars(nn.Module())) | frozenset(vars(LightningModule()))
 _EMPTY = frozenset(name for name, value in vars(nn.Module()).items() if not value)
 _TRANSIENT = frozenset(

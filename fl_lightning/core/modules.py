@@ -94,6 +94,11 @@ def non_persistent_buffers_of(module: nn.Module) -> list[_Buffer]:
     return _buffers_of(module)[1]
 
 
+def all_buffers_of(module: nn.Module) -> list[_Buffer]:
+    """All buffers of a module without those of metrics."""
+    return [buffer for some in _buffers_of(module) for buffer in some]
+
+
 def trained_parameters(module: nn.Module, trained: Collection[str] | None) -> dict[str, nn.Parameter]:
     """The parameters of a module that are trained, by name.
 

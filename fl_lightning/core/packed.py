@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,26 +17,40 @@ import torch
 from torch import Tensor, nn
 
 
-def pack(value: object) -> bytes:
-    """The bytes of an object. What a process has on a GPU comes to the GPU of the process that unpacks it."""
+def pack(value: object, places: Mapping[int, int] | None = None) -> bytes:
+    """The bytes of an object. What a process has on a GPU comes to the GPU of the process that unpacks it.
+
+    Args:
+        value: the object.
+        places: by their ids, objects that the other process has, too, and their places among these.
+    """
     buffer = io.BytesIO()
-    _Packer(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    packer = _Packer(buffer, protocol=pickle.HIGHEST_PROTOCOL)
+    packer.places = places or {}
+    packer.dump(value)
     return buffer.getvalue()
 
 
-def unpack(packed: bytes, device: torch.device) -> Any:
+def unpack(packed: bytes, device: torch.device, known: Sequence[Any] = ()) -> Any:
     """The object.
 
     Args:
         packed: by :func:`pack`; bytes of a stranger can run any code.
         device: for tensors that were not on the CPU.
+        known: what takes the places of the objects that both processes have.
     """
     unpacker = _Unpacker(io.BytesIO(packed))
-    unpacker.device = device
+    unpacker.device, unpacker.known = device, known
     return unpacker.load()
 
 
 class _Packer(pickle.Pickler):
+    places: Mapping[int, int]
+
+    def persistent_id(self, obj: Any) -> int | None:
+        """Tells what is known in both processes."""
+        return self.places.get(id(obj))
+
     def reducer_override(self, obj: Any) -> Any:
         """Plain tensors travel as their bytes, sparse ones as files of torch; all else as pickle has it."""
         if isinstance(obj, Tensor) and obj.layout is not torch.strided:
@@ -53,6 +67,11 @@ class _Packer(pickle.Pickler):
 
 class _Unpacker(pickle.Unpickler):
     device: torch.device
+    known: Sequence[Any]
+
+    def persistent_load(self, pid: Any) -> Any:
+        """What is known in both processes."""
+        return self.known[pid]
 
     def find_class(self, module: str, name: str) -> Any:
         """Tells tensors where to go."""

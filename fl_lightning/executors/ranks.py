@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fl_lightning.core.columns import Columns
-from fl_lightning.core.errors import RankError
+from fl_lightning.core.errors import ModuleError, RankError
 from fl_lightning.core.fair_shares import fair_shares
 from fl_lightning.core.lightning.epoch_loop import ClientTask
 from fl_lightning.core.lightning.inspection import users_callback
@@ -91,7 +91,7 @@ class RankedRunner(CohortRunner):
             self._train_share()
         elif self._between is not None:
             self._check_between(self._between)
-        return self._replays.replay(self._outcomes.pop(self._turn))
+        return self._replays.replay(task, self._outcomes.pop(self._turn))
 
     def _train_share(self) -> None:
         ranks, left = self._ranks, list(range(len(self._tasks)))
@@ -100,21 +100,23 @@ class RankedRunner(CohortRunner):
             self._exchange.complete([[sent for _, sent in theirs if sent is not None] for theirs in everyones])
             outcomes = [outcome for theirs in everyones for outcome, _ in theirs]
             for outcome in sorted(outcomes, key=lambda outcome: outcome.place):
-                self._check(outcome)
+                if isinstance(outcome.error, ModuleError):
+                    raise RankError(
+                        f"client {self._tasks[outcome.place].client_id}: {outcome.error}"
+                    ) from outcome.error
                 self._outcomes[outcome.place] = outcome
             left = [place for place in left if place not in self._outcomes]  # by whoever was asked to stop
             ranks.follow_requests(between_clients=bool(left))
         if self._between is not None:
-            self._trained_on = self._replays.present(), self._clients.global_params.clone()
+            self._trained_on = self._clients.global_params.clone()
 
     def _trained(self, left: Sequence[int]) -> list[tuple[Outcome, SentRows | None]]:
         """This rank's share of the clients at some places, and what it has sent of each one's rows."""
         own: list[tuple[Outcome, SentRows | None]] = []
         self._exchange.begin()
         with self._visits.recording():
-            self._visits.begin_round(self._replays.begin_round(self._tasks))
             for place in self._places(left):
-                outcome = self._visited(place)
+                outcome = self._visits.visit(self._tasks[place], place)
                 if outcome.error is not None and not isinstance(outcome.error, Exception):
                     raise outcome.error
                 own.append(self._sent(outcome))
@@ -123,7 +125,7 @@ class RankedRunner(CohortRunner):
     def _sent(self, outcome: Outcome) -> tuple[Outcome, SentRows | None]:
         """Lets the rows of a client travel, and what it left behind apart from them."""
         upload = outcome.upload
-        if upload is None or outcome.changed:
+        if upload is None:
             return outcome, None
         sent = self._exchange.send(upload.index, upload.report.companions)
         return replace(outcome, upload=replace(upload, report=replace(upload.report, companions={}))), sent
@@ -173,29 +175,14 @@ class RankedRunner(CohortRunner):
             losses |= zip(places, theirs, strict=True)
         return [losses[place] for place in range(len(clients))]
 
-    def _visited(self, place: int) -> Outcome:
-        outcome = self._visits.visit(place)
-        while outcome.changed and self._replays.learn(outcome):  # a list in which clients gather: it is watched now
-            self._visits.begin_round(self._replays.begin_round(self._tasks))
-            outcome = self._visits.visit(place)
-        return outcome
-
     def _check_between(self, callback: Callback) -> None:
         """Clients that are yet to be repeated have been trained already."""
-        objects, params = self._trained_on
-        names = objects.changes(self._replays.present())
-        if not torch.equal(params, self._clients.global_params):
+        names = self._clients.visits.changed()
+        if not torch.equal(self._trained_on, self._clients.global_params):
             names.insert(0, "the parameters")
         if names:
             raise RankError(
                 f"{type(callback).__name__} changes {names[0]!r} of the module between the clients of a round, all of "
                 "which the ranks have trained before: change it in on_train_epoch_start or on_train_epoch_end, or use "
                 "one process (Trainer(devices=1))"
-            )
-
-    def _check(self, outcome: Outcome) -> None:
-        if outcome.changed:
-            raise RankError(
-                f"training client {self._tasks[outcome.place].client_id} {outcome.changed}, which the other ranks "
-                "would not see: log it with self.log, or use one process (Trainer(devices=1))"
             )

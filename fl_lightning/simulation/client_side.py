@@ -26,7 +26,7 @@ from fl_lightning.training.bound_parameters import BoundParameters
 from fl_lightning.training.buffers import BufferBank
 from fl_lightning.training.client_optimizers import client_learning_rate
 from fl_lightning.training.client_runner import ClientRunner
-from fl_lightning.training.recorders import LogRecorder
+from fl_lightning.training.log_recorder import LogRecorder
 from fl_lightning.training.schedules import Schedules
 from fl_lightning.training.upload import Upload
 
@@ -78,6 +78,9 @@ class ClientSide:
             trainer, loop, rule or options.client_rule, binding, options.local(limit), self.needs, loaders,
             executor.update_rows(binding, capacity), self.buffers,
         )  # fmt: skip
+        for words in self.runner.visits.in_turn():
+            name = type(trainer.lightning_module).__name__
+            rank_zero_info(f"{name} passes something on from one client of a round to the next: {words}")
         self._crew = self._cohort_runner(executor)
         self._notice: str | None = None  # empty once it was given
 
@@ -188,12 +191,23 @@ class ClientSide:
         """
         failed = True
         try:
-            with self.runner.copies.recording_log(LogRecorder(self.runner.module)):
+            with self.runner.logging_to(LogRecorder(self.runner.module)):
                 upload = self.runner.train(task)
             failed = False
             return upload
         finally:
             self.runner.restore(failed)
+
+    def merge(self, uploads: Sequence[Upload], counted: Sequence[int]) -> None:
+        """Joins what visits have left in the module.
+
+        Args:
+            uploads: of the round, in the order of the cohort.
+            counted: clients whose uploads have entered the step.
+        """
+        entered = [upload for upload in uploads if upload.client_id in counted]
+        largest = max(entered, key=lambda upload: upload.size, default=None)
+        self.runner.visits.merge([upload.left for upload in uploads], None if largest is None else largest.left)
 
     def close(self) -> None:
         """The fit is over, however it ended."""

@@ -302,6 +302,7 @@ class FederatedFit:
             lambda: time.perf_counter() - began,
         )
         runner.optimizers.commit(record.client_ids)
+        clients.merge(current.uploads, record.client_ids)
         self._round = None
         return replace(
             record,

@@ -173,7 +173,9 @@ class VisitFit:
         """Takes what the client leaves behind."""
         assert self._binding is not None
         self.side.end_round()
-        self.side.schedules.count([self._client_id] if self._trains else [])
+        counted = [self._client_id] if self._trains else []
+        self.side.schedules.count(counted)
+        self.side.merge([self._upload] if self._upload is not None else [], counted)
         if not self._trains:
             losses = self.side.losses_at(self._message.round, self._binding.theta, [self._client_id])
             self.loss = float(losses[0])

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fl_lightning.core.modules import _Buffer, _buffers_of
 from fl_lightning.ops.dtypes import accumulation_device
+from fl_lightning.training.memory_banks import MemoryBanks, Vote, agreed
 from fl_lightning.training.side_tensors import BufferPolicy, SideReport, SideTensors
 
 _Kind = tuple[torch.dtype, torch.device]
@@ -20,12 +21,14 @@ _Kind = tuple[torch.dtype, torch.device]
 class BufferReport:
     """A client's buffers after training, as one vector per dtype, with the client's sample count.
 
-    ``aside`` has untrained parameters and non-persistent buffers that the client changed, by name.
+    ``aside`` has untrained parameters and non-persistent buffers that the client changed, by name. ``votes`` says which
+    buffers the client has written as memory banks.
     """
 
     size: int
     values: Mapping[_Kind, Tensor]
     aside: Mapping[str, Tensor] = field(default_factory=dict)
+    votes: Mapping[str, Vote] = field(default_factory=dict)
 
 
 class BufferBank:
@@ -39,14 +42,15 @@ class BufferBank:
         module: the module.
         policy: ``"mean"`` averages float buffers by sample counts, ``"largest"`` takes those of the client with the
             most samples, ``"global"`` leaves them as they are. Integer buffers are never averaged: under ``"mean"`` and
-            ``"largest"`` they come from the client with the most samples.
+            ``"largest"`` they come from the client with the most samples. So do memory banks.
         trained: names of the trained parameters; ``None``: all that require gradients.
     """
 
     def __init__(self, module: nn.Module, policy: BufferPolicy, trained: Collection[str] | None = None) -> None:
         self._module = module
         self._policy: BufferPolicy = policy
-        self._aside = SideTensors(module, trained)
+        self._aside, self._banks = SideTensors(module, trained), MemoryBanks(module)
+        self._banks.remember()
         self._take()
 
     @property
@@ -62,21 +66,12 @@ class BufferBank:
     def remember(self) -> None:
         """Takes the module's present buffers as the global ones; called when a round begins."""
         self._aside.remember()
+        self._banks.remember()
         self._take()
 
     def _take(self) -> None:
         self._buffers, _ = _buffers_of(self._module)
         self._global = _joined(self._buffers)
-
-    def state(self) -> tuple[dict[_Kind, Tensor], dict[str, Tensor]]:
-        """The global buffers, and what else has changed in this fit, not copied."""
-        return self._global, self._aside.state()
-
-    def load_state(self, state: tuple[dict[_Kind, Tensor], dict[str, Tensor]]) -> None:
-        """Takes what :meth:`state` returned for another copy of the module, and puts it into this one."""
-        self._global, aside = state
-        self._aside.load_state(aside)
-        self.restore()
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -142,7 +137,8 @@ class BufferBank:
         for buffer in self._buffers:
             sizes.setdefault(_kind(buffer.value), []).append(buffer.value.numel())
         parts = {kind: iter(torch.split(flat, sizes[kind])) for kind, flat in flat_values.items()}
-        return {b.name: next(parts[_kind(b.value)]).view(b.value.shape) for b in self._buffers}
+        named = [b for b in self._buffers if _kind(b.value) in parts]
+        return {b.name: next(parts[_kind(b.value)]).view(b.value.shape) for b in named}
 
     def global_values(self) -> dict[str, Tensor]:
         """The global values of all that local training may change beside parameters, by name.
@@ -159,8 +155,12 @@ class BufferBank:
         """See :meth:`SideTensors.load_unsaved`."""
         self._aside.load_unsaved(values)
 
-    def report(self, size: int) -> BufferReport:
+    def report(self, size: int, seen: int = 0) -> BufferReport:
         """The module's buffers as a client leaves them.
+
+        Args:
+            size: the client's samples.
+            seen: samples that its visit has seen.
 
         Raises:
             ValueError: buffers appeared, vanished, or changed shape or dtype during local training.
@@ -173,7 +173,9 @@ class BufferBank:
         changed = sorted({name for name in before.keys() | after.keys() if before.get(name) != after.get(name)})
         if changed:
             raise ValueError(f"buffers must keep name, shape and dtype in local training, found changes in {changed}")
-        return BufferReport(size, _joined(current) if self._policy != "global" else {}, aside)
+        looks = self._policy == "mean" and self._banks.possible
+        votes = self._banks.votes(self.global_values(), seen) if looks else {}
+        return BufferReport(size, _joined(current) if self._policy != "global" else {}, aside, votes)
 
     def finite(self, reports: Sequence[BufferReport]) -> Tensor:
         """``[m]`` whether all float buffers of a client are finite, or what they were before (a mask of -inf)."""
@@ -192,7 +194,8 @@ class BufferBank:
             ValueError: something has changed untrained parameters after a client.
         """
         self._aside.check_between_clients()
-        self._aside.commit(_aside(reports), self._policy)
+        banks = agreed([report.votes for report in reports])
+        self._aside.commit(_aside(reports), self._policy, banks)
         if reports and self._policy != "global":
             largest = max(reports, key=lambda report: report.size)
             for kind, before in self._global.items():
@@ -202,6 +205,10 @@ class BufferBank:
                     wide = values.to(accumulation_device(before)).to(torch.float64)
                     weights = torch.tensor([float(report.size) for report in reports], dtype=torch.float64)
                     new = ((weights / weights.sum()).to(wide.device) @ wide).to(before.dtype).to(before.device)
+                    of_one = self._named({kind: largest.values[kind]})
+                    for name, value in self._named({kind: new}).items():
+                        if name in banks:
+                            value.copy_(of_one[name])
                 # Constant buffers (class weights, position tables) must come back bit for bit, not as a rounded mean.
                 self._global[kind] = torch.where(_same(values, before).all(0), before, new)
         self.restore()

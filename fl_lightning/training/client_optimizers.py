@@ -93,17 +93,6 @@ class ClientOptimizers:
         """The learning rate at the moment, which schedulers change within a visit."""
         return client_learning_rate(self._optimizers)[0]
 
-    def options(self) -> list[list[dict[str, Any]]]:
-        """Every client's starting point: options per optimizer and parameter group."""
-        return [state.options for state in self._states]
-
-    def load_options(self, options: Sequence[list[dict[str, Any]]]) -> None:
-        """Takes what :meth:`options` returned for another copy of the optimizers."""
-        for state, own in zip(self._states, options, strict=True):
-            state.options = own
-        self.restore()
-        self.lr, self.momentum = client_learning_rate(self._optimizers)
-
     def take_aside(self, client_id: int) -> list[dict[str, Any]] | None:
         """The state that :meth:`end_client` set aside, to be carried to another process."""
         return self._pending.get(client_id)

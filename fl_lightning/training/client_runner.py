@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.records import LocalWork, Needs
 from fl_lightning.core.generators import generators_in, seeded
 from fl_lightning.core.lightning.epoch_loop import ClientTask, FederatedEpochLoop
+from fl_lightning.core.lightning.fast_log import LogCall, TrainingLog, replay
 from fl_lightning.core.lightning.inspection import accumulation, full_path_reason
 from fl_lightning.core.lightning.names import LightningModule, Trainer
 from fl_lightning.core.module_state import silenced
@@ -31,10 +32,11 @@ from fl_lightning.training.full_gradient import full_gradient
 from fl_lightning.training.local_options import LocalOptions
 from fl_lightning.training.local_steps import LeanStep, LightningStep, LocalStep
 from fl_lightning.training.local_trainer import LocalTrainer
+from fl_lightning.training.log_recorder import LoggerCall
 from fl_lightning.training.loss_gradients import EagerGradients, LossGradients
 from fl_lightning.training.module_calls import ModuleCalls
+from fl_lightning.training.module_visits import ModuleVisits
 from fl_lightning.training.planned.planned_gradients import PlannedGradients
-from fl_lightning.training.process_copies import ProcessCopies
 from fl_lightning.training.schedules import Schedules
 from fl_lightning.training.update_rows import UpdateRows
 from fl_lightning.training.upload import Upload, with_accuracy
@@ -44,7 +46,7 @@ class ClientRunner:
     """Trains one client at a time on the bound module; owns all that local training needs.
 
     Executors use :meth:`train`, :meth:`restore`, :meth:`planned_cost`, :attr:`rows` and :attr:`global_params`; those
-    that train in other processes also :attr:`copies`.
+    that train in other processes use :mod:`fl_lightning.training.visits`.
 
     Args:
         trainer: the trainer; its optimizers exist, and its module is on its device.
@@ -64,8 +66,8 @@ class ClientRunner:
         hooks: what the client rule does inside local steps, for Lightning's full path.
         optimizers: the clients' optimizers.
         schedules: their learning-rate schedulers.
+        visits: what visits see of the module beside parameters and buffers.
         batches: the clients' batches.
-        copies: what crosses between this object and its copies in other processes.
         generators: random generators that the training data keep for themselves.
         plans: what local steps are planned with; ``None`` if none are.
         full_path: why local steps run through Lightning's own optimization; ``None`` on the lean path.
@@ -90,6 +92,7 @@ class ClientRunner:
         self.schedules = Schedules(trainer, loop.clock)
         self.optimizers = ClientOptimizers(trainer.optimizers, options.keep_optimizer)
         self.hooks = ClientHooks(self.module, rule)
+        self.visits = ModuleVisits(self.module)
         self.batches = ClientBatches(loaders, options, accumulation(trainer), self.module)
         self._calls = ModuleCalls(trainer)
         step: LocalStep = LightningStep(loop)
@@ -101,10 +104,6 @@ class ClientRunner:
         )  # fmt: skip
         self._losses = ClientLosses(trainer, self._calls, self.batches, options.loss_batch_size)
         self.generators: list[Any] = []
-        self.copies = ProcessCopies(
-            loop, rule, binding, buffers, self.optimizers, self.schedules, self._local, self.copied_objects,
-            options.keep_optimizer,
-        )  # fmt: skip
 
     @property
     def module(self) -> LightningModule:
@@ -150,6 +149,7 @@ class ClientRunner:
         if self.plans is None or not self.plans.used:
             return None
         self.rows.bind()
+        self.visits.begin()
         try:
             return self.plans.check()
         finally:
@@ -175,6 +175,7 @@ class ClientRunner:
                 window=self.batches.window,
             )  # fmt: skip
             self.schedules.begin_visit()
+            self.visits.begin()
             self._watch_rate()
             if needs.full_gradients:
                 loss: Tensor | None = self._upload_gradient(work, self.rows.row(task.index))
@@ -189,13 +190,14 @@ class ClientRunner:
                 report = self.rule.end_client(work)
                 self.rows.close(task.index)
             pace = self.schedules.end_visit()
+            left = self.visits.end()
         self._attack(task)
         if needs.accuracies:
             report = with_accuracy(report, measured["accuracy"], self.module)
         return Upload(
             task.index, client, task.num_samples, loss, measured.get("loss") if needs.losses else None,
-            report, self._buffers.report(task.num_samples), work.client_lr, pace, self._planned_steps() - before,
-            0 if needs.full_gradients else self._local.skipped,
+            report, self._buffers.report(task.num_samples, self.batches.seen), work.client_lr, pace,
+            self._planned_steps() - before, 0 if needs.full_gradients else self._local.skipped, left,
         )  # fmt: skip
 
     def _watch_rate(self) -> None:
@@ -243,10 +245,12 @@ class ClientRunner:
     def measure(self, client: int, round: int, needs: Needs) -> dict[str, float]:  # noqa: A002
         """Loss and accuracy of a client at the bound parameters, as far as ``needs`` names them."""
         with self._isolated(self.global_params.device, "loss", round, client):
+            self.visits.begin()
             try:
                 measured = self._losses.measure(client, needs)
             finally:
                 self._buffers.restore()
+                self.visits.put_back()
         attack = self._options.attack_of(client)
         return measured if attack is None else attack.report(measured)
 
@@ -268,6 +272,7 @@ class ClientRunner:
         self.hooks.work = None
         self._binding.bind_global()
         self._buffers.restore()
+        self.visits.put_back()
         self.optimizers.restore()
         self.schedules.restore()
 
@@ -315,16 +320,21 @@ class ClientRunner:
         """
         self._binding.check_frozen()
 
-    def copied_objects(self) -> dict[str, object]:
-        """What copies of this object have besides the module, by name, and do not hear about when it changes."""
-        loaders = self.batches.loaders
-        objects: dict[str, object] = {
-            "optimizers": self.trainer.optimizers,
-            "loaders": loaders,
-            "dataset": loaders.dataset,
-            "rule": [self.rule, self._options.attack],
-            "frozen parameters": {name: mark.tolist() for name, mark in self._binding.frozen_marks.items()},
-        }
-        if self._calls.hooked:
-            objects["data module"] = self.trainer.datamodule  # type: ignore[attr-defined]
-        return objects
+    # ---- what is logged elsewhere
+
+    @contextmanager
+    def logging_to(self, log: TrainingLog) -> Iterator[None]:
+        """Lets ``self.log`` in local training go elsewhere."""
+        own, self._local.log = self._local.log, log
+        try:
+            yield
+        finally:
+            self._local.log = own
+
+    def log_again(self, calls: Iterable[LogCall | LoggerCall]) -> None:
+        """Logs what a client has logged in a copy of the fit."""
+        for call in calls:
+            if isinstance(call, LogCall):
+                replay(self.module, self._local.log, [call], self._loop.expect)
+            else:
+                call.repeat(self.trainer.loggers)

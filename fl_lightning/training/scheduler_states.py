@@ -11,8 +11,6 @@ from typing import Any
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from fl_lightning.training.optimizer_state import leaves
-
 Snapshot = list[dict[str, Any]]
 
 
@@ -43,15 +41,6 @@ class SchedulerStates:
                 del own[name]
             own.update({name: _copied(value) for name, value in before.items()})
 
-    def numbers(self) -> Snapshot:
-        """What they know in numbers, strings and tensors, for copies of them in other processes."""
-        return [{name: value for name, value in part.items() if _is_data(value)} for part in self.take()]
-
-    def put_numbers(self, snapshot: Snapshot) -> None:
-        """Brings copies to where :meth:`numbers` was called; objects that they refer to are copies of their own."""
-        for part, numbers in zip(self._parts, snapshot, strict=True):
-            vars(part).update(numbers)
-
     def _find(self, thing: Any) -> None:
         if any(thing is part for part in self._parts):
             return
@@ -62,10 +51,6 @@ class SchedulerStates:
                 remembers = name == "lr_lambdas" and hasattr(item, "__dict__") and not hasattr(item, "__qualname__")
                 if isinstance(item, LRScheduler) or remembers:
                     self._find(item)
-
-
-def _is_data(value: Any) -> bool:
-    return all(leaf is None or isinstance(leaf, (bool, int, float, str, Tensor)) for leaf in leaves(value))
 
 
 def _copied(value: Any) -> Any:

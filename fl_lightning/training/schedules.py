@@ -214,14 +214,6 @@ class Schedules:
         finally:
             self._states.put(present)
 
-    def numbers(self) -> Snapshot:
-        """What the schedulers know at the beginning of the round, for copies of them in other processes."""
-        return self._made().numbers()
-
-    def put_numbers(self, snapshot: Snapshot) -> None:
-        """Brings copies to where :meth:`numbers` was called."""
-        self._made().put_numbers(snapshot)
-
     def _made(self) -> SchedulerStates:
         return SchedulerStates([config.scheduler for config in self._trainer.lr_scheduler_configs])
 

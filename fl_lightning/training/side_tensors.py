@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Container, Mapping, MutableMapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -64,15 +64,6 @@ class SideTensors:
         followers, caches = followers_of(self._module, self._trained), non_persistent_buffers_of(self._module)
         found = [_Tensor(owner._parameters, key, name, value) for owner, key, name, value in followers]
         return [*found, *(_Tensor(owner._buffers, key, name, value) for owner, key, name, value in caches)]
-
-    def state(self) -> dict[str, Tensor]:
-        """The global values of all that has changed in this fit, by name, not copied."""
-        return {name: self._global[name] for name in sorted(self._moving) if name in self._global}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes what :meth:`state` returned for another copy of the module; :meth:`restore` puts it into this one."""
-        self._global.update(state)
-        self._moving |= state.keys()
 
     def unsaved(self, in_visit: bool) -> dict[str, Tensor]:
         """Copies of the non-persistent buffers that have changed in this fit: no state dictionary has them.
@@ -147,8 +138,10 @@ class SideTensors:
         return torch.tensor(fine, dtype=torch.bool)
 
     @torch.no_grad()
-    def commit(self, reports: Sequence[SideReport], policy: BufferPolicy) -> None:
-        """Makes new global values from the clients' by the policy."""
+    def commit(
+        self, reports: Sequence[SideReport], policy: BufferPolicy, banks: Container[str] = frozenset()
+    ) -> None:  # fmt: skip
+        """Makes new global values from the clients' by the policy; memory banks come from one client."""
         if policy == "global" or not reports:
             return
         largest = max(reports, key=lambda report: report.size)
@@ -158,7 +151,7 @@ class SideTensors:
             if any(value.shape != before.shape or value.dtype != before.dtype for value in values):
                 continue
             new = largest.values.get(name, before)
-            if policy == "mean" and before.is_floating_point():
+            if policy == "mean" and before.is_floating_point() and name not in banks:
                 new = _mean(values, [report.size for report in reports], before)
             self._global[name] = new
             self._moving.add(name)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fl_lightning.algorithms.records import ClientReport
 from fl_lightning.training.buffers import BufferReport
+from fl_lightning.training.module_visits import Left
 from fl_lightning.training.schedules import Pace
 
 
@@ -29,6 +30,7 @@ class Upload:
         pace: what its visit counted.
         planned: steps whose gradients came from plans.
         skipped: batches without a loss, with automatic optimization.
+        left: what its visit leaves in the module beside parameters and buffers.
     """
 
     index: int
@@ -42,6 +44,7 @@ class Upload:
     pace: Pace = field(default_factory=Pace)
     planned: int = 0
     skipped: int = 0
+    left: Left = field(default_factory=Left)
 
 
 def with_accuracy(report: ClientReport, accuracy: float, module: object) -> ClientReport:

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client's visit that is written down where the client trains, and repeated in the fit when its turn comes."""
+"""A client's visit to a copy of the fit, and how what it leaves gets into the fit when the client's turn comes.
+
+Every visit begins with the model and the module as the round found them, so it does not matter where it happens. A
+transport carries outcomes and knows nothing of what is in them.
+"""
 
 from __future__ import annotations
 
@@ -7,139 +11,96 @@ import contextlib
 import pickle
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from fl_lightning.core.fingerprint import Fingerprint, is_metric
 from fl_lightning.core.lightning.epoch_loop import ClientTask
-from fl_lightning.core.lightning.process_copy import replaced_metrics
-from fl_lightning.core.list_names import ListName, find_list
+from fl_lightning.core.lightning.fast_log import LogCall
 from fl_lightning.training.client_runner import ClientRunner
-from fl_lightning.training.gathering import Gathering
-from fl_lightning.training.process_copies import ClientTraces, RoundState
-from fl_lightning.training.recorders import LogRecorder, RefusedLogger, WatchedMetrics
+from fl_lightning.training.log_recorder import LoggerCall, LoggerStandIn, LogRecorder
+from fl_lightning.training.module_visits import Left
 from fl_lightning.training.upload import Upload
 
 
 @dataclass(frozen=True)
-class RoundOrder:
-    """A round, as far as copies of the fit cannot know it; the global parameters travel apart.
-
-    Attributes:
-        tasks: the round's clients.
-        state: where the fit is between its clients.
-        gathering: lists of the module that clients are known to add to.
-    """
-
-    tasks: list[ClientTask]
-    state: RoundState
-    gathering: tuple[ListName, ...] = ()
-
-
-@dataclass(frozen=True)
 class Outcome:
-    """What became of a client in a copy of the fit.
+    """What a visit to a copy of the fit leaves.
 
     Attributes:
         place: of its task among the round's tasks.
-        upload: what it sends; the update itself travels apart.
-        traces: what it left behind beside that; ``None`` if its process died.
+        upload: what the client sends, without :attr:`Upload.left`; the update itself travels apart.
+        left: that, packed.
+        logged: what it has logged.
+        optimizers: optimizer states to keep.
+        stops: its training asked the trainer to stop.
         error: what its training raised.
         trace: where, in words.
         warned: warnings as text, category, file and line.
-        changed: why the fit itself must train it: its training changed an object that is not shared with the copy.
-        gathering: lists that it added to and that the round's order does not name. If :meth:`Replays.learn` says so,
-            copies can train it after all, and all clients whose turn is yet to come, under the order of a new
-            :meth:`Replays.begin_round`.
     """
 
     place: int
     upload: Upload | None = None
-    traces: ClientTraces | None = None
+    left: bytes = b""
+    logged: tuple[LogCall | LoggerCall, ...] = ()
+    optimizers: list[dict[str, Any]] | None = None
+    stops: bool = False
     error: BaseException | None = None
     trace: str = ""
     warned: tuple[tuple[str, type[Warning], str, int], ...] = ()
-    changed: str = ""
-    gathering: tuple[ListName, ...] = ()
 
 
 class Visits:
-    """Trains clients and writes down what they leave behind, instead of letting it happen.
+    """Trains clients in a copy of the fit, which stays as it is.
 
     Args:
-        clients: trains the clients: that of the fit itself, or of a copy of it.
+        clients: trains the clients: that of the copy.
     """
 
     def __init__(self, clients: ClientRunner) -> None:
         self._clients = clients
-        self._log = LogRecorder(clients.module)
-        self._loggers: list[RefusedLogger] = []
-        self._metrics: list[WatchedMetrics] = []
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """While it lasts, others stand in for the trainer's loggers, for metrics, and for ``self.log``."""
-        trainer, copies = self._clients.trainer, self._clients.copies
-        loggers, self._gathering = trainer.loggers, Gathering(self._clients.module)
-        self._loggers = [RefusedLogger() for _ in loggers]
-        with replaced_metrics(trainer, WatchedMetrics) as self._metrics, copies.recording_log(self._log):
-            trainer.loggers = self._loggers  # type: ignore[assignment]
-            self._before = self._fingerprint()
-            try:
+        """While it lasts, what is logged is written down, and others stand in for the trainer's loggers."""
+        trainer, clients = self._clients.trainer, self._clients
+        loggers, self._log = trainer.loggers, LogRecorder(clients.module)
+        trainer.loggers = [LoggerStandIn(logger, i, self._log) for i, logger in enumerate(loggers)]  # type: ignore[misc]
+        try:
+            with clients.visits.pinned(), clients.logging_to(self._log):
                 yield
-            finally:
-                trainer.loggers = loggers
-                self._gathering.undo()
+        finally:
+            trainer.loggers = loggers
 
-    def begin_round(self, order: RoundOrder) -> None:
-        """Takes a round, which ``clients`` know already: see :meth:`ProcessCopies.load_round_state`."""
-        self._order = order
-        if self._gathering.watch(order.gathering) or order.state.schedulers:
-            self._before = self._fingerprint()
+    def visit(self, task: ClientTask, place: int) -> Outcome:
+        """Trains a client.
 
-    def visit(self, place: int) -> Outcome:
-        """Trains the client at a place; the copy is as it was then, unless the outcome says ``changed``."""
-        order, clients, log = self._order, self._clients, self._log
-        task = order.tasks[place]
+        Args:
+            task: the client.
+            place: of the task among the round's.
+        """
+        clients, trainer = self._clients, self._clients.trainer
         assert task.client_id is not None
-        log.calls, log.metric = [], ""
-        upload, error, trace = None, None, ""
-        gathering: tuple[ListName, ...] = ()
+        self._log.calls = []
+        upload, left, error, trace, optimizers = None, b"", None, "", None
+        stopped = trainer.should_stop
         with _noted_warnings() as warned:
             try:
                 upload = clients.train(task)
+                optimizers = clients.optimizers.take_aside(task.client_id)
+                left, upload = clients.visits.packed(upload.left), replace(upload, left=Left())
             except BaseException as raised:
-                error, trace = portable(raised), traceback.format_exc()
-            gathered, read = self._gathering.end()
-            traces = clients.copies.traces_of(task.client_id, log.calls, gathered, failed=error is not None)
+                upload, error, trace = None, portable(raised), traceback.format_exc()
+            clients.optimizers.forget_aside()
             clients.restore(failed=error is not None)
-            changed = log.metric or read or self._changes()
-            if changed and (gathering := self._gathering.cut()) and self._changes():
-                gathering = ()  # it is not all that has changed
-        return Outcome(place, upload, traces, error, trace, tuple(warned), changed, gathering)
-
-    def _fingerprint(self) -> Fingerprint:
-        trainer, found = self._clients.trainer, Fingerprint(self._gathering.apart)
-        found.add_module(self._clients.module, metrics=True)
-        found.add("trainer.should_stop", trainer.should_stop)
-        for index, config in enumerate(trainer.lr_scheduler_configs):
-            found.add(f"lr_scheduler_configs[{index}]", config.scheduler.state_dict())
-        return found
-
-    def _changes(self) -> str:
-        if any(logger.touched for logger in self._loggers):
-            return "uses a logger directly"
-        if any(metrics.touched for metrics in self._metrics):
-            return "looks at the trainer's metrics"
-        names = self._before.changes(self._fingerprint())
-        if not names:
-            return ""
-        return f"changes {'metric' if is_metric(self._clients.module, names[0]) else 'attribute'} {names[0]!r}"
+        stops, trainer.should_stop = trainer.should_stop and not stopped, stopped
+        return Outcome(
+            place, upload, left, tuple(self._log.calls), optimizers, stops, error, trace, tuple(warned)
+        )  # fmt: skip
 
 
 class Replays:
-    """Plans rounds for copies of the fit, and lets happen here what happened there.
+    """Lets happen here what happened in a copy.
 
     Args:
         clients: trains the fit's clients.
@@ -148,47 +109,25 @@ class Replays:
     def __init__(self, clients: ClientRunner) -> None:
         self._clients = clients
         self._warned: dict[str, dict[Any, Any]] = {}
-        self._gathering: dict[ListName, None] = {}
 
-    def present(self) -> Fingerprint:
-        """What copies have of the fit and do not hear about when it changes."""
-        clients = self._clients
-        gathered = [find_list(clients.module, name) for name in self._gathering]  # copies need not know what is in it
-        found = Fingerprint([*gathered, *clients.generators])
-        found.add_module(clients.module, metrics=False)
-        found.add_structure(clients.module)
-        for name, value in clients.copies.objects().items():
-            found.add(name, value)
-        return found
-
-    def learn(self, outcome: Outcome) -> bool:
-        """Whether a client that ``changed`` something can be trained by a copy under a new order."""
-        new = [name for name in outcome.gathering if name not in self._gathering]
-        self._gathering |= dict.fromkeys(new)
-        return bool(new)
-
-    def begin_round(self, tasks: Sequence[ClientTask]) -> RoundOrder:
-        """What copies need to train clients of the round from here on."""
-        self._order = RoundOrder(list(tasks), self._clients.copies.round_state(), tuple(self._gathering))
-        return self._order
-
-    def replay(self, outcome: Outcome) -> Upload:
+    def replay(self, task: ClientTask, outcome: Outcome) -> Upload:
         """Takes over a client whose turn it is; its update must be in its row already.
 
         Raises:
             BaseException: what the client's training raised.
         """
-        clients, task = self._clients, self._order.tasks[outcome.place]
+        clients = self._clients
+        assert task.client_id is not None
         for text, category, filename, line in outcome.warned:
             warnings.warn_explicit(text, category, filename, line, registry=self._warned.setdefault(filename, {}))
-        if outcome.traces is not None:
-            assert task.client_id is not None
-            clients.copies.replay(task.client_id, outcome.traces)
+        clients.log_again(outcome.logged)
+        clients.trainer.should_stop = clients.trainer.should_stop or outcome.stops
         if outcome.error is not None:
             raise outcome.error from (_ElsewhereError(outcome.trace) if outcome.trace else None)
         assert outcome.upload is not None
+        clients.optimizers.put_aside(task.client_id, outcome.optimizers)
         clients.rows.received(task.index)
-        return outcome.upload
+        return replace(outcome.upload, left=clients.visits.unpacked(outcome.left))
 
 
 _E = TypeVar("_E", bound=BaseException)

@@ -68,12 +68,6 @@ class Wide(Classifier):
         self.more = torch.nn.Linear(2, 2)
 
 
-class Counts(Classifier):
-    def training_step(self, batch, batch_idx):
-        self.steps = getattr(self, "steps", 0) + 1
-        return super().training_step(batch, batch_idx)
-
-
 def stop(trainer, module):
     trainer.should_stop = True
 
@@ -199,8 +193,6 @@ def main():
     elif KIND == "rows":
         Ranks.transfer = lambda self, sends, receives, number=0: Pending(self, [])
         trained("FedAvg", DEVICES)
-    elif KIND == "counts":
-        trained("FedAvg", DEVICES, module=Counts)
     else:
         trainer, *result = trained("AFL" if KIND == "state" else "FedAvg", DEVICES, ROUNDS, callbacks=[Misbehaves()])
         written(OUT, trainer, {"round": trainer.current_epoch, "result": result})

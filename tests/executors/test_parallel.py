@@ -2,48 +2,44 @@
 """Clients in worker processes: the same bits as one after the other."""
 
 from functools import partial
+from unittest.mock import patch
 
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
 from resuming import ALGORITHMS, Project, SaveAt, assert_equal
 from support import Blobs, Classifier, federated_blobs, fresh, quiet_trainer, weights
 from torch.utils.data import DataLoader, Dataset
-from worker_processes import FORKS, TWO, worker_ids
+from worker_processes import FORKS, TWO
 
 import fl_lightning as fl
-from fl_lightning.executors.parallel.pool import training_order
+from fl_lightning.executors.parallel.pool import WorkerPool, training_order
 
 pytestmark = FORKS
 
 
-class Counted(Callback):
-    """Counts the worker processes that there were."""
+def compare(folder, make_strategy=dict, alone=False, **options):
+    """Fits with clients one after the other and in two workers a round, unless it has one client alone."""
+    outcomes, options, sizes = [], {"rounds": 3, **options}, []
+    start = WorkerPool.start
 
-    def __init__(self) -> None:
-        self.seen: set[int] = set()
+    def counted(pool, target, places):
+        start(pool, target, places)
+        sizes.append(len(pool.processes))
 
-    def on_train_epoch_end(self, trainer, module) -> None:
-        self.seen |= set(worker_ids())
-
-
-def compare(folder, make_strategy=dict, workers=2, **options):
-    """Fits with clients one after the other and in workers, and the number of workers that there were."""
-    outcomes, counted = [], Counted()
-    options = {"rounds": 3, **options}
     for executor in (None, TWO):
         project = Project(strategy={**make_strategy(), "executor": executor}, **options)
-        outcomes.append(project.fit(folder, extra=(counted,) if executor else ()))
+        with patch.object(WorkerPool, "start", counted):
+            outcomes.append(project.fit(folder))
     assert_equal(outcomes[1], outcomes[0], 0)
     assert outcomes[1].strategy.executor_fallback is None
-    assert len(counted.seen) == workers
+    assert sizes == [2] * (0 if alone else outcomes[1].trainer.current_epoch)
     return outcomes
 
 
 # ---- the same bits
 
-QUICK = {"FedAvg": 2, "QFedAvg": 2, "FCFL": 2, "SCAFFOLD": 4, "MOON": 4, "Ditto": 4}
+QUICK = ("FedAvg", "QFedAvg", "FCFL", "SCAFFOLD", "MOON", "Ditto")
 
 
 def some(names, quick):
@@ -53,12 +49,7 @@ def some(names, quick):
 
 @pytest.mark.parametrize("name", some(sorted(ALGORITHMS), QUICK))
 def test_every_method_gives_the_same_bits(tmp_path, name):
-    rule = ALGORITHMS[name]().client_rule()
-    # Workers with a rule that keeps state are made anew in every round.
-    workers = 2 * (2 if rule.overrides("commit", "keep") else 1)
-    assert workers == QUICK.get(name, workers)
-    options = {"norm": True, "log": True, "dropout": 0.3}
-    compare(tmp_path, algorithm=ALGORITHMS[name], rounds=2, options=options, workers=workers)
+    compare(tmp_path, algorithm=ALGORITHMS[name], rounds=2, options={"norm": True, "log": True, "dropout": 0.3})
 
 
 @pytest.mark.parametrize(
@@ -72,25 +63,25 @@ def test_every_method_gives_the_same_bits(tmp_path, name):
 )
 def test_pairs_give_the_same_bits(tmp_path, server, client):
     halves = lambda: {"client": ALGORITHMS[client]()}  # noqa: E731
-    compare(tmp_path, halves, algorithm=ALGORITHMS[server], options={"norm": True}, rounds=2, workers=4)
+    compare(tmp_path, halves, algorithm=ALGORITHMS[server], options={"norm": True}, rounds=2)
 
 
 STRATEGIES = {
-    "kept optimizers": ({"client_optimizer_state": "keep"}, 6),
-    "local steps": ({"local_steps": 7}, 2),
-    "full gradients": ({"full_gradients": True}, 2),
-    "largest buffers": ({"buffers": "largest"}, 2),
-    "attack": ({"attack": fl.attacks.RandomUpdates(clients=(0, 1, 4))}, 2),
-    "drop-outs": ({"sampler": fl.data.AvailabilitySampler(0.9, drop_out=0.3), "clients_per_round": 5}, 2),
-    "server optimizer": ({"server_optimizer": partial(fl.optim.FedAdam, lr=0.1)}, 2),
-    "one client": ({"clients_per_round": 1}, 0),
+    "kept optimizers": {"client_optimizer_state": "keep"},
+    "local steps": {"local_steps": 7},
+    "full gradients": {"full_gradients": True},
+    "largest buffers": {"buffers": "largest"},
+    "attack": {"attack": fl.attacks.RandomUpdates(clients=(0, 1, 4))},
+    "drop-outs": {"sampler": fl.data.AvailabilitySampler(0.9, drop_out=0.3), "clients_per_round": 5},
+    "server optimizer": {"server_optimizer": partial(fl.optim.FedAdam, lr=0.1)},
+    "one client": {"clients_per_round": 1},
 }
 
 
 @pytest.mark.parametrize("name", some(STRATEGIES, ("kept optimizers", "drop-outs", "one client")))
 def test_options_of_the_strategy_make_no_difference(tmp_path, name):
-    strategy, workers = STRATEGIES[name]
-    compare(tmp_path, lambda: strategy, options={"norm": True, "momentum": 0.9}, workers=workers)
+    options = {"norm": True, "momentum": 0.9}
+    compare(tmp_path, lambda: STRATEGIES[name], options=options, alone=name == "one client")
 
 
 TRAINERS = {
@@ -135,46 +126,9 @@ class Talkative(Classifier):
 
 
 def test_logs_counters_hooks_and_schedulers(tmp_path):
-    one, other = compare(tmp_path, module=Talkative, options={"log": True}, rounds=4, workers=4)
+    one, other = compare(tmp_path, module=Talkative, options={"log": True}, rounds=4)
     assert {"size_epoch", "largest", "noise", "sum", "epoch"} <= set(one.trainer.callback_metrics)
     assert other.trainer.global_step == one.trainer.global_step > 0
-
-
-class Asking(L.Callback):
-    """Logs between clients, as callbacks may."""
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        self.log("client", float(batch.client_id))
-        self.log("loss", outputs["loss"], on_step=True, on_epoch=True)
-
-
-def test_callbacks_between_clients_see_the_same(tmp_path):
-    compare(tmp_path, callbacks=lambda folder: [Asking()])
-
-
-class Meddling(L.Callback):
-    """Changes what clients train on, in the middle of a round."""
-
-    def on_train_batch_start(self, trainer, module, batch, batch_idx):
-        module.scale = 1.0 + batch_idx // 2
-
-
-class Scaled(Classifier):
-    scale = 1.0
-
-    def training_step(self, batch, batch_idx):
-        return self.scale * super().training_step(batch, batch_idx)
-
-
-def test_what_callbacks_change_between_clients_counts(tmp_path):
-    compare(tmp_path, module=Scaled, callbacks=lambda folder: [Meddling()], rounds=2, workers=4)
-    module = fresh(Scaled)
-    quiet_trainer(fl.FederatedStrategy(clients_per_round=3, seed=5), 2).fit(module, federated_blobs())
-    meddled = fresh(Scaled)
-    quiet_trainer(fl.FederatedStrategy(clients_per_round=3, seed=5), 2, callbacks=[Meddling()]).fit(
-        meddled, federated_blobs()
-    )
-    assert not torch.equal(weights(module), weights(meddled))
 
 
 class Counting(Dataset):

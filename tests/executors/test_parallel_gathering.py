@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modules that gather in metrics and lists while they train do so in worker processes, with the same bits."""
 
-import contextlib
-import logging
 from collections import defaultdict, deque
 
 import pytest
@@ -221,113 +219,6 @@ def test_with_methods_that_look_at_losses_or_keep_state(tmp_path, name):
     assert compared(tmp_path, Both, algorithm=ALGORITHMS[name]).strategy.executor_fallback is None
 
 
-class ReadsLength(Segmenting):
-    def training_step(self, batch, batch_idx):
-        info = super().training_step(batch, batch_idx)
-        self.log("so_far", float(len(self.training_step_outputs)))
-        return info
-
-
-class ReadsBefore(Segmenting):
-    """Compares with the batch before, which at first is another client's."""
-
-    def training_step(self, batch, batch_idx):
-        info = super().training_step(batch, batch_idx)
-        with contextlib.suppress(IndexError):
-            self.log("change", info["loss"].detach() - self.training_step_outputs[-2]["loss"].detach())
-        return info
-
-
-class ReadsInC(Classifier):
-    """``torch.stack`` takes a list's items without asking the list."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.losses = []
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        self.losses.append(loss.detach())
-        self.log("running", torch.stack(self.losses).mean())
-        return loss
-
-
-class Empties(ReadsInC):
-    def training_step(self, batch, batch_idx):
-        loss = Classifier.training_step(self, batch, batch_idx)
-        self.losses.append(loss.detach())
-        if batch_idx == 2:
-            self.losses.clear()
-        return loss
-
-    def on_train_epoch_end(self):
-        self.log("left", float(len(self.losses)))
-
-
-class Computes(Classifier):
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.seen = torchmetrics.MeanMetric()
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        self.seen.update(loss.detach())
-        self.log("so_far", self.seen.compute())
-        return loss
-
-
-class Wrapped(Computes):
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.seen = torchmetrics.MinMaxMetric(torchmetrics.MeanMetric())
-
-    def training_step(self, batch, batch_idx):
-        loss = Classifier.training_step(self, batch, batch_idx)
-        self.seen.update(loss.detach())
-        return loss
-
-    def on_train_epoch_end(self):
-        self.log_dict(self.seen.compute())
-
-
-class Unregistered(Classifier):
-    """Metrics that are no submodules."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.seen = {"loss": torchmetrics.MeanMetric()}
-
-    def training_step(self, batch, batch_idx):
-        loss = Classifier.training_step(self, batch, batch_idx)
-        self.seen["loss"].update(loss.detach())
-        return loss
-
-    def on_train_epoch_end(self):
-        self.log("seen", self.seen["loss"].compute())
-
-
-class Counts(Wrapped):
-    """A metric with more than its states."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-
-        class Calls(torchmetrics.SumMetric):
-            calls = 0
-
-            def update(self, value):
-                self.calls += 1
-                super().update(value)
-
-            def compute(self):
-                return super().compute() / self.calls
-
-        self.seen = Calls()
-
-    def on_train_epoch_end(self):
-        self.log("seen", self.seen.compute())
-
-
 class Sum(torchmetrics.Metric):
     """Somebody's own: adds once."""
 
@@ -342,22 +233,7 @@ class Sum(torchmetrics.Metric):
         return self.total
 
 
-class OneByOne(Sum):
-    """Adds number after number, so it matters for rounding what is there already."""
-
-    def update(self, values):
-        for value in values:
-            self.total += value
-
-
-class Fading(Sum):
-    """Forgets."""
-
-    def update(self, values):
-        self.total = 0.9 * self.total + values.sum()
-
-
-class WithOwn(Wrapped):
+class WithOwn(Classifier):
     kind = Sum
 
     def __init__(self, **options):
@@ -373,35 +249,5 @@ class WithOwn(Wrapped):
         self.log("seen", self.seen.compute())
 
 
-class WithOneByOne(WithOwn):
-    kind = OneByOne
-
-
-class WithFading(WithOwn):
-    kind = Fading
-
-
-IN_TURN = {
-    WithOneByOne: "updates metric 'seen', which looks at what it holds already",
-    WithFading: "updates metric 'seen', which looks at what it holds already",
-    ReadsLength: "reads list 'training_step_outputs', which it adds to",
-    ReadsBefore: "reads list 'training_step_outputs', which it adds to",
-    ReadsInC: "reads list 'losses', which it adds to",
-    Empties: "reads list 'losses', which it adds to",
-    Computes: "computes metric 'seen' in a step",
-    Wrapped: "changes metric 'seen._base_metric'",
-    Unregistered: "changes attribute 'seen'",
-    Counts: "changes attribute 'seen.calls'",
-}
-
-
 def test_metrics_of_ones_own(tmp_path):
     assert compared(tmp_path, WithOwn).strategy.executor_fallback is None
-
-
-@pytest.mark.parametrize("module", some(IN_TURN, (WithOneByOne, ReadsInC, Computes)))
-def test_what_others_have_gathered_is_seen_in_turn_alone(tmp_path, caplog, module):
-    with caplog.at_level(logging.INFO):
-        reason = compared(tmp_path, module).strategy.executor_fallback
-    assert IN_TURN[module] in reason
-    assert sum(reason in record.getMessage() for record in caplog.records) == 1

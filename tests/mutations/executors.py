@@ -11,7 +11,7 @@ pool = In(
 )
 runner = In(
     "fl_lightning/executors/parallel/runner.py",
-    f"{WORKERS} tests/executors/test_parallel.py -k 'frozen or dies or dropped or between_clients or that_change'",
+    f"{WORKERS} tests/executors/test_parallel.py -k 'frozen or dies or dropped or that_change'",
 )
 worker = In(
     "fl_lightning/executors/parallel/worker.py",
@@ -27,10 +27,10 @@ executor = In(
     "tests/executors/test_aligned_rows.py tests/executors/test_parallel.py -k boundaries",
 )
 visits = In("fl_lightning/training/visits.py", f"tests/training/test_visits.py {WORKERS}")
-present = In(
-    "fl_lightning/training/visits.py",
-    f"{WORKERS} tests/executors/test_parallel.py -k 'between_clients or that_change'",
-)
+VISITS = "tests/training/test_module_visits.py"
+module_visits = In("fl_lightning/training/module_visits.py", VISITS)
+kept = In("fl_lightning/core/kept_objects.py", VISITS)
+banks = In("fl_lightning/training/memory_banks.py", "tests/training/test_memory_banks.py")
 FAILURES = "tests/executors/test_rank_failures.py"
 ranked = In("fl_lightning/executors/ranks.py", f"{FAILURES} -k 'between and script'")
 compared = In("fl_lightning/simulation/fit.py", f"{FAILURES} -k 'state and script'")
@@ -48,25 +48,29 @@ MUTATIONS = [
     pool("a full queue is not filled up", "        if self._waiting:\n            self._feed()\n", ""),
     pool("a part of a place goes into the queue", "self._waiting[:4096]", "self._waiting[:4095]"),
     runner("what one worker found frozen is forgotten", "self._frozen or message.frozen", "message.frozen"),
-    present("another structure of the module is not noticed", "        found.add_structure(clients.module)\n", ""),
-    present("data that workers lack are not noticed", "            found.add(name, value)\n", "            pass\n"),
-    runner(
-        "callbacks between clients are not looked for",
-        "self._under_way and self._changes_between and self._is_stale()",
-        "False",
+    worker("what is left at the end is not sent", "        self._send()\n        messages", "        messages"),
+    module_visits("metrics are not emptied", "            before.reset()\n", "            pass\n"),
+    module_visits("metrics are not put back", "            before.put_back()\n", "            pass\n"),
+    module_visits("attributes are not put back", "            kept.put(kept.content)\n", "            pass\n"),
+    module_visits("what callbacks change is not seen", "        if not self._pinned:\n", "        if False:\n"),
+    module_visits("any client's attributes are taken", "        if is_chosen:\n", "        if True:\n"),
+    module_visits("views stay views", "return plain.detach().clone()", "return plain"),
+    module_visits(
+        "new lists are of one client", "        new.setdefault(key, type(items)()).extend(items)", "        pass"
     ),
-    runner("clients are taken from the front again", "range(first, len(self._tasks))", "range(len(self._tasks))"),
-    worker(
-        "a worker whose module has changed goes on",
-        "self._broken = bool(outcome.changed)",
-        "self._broken = False",
-        unseen="the parent ends it at that message, whatever it trains meanwhile",
+    kept("a full deque has not grown", "range(len(before) + 1 if full else 1)", "range(1)"),
+    kept("what is new is not taken away", "[n for n in now if n not in content]", "[]"),
+    kept("slots are not looked at", "return {**slots, **", "return {**"),
+    kept("dictionaries have no attributes", '*((Names,) if hasattr(value, "__dict__") else ()))', ")"),
+    kept("keys do not count", "all(map(is_, now, then)) and ", ""),
+    kept(
+        "tensors of other shapes do not come back", "            self.value.data = content.clone()", "            pass"
     ),
-    worker(
-        "what is left at the end is not sent",
-        "        self._send()\n        distrusted",
-        "        distrusted",
-    ),
+    banks("columns are not looked at", "{0, old.dim() - 1}", "{0}"),
+    banks("a bank is one wherever its pointer is", "all(within for row", "any(within for row"),
+    banks("no pointer goes several times around", '"perhaps" if', '"no" if'),
+    banks("every counter is a pointer", "% length == 0 else", "% length >= 0 else"),
+    banks("one client's word is enough", 'if "no" not in given', 'if "yes" in given'),
     process("children of workers outlive them", "os.killpg(worker.pid, signal.SIGKILL)", "pass"),
     process("Ctrl-C reaches workers", "    os.setpgid(0, 0)\n", ""),
     process("workers use all threads", "    torch.set_num_threads(1)", "    pass"),
@@ -85,10 +89,7 @@ MUTATIONS = [
         "        for text, category, filename, line in outcome.warned:",
         "        for text, category, filename, line in ():",
     ),
-    visits(
-        "failed clients leave nothing behind",
-        "        if outcome.traces is not None:\n",
-        "        if outcome.traces is not None and outcome.error is None:\n",
-    ),
+    visits("failed clients log nothing", "clients.log_again(outcome.logged)", "clients.log_again(())"),
+    visits("nobody hears of a wish to stop", " or outcome.stops", ""),
     visits("a client is not undone", "clients.restore(failed=error is not None)", "pass"),
 ]

@@ -197,11 +197,11 @@ def test_batch_norm_under_each_policy_equals_a_plain_loop(policy):
 
 
 class Watching(Classifier):
-    """Notes the buffers that each client's first batch meets, and fails where told."""
+    """Notes the buffers that each client's first batch meets, in its class, and fails where told."""
 
     def __init__(self, fail=()):
         super().__init__(norm=True)
-        self.fail, self.started = fail, []
+        self.fail, Watching.started = fail, []
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def training_step(self, batch, batch_idx):

@@ -48,19 +48,16 @@ class ElsewhereRunner(CohortRunner):
 
     def train(self, task):
         if self._outcomes is None:
-            self._outcomes = self._from_child(self._replays.begin_round(self._tasks))
-        outcome = self._outcomes.pop()
-        return self._replays.replay(outcome)
+            self._outcomes = self._from_child()
+        return self._replays.replay(task, self._outcomes.pop())
 
-    def _from_child(self, order):
-        order, params = pickle.dumps(order), self._clients.global_params.clone()
+    def _from_child(self):
+        self._clients.visits.look()
         child = os.fork()
         if child == 0:
-            visits, order = Visits(self._clients), pickle.loads(order)
+            visits, tasks = Visits(self._clients), list(enumerate(self._tasks))
             with visits.recording():
-                self._clients.copies.load_round_state(order.state, params)
-                visits.begin_round(order)
-                outcomes = [visits.visit(place) for place in reversed(range(len(self._tasks)))]
+                outcomes = [visits.visit(task, place) for place, task in reversed(tasks)]
             self._path.write_bytes(pickle.dumps(outcomes))
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
@@ -114,23 +111,3 @@ def test_an_error_is_raised_at_its_clients_turn(tmp_path):
         fit(module, 1, executor=Elsewhere(tmp_path))
     assert 'raise LookupError("the second client")' in str(raised.value.__cause__.__cause__)
     assert torch.equal(weights(module), weights(fresh(Fails)))
-
-
-class Notes(Classifier):
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.losses = {}
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        self.losses[batch_idx] = float(loss.detach())
-        return loss
-
-
-def test_what_a_client_changes_elsewhere_is_named(tmp_path, monkeypatch):
-    def refuse(replays, outcome):
-        raise RuntimeError(outcome.changed)
-
-    monkeypatch.setattr(Replays, "replay", refuse)
-    with pytest.raises(fl.ClientError, match="changes attribute 'losses'"):
-        fit(fresh(Notes), 1, executor=Elsewhere(tmp_path))

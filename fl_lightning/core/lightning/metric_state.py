@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ class MetricState:
     def __init__(self, metric: Metric) -> None:
         self._metric = metric
         self._state: State = read_state(metric)
-        self._updates = metric._update_count
+        self._updates, self._value = metric._update_count, metric._forward_cache
 
     def reset(self) -> None:
         """Empties the metric; what it had accumulated is kept here."""
@@ -48,6 +48,7 @@ class MetricState:
     def put_back(self) -> None:
         """Gives the metric the saved state instead of what it has accumulated since."""
         write_state(self._metric, self._state, self._updates)
+        self._metric._forward_cache = self._value
 
     def merge_back(self) -> None:
         """Adds the saved state to what the metric has accumulated since."""
@@ -93,6 +94,52 @@ def is_mergeable(metric: Metric) -> bool:
     if any(isinstance(module, Metric) for module in metric.modules() if module is not metric):
         return False
     return all(reduction is dim_zero_mean or reduction in _MERGES for reduction in metric._reductions.values())
+
+
+class MetricShare(NamedTuple):
+    """What one client has added to an empty metric.
+
+    Attributes:
+        state: its states.
+        updates: by how many updates.
+        value: what ``forward`` gave last; ``None`` if it was not called.
+    """
+
+    state: State
+    updates: int
+    value: Any
+
+    @classmethod
+    def of(cls, metric: Metric) -> MetricShare:
+        """What a metric holds; without graphs."""
+        state = read_state(metric)
+        plain = {k: [t.detach() for t in v] if isinstance(v, list) else v.detach() for k, v in state.items()}
+        return cls(plain, metric._update_count, metric._forward_cache)
+
+    def add_to(self, metric: Metric) -> None:
+        """Joins it with what the metric holds, which comes first."""
+        before = MetricState(metric)
+        if self.updates:
+            write_state(metric, self.state, self.updates)
+            before.merge_back()
+        if self.value is not None:
+            metric._forward_cache = self.value
+
+
+def joins_clients(metric: Metric) -> bool:
+    """Whether what clients add to empty metrics can be joined: the metric itself says so.
+
+    Means of states, which torchmetrics weighs by updates, would round otherwise than in one metric. An update that
+    asks for the full state is another one on an empty metric, unless it looks for the largest or the smallest value.
+    """
+    reductions = set(metric._reductions.values())
+    looks_back = bool(metric.full_state_update) and not reductions <= {dim_zero_max, dim_zero_min}
+    return is_mergeable(metric) and dim_zero_mean not in reductions and not looks_back
+
+
+def updates_of(metric: Metric) -> int:
+    """How often a metric and those that it wraps were updated since they were emptied."""
+    return sum(part._update_count for part in metric.modules() if isinstance(part, Metric))
 
 
 def beside_states(metric: Metric) -> dict[str, Any]:

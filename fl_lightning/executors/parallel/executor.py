@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.aligned import padded
-from fl_lightning.core.lightning.inspection import profiler_of, step_hook_of
+from fl_lightning.core.lightning.inspection import profiler_of, step_hook_of, users_callback
 from fl_lightning.executors.base import CohortRunner, Executor
 from fl_lightning.executors.parallel import messages
 from fl_lightning.executors.parallel.runner import ParallelRunner
@@ -24,14 +24,9 @@ from fl_lightning.training.client_runner import ClientRunner
 class Parallel(Executor):
     """Trains several clients at a time in worker processes, on the CPU of a Linux machine.
 
-    Weights, losses, logged values and states are those of :class:`Sequential` on one thread, bit for bit. Each worker
-    is a copy of this process (fork) with one thread. Workers stay from round to round. New ones replace them if their
-    copies are out of date: attributes of the module, the data, or the state of the method's client half have changed.
-    Only the update matrix and the global parameters lie in shared memory.
-
-    What clients add to metric objects and lists of the module is added here in cohort order. Some training changes
-    other objects of this process: counters in the module, loggers. From the first client that does so, the fit trains
-    sequentially and logs the reason. This client's result is discarded and recomputed.
+    Weights, losses, logged values and states are those of :class:`Sequential` on one thread, bit for bit. The workers
+    of a round are copies of this process as it is then (fork), with one thread each. Only the update matrix lies in
+    shared memory. What clients leave behind is joined here, in cohort order.
 
     Args:
         workers: processes; ``None``: one for every processor core that this process may use.
@@ -62,10 +57,13 @@ class Parallel(Executor):
         hook = step_hook_of(trainer.callbacks)  # type: ignore[attr-defined]
         if hook is not None:
             return f"{hook} would run in worker processes"
-        return rule.obstacle()
+        between = users_callback(trainer.callbacks, "on_train_batch_start", "on_train_batch_end")  # type: ignore[attr-defined]
+        if between is not None:
+            return f"worker processes would not see what {type(between).__name__} does between two clients"
+        return rule.obstacle() or next(iter(clients.visits.in_turn()), None)
 
     def runner(self, clients: ClientRunner) -> CohortRunner:
-        """Forks when the first client of the first round is asked for."""
+        """Forks when the first client of a round is asked for."""
         return ParallelRunner(clients, self.workers or len(os.sched_getaffinity(0)), self.timeout)
 
     def rows(self, number: int, like: Tensor) -> Tensor:

@@ -34,25 +34,25 @@ class WorkerPool:
         self._size = size
         self._workers: dict[int, WorkerProcess] = {}
         self._queue: tuple[int, int] | None = None
+        self._ending: list[WorkerProcess] = []
         self._selector = selectors.DefaultSelector()
         self._waiting = b""
         self._lock = threading.Lock()  # nobody is killed whose id another process may have by now
         self.busy: set[int] = set()
-
-    def __bool__(self) -> bool:
-        """Whether all workers are there and alive, as far as is known."""
-        return len(self._workers) == self._size
 
     @property
     def processes(self) -> list[int]:
         """Ids of the workers."""
         return [worker.pid for worker in self._workers.values()]
 
-    def start(self, target: Target) -> None:
-        """Makes new workers, which are copies of this process as it is now."""
+    def start(self, target: Target, places: Sequence[int]) -> None:
+        """Makes new workers, which are copies of this process as it is now, and queues places for them."""
         self.stop()
         reading, writing = self._queue = os.pipe()
         os.set_blocking(writing, False)
+        numbers = [*places, *[STOP] * self._size]
+        self._waiting = b"".join(number.to_bytes(4, "little", signed=True) for number in numbers)
+        self._feed()
 
         def run(index: int, channel: Connection) -> None:
             os.close(writing)
@@ -64,19 +64,7 @@ class WorkerPool:
                 self._workers.values(),
             )
             self._selector.register(worker.channel, selectors.EVENT_READ, index)
-
-    def begin(self, job: object, places: Sequence[int]) -> None:
-        """Sends every worker the job and queues the places.
-
-        Raises:
-            OSError: a worker is gone.
-        """
-        self.busy = set(self._workers)
-        for worker in self._workers.values():
-            messages.send(worker.channel, job)
-        numbers = [*places, *[STOP] * len(self._workers)]
-        self._waiting = b"".join(number.to_bytes(4, "little", signed=True) for number in numbers)
-        self._feed()
+            self.busy.add(index)
 
     def _feed(self) -> None:
         """Fills the queue, which holds some thousand places."""
@@ -111,13 +99,19 @@ class WorkerPool:
             if index in self._workers:
                 process.kill(self._workers[index])
 
-    def stop(self) -> None:
-        """Ends all workers at once."""
+    def release(self) -> None:
+        """Lets workers that are done end by themselves: a large process takes milliseconds to go away."""
         with self._lock:
             workers, self._workers = self._workers, {}
         for worker in workers.values():
             self._selector.unregister(worker.channel)
-        process.stop(workers.values())
+            self._ending.append(worker)
+
+    def stop(self) -> None:
+        """Ends all workers at once, and waits until they are gone."""
+        self.release()
+        process.stop(self._ending)
+        self._ending = []
         self.busy, self._waiting = set(), b""
         if self._queue is not None:
             for descriptor in self._queue:

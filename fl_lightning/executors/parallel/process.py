@@ -28,6 +28,15 @@ class WorkerProcess:
     channel: Connection
 
 
+def expect_forks() -> None:
+    """Silences Python 3.12's warning of threads that do not exist in copies, which use none of them.
+
+    Once per fit: warnings that are shown once would be shown again after every change of the filters.
+    """
+    if sys.version_info >= (3, 12):
+        warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
+
+
 def start(target: Callable[[Connection], None], others: Iterable[WorkerProcess]) -> WorkerProcess:
     """Forks a process that runs ``target`` with its end of the channel and ends.
 
@@ -39,10 +48,7 @@ def start(target: Callable[[Connection], None], others: Iterable[WorkerProcess])
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
-    with warnings.catch_warnings():
-        # From Python 3.12 on: threads other than this one do not exist in the copy, which uses none of them.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
+    pid = os.fork()
     if pid > 0:
         theirs.close()
         return WorkerProcess(pid, ours)

@@ -9,18 +9,16 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from fl_lightning.core.fingerprint import Fingerprint
 from fl_lightning.core.lightning.epoch_loop import ClientTask
-from fl_lightning.core.lightning.inspection import users_callback
-from fl_lightning.core.lightning.names import Callback, rank_zero_info
+from fl_lightning.core.lightning.names import rank_zero_info
 from fl_lightning.executors.base import CohortRunner
-from fl_lightning.executors.parallel import messages
+from fl_lightning.executors.parallel import messages, process
 from fl_lightning.executors.parallel.pool import WorkerPool, training_order
 from fl_lightning.executors.parallel.watchdog import Watchdog
 from fl_lightning.executors.parallel.worker import STOP, RoundDone, Worker, WorkerReady
 from fl_lightning.training.client_runner import ClientRunner
 from fl_lightning.training.upload import Upload
-from fl_lightning.training.visits import Outcome, Replays, RoundOrder
+from fl_lightning.training.visits import Outcome, Replays
 
 _ATTEMPTS = 3
 
@@ -33,7 +31,8 @@ class ParallelRunner(CohortRunner):
     """Lets workers train the clients of a round, and hands over in order what they left behind.
 
     This process trains no client itself while workers can. A worker's result has no effect here before the client's
-    turn, so the fit can continue without workers from any client on.
+    turn, and every visit begins with the module as the round found it: where no worker can be made, this process
+    trains the clients that are left.
 
     Args:
         clients: trains single clients; every worker has a copy of it.
@@ -47,14 +46,10 @@ class ParallelRunner(CohortRunner):
         self._since = messages.shared((self._workers,), torch.float64)  # and since when
         self._watchdog = Watchdog(self._pool, self._since, timeout)
         weakref.finalize(self, _end, self._watchdog, self._pool)
-        self._params = messages.shared(tuple(clients.global_params.shape), clients.global_params.dtype)
         self._places = messages.shared((self._workers,), torch.int64)  # what each worker is at
-        self._copied: Fingerprint | None = None  # of what is in the workers' copies
         self._replays = Replays(clients)
-        self._order: RoundOrder | None = None
         self._said: set[str] = set()
-        callbacks: list[Callback] = clients.trainer.callbacks  # type: ignore[attr-defined]
-        self._changes_between = users_callback(callbacks, "on_train_batch_start", "on_train_batch_end") is not None
+        process.expect_forks()
         self.begin_round([])
 
     @property
@@ -79,8 +74,6 @@ class ParallelRunner(CohortRunner):
         if self.fallback is not None or len(self._tasks) < 2:
             return self._clients.train(task)
         try:
-            if self._under_way and self._changes_between and self._is_stale():
-                self._discard()  # a callback has changed what the remaining clients train on
             with self._watchdog.waiting():
                 if not self._under_way:
                     self._send_out()
@@ -94,7 +87,7 @@ class ParallelRunner(CohortRunner):
             raise
         if not self._under_way:
             return self._clients.train(task)
-        return self._accept(task, self._results.pop(self._turn))
+        return self._replays.replay(task, self._results.pop(self._turn))
 
     def end_round(self) -> str | None:
         """Waits until all workers are idle.
@@ -109,11 +102,10 @@ class ParallelRunner(CohortRunner):
         with self._watchdog.waiting():
             while self._under_way and self._pool.busy:
                 self._listen()
-        self._under_way = False
+        self._pool.release()
+        self._results, self._under_way = {}, False
         if self._frozen:
             raise ValueError(self._frozen)
-        if self._distrusted is not None:
-            self._pool.stop()  # new ones hear of it
         return self._distrusted or self._clients.check_plans()
 
     def close(self) -> None:
@@ -129,63 +121,38 @@ class ParallelRunner(CohortRunner):
 
     def _send_out(self) -> None:
         """Lets workers begin with the client whose turn it is and those after it."""
-        clients, first = self._clients, self._turn
-        present = self._replays.present()
-        if clients.copies.go_stale or self._copied is None or self._copied.changes(present):
-            self._pool.stop()
-        self._copied = present
-        self._params.copy_(clients.global_params)
-        self._costs = [clients.planned_cost(task) for task in self._tasks]
-        self._order = self._replays.begin_round(self._tasks)
-        self._hand_out(range(first, len(self._tasks)))
+        self._costs = [self._clients.planned_cost(task) for task in self._tasks]
+        self._clients.visits.look()  # workers and this process give objects the same numbers
+        self._hand_out(range(self._turn, len(self._tasks)))
         self._under_way = True
 
     def _hand_out(self, places: Sequence[int]) -> None:
         places = [places[i] for i in training_order([self._costs[place] for place in places], self._workers)]
         self._places.fill_(STOP)
         self._watchdog.begin()
-        if self._pool:
-            try:
-                self._pool.begin(self._order, places)
-                return
-            except OSError:
-                pass  # somebody has died since the last round
-        self._pool.start(self._run)
-        self._pool.begin(self._order, places)
+        self._pool.start(self._run, places)
 
     def _run(self, index: int, channel: Connection, queue: int) -> None:
-        Worker(
-            self._clients, self._params, self._places[index : index + 1], self._since[index : index + 1], channel, queue
-        ).serve()
-
-    def _is_stale(self) -> bool:
-        moved = not torch.equal(self._params, self._clients.global_params)
-        return moved or self._copied is None or bool(self._copied.changes(self._replays.present()))
+        mine = slice(index, index + 1)
+        Worker(self._clients, self._tasks, self._places[mine], self._since[mine], channel, queue).serve()
 
     # ---- work in
 
     def _listen(self) -> None:
         """Waits for one message or more."""
-        order = self._order
         for index, message in self._pool.messages():
             if isinstance(message, WorkerReady):
                 if message.obstacle:
                     self._fall_back(f"worker processes cannot train here ({message.obstacle})")
+                    return
             elif isinstance(message, RoundDone):
                 self._frozen = self._frozen or message.frozen
                 self._distrusted = self._distrusted or message.distrusted
                 self._say(message.notes)
-            elif not isinstance(message, Outcome):
-                self._fail_client_of(index, message)
-            elif message.changed and self._replays.learn(message):
-                self._discard()  # what clients without a turn may have read there is out of date
-                self._send_out()
-            elif message.changed:
-                self._fall_back(f"{type(self._clients.module).__name__} {message.changed}")
-            else:
+            elif isinstance(message, Outcome):
                 self._results[message.place] = message
-            if not self._under_way or self._order is not order:
-                return
+            else:
+                self._fail_client_of(index, message)
         if self._pool.busy:
             return
         left = [place for place in range(max(self._turn, 0), len(self._tasks)) if place not in self._results]
@@ -194,7 +161,6 @@ class ParallelRunner(CohortRunner):
             self._left = len(left)
             if self._attempts > _ATTEMPTS:
                 raise WorkerDiedError(f"worker processes end before they train a client, {_ATTEMPTS} times in a row")
-            self._pool.stop()
             self._hand_out(left)
 
     def _say(self, notes: Sequence[str]) -> None:
@@ -219,10 +185,6 @@ class ParallelRunner(CohortRunner):
         self._discard()
         self.fallback = reason
         rank_zero_info(f"Parallel trains this fit's clients one after the other from now on: {reason}")
-
-    def _accept(self, task: ClientTask, outcome: Outcome) -> Upload:
-        """Lets everything happen here that happened in the worker."""
-        return self._replays.replay(outcome)
 
 
 def _end(watchdog: Watchdog, pool: WorkerPool) -> None:

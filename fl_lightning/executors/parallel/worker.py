@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens in a worker process: rounds arrive, clients are trained, what they left behind is sent."""
+"""What happens in a worker process: clients of a round are trained, and what they leave behind is sent."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ import os
 import pickle
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import torch
 from torch import Tensor
 
+from fl_lightning.core.errors import ModuleError
+from fl_lightning.core.lightning.epoch_loop import ClientTask
 from fl_lightning.executors.parallel import messages
 from fl_lightning.training.client_runner import ClientRunner
-from fl_lightning.training.visits import Outcome, RoundOrder, Visits
+from fl_lightning.training.visits import Outcome, Visits
 
 STOP = -1
 _MOMENT = 0.02  # seconds
@@ -49,7 +52,7 @@ class Worker:
 
     Args:
         clients: the copy of what trains clients.
-        params: shared memory with the global parameters of a round.
+        tasks: the round's clients.
         current: shared memory, one number: the place that is in training.
         since: shared memory, one number: when that began, by ``time.monotonic()``.
         channel: to the parent.
@@ -57,40 +60,37 @@ class Worker:
     """
 
     def __init__(
-        self, clients: ClientRunner, params: Tensor, current: Tensor, since: Tensor, channel: Connection, tokens: int
+        self,
+        clients: ClientRunner,
+        tasks: Sequence[ClientTask],
+        current: Tensor,
+        since: Tensor,
+        channel: Connection,
+        tokens: int,
     ) -> None:
-        self._clients, self._params, self._current, self._since = clients, params, current, since
+        self._clients, self._tasks, self._current, self._since = clients, tasks, current, since
         self._channel, self._tokens = channel, tokens
-        self._broken = False
         self._held: list[Outcome] = []
         self._sent = 0.0
         self._notes: list[str] = []
 
     def serve(self) -> None:
-        """Trains clients until the parent is gone."""
-        messages.send(self._channel, WorkerReady(can_train()))
+        """Trains clients until none is left."""
+        obstacle = can_train()
+        messages.send(self._channel, WorkerReady(obstacle))
+        if obstacle:
+            return
         if self._clients.plans is not None:
             self._clients.plans.announce = self._notes.append
         visits = Visits(self._clients)
-        with visits.recording():
-            while True:
-                self._round(visits)
-
-    def _round(self, visits: Visits) -> None:
-        order: RoundOrder = messages.receive(self._channel)
-        self._clients.copies.load_round_state(order.state, self._params)
-        visits.begin_round(order)
         self._sent = time.perf_counter()
-        while (place := self._next()) != STOP:
-            self._turn_to(place)
-            # Once something has changed here, clients would not be what they are in the parent.
-            if not self._broken:
-                self._finish(visits.visit(place))
-            self._turn_to(STOP)
+        with visits.recording():
+            while (place := self._next()) != STOP:
+                self._turn_to(place)
+                self._finish(visits.visit(self._tasks[place], place))
+                self._turn_to(STOP)
         self._send()
-        distrusted = None if self._broken else self._clients.check_plans()
-        notes, self._notes[:] = tuple(self._notes), []
-        messages.send(self._channel, RoundDone(self._frozen(), distrusted, notes))
+        messages.send(self._channel, RoundDone(self._frozen(), self._clients.check_plans(), tuple(self._notes)))
 
     def _turn_to(self, place: int) -> None:
         self._since.fill_(time.monotonic())
@@ -105,8 +105,7 @@ class Worker:
     def _finish(self, outcome: Outcome) -> None:
         """Sends it now, or with the next if clients take a moment only: the parent shares the processors."""
         self._held.append(outcome)
-        self._broken = bool(outcome.changed)
-        if self._broken or outcome.error is not None or time.perf_counter() - self._sent > _MOMENT:
+        if outcome.error is not None or time.perf_counter() - self._sent > _MOMENT:
             self._send()
 
     def _send(self) -> None:
@@ -117,9 +116,9 @@ class Worker:
             try:
                 messages.send(self._channel, outcome)
             except (pickle.PicklingError, TypeError, AttributeError) as error:  # noqa: PERF203
-                self._broken = True
-                reason = f"leaves something behind that cannot be sent to another process ({error})"
-                messages.send(self._channel, Outcome(outcome.place, changed=reason))
+                reason = f"what clients log or send must be something that can be pickled, found {error}"
+                failed = ModuleError(f"{reason}: use executor=Sequential()")
+                messages.send(self._channel, Outcome(outcome.place, error=failed))
 
     def _frozen(self) -> str:
         try:
