@@ -28,12 +28,17 @@ def floating(name: str, tensor: Tensor, shape: tuple[int | None, ...], beside: T
         raise ValueError(f"{name} must be on the rows' device {beside.device}, found {tensor.device}")
 
 
-def check_shape(name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> None:
-    """Requires a tensor of a shape; None stands for any size."""
+def dense(name: str, tensor: Tensor) -> None:
+    """Requires a tensor with a place in memory for each element."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a tensor, found {type(tensor).__name__}")
     if tensor.is_nested or tensor.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor, found {shown(tensor)}")
+
+
+def check_shape(name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> None:
+    """Requires a tensor of a shape; None stands for any size."""
+    dense(name, tensor)
     found = tensor.shape
     if len(found) != len(shape) or any(
         want is not None and want != have for want, have in zip(shape, found, strict=True)

@@ -131,7 +131,7 @@ def common_descent(
 
 
 def _square(name: str, gram: Tensor) -> None:
-    _check.check_shape(name, gram, (None, None, None))
-    if gram.shape[1] != gram.shape[2] or gram.shape[1] == 0:
+    _check.dense(name, gram)
+    if gram.dim() != 3 or gram.shape[1] != gram.shape[2] or gram.shape[1] == 0:
         raise ValueError(f"{name} must have shape [B, k, k] with k >= 1, found {list(gram.shape)}")
     _check.check_dtype(name, gram, torch.float64)

@@ -43,7 +43,10 @@ def layer_gram(rows: Tensor, offsets: Tensor, total_columns: int | None = None) 
 
 def layer_squares(rows: Tensor, offsets: Tensor, total_columns: int | None = None) -> Tensor:
     """See :func:`fl_lightning.ops.layer_squares`."""
-    return torch.cat([layer_gram(row, offsets, total_columns) for row in torch.split(rows, 1)], 1)[:, :, 0]
+    squares = _zeros(rows, offsets.shape[0] - 1, rows.shape[0])
+    for place in range(rows.shape[0]):
+        squares[:, place] = layer_gram(rows[place : place + 1], offsets, total_columns)[:, 0, 0]
+    return squares
 
 
 def layer_cross_gram(rows: Tensor, others: Tensor, offsets: Tensor, total_columns: int | None = None) -> Tensor:

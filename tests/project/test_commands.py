@@ -157,6 +157,7 @@ class Reader:
         elif words[0] == "-m":
             path = ROOT / words[1].replace(".", "/")
             path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+            self.patch.delitem(sys.modules, f"{words[1]}.__main__", raising=False)  # imported by another test
             self.reads_arguments(self.file(path), words[2:], lambda: runpy.run_module(words[1], run_name="__main__"))
         elif words[0] not in READERS_OWN:
             path = self.file(words[0])

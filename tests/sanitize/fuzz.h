@@ -94,6 +94,7 @@ void same_bits_twice(std::initializer_list<Buffer*> results, const std::function
 
 // One random call each; the number of calls of the kernel that were made.
 int64_t layer_gram();
+int64_t layer_squares();
 int64_t layer_cross_gram();
 int64_t layer_chosen_gram();
 int64_t layer_dots();

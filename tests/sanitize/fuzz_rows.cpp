@@ -94,6 +94,28 @@ int64_t layer_chosen_gram() {
   return 1;
 }
 
+int64_t layer_squares() {
+  const int64_t m = any_rows(), n = any_columns(m);
+  describe("layer_squares", m, n);
+  const DType dtype = any_dtype();
+  const Values values = any_values(dtype);
+  const Rows rows(m, n, dtype, values);
+  const Offsets offsets(n);
+  Buffer squares(offsets.layers.count * m, 8);
+  const auto run = [&](ParallelFor parallel) {
+    cpu::layer_squares(rows.matrix, offsets.layers, squares.as<double>(), parallel);
+  };
+  if (values == Values::bits) return same_bits_twice({&squares}, run), 2;
+  run(any_parallel());
+  for (int64_t l = 0; l < offsets.layers.count; ++l) {
+    for (int64_t i = 0; i < m; ++i) {
+      const double wanted = product(rows, i, rows, i, offsets[l], offsets[l + 1]);
+      check("squares", l * m + i, squares.as<double>()[l * m + i], wanted);
+    }
+  }
+  return 1;
+}
+
 int64_t layer_dots() {
   const int64_t m = any_rows(), n = any_columns(m);
   describe("layer_dots", m, n);

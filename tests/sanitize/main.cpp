@@ -26,6 +26,7 @@ struct Op {
 
 Op ops[] = {
     {"layer_gram", fuzz::layer_gram, 3},
+    {"layer_squares", fuzz::layer_squares, 1},
     {"layer_cross_gram", fuzz::layer_cross_gram, 3},
     {"layer_chosen_gram", fuzz::layer_chosen_gram, 3},
     {"layer_dots", fuzz::layer_dots, 2},

@@ -24,7 +24,7 @@ def project(algorithm: str, every_client: bool = False, module: type[Classifier]
         ALGORITHMS[algorithm],
         module,
         OPTIONS,
-        strategy={"client_optimizer_state": "keep"},
+        strategy={} if ALGORITHMS[algorithm]().needs.full_gradients else {"client_optimizer_state": "keep"},
         callbacks=lambda folder: [ModelCheckpoint(folder, save_top_k=-1), *(callback(folder) for callback in others)],
     )
 

@@ -111,7 +111,7 @@ def test_what_is_no_loss_is_refused_on_both_paths(how, found, path):
         assert isinstance(caught.value.__cause__, MisconfigurationException)
 
 
-@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`", "ignore:.* trained nothing:UserWarning")
 @both_paths
 def test_a_loss_in_a_dict_trains_and_none_skips(path):
     plain = fit(rounds=1, **PATHS[path]).module

@@ -408,7 +408,7 @@ def test_usable_uploads_are_gathered_and_the_others_have_reasons():
     rows.take_companions(3, {"control": torch.tensor([1.0, math.inf, 0.0])})
     rows.take_companions(4, {"control": torch.ones(3)})
     reasons = {}
-    got = usable(uploads, rows, bank, ClientRule(), lambda a, why: reasons.update({a.client_id: why}))
+    got = usable(uploads, rows, bank, ClientRule(), lambda a, why, others: reasons.update({a.client_id: why}))
     assert [a.client_id for a in got.uploads] == [10, 14]
     assert rows.gathered([a.index for a in got.uploads]).rows.tolist() == [[0.0] * 3, [4.0] * 3]
     assert got.norms.tolist() == pytest.approx([0, math.sqrt(48)])
@@ -418,7 +418,7 @@ def test_usable_uploads_are_gathered_and_the_others_have_reasons():
         12: "its loss at the global model is nan",
         13: "what it sends besides its update is not finite (control)",
     }
-    assert usable([], rows, bank, ClientRule(), lambda a, why: None).uploads == []
+    assert usable([], rows, bank, ClientRule(), lambda *_: None).uploads == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

@@ -248,6 +248,7 @@ def test_a_fit_prints_nothing_that_misleads(tmp_path, caplog, recwarn):
     assert [m for m in messages if "LeafSpec" not in m] == []
 
 
+@pytest.mark.filterwarnings("ignore:log_every_n_steps=50 counts clients:UserWarning")
 def test_warnings_are_heard_again_after_the_fit(tmp_path):
     fit_logging(logger=CSVLogger(tmp_path), log_every_n_steps=50)
     assert not [entry for entry in warnings.filters if entry[1] is not None and "training batches" in entry[1].pattern]
