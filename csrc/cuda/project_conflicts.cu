@@ -44,9 +44,8 @@ __device__ inline void project(const double* gram, int m, const std::int64_t* or
 
 // One warp per row, which depends on no other: a matrix has as many blocks as its rows take.
 template <bool kShared>
-__global__ void __launch_bounds__(kThreads, 4)
-    project_all(const double* grams, int m, const std::int64_t* order, const bool* keep, double* coeffs,
-                double* scratch) {
+__global__ void __launch_bounds__(kThreads, 4) project_all(const double* grams, int m, const std::int64_t* order,
+                                                           const bool* keep, double* coeffs, double* scratch) {
   const std::int64_t blocks = blocks_of(m), matrix = blockIdx.x / blocks * m * m;
   const int warp = threadIdx.x / kWarp;
   const int i = static_cast<int>(blockIdx.x % blocks) * kWarps + warp;
