@@ -32,6 +32,7 @@ class Meeting:
         self._slots[share] = mine
         self._barrier.wait(_SECONDS)
         found = list(self._slots)
+        assert list(map(len, found)) == list(sizes)
         self._barrier.wait(_SECONDS)
         return found
 

@@ -11,17 +11,19 @@ import argparse
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import lightning.pytorch  # noqa: F401
 import pytest
 import torchmetrics  # noqa: F401
-from mutations import csrc_cpu, csrc_cuda, defences, executors, methods, newer_methods, plans, rounds, storage
+from mutations import columns, csrc_cpu, csrc_cuda, defences, executors, methods, newer_methods, plans, rounds, storage
 from mutations.change import Mutation, NoLongerAppliesError
 from simt import simt_build
 
@@ -32,6 +34,7 @@ LISTS = {
     "newer methods": newer_methods.MUTATIONS,
     "defences": defences.MUTATIONS,
     "storage": storage.MUTATIONS,
+    "columns": columns.MUTATIONS,
     "rounds": rounds.MUTATIONS,
     "executors": executors.MUTATIONS,
     "plans": plans.MUTATIONS,
@@ -39,6 +42,7 @@ LISTS = {
     "csrc/cuda": csrc_cuda.MUTATIONS,
 }
 ALL = [mutation for listed in LISTS.values() for mutation in listed]
+KERNELS = list((ROOT / "fl_lightning").glob("*.so"))
 LIMIT = 300  # seconds; a fault that makes tests hang counts as noticed
 KILLED, SURVIVED, UNSEEN = "noticed by ", "**survives**", "cannot be noticed: "
 # What setup.py does where no CUDA is found.
@@ -59,9 +63,10 @@ class Scratch:
 
     Args:
         folder: where it lies; objects of an earlier run are used again.
+        compiles: the kernels for the processor are compiled; otherwise they are copied with the tree.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, compiles: bool) -> None:
         self.folder = folder
         self._simt, self._objects = folder / "build" / "simt", dict[str, Path]()
         self._passed: set[str] = set()
@@ -76,7 +81,11 @@ class Scratch:
             if source.is_file() and not (target.is_file() and target.read_bytes() == source.read_bytes()):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(source.read_bytes())  # with a date of now: what was built from it is out of date
-        self._build()
+        if compiles:
+            self._build()
+        else:
+            for kernels in [*KERNELS, ROOT / "fl_lightning" / "_built.txt"]:
+                shutil.copyfile(kernels, folder / "fl_lightning" / kernels.name)
         loaded = self._python("-c", "from fl_lightning.ops import _library; print(_library.EXTENSION.module.__file__)")
         if not loaded.stdout.startswith(str(folder)):
             raise FailedError(f"tests would not load the kernels of {folder}: {loaded.stdout}{loaded.stderr}")
@@ -232,8 +241,12 @@ def main() -> int:
     wanted = [m for name, listed in LISTS.items() for m in listed if options.only in f"{name} {m.name}"]
     if not options.rerun:
         wanted = [m for m in wanted if not results.get(m.name, "").startswith((KILLED, UNSEEN))]
+    for name in sorted({m.needs for m in wanted if m.needs and find_spec(m.needs) is None}):
+        print(f"left out: what needs {name}, which {sys.executable} has not", file=sys.stderr)
+        wanted = [m for m in wanted if m.needs != name]
+    compiles = not KERNELS or any(m.file.startswith("csrc/") for m in wanted)
     try:
-        scratch = Scratch(options.scratch.resolve()) if wanted else None
+        scratch = Scratch(options.scratch.resolve(), compiles) if wanted else None
         for mutation in wanted:
             assert scratch is not None
             results[mutation.name] = scratch.judge(mutation)

@@ -6,10 +6,12 @@ import importlib
 import io
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
+import traceback
 import warnings
 from pathlib import Path
 
@@ -91,6 +93,49 @@ def session(out, ranks, *words, program=SESSION, fails=False, **options):
         warnings.simplefilter("ignore")  # which pytest makes errors; in a process of its own they are printed
         importlib.import_module(program.stem).main(str(folder_of(out)), "1", *words)
     return said.getvalue()
+
+
+def forked(out, ranks, *words, program=SESSION):
+    """The same on copies of this process, which has imported everything; returns what they printed.
+
+    They find each other as processes of torchrun do.
+    """
+    shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    arguments = str(folder_of(out)), str(ranks), *words
+    files = [folder_of(out) / f"said-{rank}" for rank in range(ranks)]
+    children = [_copy(file, rank, shared, program, arguments) for rank, file in enumerate(files)]
+    end, statuses = time.monotonic() + SECONDS, {}
+    while len(statuses) < ranks and time.monotonic() < end:
+        ended = {child: os.waitpid(child, os.WNOHANG) for child in children if child not in statuses}
+        statuses |= {child: status for child, (found, status) in ended.items() if found}
+        time.sleep(0.05)
+    for child in set(children) - set(statuses):
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    said = "".join(file.read_text() for file in files)
+    assert list(statuses.values()) == [0] * ranks, said[-6000:]
+    return said
+
+
+def _copy(file, rank, shared, program, arguments):
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        with file.open("wb") as output:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+        sys.stdout = sys.stderr = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "forked"}
+        os.environ |= {**shared, **own}
+        warnings.resetwarnings()
+        importlib.import_module(program.stem).main(*arguments)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
 
 
 def results(out):

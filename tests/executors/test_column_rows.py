@@ -6,7 +6,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from queue import Queue
-from threading import Barrier, Lock
+from threading import Barrier, Event, Lock
 
 import pytest
 import torch
@@ -34,22 +34,28 @@ class Network:
 
 
 class Sent:
-    """An exchange of one rank; received tensors are written when it is waited for, as late as can be."""
+    """An exchange of one rank; tensors are read and written when a receiver looks or waits, as late as can be."""
 
-    def __init__(self, waiting):
-        self._waiting = waiting
+    def __init__(self, waiting, taken):
+        self._waiting, self._taken = waiting, taken
+
+    def _take(self, box, tensor):
+        theirs, damage, taken = box.get(timeout=SECONDS)
+        tensor.copy_(theirs + damage)
+        taken.set()
 
     def is_over(self):
-        for key, tensor in list(self._waiting.items()):
-            if not key.empty():
-                tensor.copy_(key.get())
-                del self._waiting[key]
-        return not self._waiting
+        for box, tensor in list(self._waiting.items()):
+            if not box.empty():
+                self._take(box, tensor)
+                del self._waiting[box]
+        return not self._waiting and all(taken.is_set() for taken in self._taken)
 
     def wait(self):
-        for key, tensor in self._waiting.items():
-            tensor.copy_(key.get(timeout=SECONDS))
+        for box, tensor in self._waiting.items():
+            self._take(box, tensor)
         self._waiting = {}
+        assert all(taken.wait(SECONDS) for taken in self._taken)
 
 
 class Ranks:
@@ -67,16 +73,19 @@ class Ranks:
         return found
 
     def transfer(self, sends, receives, number=0):
-        counts = {}
+        counts, taken = {}, []
         for tensor, rank in sends:
+            assert tensor.is_contiguous()
             counts[rank] = counts.get(rank, -1) + 1
-            self._network.box(self.rank, rank, number, counts[rank]).put(tensor + self._network.damage)
+            taken.append(Event())
+            damage = 0.0 if counts[rank] else self._network.damage
+            self._network.box(self.rank, rank, number, counts[rank]).put((tensor, damage, taken[-1]))
             self.bytes += tensor.numel() * tensor.element_size()
         waiting, counts = {}, {}
         for tensor, rank in receives:
             counts[rank] = counts.get(rank, -1) + 1
             waiting[self._network.box(rank, self.rank, number, counts[rank])] = tensor
-        return Sent(waiting)
+        return Sent(waiting, taken)
 
     def post(self, key, words):
         assert key not in self._network.notes
@@ -95,7 +104,7 @@ def vector(client, name="", when=0):
     return torch.randn(FEATURES + 1, generator=generator)
 
 
-def rounds(owners, size, shared=True, names=("control", "other"), damage=0.0, number=2):
+def rounds(owners, size, shared=True, names=("other", "control"), damage=0.0, number=2):
     """Every rank sends the rows of its clients; returns per rank its rows, exchange, and bytes sent."""
     network = Network(size, damage)
 
@@ -111,6 +120,7 @@ def rounds(owners, size, shared=True, names=("control", "other"), damage=0.0, nu
         most = 0
         for when in range(number):
             rows.begin_round()
+            assert not any(map(rows.holds_update, range(len(owners))))
             exchange.begin()
             mine, sent = [client for client, owner in enumerate(owners) if owner == rank], []
             order.shuffle(mine)
@@ -122,6 +132,7 @@ def rounds(owners, size, shared=True, names=("control", "other"), damage=0.0, nu
                 time.sleep(order.random() / 200)
             everyones = ranks.gather(sent)
             exchange.complete(everyones)
+        assert len(network.notes) <= len(owners), "notes of earlier rounds are forgotten"
         return rows, ranks.bytes, most
 
     with ThreadPoolExecutor(size) as pool:
@@ -142,7 +153,8 @@ def test_rows_get_where_their_columns_belong(owners, shared):
             assert rows.norms([client]).item() == pytest.approx(float(expected.double().norm()), rel=1e-7)
             for name in names:
                 assert torch.equal(rows.companion(name)[client], rows.columns.part(vector(client, name, 1)))
-            assert rows.companion_norms(client).keys() == set(names)
+            norms = {name: float(vector(client, name, 1).double().norm()) for name in names}
+            assert rows.companion_norms(client) == pytest.approx(norms, rel=1e-7)
             assert rows.same_companions({client: 4}) == names
             assert rows.holds_update(client)
 
@@ -167,9 +179,10 @@ def test_rows_that_have_travelled_make_room():
     for rows, _, most in rounds((0, 1) * 12, 2, names=(), number=1):
         assert most < 12
         assert len(rows._free) <= most + 1
+        assert all(torch.equal(rows.values[k], rows.columns.part(vector(k))) for k in range(24))
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["columns", "whole rows"])
 def test_what_does_not_arrive_whole_is_noticed(shared):
     with pytest.raises(RankError, match=r"row \d of the round must be what its client has sent"):
-        rounds((1, 0), 2, shared, names=(), damage=1e-3, number=1)
+        rounds((1, 0), 2, shared, names=("control",), damage=1e-3, number=1)

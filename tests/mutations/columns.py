@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults in what several processes share: columns, rows that travel, clients that are divided among ranks."""
+
+from mutations.change import In
+
+SHARES = "tests/algorithms/test_column_shares.py"
+ROWS = "tests/executors/test_column_rows.py"
+RANKS = "tests/executors/test_ranks.py"
+
+columns = In(
+    "fl_lightning/core/columns.py",
+    f"{SHARES} -k '(same_bits and float32 and (FedLF-needed or FedHEAL)) or where_slices or wrong or travel'",
+)
+rows = In("fl_lightning/executors/column_rows.py", ROWS)
+state = In("fl_lightning/executors/column_state.py", "tests/executors/test_column_state.py")
+files = In("fl_lightning/core/storage/column_files.py", "tests/core/test_column_files.py")
+ranked = In("fl_lightning/executors/ranks.py", f"{RANKS} -k 'bits_of_one and 2'")
+
+MUTATIONS = [
+    columns("borders may begin anywhere", "borders[0] != 0", "False"),
+    columns("one border is enough", "len(borders) < 2", "len(borders) < 1"),
+    columns("no share may be empty", "any(a > b for", "any(a >= b for"),
+    columns("borders may fall", "any(a > b for", "any(a > b > 0 == b for"),
+    columns("borders may lie within slices", "if any(border % width and", "if any(False and"),
+    columns("a share too many", "0 <= self.share < len(borders) - 1", "0 <= self.share < len(borders)"),
+    columns("shares are counted from the end", "not 0 <= self.share", "not -1 <= self.share"),
+    columns("the last slice, which is short, is left out", "-(-total // width)", "total // width"),
+    columns("shares are cut within slices", "share // shares * width", "share * width // shares"),
+    columns("the last share is longer than the vector", "* width, total) for share", "* width, 2 * total) for share"),
+    columns("a share has one column more", "return end - begin\n", "return end - begin + 1\n"),
+    columns("a part is one of rows", "values[..., begin:end]", "values[begin:end]"),
+    columns(
+        "all shares are as long as this one",
+        "[end - begin for begin, end in self.spans]",
+        "[self.numel] * len(self.spans)",
+    ),
+    columns("a segment that began before is left out", "bisect_right(starts, begin) - 1", "bisect_left(starts, begin)"),
+    columns("a segment that begins at the end is sent, too", "bisect_left(starts, end)", "bisect_right(starts, end)"),
+    columns("segments are those of the whole share", "_within(starts, a, b))[at]", "_within(starts, begin, end))[at]"),
+    columns("sums are those of the first segments", "whole[at] = segments", "whole[: len(segments)] = segments"),
+    columns("an empty share sends sums", "_within(starts, begin, begin))[:0]", "_within(starts, begin, begin))"),
+    columns(
+        "where segments begin is counted from the front",
+        "min(max(start, begin), end) - begin",
+        "min(max(start, begin), end)",
+    ),
+    columns(
+        "an integer is that of this share", "[1] * len(self.spans))).sum())", "[1] * len(self.spans)))[self.share])"
+    ),
+    rows("rows of the round before still count", "        super().begin_round()\n", ""),
+    rows("two clients get the same memory", "self._free.pop() if", "self._free[-1] if"),
+    rows(
+        "rows that have travelled are not used again",
+        "            self._free.append(self._whole.pop(index))",
+        "            pass",
+    ),
+    rows(
+        "a client's companions go in an order of its own",
+        "self.update(index), sorted(companions)",
+        "self.update(index), list(companions)",
+    ),
+    rows("places of companions are in another order", "for name in sorted(names))]", "for name in names)]"),
+    rows(
+        "companions travel in another order",
+        "companions[name] for name in sorted(names))]",
+        "companions[name] for name in names)]",
+    ),
+    rows(
+        "norms of companions are those of the update",
+        "self._whole_norm(companions[name]) for",
+        "self._whole_norm(update) for",
+    ),
+    rows(
+        "the norm is that of the columns that are here",
+        "named, checksums)",
+        "named, checksums) if False else SentRows(index, float(self.values[index].norm()), named, checksums)",
+    ),
+    rows(
+        "norms are in the order of the rows",
+        "self._known[index].norm for index in indices]",
+        "self._known[index].norm for index in sorted(indices)]",
+    ),
+    rows(
+        "notes of earlier rounds stay",
+        "            self._ranks.forget(self._key(wave, self._ranks.rank))\n",
+        "            pass\n",
+    ),
+    rows("rows are given up while they travel", " and self._pending[self._over].is_over():", ":"),
+    rows("nobody waits for rows", "            pending.wait()\n", "            pass\n"),
+    rows(
+        "waves in which some ranks have nobody do not begin",
+        "self._begun < max(map(len, sent), default=0)",
+        "self._begun < min(map(len, sent), default=0)",
+    ),
+    rows("one part of a row may be wrong", "if any((found - sent) % 2**64", "if all((found - sent) % 2**64"),
+    rows("checksums that wrap around are wrong", "(found - sent) % 2**64 for", "(found - sent) for"),
+    rows("checksums are not looked at", "if any((found - sent) % 2**64", "if False and any((found - sent) % 2**64"),
+    rows("ranks without columns wait for rows", "for place in places if end > begin]", "for place in places]"),
+    rows("rows go to ranks without columns", "for rank, (a, b) in others if b > a]", "for rank, (a, b) in others]"),
+    rows("a rank's own columns are the first", "place.copy_(vector[begin:end])", "place.copy_(vector[: end - begin])"),
+    rows("rows go to the own rank, too", "enumerate(self._spans) if rank != me]", "enumerate(self._spans)]"),
+    rows("rows that have arrived do not count", "            self._rows.arrived(client)\n", "            pass\n"),
+    state("what other clients had stays", "        visiting.reset()\n", ""),
+    state("broadcasts are a share", "return self.columns.joined(self._placed(value))", "return self._placed(value)"),
+    state(
+        "state goes to whoever does not train the client",
+        "if owner == self.ranks.rank:",
+        "if owner != self.ranks.rank:",
+    ),
+    state("the own columns are missing", ".copy_(parts[name])", ".zero_()"),
+    state("ranks without columns are waited for", "in self._others() if b > a]", "in self._others()]"),
+    state("ranks without columns send", "elif self.columns.numel:", "else:"),
+    state(
+        "the rank waits for itself",
+        "enumerate(self.columns.spans) if rank != self.ranks.rank]",
+        "enumerate(self.columns.spans)]",
+    ),
+    state(
+        "training does not wait for state",
+        "self.ranks.transfer(sends, receives).wait()",
+        "self.ranks.transfer(sends, receives)",
+    ),
+    state("visits begin without their state", "        visiting.begin_fit(federation)\n", ""),
+    state(
+        "visits begin before their state",
+        "        visiting.reset()\n",
+        "        visiting.reset()\n        visiting.begin_fit(federation)\n",
+    ),
+    state("everything lies in columns", "return name in (self.server.column_state or ())", "return True"),
+    state("nothing lies in columns", "return name in (self.server.column_state or ())", "return False"),
+    state(
+        "columns travel from wherever they lie",
+        ".to(self.federation.device).contiguous()",
+        ".to(self.federation.device)",
+    ),
+    files(
+        "rows are joined along the wrong dimension",
+        "torch.stack(joined).view(shape)",
+        "torch.stack(joined, 1).reshape(shape)",
+    ),
+    files("a file's columns are counted from the front", "min(end, last) - first]", "min(end, last)]"),
+    files(
+        "a file of which only a part is wanted is read from its beginning", "max(begin, first) - first : min", "0 : min"
+    ),
+    files("a share without columns finds no file", " or first == begin == end < last:", ":"),
+    files("missing files are found out later", "if not path.exists()]", "if False]"),
+    files("empty shares have files", 'pairwise(section["borders"]) if end > begin]', 'pairwise(section["borders"])]'),
+    files("the state of one process is marked", "if len(columns.spans) == 1:\n", "if False:\n"),
+    files("nested names are not looked for", 'head, _, rest = name.partition(".")', 'head, rest = name, ""'),
+    files(
+        "a state of the whole is not divided",
+        "columns.part(value) if value.shape[-1] == columns.total else value",
+        "value",
+    ),
+    files("a share's file holds whole rows", ".cpu().clone(memory_format=torch.contiguous_format)", ".cpu()"),
+    files(
+        "damaged files are not looked for",
+        "        for path in self.files:\n            read_whole",
+        "        for path in ():\n            read_whole",
+    ),
+    files("files that a checkpoint needs are deleted", "[2] not in keep:", "[2] in keep:"),
+    files("letters of a name are a pattern", 'f"[{letter}]" if letter in "*?[" else letter', "letter"),
+    files(
+        "files are copied under their old name",
+        "_folder(other, token) / path.name",
+        "_folder(checkpoint, token) / path.name",
+    ),
+    ranked(
+        "clients come back in another order",
+        "self._outcomes.pop(self._turn)",
+        "self._outcomes.pop(min(self._outcomes, key=lambda place: -place))",
+    ),
+    ranked(
+        "ranks that hold all columns are sent a share",
+        "[total] * self.ranks.size if len(spans) == 1 else spans",
+        "spans * self.ranks.size if len(spans) == 1 else spans[::-1]",
+    ),
+    ranked(
+        "clients without a step are left out",
+        "[costs[place] + 1 for place in left]",
+        "[costs[place] for place in left]",
+    ),
+    ranked(
+        "companions travel twice",
+        "companions={}",
+        "companions=upload.report.companions",
+        unseen="the rows are replaced by themselves",
+    ),
+    ranked(
+        "a client's rows are not sent",
+        "        sent = self._exchange.send(upload.index, upload.report.companions)\n",
+        "        sent = None\n",
+    ),
+    ranked(
+        "state goes to another rank than the client",
+        "left[number]: rank for rank, share",
+        "left[-1 - number]: rank for rank, share",
+    ),
+    ranked(
+        "a list in which clients gather is not learned",
+        "while outcome.changed and self._replays.learn(outcome):",
+        "while False:",
+    ),
+    ranked(
+        "traces that stay in one rank are not named",
+        "        if outcome.changed:\n            raise",
+        "        if False:\n            raise",
+    ),
+    ranked(
+        "losses come back in another order", "[losses[place] for place in range(len(clients))]", "[*losses.values()]"
+    ),
+    ranked(
+        "ranks measure the losses of the first clients", "[clients[place] for place in share]", "clients[: len(share)]"
+    ),
+    ranked("an error of another rank is lost", "            if wrong is not None:\n                raise wrong\n", ""),
+    ranked(
+        "each rank sees the doubts of its own plans alone",
+        "enumerate(self._ranks.gather(self._clients.check_plans()))",
+        "enumerate([self._clients.check_plans()])",
+    ),
+    ranked(
+        "requests to stop are not followed between clients", "ranks.follow_requests(between_clients=bool(left))", "pass"
+    ),
+    ranked("all clients are trained once more", "[place for place in left if place not in self._outcomes]", "[]"),
+]
