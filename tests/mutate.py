@@ -71,6 +71,7 @@ class Scratch:
         self._simt, self._objects = folder / "build" / "simt", dict[str, Path]()
         self._passed: set[str] = set()
         self._stale = False  # the kernels for the processor still have a fault that is no longer in their sources
+        (folder / "build").mkdir(parents=True, exist_ok=True)
         names = run(["git", "ls-files", "-zco", "--exclude-standard"], ROOT).stdout.split("\0")[:-1]
         for path in filter(Path.is_file, folder.rglob("*")):
             name = path.relative_to(folder).as_posix()

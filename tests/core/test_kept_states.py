@@ -10,11 +10,15 @@ from fl_lightning.core.storage.kept_states import KeptStates
 @pytest.mark.parametrize("in_files", [False, True])
 def test_states_of_visits_that_did_not_count_are_gone(in_files, tmp_path):
     kept = KeptStates(5, tmp_path if in_files else None)
-    for when in range(4):
+    other = KeptStates(6, tmp_path if in_files else None)
+    for when in (0, 1, 10, 2, 3):
         kept.put(when, {"value": torch.tensor(when)})
+    other.put(2, {"value": torch.tensor(6)})
     assert kept.settle(2) == {"value": torch.tensor(2)}
-    assert len(list(tmp_path.rglob("*.pt"))) == in_files
-    for when in (1, 3):
+    assert len(list(tmp_path.rglob("*.pt"))) == 2 * in_files
+    assert other.settle(2) == {"value": torch.tensor(6)}
+    assert other.settle(None) is None
+    for when in (1, 3, 10):
         with pytest.raises(FileNotFoundError, match="what client 5 kept of round"):
             kept.settle(when)
     kept.put(4, {"value": torch.tensor(4)})

@@ -10,6 +10,8 @@ cache = In("fl_lightning/core/storage/gram_cache.py", "tests/core/test_row_histo
 own = In("fl_lightning/core/storage/own_models.py", "tests/core/test_client_models.py tests/algorithms/test_ditto.py")
 numbers = In("fl_lightning/core/storage/numbers.py", "tests/core/test_client_numbers.py")
 kept = In("fl_lightning/core/storage/kept_states.py", "tests/core/test_kept_states.py")
+in_memory = In("fl_lightning/core/storage/models.py", "tests/core/test_client_models.py")
+files = In("fl_lightning/core/storage/files.py", "tests/simulation/test_damaged_files.py")
 
 MUTATIONS = [
     own("the memory plan forgets the models of a round", "0) + cohort_size) * each", "0)) * each"),
@@ -73,4 +75,178 @@ MUTATIONS = [
         unseen="products that were computed twice are the same bits",
     ),
     kept("states that did not count stay", "if when != counted:", "if counted is not None and when < counted:"),
+    kept(
+        "the state of a visit that did not count is given",
+        "return self._held[counted]",
+        "return self._held[max(self._held)]",
+    ),
+    kept("a client without a visit that counted goes on", "        if counted is None:\n            return None\n", ""),
+    kept("files of killed processes stay", "unfinished.unlink(missing_ok=True)", "pass"),
+    kept("a state that is gone is begun anew", "        if counted not in self._rounds():\n", "        if False:\n"),
+    kept("states in memory stay", "            del self._held[when]\n", "            pass\n"),
+    kept("states in files stay", "self._path(when).unlink(missing_ok=True)", "pass"),
+    kept(
+        "a folder is shared by all clients",
+        "client_file(self._folder, self._client_id, when)",
+        "client_file(self._folder, 0, when)",
+    ),
+    kept("everybody may read what a client keeps", "state, private=True)", "state)"),
+    kept("rounds beyond the ninth are not found", 'int(path.stem.partition("-")[2])', "int(path.stem[-1])"),
+    numbers(
+        "starts of other clients",
+        "pairs = zip(clients, starts, strict=True)",
+        "pairs = zip(clients, starts[::-1], strict=True)",
+    ),
+    numbers(
+        "a client without a number counts as zero", "self._numbers.get(client, first)", "self._numbers.get(client, 0.0)"
+    ),
+    numbers("asking sets a number", "self._numbers.get(client, first)", "self._numbers.setdefault(client, first)"),
+    numbers("other clients lose theirs", "self._numbers |= dict", "self._numbers = dict"),
+    numbers("the mean is a sum", " / len(self._numbers) if self._numbers else 0.0", " if self._numbers else 0.0"),
+    numbers("nothing is forgotten", "        self._numbers.clear()\n", "        pass\n"),
+    numbers("a state that is loaded is added", "self._numbers = {int(client)", "self._numbers |= {int(client)"),
+    numbers("numbers come back as integers", "float(number) for client", "int(number) for client"),
+    numbers(
+        "numbers have 32 bits",
+        "for client, first in pairs], dtype=torch.float64)",
+        "for client, first in pairs], dtype=torch.float32)",
+    ),
+    in_memory(
+        "one model more than the capacity",
+        "ClientTensors(device, capacity), ClientTensors",
+        "ClientTensors(device), ClientTensors",
+    ),
+    in_memory("buffers without a bound", "ClientTensors(device, capacity)\n", "ClientTensors(device)\n"),
+    in_memory("parameters alone count as memory", "self._params.nbytes + self._buffers.nbytes", "self._params.nbytes"),
+    in_memory(
+        "buffers are forgotten",
+        "        self._buffers.set(client_id, model.buffers)\n",
+        "        self._buffers.set(client_id, model.buffers[:0])\n",
+    ),
+    in_memory("parameters stay", "        self._params.clear()\n", ""),
+    in_memory("buffers stay", "        self._buffers.clear()\n", ""),
+    in_memory("parameters are not restored", '        self._params.load_state_dict(state["params"])\n', ""),
+    in_memory("buffers are not restored", '        self._buffers.load_state_dict(state["buffers"])\n', ""),
+    in_memory(
+        "a client without a model has one of nothing", "return None if params is None or buffers is None else", "return"
+    ),
+    in_memory(
+        "parameters and buffers are exchanged", "else Snapshot(params, buffers)", "else Snapshot(buffers, params)"
+    ),
+    own("models go to memory", 'ClientModels("cpu") if directory is None', "ClientModels() if True"),
+    own("all checkpoints are kept", "ClientFiles(directory, keep_checkpoints)", "ClientFiles(directory, None)"),
+    own("the round is forgotten", "Snapshot(**kept), when)", "Snapshot(**kept), 0)"),
+    own("models in files count as memory", "num_clients if self._directory is None else 0", "num_clients"),
+    own("models of the last fit stay", "        self._held.clear()\n", "        pass\n"),
+    own("a restored copy has nothing", "        other.load_state_dict(state)\n", ""),
+    own(
+        "a restored copy is in memory",
+        "other = OwnModels(self.method, self._directory)",
+        "other = OwnModels(self.method)",
+    ),
+    own("a state is not restored", "        self._held.load_state_dict(state)\n", "        pass\n"),
+    models("a damaged model is taken", "if _digest(model) != digest:", "if False:"),
+    models(
+        "a client gets the file of its first round",
+        "path = self._path(client_id, when)\n        load",
+        "path = min(self._path(client_id, when).parent.iterdir())\n        load",
+    ),
+    models("everybody may read a client's model", "content, private=True)", "content)"),
+    models(
+        "digests are not restored",
+        "(when, digest) for client, when, digest in",
+        "(when, 0) for client, when, digest in",
+    ),
+    tensors(
+        "a sum is the last value",
+        "held += value.detach()",
+        "held.copy_(value.detach()) if False else held.mul_(0).add_(value.detach())",
+    ),
+    tensors("shapes may differ", "if held.shape != value.shape:", "if False:"),
+    tensors("nothing is forgotten", "        self._tensors.clear()\n", "        pass\n"),
+    tensors(
+        "newest leave first",
+        "del self._tensors[next(iter(self._tensors))]",
+        "del self._tensors[next(reversed(self._tensors))]",
+    ),
+    tensors("elements count as bytes", "t.numel() * t.element_size()", "t.numel()"),
+    rows("a row's round is not restored", "_Entry(slot, when, scale)", "_Entry(slot, 0, scale)"),
+    rows("scales are not restored", "_Entry(slot, when, scale)", "_Entry(slot, when, 1.0)"),
+    rows("products are not restored", 'GramCache(state["gram"].to', 'GramCache((state["gram"] * torch.nan).to'),
+    rows(
+        "what is remembered is not forgotten",
+        "        self._entries: dict[int, _Entry] = {}\n",
+        "        self._entries: dict[int, _Entry] = getattr(self, '_entries', {})\n",
+    ),
+    cache(
+        "products of grown storage are lost",
+        "result.gram[:, :held, :held], result._known",
+        "result.gram[:, :0, :0], result._known",
+    ),
+    cache("all products are known", "bool(self._known[slots[:, None], slots].all())", "True"),
+    cache("one known product is enough", "slots].all())", "slots].any())"),
+    cache("computed products are not known", "        self._known[slots[:, None], slots] = True\n", ""),
+    cache(
+        "cross products are not known",
+        "        self._known[slots[:, None], others] = self._known[others[:, None], slots] = True\n",
+        "",
+    ),
+    cache(
+        "products that were never computed are known",
+        "torch.zeros(slots, slots, dtype=torch.bool)",
+        "torch.ones(slots, slots, dtype=torch.bool)",
+    ),
+    cache(
+        "a loaded state knows everything",
+        "~gram.isnan().any(0).cpu() if",
+        "gram.isnan().any(0).cpu().logical_or(torch.tensor(True)) if",
+    ),
+    cache("known products stay where rows are replaced", "self._known[slots] = self._known[:, slots] = False", "pass"),
+    files("rounds of a client are in one file", "round-{when:06d}.pt", "round-{when // 10:06d}.pt"),
+    files("checksums are not written", "set_crc32_options(True)", "set_crc32_options(False)"),
+    files(
+        "the user's choice about checksums is lost",
+        "            torch.serialization.set_crc32_options(checksums)\n",
+        "            pass\n",
+    ),
+    files(
+        "a file has its name while it is written",
+        "partial.replace(path)",
+        "path.write_bytes(b''); partial.replace(path)",
+        unseen="only a crash between two lines would show it",
+    ),
+    files(
+        "an unfinished file stays",
+        "        partial.unlink(missing_ok=True)\n\n\ndef _own",
+        "        pass\n\n\ndef _own",
+    ),
+    files(
+        "rights of an unfinished file stay",
+        "    partial.unlink(missing_ok=True)  # of a process",
+        "    pass  # of a process",
+    ),
+    files("a private file is for everybody", "0o600 if private", "0o666 if private"),
+    files("a private folder is for everybody", "0o700 if private", "0o777 if private"),
+    files("folders are made from the inside", "reversed(missing)", "missing"),
+    files("a file is not flushed", "            os.fsync(file.fileno())\n", ""),
+    files("the new name is not flushed", "        _flush_names(path.parent)\n", ""),
+    files("an error does not say which file", "advice, str(path)) from error", "advice) from error"),
+    files(
+        "an error of torch covers up that of the disk",
+        "error if isinstance(error, OSError) else error.__context__",
+        "error",
+    ),
+    files("ranks write into one unfinished file", 'return f".{rank}" if rank else ""', 'return ""'),
+    files("damage is not looked for", "flaw = _damage(path)", "flaw = None"),
+    files("an empty file is well", '        return "it is empty"\n', "        return None\n"),
+    files("a file that is cut short is well", '        return "it is cut short"\n', "        return None\n"),
+    files("wrong first bytes are well", '"its first bytes are wrong" if ends_well else None', "None"),
+    files("a part marked as a folder is well", "            if folders:\n", "            if False:\n"),
+    files("files without checksums are damaged", "if not any(entry.CRC for entry in entries):", "if False:"),
+    files("wrong checksums are well", "return None if broken is None else", "return None if True else"),
+    files(
+        "a file that is none of torch's is damaged by name alone",
+        "            raise  # nothing is wrong with the file",
+        '            raise ValueError("damaged") from error',
+    ),
 ]

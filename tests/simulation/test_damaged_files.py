@@ -19,6 +19,7 @@ from support import federated_blobs, fresh, quiet_trainer
 import fl_lightning as fl
 from fl_lightning.core.lightning.checkpoint_io import AtomicCheckpointIO
 from fl_lightning.core.model_snapshot import Snapshot
+from fl_lightning.core.storage.files import write_whole
 from fl_lightning.core.storage.kept_states import KeptStates
 from fl_lightning.core.storage.model_files import ClientFiles
 
@@ -153,6 +154,38 @@ def test_what_cannot_be_pickled_is_no_full_disk(tmp_path):
         AtomicCheckpointIO().save_checkpoint({"x": lambda: None}, tmp_path / "a.ckpt")
     assert not isinstance(caught.value, OSError)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_gets_its_name_when_it_is_on_the_disk(tmp_path, monkeypatch):
+    """A rank has an unfinished file of its own, and takes the place of what a killed process has left."""
+    seen, flush = [], os.fsync
+
+    def noted(handle):
+        seen.append((os.path.basename(os.readlink(f"/proc/self/fd/{handle}")), (tmp_path / "a.pt").exists()))
+        flush(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    for rank, name in ((0, "a.pt.part"), (3, "a.pt.3.part")):
+        monkeypatch.setattr("torch.distributed.get_rank", lambda rank=rank: rank)
+        (tmp_path / name).touch(0o644)
+        write_whole(tmp_path / "a.pt", rank, private=True)
+        assert seen == [(name, False), (tmp_path.name, True)]
+        assert [file.name for file in tmp_path.iterdir()] == ["a.pt"]
+        assert stat.S_IMODE((tmp_path / "a.pt").stat().st_mode) == 0o600
+        (tmp_path / "a.pt").unlink()
+        seen.clear()
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_whether_others_write_checksums_is_left_to_them(tmp_path, chosen):
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(chosen)
+    try:
+        write_whole(tmp_path / "a.pt", torch.ones(3))
+        assert torch.serialization.get_crc32_options() is chosen
+    finally:
+        torch.serialization.set_crc32_options(before)
 
 
 # ---- what clients keep
