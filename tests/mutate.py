@@ -23,7 +23,32 @@ from pathlib import Path
 import lightning.pytorch  # noqa: F401
 import pytest
 import torchmetrics  # noqa: F401
-from mutations import columns, csrc_cpu, csrc_cuda, defences, executors, methods, newer_methods, plans, rounds, storage
+from mutations import (
+    columns,
+    csrc_cpu,
+    csrc_cuda,
+    defences,
+    executors,
+    federation,
+    messages,
+    methods,
+    newer_methods,
+    plans,
+    rounds,
+    storage,
+)
+    columns,
+    csrc_cpu,
+    csrc_cuda,
+    defences,
+    executors,
+    federation,
+    methods,
+    newer_methods,
+    plans,
+    rounds,
+    storage,
+)
 from mutations.change import Mutation, NoLongerAppliesError
 from simt import simt_build
 
@@ -35,6 +60,8 @@ LISTS = {
     "defences": defences.MUTATIONS,
     "storage": storage.MUTATIONS,
     "columns": columns.MUTATIONS,
+    "federation": federation.MUTATIONS,
+    "messages": messages.MUTATIONS,
     "rounds": rounds.MUTATIONS,
     "executors": executors.MUTATIONS,
     "plans": plans.MUTATIONS,

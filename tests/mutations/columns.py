@@ -9,7 +9,8 @@ RANKS = "tests/executors/test_ranks.py"
 
 columns = In(
     "fl_lightning/core/columns.py",
-    f"{SHARES} -k '(same_bits and float32 and (FedLF-needed or FedHEAL)) or where_slices or wrong or travel'",
+    f"tests/core/test_column_files.py {SHARES} -k '(same_bits and float32 and (FedLF-needed or FedHEAL or FedMDFG)) "
+    "or where_slices or wrong or travel or any_number'",
 )
 rows = In("fl_lightning/executors/column_rows.py", ROWS)
 state = In("fl_lightning/executors/column_state.py", "tests/executors/test_column_state.py")

@@ -7,11 +7,36 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from mutations import columns, csrc_cpu, csrc_cuda, defences, executors, methods, newer_methods, plans, rounds, storage
+from mutations import (
+    columns,
+    csrc_cpu,
+    csrc_cuda,
+    defences,
+    executors,
+    federation,
+    messages,
+    methods,
+    newer_methods,
+    plans,
+    rounds,
+    storage,
+)
+    columns,
+    csrc_cpu,
+    csrc_cuda,
+    defences,
+    executors,
+    federation,
+    methods,
+    newer_methods,
+    plans,
+    rounds,
+    storage,
+)
 from mutations.change import Change, NoLongerAppliesError
 
 ROOT = Path(__file__).parents[2]
-LISTS = (methods, newer_methods, defences, storage, columns, rounds, executors, plans, csrc_cpu, csrc_cuda)
+LISTS = (methods, newer_methods, defences, storage, columns, federation, messages, rounds, executors, plans, csrc_cpu, csrc_cuda)
 MUTATIONS = [mutation for listed in LISTS for mutation in listed.MUTATIONS]
 
 

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults in what server and clients of a federation let in, and in the clients."""
+
+from mutations.change import In
+
+COUNTS, DOOR = "tests/simulation/test_server_counts.py", "tests/simulation/test_door.py"
+CLIENT, SERVER = "tests/simulation/test_federated_client.py", "tests/simulation/test_federated_server.py"
+
+answers = In(
+    "fl_lightning/simulation/answers.py", f"{COUNTS} {DOOR} -k 'test_server_counts or no_loss or that_is_none'"
+)
+known = In(
+    "fl_lightning/simulation/introductions.py",
+    f"{COUNTS} {DOOR} {CLIENT} -k 'test_server_counts or (introductions and not ends) or length_of_rounds or disagree'",
+)
+door = In(
+    "fl_lightning/simulation/door.py", f"{DOOR} -k 'evaluations or that_are_none or that_is_none or no_message_has'"
+)
+messages = In(
+    "fl_lightning/simulation/federation_messages.py",
+    f"{COUNTS} {CLIENT} {DOOR} -k 'test_server_counts or of_no_round or no_sense or that_is_none or any_round'",
+)
+client = In(
+    "fl_lightning/simulation/federated_client.py",
+    f"{CLIENT} {SERVER} -k 'no_sense or (a_fit and MOON) or again or every_kind or ends_with or same_process "
+    "or says_nothing or (forgotten and MOON and True) or alike or nothing_stays or losses_are'",
+)
+
+MUTATIONS = [
+    answers(
+        "answers of other rounds are taken",
+        "(answer.client_id, answer.round) != (client, self.round)",
+        "answer.client_id != client",
+    ),
+    answers(
+        "answers of other clients are taken",
+        "(answer.client_id, answer.round) != (client, self.round)",
+        "answer.round != self.round",
+    ),
+    answers("clients without data are taken", "        if answer.size < 1:\n", "        if answer.size < 0:\n"),
+    answers("answers without a loss are taken", '("loss",) * needs.losses', '("loss",) * 0'),
+    answers(
+        "updates of other dtypes are converted",
+        "if row.shape != theta.shape or row.dtype != theta.dtype:",
+        "if row.shape != theta.shape:",
+    ),
+    answers(
+        "updates of other shapes are spread",
+        "if row.shape != theta.shape or row.dtype != theta.dtype:",
+        "if row.dtype != theta.dtype:",
+    ),
+    answers("large numbers below zero pass", "max(-float(low), float(high)) > LARGEST", "float(high) > LARGEST"),
+    answers("large numbers pass", "max(-float(low), float(high)) > LARGEST", "-float(low) > LARGEST"),
+    answers(
+        "companions may be of any size",
+        'rows = {"update": answer.update, **{f',
+        'rows = {"update": answer.update, **{} and {f',
+    ),
+    answers("buffers of other dtypes are converted", "value.dtype != known[name].dtype]", "False]"),
+    answers("complex extras are taken", "if any(value.is_complex() for value in answer.extras.values()):", "if False:"),
+    answers(
+        "buffers are not compared with the module's",
+        "            self.bank.report_with(answer.size, answer.buffers)\n        except",
+        "            pass\n        except",
+    ),
+    answers("odd answers are taken", "        odd = _odd_ones(fitting)\n", "        odd = {}\n"),
+    answers("the few decide what is odd", "most_common(1)[0][0]", "most_common()[-1][0]"),
+    answers("names of companions do not tell what is odd", "            tuple(sorted(answer.companions)),\n", ""),
+    answers(
+        "extras do not tell what is odd",
+        "for name, value in answer.extras.items())",
+        "for name, value in {}.items())",
+    ),
+    answers("learning rates do not tell what is odd", "            answer.client_lr is None,\n", ""),
+    answers("an upload has the first row", "rows.row(place).copy_(answer.update)", "rows.row(0).copy_(answer.update)"),
+    answers("an update is added with the wrong sign", "copy_(answer.update)", "copy_(-answer.update)"),
+    answers(
+        "a client that does not say its loss is taken",
+        '            lost[client] = f"it was',
+        '            found.append(1.0)\n            _ = f"it was',
+    ),
+    answers(
+        "losses are in the order of the answers",
+        '        given = said_so.get(client, "no answer")\n',
+        "        given = list(said_so.values())[-1 - clients.index(client)]\n",
+    ),
+    known("ids count from 1", "found.client_id >= self._num_clients", "found.client_id > self._num_clients"),
+    known("other settings are taken", '"layout", "clients", "settings")', '"layout", "clients")'),
+    known("other layouts are taken", '"layout", "clients", "settings")', '"clients", "settings")'),
+    known("other arguments are taken", '("method", "arguments", ', '("method", '),
+    known("other versions are taken", "        if ours != theirs:\n", "        if False:\n"),
+    known("other frozen parameters are taken", "if found.frozen != self._frozen:", "if False:"),
+    known(
+        "refused clients are registered",
+        "        if words is not None:\n            raise",
+        "        if False:\n            raise",
+    ),
+    known("sizes of unknown clients are missing", "if k in self._known else 0 for k", "for k"),
+    known(
+        "samples of those that are known count as all",
+        "        if len(self._known) < self._num_clients:\n            return None\n",
+        "",
+    ),
+    known("samples are those of the introductions", "sum(now.get(client, known.size)", "sum(known.size"),
+    known(
+        "clients without a step count in the mean visit",
+        "known in self._known.items() if known.steps > 0}",
+        "known in self._known.items()}",
+    ),
+    known("the mean visit is rounded down", "-(-sum(usual) // len(usual))", "sum(usual) // len(usual)"),
+    known("one client sets the length of rounds", "if number > most}", "if number > most and False}"),
+    known("whoever differs from the median is odd", "_OUTLIER = 100\n", "_OUTLIER = 1\n"),
+    known(
+        "names are those of the first clients",
+        "self._known[k].name if k in self._known else str(k)",
+        "list(self._known.values())[k].name if k < len(self._known) else str(k)",
+    ),
+    known(
+        "sizes of strangers are kept",
+        "            if client in self._known:\n                self",
+        "            if True:\n                self",
+    ),
+    known("sizes are never what clients say now", "replace(self._known[client], size=size)", "self._known[client]"),
+    known(
+        "nobody is known after a restart", '{entry["client_id"]: ClientIntroduction(**entry) for entry in state}', "{}"
+    ),
+    door(
+        "evaluations of other rounds are taken", "((client_id,), index, stage)", "((client_id,), record.round, stage)"
+    ),
+    door("evaluations of other clients are taken", "((client_id,), index, stage)", "(record.client_ids, index, stage)"),
+    door(
+        "evaluations of other stages are taken", "((client_id,), index, stage)", "((client_id,), index, record.stage)"
+    ),
+    door("any number of values is taken", "value.shape != (1,) or value.is_complex()]", "value.is_complex()]"),
+    door("complex values are taken", "value.shape != (1,) or value.is_complex()]", "value.shape != (1,)]"),
+    door("sizes below zero are taken", "    if not SAMPLES.admits(size):\n", "    if False:\n"),
+    door("names of metrics are not looked at", "        if not NAME.admits(name):\n", "        if False:\n"),
+    door("any name ends well", "0 < len(text) <= 200 and text.isprintable())", "0 < len(text) <= 200)"),
+    door("a federation's name is looked at from its beginning alone", "re.fullmatch(r", "re.match(r"),
+    door("a loss may be infinite", "Bounds(LOSS.least, LOSS.most)", "LOSS"),
+    door("numbers of any size pass", "SAMPLES = Bounds(0, 10**12)", "SAMPLES = Bounds(0)"),
+    door("letters that nobody sees are said", 'letter if letter.isprintable() else "?"', "letter"),
+    door("sentences of any length are said", "text if len(text) <= SENTENCE else", "text if True else"),
+    door(
+        "what a mapping holds is not looked at",
+        "entries = [entry for pair in value.items() for entry in pair]",
+        "entries = []",
+    ),
+    door("what a list holds is not looked at", "            entries = list(value)\n", "            entries = []\n"),
+    door("any depth is read", "if depth > DEPTH or seen > ENTRIES:", "if seen > ENTRIES:"),
+    door("any number of entries is read", "if depth > DEPTH or seen > ENTRIES:", "if depth > DEPTH:"),
+    door("long strings are read", "if len(value) > CHARACTERS:", "if False:"),
+    door("objects of any class are read", "elif not isinstance(value, (type(None), bool, int, float)):", "elif False:"),
+    door("sparse tensors are read", "value.layout == torch.strided and", "True and"),
+    door(
+        "tensors that take no memory are read",
+        "value.numel() * value.element_size() > value.untyped_storage().nbytes()",
+        "False",
+    ),
+    door(
+        "an object of another class is a message",
+        "    elif isinstance(found, kind):\n",
+        "    elif hasattr(found, '__dict__'):\n",
+    ),
+    messages("a round after the last is trained", "self.rounds <= self.round:", "self.rounds < self.round:"),
+    messages("this round may have counted already", "self.counted >= self.round:", "self.counted > self.round:"),
+    messages("parameters of another shape are trained", "self.params.shape != theta.shape or ", ""),
+    messages("parameters of another dtype are trained", " or self.params.dtype != theta.dtype:", ":"),
+    messages("parameters that are not finite are trained", "if not bool(all_finite(self.params)):", "if False:"),
+    messages(
+        "a client is sent the state of another", "rule.state_for(client_id), counted", "rule.state_for(0), counted"
+    ),
+    messages("buffers are not sent", "counted, buffers or {}, steps_per_round", "counted, {}, steps_per_round"),
+    messages(
+        "rounds and the steps of one are exchanged",
+        "steps_per_round, rounds\n        )",
+        "rounds, steps_per_round\n        )",
+    ),
+    messages("what the server kept for others stays at the client", "    rule.reset()\n", ""),
+    messages("answers of any round are read", "round=ROUND, size=SAMPLES, loss=LOSS", "size=SAMPLES, loss=LOSS"),
+    client(
+        "a client shares its rule with the server",
+        "client=deepcopy(paired_client_rule(algorithm, client, full_gradients))",
+        "client=paired_client_rule(algorithm, client, full_gradients)",
+    ),
+    client(
+        "a client beyond the last is made",
+        "num_clients is None or client_id >= num_clients",
+        "num_clients is None or client_id > num_clients",
+    ),
+    client("num_clients is given twice", "            if num_clients is not None:\n", "            if False:\n"),
+    client("the trainer may say how many epochs", "if name in self._trainer:", "if False:"),
+    client(
+        "what was kept is not asked for",
+        "        kept = self._kept.settle(message.counted) if self._keeps else None\n        visit = self._run",
+        "        kept = None\n        visit = self._run",
+    ),
+    client(
+        "what stays at the client is not kept",
+        "            self._kept.put(message.round, visit.kept)\n",
+        "            pass\n",
+    ),
+    client(
+        "what stays at the client is that of the next round",
+        "self._kept.put(message.round, visit.kept)",
+        "self._kept.put(message.round + 1, visit.kept)",
+    ),
+    client("kept optimizers are no state", "self._options.keeps_optimizer or self._options", "self._options"),
+    client(
+        "clients without state write",
+        'self._keeps = self._options.keeps_optimizer or self._options.client_rule.overrides("keep")',
+        "self._keeps = True",
+    ),
+    client(
+        "an evaluation runs without the personal model",
+        "        kept = self._kept.settle(message.counted) if self._keeps else None\n        visit = VisitEvaluation",
+        "        kept = None\n        visit = VisitEvaluation",
+    ),
+    client(
+        "a client says the size of the first",
+        "place = data.train_dataloader(), 0 if own else self.client_id",
+        "place = data.train_dataloader(), 0",
+    ),
+    client(
+        "validation data are tested", 'run = trainer.validate if stage == "val" else trainer.test', "run = trainer.test"
+    ),
+    client(
+        "several devices are taken", "if trainer.num_devices > 1 or trainer.num_nodes > 1:", "if trainer.num_nodes > 1:"
+    ),
+    client(
+        "a loss is one of training",
+        "self._run(read(ServerMessage, message), None, trains=False).loss",
+        "self._run(read(ServerMessage, message), None, trains=True).sent.train_loss",
+    ),
+    client(
+        "the fit is as long as one round",
+        "max_epochs=message.rounds or message.round + 1",
+        "max_epochs=message.round + 1",
+    ),
+    client(
+        "data of one client are in reverse order",
+        "return [torch.arange(len(labels))]",
+        "return [torch.arange(len(labels)).flip(0)]",
+    ),
+    client(
+        "samples are in reverse order",
+        "return [torch.arange(len(samples))]",
+        "return [torch.arange(len(samples)).flip(0)]",
+    ),
+    client(
+        "evaluation data are in reverse order",
+        "return [torch.arange(len(samples))]",
+        "return [torch.arange(len(samples)).flip(0)]",
+        occurrence=1,
+    ),
+]

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose answers count at a server, in what, and what of it a restart remembers: answers are made here, by hand."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from support import fresh, reload
+
+import fl_lightning as fl
+from fl_lightning.algorithms import AFL, FedAvg, QFedAvg
+from fl_lightning.data import AllClients, Selection
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:client .* is left out of round", "ignore:round \\d+ (had|was left out)", "ignore:client 0 computes with"
+)
+
+
+class Looks(FedAvg):
+    """Writes down what the server lets in."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def aggregate(self, cohort):
+        self.seen.append((cohort.client_ids, cohort.sizes.tolist(), cohort.num_samples))
+        return super().aggregate(cohort)
+
+
+class Fading(AllClients):
+    """Client 3 trains and vanishes in every round."""
+
+    def select(self, *_):
+        return Selection((0, 1, 2, 3), (3,))
+
+
+def made(method=Looks, module=None, **options):
+    module = fresh(norm=True) if module is None else module
+    return fl.FederatedServer(module, 4, method(), **{"sampler": AllClients(), "rounds": 9, "seed": 5, **options})
+
+
+def introduced(server, steps=(4, 0, 7, 7), sizes=(10, 20, 30, 40)):
+    for client, (number, size) in enumerate(zip(steps, sizes, strict=True)):
+        description = server.fit_description.state_dict()
+        server.register(
+            fl.ClientIntroduction(client, f"ward {client}", size, number, description, server._introductions._frozen)
+        )
+    return server
+
+
+def answer(server, client, **fields):
+    message = server.message(client)
+    generator = torch.Generator().manual_seed(10 * message.round + client)
+    buffers = {name: value + client + 1 for name, value in message.buffers.items()}
+    made = fl.ClientMessage(
+        client, message.round, torch.randn(message.params.shape, generator=generator), 10 * (client + 1), 0.5, 0.25,
+        0.1 * (client + 1), {}, {}, buffers, client + 1,
+    )  # fmt: skip
+    return replace(made, **fields)
+
+
+def answered(server, cohort=None, **of_one):
+    """Everybody's answers, reversed; ``of_one`` are fields of client 2's."""
+    cohort = server.open_round() if cohort is None else cohort
+    return {k: answer(server, k, **(of_one if k == 2 else {})) for k in reversed(cohort)}
+
+
+ODD = {
+    "another companion": {"companions": {"more": torch.zeros(156)}},
+    "another extra": {"extras": {"more": torch.zeros(3)}},
+    "no learning rate": {"client_lr": None},
+    "NaN": {"update": torch.full((156,), torch.nan)},
+    "no data": {"size": 0},
+    "another client": {"client_id": 1},
+    "another round": {"round": 3},
+    "another dtype": {"update": torch.zeros(156, dtype=torch.float64)},
+    "large": {"update": torch.full((156,), -2e30)},
+    "a large companion": {"companions": {"control": torch.full((156,), 2e30)}},
+    "complex extras": {"extras": {"more": torch.zeros(3, dtype=torch.complex64)}},
+    "buffers of another dtype": {"buffers": {"net.1.running_mean": torch.zeros(8, dtype=torch.float64)}},
+    "other buffers": {"buffers": {}},
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_answer_counts_in_nothing(name):
+    server, other = introduced(made()), introduced(made())
+    record = server.close_round(answered(server, **ODD[name]))
+    answers = answered(other)
+    del answers[2]
+    expected = other.close_round(answers, {2: "nothing"})
+    assert record.client_ids == expected.client_ids == (0, 1, 3)
+    assert record.dropped.keys() == {2}
+    assert server.counted == dict.fromkeys((0, 1, 3), 0)
+    assert server.algorithm.seen == [((0, 1, 3), [10.0, 20.0, 40.0], 100)]
+    assert server.learning_rate == pytest.approx((0.1 + 0.2 + 0.4) / 3)
+    assert record.local_steps == 1 + 2 + 4
+    assert server.client_sizes.tolist() == [10, 20, 30, 40]
+    for one, two in zip(server.module_state_dict().values(), other.module_state_dict().values(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_the_step_is_the_mean_of_what_counts():
+    server = introduced(made())
+    before, answers = server.message(0).params.clone(), answered(server)
+    record = server.close_round(answers)
+    weights = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    step = sum(weights[k] * answers[k].update for k in range(4))
+    torch.testing.assert_close(server.message(0).params, before - step)
+    means = server.message(0).buffers["net.1.running_mean"]
+    torch.testing.assert_close(means, torch.full((8,), float((weights * torch.tensor([1.0, 2, 3, 4])).sum())))
+    assert record.client_names == ("ward 0", "ward 1", "ward 2", "ward 3")
+    assert record.train_loss == 0.25
+    assert record.round == 0
+    assert server.round == 1
+
+
+def test_sizes_follow_what_clients_say_now():
+    server = introduced(made())
+    server.close_round(answered(server, size=1000))
+    assert server.client_sizes.tolist() == [10, 20, 1000, 40]
+    assert server.algorithm.seen[-1][2] == 1070
+    partly = made()
+    partly.register(
+        fl.ClientIntroduction(0, "a", 10, 1, partly.fit_description.state_dict(), partly._introductions._frozen)
+    )
+    partly.close_round(answered(partly))
+    assert partly.client_sizes.tolist() == [10, 0, 0, 0]
+    assert partly.algorithm.seen == [((0, 1, 2, 3), [10.0, 20.0, 30.0, 40.0], None)]
+    assert partly.client_names == ("a", "1", "2", "3")
+    assert partly.message(0).steps_per_round == 1
+
+
+@pytest.mark.parametrize("steps", [(4, 0, 7, 7), (6, 6, 6, 6), (0, 0, 0, 0)])
+def test_a_round_is_as_long_as_the_mean_visit(steps):
+    server = introduced(made(), steps)
+    server.open_round()
+    assert server.message(1).steps_per_round == (6 if any(steps) else None)
+    assert server.message(1).rounds == 9
+
+
+def test_who_drops_out_is_not_waited_for():
+    server = introduced(made(sampler=Fading()))
+    assert server.open_round() == (0, 1, 2)
+    record = server.close_round(answered(server, (0, 1, 2)))
+    assert record.dropped == {3: "dropped out"}
+    assert record.client_ids == (0, 1, 2)
+
+
+def test_rounds_fail_where_clients_answered_and_nothing_came_of_it():
+    server = made(max_failed_rounds=2)
+    for _ in range(4):  # nobody is there
+        server.open_round()
+        record = server.close_round({}, dict.fromkeys(range(4), "no reply"), silent=range(4))
+        assert record.skipped == "no usable report"
+    assert record.skipped_rounds == 4
+    server.open_round()
+    server.close_round({}, {0: "it raised", 1: "no reply"}, silent=[1, 2, 3])
+    again = made(max_failed_rounds=2)
+    again.load_state_dict(reload(server.state_dict()))
+    for each in (server, again):
+        each.open_round()
+        with pytest.raises(fl.ClientError, match="2 rounds in a row changed nothing"):
+            each.close_round({2: answer(each, 2, update=torch.zeros(3))}, {0: "no reply"}, silent=[0, 1, 3])
+
+
+def test_a_round_that_counts_ends_the_row_of_failed_ones():
+    server = introduced(made(max_failed_rounds=2))
+    for fails in (True, False, True):
+        answers = answered(server)
+        server.close_round({} if fails else answers, {0: "it raised"} if fails else None)
+    assert server.round == 3
+    assert server.counted == dict.fromkeys(range(4), 1)
+
+
+def test_everybody_who_was_asked_and_says_nothing_is_named():
+    server = made()
+    server.open_round()
+    record = server.close_round({1: answer(server, 1)}, {0: "a\nreason"})
+    assert record.dropped == {0: "a?reason", 2: "no answer", 3: "no answer"}
+
+
+@pytest.mark.parametrize("method", [Looks, AFL])
+def test_a_restart_remembers_everything(method):
+    optimizer = {"server_optimizer": torch.optim.Adam}
+    server = introduced(made(method, **optimizer))
+    for index in range(3):
+        cohort = server.open_round()
+        answers = answered(server, cohort)
+        server.close_round({k: answers[k] for k in cohort if k != index}, {index: "lost"})
+    server.open_round()
+    server.close_round({}, dict.fromkeys(range(4), "lost"), silent=range(4))
+    again = made(method, fresh(seed=99, norm=True), **optimizer)
+    again.load_state_dict(reload(server.state_dict()))
+    assert (again.round, again.counted) == (4, {0: 2, 1: 2, 2: 1, 3: 2})
+    assert again.client_names == server.client_names
+    assert again.client_sizes.tolist() == [10, 20, 30, 40]
+    assert again.registered == frozenset(range(4))
+    for each in (server, again):
+        cohort = each.open_round()
+        assert each.message(2).steps_per_round == 6
+        assert each.message(2).counted == 1
+        assert each.evaluation_message(2).counted == 1
+        assert each.evaluation_message(2).round == 4
+        record = each.close_round(answered(each, cohort))
+        assert (record.skipped_rounds, record.local_steps) == (1, 2 + 3 + 4 + 1 + 3 + 4 + 1 + 2 + 4 + 10)
+    assert server.evaluates_params == (method is Looks)
+    told = server.evaluation_message(0)
+    assert torch.equal(told.params, server.evaluated_params)
+    assert torch.equal(told.buffers["net.1.running_mean"], server.message(0).buffers["net.1.running_mean"])
+    for one, two in zip(server.module_state_dict().values(), again.module_state_dict().values(), strict=True):
+        assert torch.equal(one, two)
+    evaluated = server.evaluated_params.clone()
+    server.finish()
+    assert torch.equal(torch.cat([p.detach().flatten() for p in server.module.parameters()]), evaluated)
+
+
+def test_other_versions_of_a_state_are_refused():
+    server = made()
+    with pytest.raises(ValueError, match="the state has version 7, and this fl_lightning reads version"):
+        server.load_state_dict({**server.state_dict(), "version": 7})
+
+
+def test_who_sends_no_loss_is_left_out_of_a_method_that_weighs_by_it():
+    server = introduced(made(QFedAvg))
+    record = server.close_round(answered(server, loss=None))
+    assert record.dropped == {2: "it sent no loss"}
+    assert record.client_ids == (0, 1, 3)
