@@ -23,51 +23,12 @@ from pathlib import Path
 import lightning.pytorch  # noqa: F401
 import pytest
 import torchmetrics  # noqa: F401
-from mutations import (
-    columns,
-    csrc_cpu,
-    csrc_cuda,
-    defences,
-    executors,
-    federation,
-    messages,
-    methods,
-    newer_methods,
-    plans,
-    rounds,
-    storage,
-)
-    columns,
-    csrc_cpu,
-    csrc_cuda,
-    defences,
-    executors,
-    federation,
-    methods,
-    newer_methods,
-    plans,
-    rounds,
-    storage,
-)
 from mutations.change import Mutation, NoLongerAppliesError
+from mutations.lists import LISTS
 from simt import simt_build
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "tests" / "mutations" / "table.md"
-LISTS = {
-    "methods": methods.MUTATIONS,
-    "newer methods": newer_methods.MUTATIONS,
-    "defences": defences.MUTATIONS,
-    "storage": storage.MUTATIONS,
-    "columns": columns.MUTATIONS,
-    "federation": federation.MUTATIONS,
-    "messages": messages.MUTATIONS,
-    "rounds": rounds.MUTATIONS,
-    "executors": executors.MUTATIONS,
-    "plans": plans.MUTATIONS,
-    "csrc/cpu": csrc_cpu.MUTATIONS,
-    "csrc/cuda": csrc_cuda.MUTATIONS,
-}
 ALL = [mutation for listed in LISTS.values() for mutation in listed]
 KERNELS = list((ROOT / "fl_lightning").glob("*.so"))
 LIMIT = 300  # seconds; a fault that makes tests hang counts as noticed

@@ -7,37 +7,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from mutations import (
-    columns,
-    csrc_cpu,
-    csrc_cuda,
-    defences,
-    executors,
-    federation,
-    messages,
-    methods,
-    newer_methods,
-    plans,
-    rounds,
-    storage,
-)
-    columns,
-    csrc_cpu,
-    csrc_cuda,
-    defences,
-    executors,
-    federation,
-    methods,
-    newer_methods,
-    plans,
-    rounds,
-    storage,
-)
 from mutations.change import Change, NoLongerAppliesError
+from mutations.lists import LISTS
 
 ROOT = Path(__file__).parents[2]
-LISTS = (methods, newer_methods, defences, storage, columns, federation, messages, rounds, executors, plans, csrc_cpu, csrc_cuda)
-MUTATIONS = [mutation for listed in LISTS for mutation in listed.MUTATIONS]
+MUTATIONS = [mutation for listed in LISTS.values() for mutation in listed]
 
 
 def test_every_mutation_applies(tmp_path):
