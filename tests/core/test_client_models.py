@@ -104,7 +104,9 @@ def test_models_in_memory():
     assert torch.equal(other.get(8).buffers, snapshot(8).buffers)
     assert other.get(3) is None
     models.clear()
-    assert len(models) == 0
+    assert len(models) == models.nbytes == 0
+    models.set(1, snapshot(1))
+    assert models.get(8) is None
     assert len(other) == 2
 
 
@@ -126,6 +128,12 @@ def test_a_restored_copy_leaves_the_models_at_hand(in_files, tmp_path):
     elsewhere = OwnModels("Mine", None if in_files else str(tmp_path))
     with pytest.raises(ValueError, match=r"the checkpoint has the personal models .*directory"):
         elsewhere.load_state_dict(state)
+    if in_files:
+        bounded = OwnModels("Mine", str(tmp_path / "bounded"), keep_checkpoints=1)
+        for when in (1, 2):
+            bounded.keep(3, vars(snapshot(when)), when)
+            bounded.state_dict()
+        assert names(tmp_path / "bounded") == ["3:2"]
 
 
 def test_models_in_files(tmp_path):

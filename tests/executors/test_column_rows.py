@@ -150,13 +150,15 @@ def test_rows_get_where_their_columns_belong(owners, shared):
         for client in range(len(owners)):
             expected = vector(client, when=1)
             assert torch.equal(rows.values[client], rows.columns.part(expected))
-            assert rows.norms([client]).item() == pytest.approx(float(expected.double().norm()), rel=1e-7)
             for name in names:
                 assert torch.equal(rows.companion(name)[client], rows.columns.part(vector(client, name, 1)))
             norms = {name: float(vector(client, name, 1).double().norm()) for name in names}
             assert rows.companion_norms(client) == pytest.approx(norms, rel=1e-7)
             assert rows.same_companions({client: 4}) == names
             assert rows.holds_update(client)
+        backwards = range(len(owners))[::-1]
+        norms = [float(vector(client, when=1).double().norm()) for client in backwards]
+        assert rows.norms(backwards).tolist() == pytest.approx(norms, rel=1e-7)
 
 
 @pytest.mark.parametrize("owners", CLIENTS.values(), ids=CLIENTS)

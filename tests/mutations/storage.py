@@ -3,13 +3,16 @@
 
 from mutations.change import In
 
-models = In("fl_lightning/core/storage/model_files.py", "tests/core/test_client_models.py")
 tensors = In("fl_lightning/core/storage/tensors.py", "tests/core/test_row_history.py -k tensors")
 rows = In("fl_lightning/core/storage/row_history.py", "tests/core/test_row_history.py")
 cache = In("fl_lightning/core/storage/gram_cache.py", "tests/core/test_row_history.py")
 own = In("fl_lightning/core/storage/own_models.py", "tests/core/test_client_models.py tests/algorithms/test_ditto.py")
 numbers = In("fl_lightning/core/storage/numbers.py", "tests/core/test_client_numbers.py")
-kept = In("fl_lightning/core/storage/kept_states.py", "tests/core/test_kept_states.py")
+PRIVATE = "tests/simulation/test_damaged_files.py -k '{} or owner_only'"
+kept = In("fl_lightning/core/storage/kept_states.py", f"tests/core/test_kept_states.py {PRIVATE.format('kept_states')}")
+models = In(
+    "fl_lightning/core/storage/model_files.py", f"tests/core/test_client_models.py {PRIVATE.format('client_models')}"
+)
 in_memory = In("fl_lightning/core/storage/models.py", "tests/core/test_client_models.py")
 files = In("fl_lightning/core/storage/files.py", "tests/simulation/test_damaged_files.py")
 
@@ -79,6 +82,7 @@ MUTATIONS = [
         "the state of a visit that did not count is given",
         "return self._held[counted]",
         "return self._held[max(self._held)]",
+        unseen="all others are deleted by then",
     ),
     kept("a client without a visit that counted goes on", "        if counted is None:\n            return None\n", ""),
     kept("files of killed processes stay", "unfinished.unlink(missing_ok=True)", "pass"),

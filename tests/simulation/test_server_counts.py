@@ -9,7 +9,8 @@ from support import fresh, reload
 
 import fl_lightning as fl
 from fl_lightning.algorithms import AFL, FedAvg, QFedAvg
-from fl_lightning.data import AllClients, Selection
+from fl_lightning.core.seeding import derive_seed
+from fl_lightning.data import AllClients, Selection, UniformSampler
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:client .* is left out of round", "ignore:round \\d+ (had|was left out)", "ignore:client 0 computes with"
@@ -138,6 +139,15 @@ def test_a_round_is_as_long_as_the_mean_visit(steps):
     server.open_round()
     assert server.message(1).steps_per_round == (6 if any(steps) else None)
     assert server.message(1).rounds == 9
+
+
+def test_cohorts_are_those_of_the_seed():
+    server, alone = made(sampler=None, clients_per_round=2), UniformSampler()
+    for index in range(5):
+        cohort = server.open_round()
+        wanted = alone.select(index, 2, server.client_sizes, derive_seed(5, "sampler")).client_ids
+        assert cohort == tuple(map(int, wanted))
+        server.close_round({}, dict.fromkeys(cohort, "no reply"), silent=cohort)
 
 
 def test_who_drops_out_is_not_waited_for():
