@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 
 import lightning.pytorch  # noqa: F401
@@ -230,9 +230,12 @@ def main() -> int:
     wanted = [m for name, listed in LISTS.items() for m in listed if options.only in f"{name} {m.name}"]
     if not options.rerun:
         wanted = [m for m in wanted if not results.get(m.name, "").startswith((KILLED, UNSEEN))]
-    for name in sorted({m.needs for m in wanted if m.needs and find_spec(m.needs) is None}):
-        print(f"left out: what needs {name}, which {sys.executable} has not", file=sys.stderr)
-        wanted = [m for m in wanted if m.needs != name]
+    for name in sorted({m.needs for m in wanted if m.needs}):
+        try:
+            import_module(name)
+        except ImportError:
+            print(f"left out: what needs {name}, which {sys.executable} has not", file=sys.stderr)
+            wanted = [m for m in wanted if m.needs != name]
     compiles = not KERNELS or any(m.file.startswith("csrc/") for m in wanted)
     try:
         scratch = Scratch(options.scratch.resolve(), compiles) if wanted else None

@@ -67,12 +67,16 @@ def read(path, columns):
 
 
 @pytest.mark.parametrize("before", [1, 2, 3, 9])
-@pytest.mark.parametrize("after", [1, 2, 4])
+@pytest.mark.parametrize("after", [1, 2, 9])
 def test_any_number_of_processes_reads_what_any_number_has_written(tmp_path, before, after):
     path = tmp_path / "a.ckpt"
     written(path, before)
     assert len(list(tmp_path.glob("a.ckpt.columns-abc/*.pt"))) == (0 if before == 1 else min(before, 7))
-    for columns in shares(after):
+    section = {"token": "abc", "borders": Columns.cut(TOTAL, before)}
+    assert before == 1 or sorted(StoredColumns.listed(path, section)) == sorted(
+        tmp_path.glob("a.ckpt.columns-abc/*.pt")
+    )
+    for columns in shares(after):  # of seven slices, so that some of nine hold nothing
         assert same(read(path, columns), for_columns(state(), NAMES, columns))
 
 

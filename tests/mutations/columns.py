@@ -143,7 +143,7 @@ MUTATIONS = [
     files(
         "a file of which only a part is wanted is read from its beginning", "max(begin, first) - first : min", "0 : min"
     ),
-    files("a share without columns finds no file", " or first == begin == end < last:", ":"),
+    files("a share without columns finds no file", "if holds or first <= begin == end <= last != first:", "if holds:"),
     files("missing files are found out later", "if not path.exists()]", "if False]"),
     files("empty shares have files", 'pairwise(section["borders"]) if end > begin]', 'pairwise(section["borders"])]'),
     files("the state of one process is marked", "if len(columns.spans) == 1:\n", "if False:\n"),

@@ -10,6 +10,7 @@ server = In(
     f"{COUNTS} tests/simulation/test_federated_server.py "
     "-k 'test_server_counts or guards or nobody_asked or say_where or fit_are'",
 )
+restarted = In("fl_lightning/simulation/federated_server.py", "tests/simulation/test_federated_server.py -k goes_on")
 closing = In(
     "fl_lightning/simulation/closing.py",
     f"{COUNTS} {DOOR} -k 'test_server_counts or breaks_the_method or broken or no_loss'",
@@ -155,7 +156,7 @@ MUTATIONS = [
     server(
         "the method's state is lost in a restart", '        self.algorithm.load_state_dict(state["algorithm"])\n', ""
     ),
-    server(
+    restarted(
         "the client rule's state is lost in a restart",
         '        self.client_rule.load_state_dict(state["client_rule"])\n',
         "",

@@ -9,14 +9,14 @@ FAULTS, PIECES = f"{TESTS}/test_faults.py", f"{TESTS}/test_pieces.py"
 app = In(
     f"{ROOM}/client_app.py",
     f"{PIECES} {TESTS}/test_parity.py -k 'test_pieces or (a_fit and AFL) or kept or double'",
-    needs="flwr",
+    needs="flwr.serverapp",
 )
 strategy = In(
     f"{ROOM}/strategy.py",
     f"{PIECES} {FAULTS} {TESTS}/test_resume.py {TESTS}/test_parity.py -k 'test_pieces or is_not_there "
     "or whom_was_asked or starts_once or is_over or (not_interrupted and Ditto) or (a_fit and AFL) "
     "or its_loss_again or keys_bind'",
-    needs="flwr",
+    needs="flwr.serverapp",
 )
 
 MUTATIONS = [

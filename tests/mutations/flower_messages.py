@@ -6,14 +6,16 @@ from mutations.change import In
 ROOM, TESTS = "fl_lightning/integrations/flower", "tests/integrations/flower"
 FAULTS, PIECES, RECORDS = (f"{TESTS}/test_{name}.py" for name in ("faults", "pieces", "records"))
 
-mailbox = In(f"{ROOM}/mailbox.py", f"{PIECES} {FAULTS} -k 'test_pieces or late_and or silent_rounds'", needs="flwr")
+mailbox = In(
+    f"{ROOM}/mailbox.py", f"{PIECES} {FAULTS} -k 'test_pieces or late_and or silent_rounds'", needs="flwr.serverapp"
+)
 members = In(
     f"{ROOM}/members.py",
     f"{PIECES} {FAULTS} -k 'test_pieces or comes_back or is_not_there or waited_for_once or keys_bind'",
-    needs="flwr",
+    needs="flwr.serverapp",
 )
-packing = In(f"{ROOM}/packing.py", RECORDS, needs="flwr")
-protocol = In(f"{ROOM}/protocol.py", RECORDS, needs="flwr")
+packing = In(f"{ROOM}/packing.py", RECORDS, needs="flwr.serverapp")
+protocol = In(f"{ROOM}/protocol.py", RECORDS, needs="flwr.serverapp")
 
 MUTATIONS = [
     mailbox("errors of the client app are silence", "silent=not own)", "silent=True)"),

@@ -199,6 +199,7 @@ MUTATIONS = [
         "products that were never computed are known",
         "torch.zeros(slots, slots, dtype=torch.bool)",
         "torch.ones(slots, slots, dtype=torch.bool)",
+        unseen="whoever takes a slot forgets its products first",
     ),
     cache(
         "a loaded state knows everything",

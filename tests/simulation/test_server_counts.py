@@ -201,8 +201,9 @@ def test_a_restart_remembers_everything(method):
         server.close_round({k: answers[k] for k in cohort if k != index}, {index: "lost"})
     server.open_round()
     server.close_round({}, dict.fromkeys(range(4), "lost"), silent=range(4))
-    again = made(method, fresh(seed=99, norm=True), **optimizer)
-    again.load_state_dict(reload(server.state_dict()))
+    again, state = made(method, fresh(seed=99, norm=True), **optimizer), server.state_dict()
+    saved = reload(state)
+    again.load_state_dict(saved)
     assert (again.round, again.counted) == (4, {0: 2, 1: 2, 2: 1, 3: 2})
     assert again.client_names == server.client_names
     assert again.client_sizes.tolist() == [10, 20, 30, 40]
@@ -214,7 +215,9 @@ def test_a_restart_remembers_everything(method):
         assert each.evaluation_message(2).counted == 1
         assert each.evaluation_message(2).round == 4
         record = each.close_round(answered(each, cohort))
+        assert record.client_names == ("ward 0", "ward 1", "ward 2", "ward 3")
         assert (record.skipped_rounds, record.local_steps) == (1, 2 + 3 + 4 + 1 + 3 + 4 + 1 + 2 + 4 + 10)
+    assert torch.equal(state["params"], saved["params"]), "a state is a copy"
     assert server.evaluates_params == (method is Looks)
     told = server.evaluation_message(0)
     assert torch.equal(told.params, server.evaluated_params)
@@ -224,6 +227,15 @@ def test_a_restart_remembers_everything(method):
     evaluated = server.evaluated_params.clone()
     server.finish()
     assert torch.equal(torch.cat([p.detach().flatten() for p in server.module.parameters()]), evaluated)
+
+
+def test_clients_that_come_back_do_not_change_how_long_a_round_is():
+    server, again = introduced(made()), made()
+    server.open_round()
+    server.close_round(answered(server))
+    again.load_state_dict(reload(server.state_dict()))
+    introduced(again, steps=(9, 9, 9, 9)).open_round()
+    assert again.message(0).steps_per_round == 6
 
 
 def test_other_versions_of_a_state_are_refused():

@@ -76,7 +76,8 @@ class StoredColumns:
         """The columns from ``begin`` up to ``end`` of the tensor with this number."""
         found = []
         for first, last in pairwise(self._borders):
-            if max(first, begin) < min(last, end) or first == begin == end < last:
+            holds = max(first, begin) < min(last, end)
+            if holds or first <= begin == end <= last != first:  # a share without columns has their dtype, too
                 whole = self._tensors(self._folder / f"{first}.pt")[number]
                 found.append(whole[..., max(begin, first) - first : min(end, last) - first])
         return torch.cat(found, -1)
