@@ -233,7 +233,7 @@ def main() -> int:
     for name in sorted({m.needs for m in wanted if m.needs}):
         try:
             import_module(name)
-        except ImportError:
+        except ImportError:  # noqa: PERF203 - once per module
             print(f"left out: what needs {name}, which {sys.executable} has not", file=sys.stderr)
             wanted = [m for m in wanted if m.needs != name]
     compiles = not KERNELS or any(m.file.startswith("csrc/") for m in wanted)
