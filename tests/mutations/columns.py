@@ -198,16 +198,6 @@ MUTATIONS = [
         "left[-1 - number]: rank for rank, share",
     ),
     ranked(
-        "a list in which clients gather is not learned",
-        "while outcome.changed and self._replays.learn(outcome):",
-        "while False:",
-    ),
-    ranked(
-        "traces that stay in one rank are not named",
-        "        if outcome.changed:\n            raise",
-        "        if False:\n            raise",
-    ),
-    ranked(
         "losses come back in another order", "[losses[place] for place in range(len(clients))]", "[*losses.values()]"
     ),
     ranked(
