@@ -31,7 +31,8 @@ from fl_lightning.core.lightning.ranks import metrics_apart
 from fl_lightning.core.lightning.single_device import check_devices
 
 QUICK = (
-    "FedLF", "SCAFFOLD with FedLF", "Ditto", "FedPW behind a guard", "kept optimizers", "gathering", "failing client",
+    "FedLF", "SCAFFOLD with FedLF", "Ditto", "FedMDFG", "FedPW behind a guard", "kept optimizers", "gathering",
+    "failing client",
 )  # fmt: skip
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")]

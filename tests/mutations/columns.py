@@ -16,6 +16,10 @@ rows = In("fl_lightning/executors/column_rows.py", ROWS)
 state = In("fl_lightning/executors/column_state.py", "tests/executors/test_column_state.py")
 files = In("fl_lightning/core/storage/column_files.py", "tests/core/test_column_files.py")
 ranked = In("fl_lightning/executors/ranks.py", f"{RANKS} -k 'bits_of_one and 2'")
+together = In("fl_lightning/executors/ranks.py", "tests/executors/test_ranked_runner.py")
+asked = In(
+    "fl_lightning/executors/ranks.py", "tests/executors/test_rank_failures.py -k 'terminated_in_a_round and script'"
+)
 
 MUTATIONS = [
     columns("borders may begin anywhere", "borders[0] != 0", "False"),
@@ -197,20 +201,22 @@ MUTATIONS = [
         "left[number]: rank for rank, share",
         "left[-1 - number]: rank for rank, share",
     ),
-    ranked(
+    together(
         "losses come back in another order", "[losses[place] for place in range(len(clients))]", "[*losses.values()]"
     ),
-    ranked(
+    together(
         "ranks measure the losses of the first clients", "[clients[place] for place in share]", "clients[: len(share)]"
     ),
-    ranked("an error of another rank is lost", "            if wrong is not None:\n                raise wrong\n", ""),
-    ranked(
+    together(
+        "an error of another rank is lost", "            if wrong is not None:\n                raise wrong\n", ""
+    ),
+    together(
         "each rank sees the doubts of its own plans alone",
         "enumerate(self._ranks.gather(self._clients.check_plans()))",
         "enumerate([self._clients.check_plans()])",
     ),
-    ranked(
+    asked(
         "requests to stop are not followed between clients", "ranks.follow_requests(between_clients=bool(left))", "pass"
     ),
-    ranked("all clients are trained once more", "[place for place in left if place not in self._outcomes]", "[]"),
+    asked("all clients are trained once more", "[place for place in left if place not in self._outcomes]", "[]"),
 ]

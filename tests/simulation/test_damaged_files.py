@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 import resource
 import stat
 import zipfile
 from functools import partial
 from inspect import signature
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from support import federated_blobs, fresh, quiet_trainer
 import fl_lightning as fl
 from fl_lightning.core.lightning.checkpoint_io import AtomicCheckpointIO
 from fl_lightning.core.model_snapshot import Snapshot
-from fl_lightning.core.storage.files import write_whole
+from fl_lightning.core.storage.files import read_whole, write_whole
 from fl_lightning.core.storage.kept_states import KeptStates
 from fl_lightning.core.storage.model_files import ClientFiles
 
@@ -120,6 +122,13 @@ def test_a_fit_does_not_begin_with_weights_that_are_not_finite():
     module.net[2].bias.data[1] = math.inf
     with pytest.raises(ValueError, match=r"parameters of Classifier must be finite .* infinity in net\.2\.bias: no cl"):
         resumed(None, module=module)
+
+
+def test_a_file_without_damage_fails_as_it_does(tmp_path):
+    path = tmp_path / "a.pt"
+    torch.save(SimpleNamespace(x=1), path)
+    with pytest.raises(pickle.UnpicklingError, match="SimpleNamespace"):
+        read_whole(path, partial(torch.load, path, weights_only=True), "")
 
 
 # ---- writing

@@ -218,6 +218,10 @@ def test_a_restart_remembers_everything(method):
         assert record.client_names == ("ward 0", "ward 1", "ward 2", "ward 3")
         assert (record.skipped_rounds, record.local_steps) == (1, 2 + 3 + 4 + 1 + 3 + 4 + 1 + 2 + 4 + 10)
     assert torch.equal(state["params"], saved["params"]), "a state is a copy"
+    trained = again._binding.layout.views(saved["params"])
+    named = dict(zip(again._binding.layout.names, trained, strict=True))
+    same = all(torch.equal(saved["state_dict"][name], value) for name, value in named.items())
+    assert same == (method is Looks), "the module is to be evaluated"
     assert server.evaluates_params == (method is Looks)
     told = server.evaluation_message(0)
     assert torch.equal(told.params, server.evaluated_params)
@@ -236,6 +240,15 @@ def test_clients_that_come_back_do_not_change_how_long_a_round_is():
     again.load_state_dict(reload(server.state_dict()))
     introduced(again, steps=(9, 9, 9, 9)).open_round()
     assert again.message(0).steps_per_round == 6
+
+
+def test_a_method_begins_anew():
+    rule = AFL()
+    other = introduced(made(lambda: rule))
+    other.close_round(answered(other))
+    assert rule.state_dict() != AFL().state_dict()
+    made(lambda: rule)
+    assert rule.state_dict() == AFL().state_dict()
 
 
 def test_other_versions_of_a_state_are_refused():
