@@ -24,12 +24,13 @@ from typing import NamedTuple
 
 _REGISTERS, _THREADS, _WARP = 65536, 2048, 32  # per multiprocessor of these architectures
 _FOUND = re.compile(
-    r"^arch = sm_(?P<arch>\d+a?)|^identifier = .*/(?P<file>\w+)\.cu"
+    r"^arch = sm_(?P<arch>\d+a?)"
     r"|^ Function (?P<name>\S+):\s+REG:(?P<registers>\d+) STACK:(?P<stack>\d+) SHARED:(?P<shared>\d+)"
     r" LOCAL:(?P<local>\d+)",
     re.MULTILINE,
 )
 _ACCESS = re.compile(r"Function : (?P<name>\S+)|\b(?P<kind>LDG|STG)(?:STS)?(?:\.\w+)*\.128\b")
+_FILE = re.compile(r"_GLOBAL__N__[0-9a-f]{8}_\d+_(\w+?)_cu_[0-9a-f]{8}")
 HEAD = (
     "| file | kernel | variants | sm | registers | shared bytes | stack or local bytes | occupancy | 16-byte loads "
     "| stores |\n" + "|---" * 10 + "|"
@@ -80,6 +81,7 @@ class Variant(NamedTuple):
     """A kernel for one dtype, tile size and architecture."""
 
     file: str
+    """Whose own the kernel is; ``"kernels"``, the folder, for one of several files."""
     kernel: str
     arch: str
     """Such as ``"90a"``."""
@@ -94,11 +96,13 @@ class Variant(NamedTuple):
 
 def variants(report: str) -> Iterator[Variant]:
     """All that ``cuobjdump --dump-resource-usage`` has printed."""
-    arch, file = "", ""
+    arch = ""
     for match in _FOUND.finditer(report):
-        arch, file = match["arch"] or arch, match["file"] or file
+        arch = match["arch"] or arch
         name = match["name"]
         if name is not None:
+            own = _FILE.search(name)
+            file = own[1] if own else "kernels"
             local = int(match["stack"]) + int(match["local"])
             yield Variant(file, plain_name(name), arch, name, int(match["registers"]), int(match["shared"]), local)
 
