@@ -111,6 +111,15 @@ def test_silence_is_what_does_not_come_from_the_client(monkeypatch):
     assert {(m.metadata.group_id, m.metadata.ttl, m.metadata.message_type) for m in grid.sent} == {("7", 50.0, "train")}
 
 
+def test_who_takes_its_time_is_waited_for(monkeypatch):
+    grid, looks = grid_of({1: content()}), []
+    pull = grid.pull_messages
+    monkeypatch.setattr(grid, "pull_messages", lambda ids: looks.append(ids) or (pull(ids) if len(looks) > 2 else []))
+    mailbox = Mailbox(grid)
+    mailbox.send({1: lambda: packed(Nothing())}, "train", "0", None)
+    assert mailbox.collect(60.0)[1].content is not None
+
+
 @pytest.mark.filterwarnings("ignore:a reply of node")
 def test_late_replies_and_second_ones_are_nobody_s():
     grid, late = grid_of({1: content(1.0), 2: content(2.0)}), []
