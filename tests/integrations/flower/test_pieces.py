@@ -14,7 +14,7 @@ from support import fresh
 
 import fl_lightning as fl
 from fl_lightning.algorithms import Ditto, FedAvg, FedMDFG
-from fl_lightning.integrations.flower import FairStrategy, client_id_of, lightning_client_app
+from fl_lightning.integrations.flower import client_id_of, lightning_client_app
 from fl_lightning.integrations.flower.mailbox import Mailbox
 from fl_lightning.integrations.flower.members import Members
 from fl_lightning.integrations.flower.packing import packed, taken, unpacked
@@ -243,13 +243,3 @@ def test_a_key_belongs_to_one_client():
         5: "it has no registered key, and keys say who client 2 is",
     }
     assert keys == {1: b"b".hex(), 0: b"a".hex()}
-
-
-@pytest.mark.parametrize("half", ["algorithm", "client_rule"])
-@pytest.mark.parametrize(
-    ("reads", "words"), [("sums", "hide single updates"), ("gram", "inner products"), ("rows", "clear")]
-)
-def test_a_server_sees_what_either_half_of_the_method_reads(half, reads, words):
-    strategy = FairStrategy(FedAvg(), fresh(), 4)
-    getattr(strategy.server, half).reads = reads
-    assert words in strategy.privacy
