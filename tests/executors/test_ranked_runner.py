@@ -4,9 +4,9 @@
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import lightning as L
 import pytest
 from test_column_rows import Network, Ranks
-from torch import nn
 
 from fl_lightning.core.errors import RankError
 from fl_lightning.executors.ranks import RankedRunner
@@ -14,17 +14,26 @@ from fl_lightning.executors.ranks import RankedRunner
 SIZES = (9, 2, 5, 7, 1, 4)
 
 
-def on_ranks(work, doubts=(None, None, None)):
-    """What each of three ranks returns or raises."""
+class Unasked(Ranks):
+    """Nobody is asked to end."""
+
+    def until_asked(self, places):
+        return iter(places)
+
+
+def on_ranks(work, doubts=(None, None, None), handed=None):
+    """What each of three ranks returns or raises; with ``handed``, client rules keep state in columns."""
     network = Network(3)
 
     def one(rank):
         clients = SimpleNamespace(
-            module=nn.Linear(1, 1), trainer=SimpleNamespace(callbacks=[]), plans=object(),
+            module=L.LightningModule(), trainer=SimpleNamespace(callbacks=[]), plans=object(),
+            planned_cost=lambda task: task.cost,
             check_plans=lambda: doubts[rank], batches=SimpleNamespace(loaders=SimpleNamespace(sizes=SIZES)),
         )  # fmt: skip
+        state = None if handed is None else SimpleNamespace(hand_out=handed.append)
         try:
-            return work(RankedRunner(clients, Ranks(network, rank), None))
+            return work(RankedRunner(clients, Unasked(network, rank), None, state))
         except Exception as error:
             return error
 
@@ -58,3 +67,16 @@ def test_what_one_rank_doubts_ends_the_fit_in_all():
         with pytest.raises(RankError, match="rank 1 cannot trust its planned steps, because two steps differ"):
             raise error
     assert on_ranks(lambda runner: runner.end_round()) == [None] * 3
+
+
+def test_state_goes_to_whoever_trains_its_client_even_without_a_step():
+    tasks, handed = [SimpleNamespace(client_id=10 + k, cost=cost) for k, cost in enumerate((5, 0, 3, 0, 8))], []
+    left = (1, 2, 3, 4)
+
+    def places(runner):
+        runner.begin_round(tasks)
+        return list(runner._places(left))
+
+    trained = on_ranks(places, handed=handed)
+    assert sorted(place for mine in trained for place in mine) == list(left)
+    assert handed == [{10 + place: rank for rank, mine in enumerate(trained) for place in mine}] * 3

@@ -180,7 +180,7 @@ MUTATIONS = [
         "[total] * self.ranks.size if len(spans) == 1 else spans",
         "spans * self.ranks.size if len(spans) == 1 else spans[::-1]",
     ),
-    ranked(
+    together(
         "clients without a step are left out",
         "[costs[place] + 1 for place in left]",
         "[costs[place] for place in left]",
@@ -196,10 +196,10 @@ MUTATIONS = [
         "        sent = self._exchange.send(upload.index, upload.report.companions)\n",
         "        sent = None\n",
     ),
-    ranked(
+    together(
         "state goes to another rank than the client",
-        "left[number]: rank for rank, share",
-        "left[-1 - number]: rank for rank, share",
+        "{client: owners[place] for place, client in",
+        "{client: (owners[place] + 1) % ranks.size for place, client in",
     ),
     together(
         "losses come back in another order", "[losses[place] for place in range(len(clients))]", "[*losses.values()]"

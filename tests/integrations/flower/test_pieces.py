@@ -14,7 +14,7 @@ from support import fresh
 
 import fl_lightning as fl
 from fl_lightning.algorithms import Ditto, FedAvg, FedMDFG
-from fl_lightning.integrations.flower import FairStrategy, client_id_of, lightning_client_app
+from fl_lightning.integrations.flower import client_id_of, lightning_client_app
 from fl_lightning.integrations.flower.mailbox import Mailbox
 from fl_lightning.integrations.flower.members import Members
 from fl_lightning.integrations.flower.packing import packed, taken, unpacked
@@ -109,6 +109,15 @@ def test_silence_is_what_does_not_come_from_the_client(monkeypatch):
     assert found[4].failure == "no reply within 0.05 s"
     assert [node for node, reply in found.items() if reply.content is not None] == [1]
     assert {(m.metadata.group_id, m.metadata.ttl, m.metadata.message_type) for m in grid.sent} == {("7", 50.0, "train")}
+
+
+def test_who_takes_its_time_is_waited_for(monkeypatch):
+    grid, looks = grid_of({1: content()}), []
+    pull = grid.pull_messages
+    monkeypatch.setattr(grid, "pull_messages", lambda ids: looks.append(ids) or (pull(ids) if len(looks) > 2 else []))
+    mailbox = Mailbox(grid)
+    mailbox.send({1: lambda: packed(Nothing())}, "train", "0", None)
+    assert mailbox.collect(60.0)[1].content is not None
 
 
 @pytest.mark.filterwarnings("ignore:a reply of node")
@@ -234,13 +243,3 @@ def test_a_key_belongs_to_one_client():
         5: "it has no registered key, and keys say who client 2 is",
     }
     assert keys == {1: b"b".hex(), 0: b"a".hex()}
-
-
-@pytest.mark.parametrize("half", ["algorithm", "client_rule"])
-@pytest.mark.parametrize(
-    ("reads", "words"), [("sums", "hide single updates"), ("gram", "inner products"), ("rows", "clear")]
-)
-def test_a_server_sees_what_either_half_of_the_method_reads(half, reads, words):
-    strategy = FairStrategy(FedAvg(), fresh(), 4)
-    getattr(strategy.server, half).reads = reads
-    assert words in strategy.privacy

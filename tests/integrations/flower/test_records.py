@@ -79,6 +79,12 @@ def evaluated(client=2, when=3, stage="val"):
     return fl.EvaluationRecord(when, stage, (client,), torch.tensor([9]), {"acc": torch.tensor([0.5]).double()})
 
 
+def test_an_answer_holds_what_was_trained():
+    sent = fl.ClientMessage(2, 3, torch.ones(3), 9, None, None, None, {}, {}, {}, 1)
+    assert Answer.of(sent, []).trained == vars(sent)
+    assert Answer.of(None, []).trained is None
+
+
 def test_an_evaluation_is_of_the_client_the_round_and_the_stage():
     answer = Answer.of(None, [evaluated(), evaluated(stage="test")])
     assert [answer.evaluation(2, 3, stage).stage for stage in ("val", "test")] == ["val", "test"]
