@@ -107,7 +107,9 @@ class BufferBank:
         for buffer in self._buffers:
             value = values[buffer.name].to(buffer.value)
             parts.setdefault(_kind(buffer.value), []).append(value.reshape(-1))
-        return BufferReport(size, {kind: torch.cat(flat) for kind, flat in parts.items()}, aside)
+        looks = self._policy == "mean" and self._banks.possible
+        votes = self._banks.votes(self.global_values(), size, values) if looks else {}
+        return BufferReport(size, {kind: torch.cat(flat) for kind, flat in parts.items()}, aside, votes)
 
     @torch.no_grad()
     def put(self, values: Mapping[str, Tensor]) -> None:

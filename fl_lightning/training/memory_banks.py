@@ -43,19 +43,27 @@ class MemoryBanks:
         """Whether there is a float buffer with an integer beside it."""
         return any(self._pointers.values())
 
-    def votes(self, before: Mapping[str, Tensor], samples: int) -> dict[str, Vote]:
+    def votes(
+        self, before: Mapping[str, Tensor], samples: int, sent: Mapping[str, Tensor] | None = None
+    ) -> dict[str, Vote]:  # fmt: skip
         """What a client's visit says of the buffers that it has changed and that have pointers beside them.
 
         Args:
             before: the round's buffers by name.
             samples: that the visit has seen.
+            sent: the client's buffers, of which those that it has not changed may be missing; ``None``: the module
+                has them, and its attributes.
         """
         votes: dict[str, Vote] = {}
-        for name, then in self._pointers.items():
+        for name, pointers in self._pointers.items():
             owner, key = self._owners[name]
-            value, old = owner._buffers.get(key), before.get(name)
+            prefix, known = name.removesuffix(key), before if sent is None else {**before, **sent}
+            value, old = owner._buffers.get(key) if sent is None else known.get(name), before.get(name)
+            then = {at: int(before.get(prefix + at, number)) for at, number in pointers.items()}
             if then and value is not None and old is not None and value.shape == old.shape:
-                now = _pointers_of(owner)
+                now = (
+                    _pointers_of(owner) if sent is None else {at: int(known.get(prefix + at, then[at])) for at in then}
+                )
                 said = (_vote(old, value, then[at], now[at], samples) for at in then.keys() & now.keys())
                 found = [vote for vote in said if vote is not None]
                 if found:
@@ -82,18 +90,28 @@ def _pointers_of(owner: nn.Module) -> dict[str, int]:
 def _vote(old: Tensor, new: Tensor, start: int, end: int, samples: int) -> Vote | None:
     """Whether a buffer was written under a pointer, along its rows or its columns; ``None``: it was not changed."""
     changed = (old != new) & ~((old != old) & (new != new))
-    if not bool(changed.any()):
+    if start == end or min(start, end) < 0 or not bool(changed.any()):
         return None
-    votes = set[Vote]()
+    partly: list[list[bool]] = []
     for dim in {0, old.dim() - 1}:
-        length = old.shape[dim]
-        if start == end or not (0 <= start <= length and 0 <= end <= length):
-            continue
-        rows = changed.movedim(dim, 0).reshape(length, -1).any(1).tolist()
-        inside = [start <= row < end if start < end else row >= start or row < end for row in range(length)]
-        if all(rows):
-            # Several times around, or a pointer that is none: it has moved by the samples if it is one.
-            votes.add("yes" if end < start else "perhaps" if (start + samples - end) % length == 0 else "no")
-        else:
-            votes.add("yes" if all(within for row, within in zip(rows, inside, strict=True) if row) else "no")
-    return min(votes, key=_VOTES.index, default=None)
+        rows = changed.movedim(dim, 0).reshape(old.shape[dim], -1).any(1).tolist()
+        if not all(rows):
+            partly.append(rows)
+    if partly:
+        return "yes" if any(_is_under(rows, start, end) for rows in partly) else "no"
+    if end < start:
+        return "yes" if start <= max(old.shape) else None
+    # Several times around, or a number that is no pointer: a pointer has moved by the samples.
+    lengths = (old.shape[0], old.shape[-1])
+    around = any(end <= length <= samples and (samples - end + start) % length == 0 for length in lengths)
+    return "perhaps" if around else "no"
+
+
+def _is_under(rows: list[bool], start: int, end: int) -> bool:
+    """Whether the rows that were written are those that a pointer has passed, which may count on and on."""
+    length = len(rows)
+    if (end < start and start > length) or end - start >= length:
+        return False
+    first, last = start % length, end % length
+    inside = [first <= row < last if first < last else row >= first or row < last for row in range(length)]
+    return all(within for row, within in zip(rows, inside, strict=True) if row)

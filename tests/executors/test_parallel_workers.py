@@ -227,8 +227,9 @@ def test_frozen_parameters_that_change_in_a_worker_are_named(in_one):
         def training_step(self, batch, batch_idx):
             if not in_one or first.setdefault("here", comes_first()):
                 self.frozen.data.add_(1)
+                time.sleep(0.02)  # the other worker takes clients, too
             else:
-                time.sleep(0.05)  # this worker's round ends later
+                time.sleep(0.1)  # and its round ends later
             return super().training_step(batch, batch_idx)
 
     with pytest.raises(

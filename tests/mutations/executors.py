@@ -69,7 +69,7 @@ MUTATIONS = [
     banks("columns are not looked at", "{0, old.dim() - 1}", "{0}"),
     banks("a bank is one wherever its pointer is", "all(within for row", "any(within for row"),
     banks("no pointer goes several times around", '"perhaps" if', '"no" if'),
-    banks("every counter is a pointer", "% length == 0 else", "% length >= 0 else"),
+    banks("every counter is a pointer", "% length == 0 for", "% length >= 0 for"),
     banks("one client's word is enough", 'if "no" not in given', 'if "yes" in given'),
     process("children of workers outlive them", "os.killpg(worker.pid, signal.SIGKILL)", "pass"),
     process("Ctrl-C reaches workers", "    os.setpgid(0, 0)\n", ""),

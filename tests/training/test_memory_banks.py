@@ -121,6 +121,8 @@ VOTES = {  # rows that were written, where the pointer is then, samples
     "all, and back": (range(8), 1, 7, "yes"),
     "twice around": (range(8), 5, 19, "perhaps"),
     "all, and a counter": (range(8), 5, 18, "no"),
+    "counted on": ((2, 3, 4, 5, 6, 7, 0), 9, 7, "yes"),
+    "counted on, elsewhere": ((1,), 9, 7, "no"),
     "elsewhere": ((2, 6), 5, 3, "no"),
     "nothing": ((), 5, 3, None),
     "with a pointer at rest": ((2, 3), 2, 3, None),

@@ -110,19 +110,21 @@ def test_a_callback_may_begin_to_clip_during_a_fit(path):
 
 
 def test_the_modules_own_gradient_clipping_and_gradient_hooks_see_every_local_step():
+    calls = []
+
     class Hooked(Classifier):
         def on_after_backward(self):
-            self.calls = [*getattr(self, "calls", []), "after_backward"]
+            calls.append("after_backward")
             for p in self.parameters():
                 p.grad.mul_(2.0)
 
         def on_before_optimizer_step(self, optimizer):
-            self.calls.append("before_step")
+            calls.append("before_step")
             for p in self.parameters():
                 p.grad.add_(0.001)
 
         def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
-            self.calls.append("clip")
+            calls.append("clip")
             self.clip_gradients(optimizer, 0.1, "norm")
 
     def change(parameters):
@@ -133,7 +135,7 @@ def test_the_modules_own_gradient_clipping_and_gradient_hooks_see_every_local_st
     module = fresh(Hooked)
     trainer = fit(module).trainer
     assert_trained_to(module, federate(fresh(Hooked), 3, sgd(change_gradients=change)))
-    assert module.calls == ["after_backward", "before_step", "clip"] * trainer.strategy.last_round.local_steps
+    assert calls == ["after_backward", "before_step", "clip"] * trainer.strategy.last_round.local_steps
 
 
 def accumulating(size):

@@ -56,12 +56,13 @@ def test_a_round_with_wrong_plans_is_repeated_without(case, caplog, monkeypatch)
     assert sum("eager from now on" in message for message in caplog.messages) == 1
 
 
+def alike():
+    """Data of which all batches have one shape."""
+    return fl.FederatedDataModule(Blobs(), fl.data.IID(6), seed=0)
+
+
 def test_the_end_of_a_round_finds_what_no_first_step_shows(monkeypatch):
     """All batches have one shape, so after the first step of the fit no plan is new."""
-
-    def alike():
-        return fl.FederatedDataModule(Blobs(), fl.data.IID(6), seed=0)
-
     eager = fit(fresh(), 4, planned_steps=False, data=alike())
     broken_after(20, monkeypatch)
     with pytest.warns(UserWarning, match="Round 1 is repeated without planned steps, because a gradient"):
@@ -72,10 +73,10 @@ def test_the_end_of_a_round_finds_what_no_first_step_shows(monkeypatch):
 def test_a_round_with_wrong_plans_in_workers_is_repeated_without(monkeypatch):
     if torch.cuda.is_available():
         pytest.skip("worker processes are copies of this one, in which CUDA may have been used")
-    eager = fit(fresh(), 4, planned_steps=False)
-    broken_after(20, monkeypatch)
+    eager = fit(fresh(), 4, planned_steps=False, data=alike())
+    broken_after(3, monkeypatch)  # steps of each worker, which is new in every round
     with pytest.warns(UserWarning, match="is repeated without planned steps, because a gradient"):
-        planned = fit(fresh(), 4, planned_steps=True, executor=fl.executors.Parallel(workers=2))
+        planned = fit(fresh(), 4, planned_steps=True, data=alike(), executor=fl.executors.Parallel(workers=2))
     assert torch.equal(weights(eager.module), weights(planned.module))
 
 
