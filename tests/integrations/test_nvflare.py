@@ -238,6 +238,64 @@ def test_a_site_that_cannot_take_part_leaves_the_job_to_the_others(federation, t
     assert torch.equal(trained(), trained(folder="other"))
 
 
+@pytest.mark.filterwarnings("ignore:client 1 is left out of round")
+def test_who_a_site_is_the_controller_knows(federation, monkeypatch):
+    """A site that cannot take part is sent nothing, and the others are just as many as are needed."""
+    answered, sent = nvflare._answer, []
+
+    def answer(client, task, message):
+        sent.append((task, client.client_id, message.get("rounds")))
+        fields = answered(client, task, message)
+        return {**fields, "client_id": 3, "name": "liar"} if task == "introduce" else fields
+
+    monkeypatch.setattr(nvflare, "_answer", answer)
+    controller = federation(FedAvg, rounds=1, clients_per_round=4, min_clients=3, theirs={1: {"method": MOON}})
+    with pytest.warns(match="site east: it cannot take part"):
+        controller.run()
+    assert controller.records[0].client_names == ("north", "south", "west")
+    assert controller.records[0].dropped[1].startswith("it cannot take part: from server to client, method")
+    assert sorted(sent) == sorted([("introduce", k, None) for k in range(4)] + [("train", k, 1) for k in (0, 2, 3)])
+
+
+@pytest.mark.filterwarnings("ignore:client 1 .*is left out of round")
+def test_why_a_loss_is_missing_the_controller_knows(federation, monkeypatch):
+    answered = nvflare._answer
+
+    def answer(client, task, message):
+        if task == "loss" and client.client_id == 1:
+            raise LookupError("a broken sample")
+        return answered(client, task, message)
+
+    monkeypatch.setattr(nvflare, "_answer", answer)
+    controller = federation(FedMDFG, rounds=1, clients_per_round=4)
+    controller.run()
+    words = "it was asked for its loss once more: LookupError: a broken sample"
+    assert controller.records[0].dropped == {1: words}
+
+
+class Second(fl.data.CohortSampler):
+    """Always the second site."""
+
+    def select(self, *_):
+        return fl.data.Selection((1,))
+
+
+@pytest.mark.filterwarnings("ignore:client 1 is left out of round", "ignore:round . had no", "ignore:site east")
+def test_rounds_of_sites_that_cannot_take_part_fail_in_nothing_that_the_controller_knows(federation):
+    options = {"sampler": Second(), "clients_per_round": 1, "max_failed_rounds": 1}
+    controller = federation(FedAvg, rounds=2, theirs={1: {"method": MOON}}, **options)
+    controller.run()
+    assert [record.skipped for record in controller.records] == ["no usable report"] * 2
+
+
+def test_a_round_that_is_aborted_changes_nothing_that_the_controller_knows(federation, tmp_path):
+    controller = federation(FedAvg, rounds=2)
+    controller.is_aborted = lambda: bool(controller.scripts.made) and controller.scripts.task == "train"
+    controller.run()
+    assert controller.records == [None]
+    assert not (tmp_path / "run" / "last.ckpt").exists()
+
+
 @pytest.mark.parametrize("path", ["task_of_test", "task_of_test:nothing"])
 def test_a_server_that_is_none_is_refused(federation, monkeypatch, path):
     controller = federation(FedAvg)

@@ -6,7 +6,7 @@ from mutations.change import In
 flare = In(
     "fl_lightning/integrations/nvflare.py",
     "tests/integrations/test_nvflare.py -k 'raises_is_left or too_few or its_loss_again or before_the_first "
-    "or to_the_others or is_refused or (another_kind and round) or aborted or silent_site or another_job'",
+    "or to_the_others or is_refused or (another_kind and round) or controller_knows or (a_fit and FedMDFG) or another_job'",
     needs="nvflare.client",
 )
 
@@ -69,11 +69,6 @@ MUTATIONS = [
     flare("who does not say a loss has no reason", "return {**missing, **{client: fields", "return {**{client: fields"),
     flare("a message goes to all sites", "targets=[self.sites[client]]", "targets=self.sites"),
     flare("a message goes to the wrong site", "targets=[self.sites[client]]", "targets=[self.sites[client - 1]]"),
-    flare(
-        "a second answer counts",
-        'came.setdefault(answer.meta["client_name"], answer)',
-        'came.update({answer.meta["client_name"]: answer})',
-    ),
     flare(
         "answers are those of the order of arrival",
         "answer = came.get(self.sites[client])",

@@ -67,6 +67,7 @@ def answered(server, cohort=None, **of_one):
     return {k: answer(server, k, **(of_one if k == 2 else {})) for k in reversed(cohort)}
 
 
+BUFFERS = {name: value.clone() for name, value in fresh(norm=True).named_buffers()}
 ODD = {
     "another companion": {"companions": {"more": torch.zeros(156)}},
     "another extra": {"extras": {"more": torch.zeros(3)}},
@@ -79,7 +80,7 @@ ODD = {
     "large": {"update": torch.full((156,), -2e30)},
     "a large companion": {"companions": {"control": torch.full((156,), 2e30)}},
     "complex extras": {"extras": {"more": torch.zeros(3, dtype=torch.complex64)}},
-    "buffers of another dtype": {"buffers": {"net.1.running_mean": torch.zeros(8, dtype=torch.float64)}},
+    "a buffer of another dtype": {"buffers": {**BUFFERS, "net.1.running_mean": torch.zeros(8, dtype=torch.float64)}},
     "other buffers": {"buffers": {}},
 }
 
@@ -100,6 +101,13 @@ def test_an_odd_answer_counts_in_nothing(name):
     assert server.client_sizes.tolist() == [10, 20, 30, 40]
     for one, two in zip(server.module_state_dict().values(), other.module_state_dict().values(), strict=True):
         assert torch.equal(one, two)
+
+
+def test_complex_extras_are_none_where_everybody_sends_them():
+    server = made()
+    server.open_round()
+    record = server.close_round({2: answer(server, 2, extras={"more": torch.zeros(3, dtype=torch.complex64)})})
+    assert record.dropped[2] == "its extras must be real, found complex ones"
 
 
 def test_the_step_is_the_mean_of_what_counts():
@@ -131,6 +139,30 @@ def test_sizes_follow_what_clients_say_now():
     assert partly.algorithm.seen == [((0, 1, 2, 3), [10.0, 20.0, 30.0, 40.0], None)]
     assert partly.client_names == ("a", "1", "2", "3")
     assert partly.message(0).steps_per_round == 1
+
+
+REFUSED = {
+    "method": (lambda: made(FedAvg), {}),
+    "arguments": (lambda: made(lambda: QFedAvg(2.0)), {}),
+    "layout": (lambda: made(QFedAvg, fresh(norm=True, hidden=9)), {}),
+    "settings": (lambda: made(QFedAvg, seed=6), {}),
+    "version": (lambda: made(QFedAvg), {"versions": {"fl_lightning": "9.9"}}),
+    "frozen": (lambda: made(QFedAvg), {}),
+    "id": (lambda: made(QFedAvg), {}),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_who_computes_something_else_is_refused(name):
+    (other, changed), server = REFUSED[name], made(QFedAvg)
+    description = {**other().fit_description.state_dict(), **changed}
+    frozen = "others" if name == "frozen" else server._introductions._frozen
+    told = fl.ClientIntroduction(4 if name == "id" else 3, "x", 10, 1, description, frozen)
+    words = {"settings": "seed: 5 became 6", "arguments": "q=2.0", "id": "from 0 to 3, found 4"}.get(name, name)
+    assert words in server.refusal(told)
+    with pytest.raises(ValueError, match="cannot take part"):
+        server.register(told)
+    assert server.registered == frozenset()
 
 
 @pytest.mark.parametrize("steps", [(4, 0, 7, 7), (6, 6, 6, 6), (0, 0, 0, 0)])
