@@ -34,8 +34,8 @@ inline std::int64_t slice_columns(std::int64_t total_columns) {
   return width;
 }
 
-// The first 14 significant bits of a number, of which the last is 1 wherever the rest was not 0. A conversion to float32
-// keeps them, and one to 16 bits then rounds as from the number itself: once.
+// The first 14 significant bits of a number, of which the last is 1 wherever the rest was not 0. A conversion to
+// float32 keeps them, and one to 16 bits then rounds as from the number itself: once.
 inline constexpr std::int64_t kRest = (std::int64_t{1} << 39) - 1;
 inline double with_14_bits(double x) {
   std::int64_t bits;
