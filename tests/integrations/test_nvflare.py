@@ -273,6 +273,15 @@ def test_why_a_loss_is_missing_the_controller_knows(federation, monkeypatch):
     assert controller.records[0].dropped == {1: words}
 
 
+def test_a_site_makes_its_client_once_and_the_controller_knows_which(federation):
+    scripts, made = federation(FedAvg).scripts, []
+    scripts.inbox = [FLModel(params={"message": {}}, meta={"client_id": 2}) for _ in range(2)]
+    scripts.task, scripts.sent = "introduce", []
+    run_client(lambda client_id: made.append(client_id) or scripts.client(client_id))
+    assert made == [2]
+    assert [model.params["client_id"] for model in scripts.sent] == [2, 2]
+
+
 class Second(fl.data.CohortSampler):
     """Always the second site."""
 

@@ -245,6 +245,18 @@ def test_one_client_does_not_turn_a_metric_around():
     assert joined(records, "val", 1, ("0", "1", "2", "3")).modes == {"acc": "max"}
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"round": 0}, {"round": 2}, {"client_ids": (1,)}, {"client_ids": (2, 3)}, {"stage": "test"},
+     {"sizes": torch.tensor([9, 9])}, {"sizes": torch.tensor([-1])}, {"values": {"acc": torch.tensor([0.5, 0.5])}},
+     {"values": {"acc": torch.tensor([0.5j])}}, {"values": {"a\nb": torch.tensor([0.5])}}],
+    ids=str,
+)  # fmt: skip
+def test_evaluations_of_others_are_refused(fields):
+    with pytest.raises(MisfitError):
+        evaluation({**EVALUATION, **fields}, 2, 1, "val")
+
+
 # ---- the client's side
 
 
