@@ -35,7 +35,7 @@ class Variant(nn.Module):
 
     def scale(self, x):
         """A number near one that the step's state gives, which it changes."""
-        raise NotImplementedError
+        return 1.0
 
     def forward(self, x, y):
         return ((self.scale(x) * (x @ self.w) - y) ** 2).mean()

@@ -239,5 +239,5 @@ def _memory(value: Tensor) -> int | None:
     """Where its numbers lie; ``None`` if it has none, or torch does not say."""
     try:
         return value.untyped_storage().data_ptr() or None
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:
         return None

@@ -206,13 +206,6 @@ def test_the_pages_of_methods_say_which_client_halves_do_not_fit():
         assert refused == {half for half in halves() if not fits(rule, made(half))}, name
 
 
-def test_the_page_on_executors_names_the_methods_that_need_new_workers():
-    page = (DOCS / "executors.md").read_text(encoding="utf-8")
-    (named,) = re.findall(r"whose client half\s+keeps\s+state\s+\(([^)]*)\)", page)
-    stateful = {name for name in server_rules() if made(name).client_rule().overrides("commit", "keep")}
-    assert set(re.split(r",\s+", named)) == stateful | {"DifferentialPrivacy"}
-
-
 def test_the_page_on_privacy_says_which_methods_it_fits():
     page = (DOCS / "privacy.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (.*) \| (.*) \| (.*) \|$", page.split("\n## Which methods")[1], flags=re.MULTILINE)[1:]
