@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import signal
 import warnings
@@ -362,11 +363,12 @@ def test_keyboard_interrupt_leaves_the_global_weights(policy):
 
 
 def test_an_exception_between_toggle_and_untoggle_freezes_nobody():
+    steps = itertools.count(1)  # of all clients: an attribute would start anew in every visit
+
     class Adversarial(Classifier):
         def __init__(self):
             super().__init__()
             self.automatic_optimization = False
-            self.fail_at, self.count = 3, 0
 
         def configure_optimizers(self):
             return [
@@ -375,10 +377,10 @@ def test_an_exception_between_toggle_and_untoggle_freezes_nobody():
             ]
 
         def training_step(self, batch, batch_idx):
-            self.count += 1
+            step = next(steps)
             for optimizer in self.optimizers():
                 self.toggle_optimizer(optimizer)
-                if self.count == self.fail_at:
+                if step == 3:
                     raise RuntimeError("in the middle")
                 optimizer.zero_grad()
                 self.manual_backward(nn.functional.cross_entropy(self(batch[0]), batch[1]))
@@ -392,7 +394,6 @@ def test_an_exception_between_toggle_and_untoggle_freezes_nobody():
     assert len(strategy.last_round.client_ids) == 6
     assert all(p.requires_grad for p in module.parameters())
     clean = fresh(Adversarial)
-    clean.fail_at = -1
     quiet_trainer(fl.FederatedStrategy(), 1).fit(clean, federated_blobs())
     assert not torch.equal(weights(clean), weights(module))
 
