@@ -14,6 +14,9 @@ import torch
 
 # Some warnings of torch come once in a process: an error in whichever test is the first. They come every time here.
 torch.set_warn_always(True)
+# The first backward pass of a process decides whether autograd starts threads, which copies of the process cannot have.
+# It does for tensors without memory, as opcheck and torch.compile make them, so it is one on the processor here.
+torch.ones((), requires_grad=True).backward()
 
 # `make quick` runs their tests, all but those marked fit or slow.
 QUICK = {"algorithms", "core", "data", "metrics", "ops", "solvers"}
