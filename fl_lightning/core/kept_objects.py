@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.core.generators import GENERATORS, generator_state, put_generator_state
-from fl_lightning.core.lightning.names import Callback, LightningDataModule, Logger, Trainer
+from fl_lightning.core.lightning.names import Callback, LightningDataModule, Logger, SingleDeviceStrategy, Trainer
 
 PLAIN = (
     type(None), bool, int, float, complex, str, bytes, range, slice, PurePath, enum.Enum, np.generic, np.dtype,
@@ -32,14 +32,15 @@ PLAIN = (
 """Values that never change inside."""
 
 SHARED = (
-    Trainer, Callback, LightningDataModule, Logger, Optimizer, Dataset, DataLoader, Metric, MetricCollection,
-    ModuleType, FunctionType, BuiltinFunctionType, type, torch.Size, torch.optim.lr_scheduler.LRScheduler,
+    Trainer, SingleDeviceStrategy, Callback, LightningDataModule, Logger, Optimizer, Dataset, DataLoader, Metric,
+    MetricCollection, ModuleType, FunctionType, BuiltinFunctionType, type, torch.Size,
+    torch.optim.lr_scheduler.LRScheduler,
 )  # fmt: skip
 """What a module refers to and does not own, and what others look after."""
 
 _LIBRARIES = frozenset(
-    ("torch", "lightning", "pytorch_lightning", "lightning_fabric", "lightning_utilities", "torchmetrics", "weakref",
-     "logging", "re", "functools", "_thread", "threading")
+    ("torch", "lightning", "pytorch_lightning", "lightning_fabric", "lightning_utilities", "torchmetrics",
+     "fl_lightning", "weakref", "logging", "re", "functools", "_thread", "threading")
 )  # fmt: skip
 """Their objects are looked into only if they are modules, tensors, generators or containers."""
 

@@ -100,7 +100,7 @@ def test_servers_and_clients_apart_train_the_same(method):
         client._module.average.module[0].load_state_dict(server.module.net[0].state_dict())
         server.register(client.introduction())
     for _ in range(2):
-        server.close_round([clients[place].train(server.message(place)) for place in server.open_round()])
+        server.close_round({place: clients[place].train(server.message(place)) for place in server.open_round()})
     for name, value in server.module_state_dict().items():
         assert torch.equal(value, module.state_dict()[name]), name
     for place, client in clients.items():
