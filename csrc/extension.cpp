@@ -129,7 +129,7 @@ struct Kernels {
   }
 
   static void layer_combine_add(Tensor out, const Tensor& rows, const Tensor& offsets, const Tensor& coeff) {
-    require(rows.dim() == 2 && rows.size(0) > 0, "rows must have shape [m, n] with at least one row");
+    require_some_rows(rows);
     dtype_of(out, "out");
     require_shape("out", out, {rows.size(1)});
     require_beside("out", out, rows);
@@ -261,7 +261,7 @@ struct Kernels {
   }
 
   static Tensor puc_combine(const Tensor& rows_in, const Tensor& keep_in, const Tensor& weights_in) {
-    require(rows_in.dim() == 2 && rows_in.size(0) > 0, "rows must have shape [m, n] with at least one row");
+    require_some_rows(rows_in);
     require_numbers("weights", weights_in, {rows_in.size(0)});
     check_weights(weights_in);
     Device device(rows_in);

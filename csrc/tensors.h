@@ -95,6 +95,10 @@ inline void require_others(const Tensor& others, const Tensor& rows) {
   require_beside("others", others, rows);
 }
 
+inline void require_some_rows(const Tensor& rows) {
+  require(rows.dim() == 2 && rows.size(0) > 0, "rows must have shape [m, n] with at least one row");
+}
+
 // An op is about to write to this vector: its version rises, so that a backward pass for which autograd has kept the
 // old values raises. The stable interface has no call for that, but torch's own ops in place do it, on no element too.
 inline void begin_write(const char* name, Tensor t) {

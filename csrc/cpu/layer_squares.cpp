@@ -7,7 +7,7 @@ namespace fl_lightning::cpu {
 
 // A row at a time, as a Gram matrix of one row: its bits depend on no other row.
 void layer_squares(Matrix rows, Layers layers, double* squares, ParallelFor parallel) {
-  const std::int64_t size = rows.dtype == DType::f64 ? 8 : rows.dtype == DType::f32 ? 4 : 2;
+  const std::int64_t size = size_of(rows.dtype);
   std::vector<double> own(static_cast<std::size_t>(layers.count));
   for (std::int64_t i = 0; i < rows.rows; ++i) {
     const Matrix row{static_cast<const char*>(rows.data) + i * rows.stride * size, 1, rows.columns, rows.stride,

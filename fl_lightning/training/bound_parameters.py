@@ -134,11 +134,6 @@ class BoundParameters:
                 "shape of a trained one"
             )
 
-    @property
-    def frozen_marks(self) -> dict[str, Tensor]:
-        """Sums of the parameters that are not trained when the round began, by name."""
-        return self._marks
-
     def _frozen_marks(self) -> dict[str, Tensor]:
         frozen = {n: p.detach() for n, p in still_parameters(self.module, self.layout.names).items()}
         return {n: p.to(accumulation_device(p)).sum(dtype=torch.float64) for n, p in frozen.items() if _has_sum(p)}

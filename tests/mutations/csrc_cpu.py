@@ -63,8 +63,8 @@ MUTATIONS = [
     ),
     products(
         "norms of the wrong row of 16-bit matrices",
-        "rows.dtype == DType::f32 ? 4 : 2;",
-        "rows.dtype == DType::f32 ? 4 : 4;",
+        "const std::int64_t size = size_of(rows.dtype);",
+        "const std::int64_t size = rows.dtype == DType::f64 ? 8 : 4;",
     ),
     products("a zero row ends the check of the range", "if (square == 0) break;", "if (square == 0) return true;"),
     products("overflow passes", "if (!(size <= 1.7976931348623157e308)) return false;", ""),

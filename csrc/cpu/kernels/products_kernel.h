@@ -107,7 +107,7 @@ void all_products(const Products& problem, std::int64_t begin, std::int64_t end,
 
 inline double square_norm(const Rows& rows, std::int64_t row, std::int64_t begin, std::int64_t end,
                           ProductsScratch& scratch) {
-  const std::int64_t size = rows.dtype == DType::f64 ? 8 : rows.dtype == DType::f32 ? 4 : 2;
+  const std::int64_t size = size_of(rows.dtype);
   const Matrix one{static_cast<const char*>(rows.data) + rows.at(row) * size, 1, rows.columns, rows.stride, rows.dtype};
   double square;
   sum_products<double>({{one}, {one}, true}, begin, end, &square, scratch);

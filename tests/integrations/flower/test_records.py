@@ -38,7 +38,10 @@ def test_a_record_gives_back_what_was_written():
     assert values == {"more": (1, 2)}, "what is beside a message stays"
 
 
-@pytest.mark.parametrize("value", [np.float64(1), {(1, 2): 3}, {1, 2}, object()], ids=lambda value: type(value).__name__)
+KINDS = [np.float64(1), {(1, 2): 3}, {1, 2}, object()]
+
+
+@pytest.mark.parametrize("value", KINDS, ids=lambda value: type(value).__name__)
 def test_other_values_are_not_written(value):
     with pytest.raises(TypeError, match=r"loss\.x must hold tensors, numbers, strings"):
         packed(Loss({"x": value}))
