@@ -3,6 +3,8 @@
 
 import pytest
 import torch
+from fl_lightning.core.storage.models import ClientModels
+from fl_lightning.core.storage.own_models import OwnModels
 from support import reload
 from torch import nn
 from torchmetrics import MeanMetric
@@ -10,8 +12,6 @@ from torchmetrics import MeanMetric
 import fl_lightning as fl
 from fl_lightning.core.model_snapshot import Snapshot, packed_buffers, standing_in
 from fl_lightning.core.storage.model_files import ClientFiles
-from fl_lightning.core.storage.models import ClientModels
-from fl_lightning.core.storage.own_models import OwnModels
 
 
 def snapshot(value, n=4):

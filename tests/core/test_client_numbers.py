@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import torch
-from support import reload
-
 from fl_lightning.core.storage.numbers import ClientNumbers
+from support import reload
 
 
 def test_numbers_by_client():
