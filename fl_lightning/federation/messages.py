@@ -96,16 +96,8 @@ class ServerMessage:
             steps_per_round: as the attribute.
             rounds: as the attribute.
         """
-        return cls(
-            round,
-            params,
-            kept.state(rule, "all"),
-            kept.for_one(rule, client_id),
-            counted,
-            buffers or {},
-            steps_per_round,
-            rounds,
-        )
+        sent = kept.state(rule, "all"), kept.for_one(rule, client_id)
+        return cls(round, params, *sent, counted, buffers or {}, steps_per_round, rounds)
 
 
 def give(message: ServerMessage, rule: ClientRule, client_id: int) -> None:
