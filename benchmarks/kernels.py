@@ -129,7 +129,8 @@ def main() -> None:
         warnings.warn(f"nothing to compare: {ops.backend()['layer_gram'].reason}", stacklevel=1)
     supply = "as the C library has it" if arguments.fresh_memory else keep_freed_memory()
     limits = Limits(device)
-    facts = report.environment(device, SEED, threads, limits.how) | {"memory": supply}
+    facts = report.environment(device, SEED, threads, limits.how)
+    facts |= {"memory": supply, "time": "the processor's with one thread, else the clock's or the GPU's"}
     name = f"kernels-{device.type}{'-quick' * arguments.quick}"
 
     def save(rates: Rates, results: list[Result]) -> None:

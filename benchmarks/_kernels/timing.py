@@ -16,15 +16,17 @@ QUEUEING = 2_000_000  # clock cycles of a GPU, about 1 ms: longer than the host 
 
 
 def seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Wall time of one call; on a GPU the time between two events on its stream.
+    """Time of one call: the processor's if there is one thread, by the clock if there are several.
 
-    The GPU sleeps first, while the host queues the call: otherwise it would wait for the host within the call. What the
-    host takes longer than ``QUEUEING`` for counts all the same.
+    Other programs take the clock's time and hardly the processor's. On a GPU it is the time between two events on its
+    stream. The GPU sleeps first, while the host queues the call: otherwise it would wait for the host within the call.
+    What the host takes longer than ``QUEUEING`` for counts all the same.
     """
     if device.type != "cuda":
-        start = time.perf_counter()
+        clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+        start = clock()
         call()
-        return time.perf_counter() - start
+        return clock() - start
     before = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     after = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     torch.cuda._sleep(QUEUEING)  # type: ignore[no-untyped-call]
