@@ -10,7 +10,7 @@ from itertools import cycle, pairwise
 import torch
 from torch import Tensor
 
-from benchmarks._kernels.problems import BOUNDS, ON_GRAM, Problem
+from benchmarks._kernels.problems import BOUNDS, ON_GRAM, PARTICIPATIONS, THRESHOLD, Problem
 from fl_lightning.ops import _common_descent, _min_norm, _reference
 
 IN_FLOAT64 = (*ON_GRAM, "trimmed_mean")  # what is written here for these has float64 sums whatever is asked for
@@ -98,8 +98,8 @@ def _puc_combine(parts: list[tuple[Tensor, Tensor, Tensor]], weights: Tensor, ou
     """Bits lie there as booleans."""
     for part, keep, place in parts:
         kept = keep.to(weights.dtype)
-        total = torch.mv((part * kept).T, weights)
-        place.copy_(total.div_(torch.mv(kept.T, weights)).nan_to_num_(0))
+        total = weights @ kept
+        place.copy_((weights @ kept.mul_(part)).div_(total).nan_to_num_(0))
     return out
 
 
@@ -122,7 +122,8 @@ class _Track:
         self._sums.zero_()
         for i, row, counts in next(self._cuts):
             increase = row <= 0
-            keep = torch.where(increase, counts, 8 - counts) >= 3
-            counts.add_(increase)
-            self._sums[i].add_(torch.linalg.vector_norm((row * keep).to(self._sums.dtype)).square_())
+            keep = (increase & (counts >= THRESHOLD)) | (~increase & (counts <= PARTICIPATIONS - THRESHOLD))
+            counts.add_(increase.view(torch.uint8))
+            kept = keep.to(self._sums.dtype).mul_(row)
+            self._sums[i].add_(torch.linalg.vector_norm(kept).square_())
         return self._sums

@@ -20,7 +20,7 @@ OPS = tuple(ops.backend())
 ON_GRAM = ("project_conflicts", "min_norm", "common_descent")  # float64 whatever the rows' dtype
 REMEMBERED = 10  # rows of the other matrix of layer_cross_gram and layer_cross_combine
 BOUNDS = {"zero_row": 1e-8, "zero_direction": 1e-4, "rounding": 1e-7}  # of common_descent, as FedLF has them
-TRACKED = 10  # clients that puc_track passes over in turn
+TRACKED, THRESHOLD, PARTICIPATIONS = 10, 3, 8  # of puc_track: clients that it passes over in turn, and its numbers
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Problem:
         def track() -> object:
             """On another client each time, so that its update comes from memory."""
             client = next(clients)
-            return ops.puc_track(rows[client], self.counts[client], 3, 8, offsets)
+            return ops.puc_track(rows[client], self.counts[client], THRESHOLD, PARTICIPATIONS, offsets)
 
         square = 8 * layers * m * m
         every = {
