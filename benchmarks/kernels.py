@@ -51,8 +51,8 @@ def run(
     print(report.HEAD)
     results: list[Result] = []
     for shape in shapes(quick):
-        for dtype in DTYPES:
-            for m in (3,) if quick else CLIENTS:
+        for m in (3,) if quick else CLIENTS:
+            for dtype in DTYPES:
                 wanted = tuple(op for op in chosen if dtype == DTYPES[0] or op not in ON_GRAM)
                 results += _problem(shape, m, dtype, device, limits, peaks, wanted, 0.005 if quick else BUDGET)
                 save(_rates(peaks, results), results)

@@ -31,8 +31,8 @@ def by_hand(op: str, problem: Problem, wide: torch.dtype) -> Callable[[], object
     if op == "common_descent":
         return partial(_common_descent.common_descent, gram, m, None, problem.losses, **BOUNDS)
     n = problem.shape.columns
-    narrow = n if rows.device.type != "cpu" else max(2048, _BLOCK // m)
-    width = n if rows.dtype == wide else narrow
+    narrow = n if rows.device.type != "cpu" else _BLOCK if op == "puc_track" else max(2048, _BLOCK // m)
+    width = n if rows.dtype == wide and op != "puc_track" else narrow
     out = torch.empty(n, dtype=rows.dtype, device=rows.device)
     if op in ("puc_combine", "trimmed_mean"):  # layers are nothing to them
         stops = [slice(begin, begin + narrow) for begin in range(0, n, narrow)]

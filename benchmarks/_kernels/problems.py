@@ -98,7 +98,10 @@ class Problem:
     @cached_property
     def kept(self) -> Tensor:
         """The bits of ``keep`` as booleans, ``[m, n]``."""
-        return torch.stack([_reference._unpack(words)[: self.shape.columns].bool() for words in self.keep])
+        kept = torch.empty(self.m, self.shape.columns, dtype=torch.bool, device=self.device)
+        for row, words in zip(kept, self.keep, strict=True):
+            row.copy_(_reference._unpack(words)[: self.shape.columns])
+        return kept
 
     def cases(self, chosen: tuple[str, ...]) -> Iterator[Case]:
         """The chosen ops."""
