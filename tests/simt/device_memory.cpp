@@ -20,8 +20,9 @@ struct Buffer {
   const char* begin;
   std::int64_t rows, row_bytes, stride;  // what lies between two rows is nobody's
   int element;
-  std::uint32_t written_since;
-  std::unique_ptr<Watch[], decltype(&std::free)> cells;  // of each element, zeros at first; none of what is read only
+  std::uint32_t written_since = 0;  // 1 of what nobody has written yet
+  std::unique_ptr<Watch[], decltype(&std::free)> cells{nullptr,
+                                                       &std::free};  // of each element, zeros at first; none of inputs
 
   bool holds(std::int64_t at, std::int64_t bytes) const {
     return at >= 0 && at < rows * stride && at % stride + bytes <= row_bytes;
@@ -58,10 +59,11 @@ void touch(const void* address, std::int64_t bytes, bool writes) {
 
 void add_memory(const char* name, const void* begin, std::int64_t rows, std::int64_t row_bytes, std::int64_t stride,
                 int element, Access access) {
-  const auto count = static_cast<std::size_t>(access == Access::input ? 0 : rows * stride / element);
-  auto* cells = count ? static_cast<Watch*>(std::calloc(count, sizeof(Watch))) : nullptr;
-  buffers.push_back({name, static_cast<const char*>(begin), rows, row_bytes, stride, element, access == Access::output,
-                     {cells, &std::free}});
+  Buffer own{name, static_cast<const char*>(begin), rows, row_bytes, stride, element};
+  own.written_since = access == Access::output;
+  const auto count = static_cast<std::size_t>(rows * stride / element);
+  if (access != Access::input) own.cells.reset(static_cast<Watch*>(std::calloc(count + 1, sizeof(Watch))));
+  buffers.push_back(std::move(own));
 }
 
 void forget_memory() { buffers.clear(); }
@@ -72,9 +74,9 @@ void read_memory(const void* address, std::int64_t bytes) { touch(address, bytes
 
 extern "C" {
 
-#define ACCESSES(bytes)                                                            \
-  void __tsan_read##bytes(void* address) { simt::touch(address, bytes, false); }   \
-  void __tsan_write##bytes(void* address) { simt::touch(address, bytes, true); }   \
+#define ACCESSES(bytes)                                                                    \
+  void __tsan_read##bytes(void* address) { simt::touch(address, bytes, false); }           \
+  void __tsan_write##bytes(void* address) { simt::touch(address, bytes, true); }           \
   void __tsan_unaligned_read##bytes(void* address) { simt::touch(address, bytes, false); } \
   void __tsan_unaligned_write##bytes(void* address) { simt::touch(address, bytes, true); }
 ACCESSES(1)

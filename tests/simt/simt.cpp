@@ -52,7 +52,7 @@ struct State {
   int current = 0, count = 0;
   std::size_t launch_bytes = 0, most_bytes = 0;  // of shared memory
   bool runs = false;
-  const char* host = nullptr;  // the stack of who launches, from here on
+  const char* host = nullptr;                       // the stack of who launches, from here on
   std::uint32_t moment = 0, start = 0, launch = 0;  // barriers passed, over all blocks
 };
 State state;

@@ -2,10 +2,10 @@
 // CUDA's blocks, threads, barriers, warp exchanges and shared memory on the processor, for tests of device code.
 //
 // Every thread of a block is a fiber, and one thread runs at a time. A schedule decides which: orders that keep the
-// threads in step hide missing barriers, so warps may also run ahead of each other. Shared arrays and the device's memory
-// remember who touched what since the last barrier and report a race whatever the schedule; between the blocks of a
-// launch there is none. Tensor cores are modelled in mma.cpp, and those of a warpgroup with the copies that feed them in
-// warpgroup.cpp. Not modelled: atomics, the cost of anything.
+// threads in step hide missing barriers, so warps may also run ahead of each other. Shared arrays and the device's
+// memory remember who touched what since the last barrier and report a race whatever the schedule; between the blocks
+// of a launch there is none. Tensor cores are modelled in mma.cpp, and those of a warpgroup with the copies that feed
+// them in warpgroup.cpp. Not modelled: atomics, the cost of anything.
 #pragma once
 
 #include <cstdint>
@@ -57,7 +57,7 @@ struct Moment {
 Moment now();
 std::uint32_t block_start();
 std::uint32_t launch_start();
-bool runs();                     // whether a thread of a block does
+bool runs();                         // whether a thread of a block does
 bool on_stack(const void* address);  // of the running thread, or of who launched it
 
 // One element of an array. It must have been written since a moment, and up to another one all accesses are in order.

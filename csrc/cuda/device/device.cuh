@@ -88,9 +88,8 @@ inline bool wide(Matrix matrix) { return matrix.dtype == DType::f64; }
 constexpr int kAnyDeviceBytes = 48 << 10, kDeclaredBytes = 256;
 inline int most_shared_bytes() {
   int device = 0, bytes = 0;
-  const bool known =
-      cudaGetDevice(&device) == cudaSuccess &&
-      cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) == cudaSuccess;
+  const bool known = cudaGetDevice(&device) == cudaSuccess &&
+                     cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) == cudaSuccess;
   return (known && bytes > kAnyDeviceBytes ? bytes : kAnyDeviceBytes) - kDeclaredBytes;
 }
 

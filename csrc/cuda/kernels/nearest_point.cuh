@@ -9,8 +9,8 @@ namespace fl_lightning::cuda {
 
 constexpr int kMostThreads = 512;
 
-// What one matrix of a search takes: threads of its block, and bytes of shared memory. 0 where it does not offer as many
-// as the numbers take, which are in scratch memory then.
+// What one matrix of a search takes: threads of its block, and bytes of shared memory. 0 where it does not offer as
+// many as the numbers take, which are in scratch memory then.
 struct SearchShape {
   int threads;
   std::int64_t shared_bytes;

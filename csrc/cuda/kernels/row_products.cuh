@@ -29,9 +29,9 @@ __device__ inline void leave_row_sums(const double (&totals)[kRows], int count, 
   sum_again(!isfinite(sum), item, count, partial, place, product);
 }
 
-// kOwn: of each row with itself. There a thread takes runs of columns by their number, not by their address as the other
-// products do: rows that begin anywhere are added up in one order, and only the width of their loads differs. The blocks
-// of one item run side by side: the step comes from the cache.
+// kOwn: of each row with itself. There a thread takes runs of columns by their number, not by their address as the
+// other products do: rows that begin anywhere are added up in one order, and only the width of their loads differs. The
+// blocks of one item run side by side: the step comes from the cache.
 template <class T, bool kOwn>
 __global__ void __launch_bounds__(kRowThreads, 2)
     multiply_rows(const T* rows, std::int64_t stride, std::int64_t m, const T* step,

@@ -135,7 +135,12 @@ inline double round_to(double x, int digits, int least) {
 }
 
 using cudaStream_t = void*;
-enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorInvalidConfiguration = 9, cudaErrorNoKernelImageForDevice = 209 };
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorInvalidConfiguration = 9,
+  cudaErrorNoKernelImageForDevice = 209
+};
 inline cudaError_t& simt_last_error() {
   static cudaError_t error = cudaSuccess;
   return error;
