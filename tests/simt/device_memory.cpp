@@ -21,8 +21,8 @@ struct Buffer {
   std::int64_t rows, row_bytes, stride;  // what lies between two rows is nobody's
   int element;
   std::uint32_t written_since = 0;  // 1 of what nobody has written yet
-  std::unique_ptr<Watch[], decltype(&std::free)> cells{nullptr,
-                                                       &std::free};  // of each element, zeros at first; none of inputs
+  // Of each element, zeros at first; none of inputs.
+  std::unique_ptr<Watch[], decltype(&std::free)> cells{nullptr, &std::free};
 
   bool holds(std::int64_t at, std::int64_t bytes) const {
     return at >= 0 && at < rows * stride && at % stride + bytes <= row_bytes;
