@@ -20,8 +20,8 @@ from torchmetrics import Metric
 from fl_lightning.core.errors import ModuleError
 from fl_lightning.core.tensor_bytes import pack, unpack
 from fl_lightning.lightning.metric_state import MetricShare, MetricState, joins_clients, updates_of
-from fl_lightning.lightning.module.object_kinds import ITEMS, NAMES, PLAIN, Bound, How, kinds_of
-from fl_lightning.lightning.module.object_state import Added, Kept, ObjectState
+from fl_lightning.lightning.module.kept_objects import PLAIN, Added, Items, Kept, Names, Numbers, kinds_of
+from fl_lightning.lightning.module.object_state import ObjectState
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class ModuleVisits:
         if not self._in_visit:
             return
         for kept in self._looked.changed() if self._changed is None else self._changed:
-            kept.put_back()
+            kept.put(kept.content)
         for _, before in self._aside:
             before.put_back()
         self._in_visit, self._aside = False, []
@@ -159,10 +159,10 @@ class ModuleVisits:
             visits: in the order of the cohort.
             chosen: the one whose attributes are taken: that of the client with most samples; ``None``: nobody's.
         """
-        by_object: dict[tuple[int, How], list[tuple[Kept, Any, bool]]] = {}
+        by_object: dict[tuple[int, type[Kept]], list[tuple[Kept, Any, bool]]] = {}
         for left in visits:
             for kept, change in left.changes:
-                by_object.setdefault((id(kept.value), kept.how), []).append((kept, change, left is chosen))
+                by_object.setdefault((id(kept.value), type(kept)), []).append((kept, change, left is chosen))
             for metric, share in left.metrics:
                 share.add_to(metric)
         for changes in by_object.values():
@@ -194,7 +194,7 @@ class _Settled:
     def __init__(self, state: ObjectState) -> None:
         self._known = set(map(id, state.known))
         tensors = [v for v in state.own if isinstance(v, Tensor)]
-        tensors += [kept.value for kept in state.kept if isinstance(kept.value, Tensor)]
+        tensors += [kept.value for kept in state.kept if isinstance(kept, Numbers)]
         self._memories = {memory for memory in map(_memory, tensors) if memory is not None}
         self._done: dict[int, tuple[Any, Any]] = {}
 
@@ -216,14 +216,14 @@ class _Settled:
                 return value
             return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
         for kind in kinds_of(value) or ():
-            if kind is ITEMS and not isinstance(value, set):
+            if kind is Items and not isinstance(value, set):
                 for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
                     if (settled := self.of(item)) is not item:
                         value[key] = settled
-            elif kind is NAMES:
-                held = NAMES.read(value)
-                changed = {name: self.of(item) for name, item in held.items()}
-                Bound({name: item for name, item in changed.items() if item is not held[name]}, []).apply(value)
+            elif kind is Names:
+                kept = Names(value, "")
+                changed = {name: self.of(item) for name, item in kept.content.items()}
+                kept.bind({name: item for name, item in changed.items() if item is not kept.content[name]})
         return value
 
     def _tensor(self, value: Tensor) -> Tensor:

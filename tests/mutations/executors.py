@@ -29,8 +29,8 @@ executor = In(
 visits = In("fl_lightning/clients/visits.py", f"tests/clients/test_visits.py {WORKERS}")
 VISITS = "tests/clients/test_module_visits.py"
 module_visits = In("fl_lightning/clients/module_visits.py", VISITS)
-kinds = In("fl_lightning/lightning/module/object_kinds.py", VISITS)
-kept = In("fl_lightning/lightning/module/object_state.py", VISITS)
+kept = In("fl_lightning/lightning/module/kept_objects.py", VISITS)
+contents = In("fl_lightning/lightning/module/contents.py", VISITS)
 banks = In("fl_lightning/clients/memory_banks.py", "tests/clients/test_memory_banks.py")
 FAILURES = "tests/clients/test_rank_failures.py"
 ranked = In("fl_lightning/clients/ranks/ranks.py", f"{FAILURES} -k 'between and script'")
@@ -52,19 +52,19 @@ MUTATIONS = [
     worker("what is left at the end is not sent", "        self._send()\n        messages", "        messages"),
     module_visits("metrics are not emptied", "            before.reset()\n", "            pass\n"),
     module_visits("metrics are not put back", "            before.put_back()\n", "            pass\n"),
-    module_visits("attributes are not put back", "            kept.put_back()\n", "            pass\n"),
+    module_visits("attributes are not put back", "            kept.put(kept.content)\n", "            pass\n"),
     module_visits("what callbacks change is not seen", "        if not self._pinned:\n", "        if False:\n"),
     module_visits("any client's attributes are taken", "        if is_chosen:\n", "        if True:\n"),
     module_visits("views stay views", "return plain.detach().clone()", "return plain"),
     module_visits(
         "new lists are of one client", "        new.setdefault(key, type(items)()).extend(items)", "        pass"
     ),
-    kept("a full deque has not grown", "range(len(then) + 1 if full else 1)", "range(1)"),
-    kinds("what is new is not taken away", "[n for n in then if n not in now]", "[]"),
-    kinds("slots are not looked at", "return {**slots, **", "return {**"),
-    kinds("dictionaries have no attributes", '*((NAMES,) if hasattr(value, "__dict__") else ()))', ")"),
-    kinds("keys do not count", "all(map(is_, now, then)) and ", ""),
-    kinds("tensors of other shapes do not come back", "        tensor.data = content.clone()", "        pass"),
+    kept("a full deque has not grown", "range(len(before) + 1 if full else 1)", "range(1)"),
+    kept("what is new is not taken away", "[n for n in now if n not in content]", "[]"),
+    kept("slots are not looked at", "return {**slots, **", "return {**"),
+    kept("dictionaries have no attributes", "        return (Items, *names)", "        return (Items,)"),
+    contents("keys do not count", "all(map(is_, now, then)) and ", ""),
+    contents("tensors of other shapes do not come back", "        tensor.data = content.clone()", "        pass"),
     banks("columns are not looked at", "{0, old.dim() - 1}", "{0}"),
     banks("a bank is one wherever its pointer is", "all(within for row", "any(within for row"),
     banks("no pointer goes several times around", '"perhaps" if', '"no" if'),

@@ -9,111 +9,24 @@ holds an object sees the same.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.core.modules import modes_kept, named_metrics, outside_metrics, submodules
 from fl_lightning.lightning.metric_state import MetricState, joins_clients
+from fl_lightning.lightning.module.kept_objects import PLAIN, Items, Kept, MetricNames, PartNames, held_by, kinds_of
 from fl_lightning.lightning.module.module_state import shadowed
-from fl_lightning.lightning.module.object_kinds import ITEMS, METRIC, PART, PLAIN, Bound, How, held_by, kinds_of
 from fl_lightning.lightning.names import LightningModule
 
 _HOOKS = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, dict))
 _EMPTY = (dict, OrderedDict)
 _MANY = 100_000
 """Objects of one module that are looked after; what is found beyond these is left alone."""
-
-
-class Added(NamedTuple):
-    """Items that were added at the end of a list or a deque."""
-
-    items: list[Any]
-
-
-class Kept:
-    """One object and what it held when it was looked at.
-
-    Args:
-        value: the object.
-        name: of the attribute of the module from which it was reached; of a submodule, its own.
-        how: how it is looked at.
-
-    Attributes:
-        value: the object.
-        how: how it is looked at.
-    """
-
-    def __init__(self, value: Any, name: str, how: How) -> None:
-        self.value, self.how, self._name = value, how, name
-        self._content = how.read(value)
-
-    def is_same(self) -> bool:
-        """Whether it holds what it held; other objects in it are looked at by themselves."""
-        return self.how.same(self.value, self._content)
-
-    def put_back(self) -> None:
-        """Lets it hold what it held."""
-        self.how.write(self.value, self._content)
-
-    def change(self) -> Any:
-        """What has happened to it since, for :meth:`apply`."""
-        now = self.how.read(self.value)
-        if self.how.of_names:
-            return Bound.between(self._content, now)
-        added = _added(self.value, self._content, now) if isinstance(self.value, (list, deque)) else None
-        return now if added is None else Added(added)
-
-    def apply(self, change: Any) -> None:
-        """Lets the same happen to it."""
-        if isinstance(change, Bound):
-            change.apply(self.value)
-        elif isinstance(change, Added):
-            self.value.extend(change.items)
-        else:
-            self.how.write(self.value, change)
-
-    def changed_names(self) -> list[str]:
-        """The attributes of the module that a change shows in."""
-        if self.how is not PART:
-            return [self._name]
-        change = self.change()
-        return [self._at(name) for name in (*change.values, *change.gone)]
-
-    def new_lists(self, change: Any) -> dict[Any, Any]:
-        """Lists and deques in a change under names or keys that were not there."""
-        values = change.values if isinstance(change, Bound) else change if isinstance(self.value, dict) else {}
-        return {k: v for k, v in values.items() if type(v) in (list, deque) and k not in self._content}
-
-    def bind(self, values: dict[Any, Any]) -> None:
-        """Binds values to names or keys."""
-        if self.how.of_names:
-            Bound(values, []).apply(self.value)
-        elif values:
-            self.value.update(values)
-
-    def parts(self) -> Iterable[tuple[Any, str]]:
-        """The objects in what it held, and the attributes from which they are reached."""
-        if self.how is PART:
-            return ((value, self._at(name)) for name, value in self._content.items())
-        return ((value, self._name) for value in self.how.parts(self._content))
-
-    def _at(self, name: str) -> str:
-        return f"{self._name}.{name}" if self._name else name
-
-
-def _added(value: Any, then: list[Any], now: list[Any]) -> list[Any] | None:
-    """What was added, if nothing else has happened but that first items have fallen out of a full deque."""
-    full = isinstance(value, deque) and len(now) == value.maxlen
-    for dropped in range(len(then) + 1 if full else 1):
-        rest = then[dropped:]
-        if len(rest) <= len(now) and all(map(is_, rest, now)):
-            return now[len(rest) :]
-    return None
 
 
 class ObjectState:
@@ -123,6 +36,7 @@ class ObjectState:
 
     Args:
         module: the module.
+        joins: which metrics have states that others see to; what they hold beside these is kept here.
 
     Attributes:
         kept: every object that may change, in an order that is the same in copies of the module.
@@ -130,12 +44,12 @@ class ObjectState:
         alone: attributes with objects that cannot be put back, iterators and open files for instance, and their kinds.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
+    def __init__(self, module: nn.Module, joins: Callable[[Metric], bool] = joins_clients) -> None:
+        self._module, self._joins = module, joins
         self.kept: list[Kept] = []
         self.metrics: dict[str, Metric] = dict(named_metrics(module))
         self.alone: dict[str, str] = {}
-        self._hooks: list[Kept] = []  # of torch: many dictionaries, and hardly ever anything in them
+        self._hooks: list[Items] = []  # of torch: many dictionaries, and hardly ever anything in them
         parts = submodules(module)
         self._structure = [(part, list(part._modules.values())) for _, part in parts]
         self.own: list[Any] = []
@@ -145,10 +59,13 @@ class ObjectState:
         waiting = deque[tuple[Any, str]]()
         for prefix, part in outside_metrics(parts):
             if not isinstance(part, MetricCollection):
-                self._keep(Kept(part, prefix, PART), waiting)
+                self._keep(PartNames(part, prefix), waiting)
         for prefix, metric in self.metrics.items():
-            if joins_clients(metric):
-                self._keep(Kept(metric, prefix, METRIC), waiting)
+            if joins(metric):
+                self._keep(MetricNames(metric, prefix), waiting)
+        self._look_into(waiting)
+
+    def _look_into(self, waiting: deque[tuple[Any, str]]) -> None:
         while waiting:
             self._look_at(*waiting.popleft(), waiting)
 
@@ -158,7 +75,7 @@ class ObjectState:
             if type(value) in _EMPTY and not value and name.rpartition(".")[2] in _HOOKS:
                 if id(value) not in self._seen:
                     self._seen.add(id(value))
-                    self._hooks.append(Kept(value, name, ITEMS))
+                    self._hooks.append(Items(value, name))
             elif not isinstance(value, PLAIN):
                 waiting.append((value, name))
 
@@ -172,13 +89,13 @@ class ObjectState:
             return
         if isinstance(value, Metric):
             self.metrics[f"{len(self.metrics)} in {name}"] = value
-            if joins_clients(value):
-                self._keep(Kept(value, name, METRIC), waiting)
+            if self._joins(value):
+                self._keep(MetricNames(value, name), waiting)
         kinds = kinds_of(value) if len(self.kept) < _MANY else None
         if kinds is None:
             self.alone.setdefault(name, type(value).__name__)
         for kind in kinds or ():
-            self._keep(Kept(value, name, kind), waiting)
+            self._keep(kind(value, name), waiting)
 
     @property
     def known(self) -> list[Any]:
@@ -192,7 +109,7 @@ class ObjectState:
             len(part._modules) == len(children) and all(map(is_, part._modules.values(), children))
             for part, children in self._structure
         )
-        return self if same and not self.changed() else ObjectState(self._module)
+        return self if same and not self.changed() else ObjectState(self._module, self._joins)
 
     def changed(self) -> list[Kept]:
         """The objects that hold something else now."""
@@ -231,7 +148,7 @@ class Undone:
                 yield
         finally:
             for kept in state.changed():
-                kept.put_back()
+                kept.put(kept.content)
             for metric in metrics:
                 metric.put_back()
 

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutable objects and what they held at a moment: compared, put back in place, and changed to what others hold."""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from operator import is_
+from pathlib import PurePath
+from types import BuiltinFunctionType, FunctionType, MappingProxyType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset
+from torchmetrics import Metric, MetricCollection
+
+from fl_lightning.lightning.metric_state import beside_states
+from fl_lightning.lightning.module.contents import ITEMS, NUMBERS, OTHERS, How, same_entries
+from fl_lightning.lightning.names import Callback, LightningDataModule, Logger, SingleDeviceStrategy, Trainer
+
+PLAIN = (
+    type(None), bool, int, float, complex, str, bytes, range, slice, PurePath, enum.Enum, np.generic, np.dtype,
+    torch.dtype, torch.device, torch.layout, torch.memory_format, type(Ellipsis), MappingProxyType,
+)  # fmt: skip
+"""Values that never change inside."""
+
+SHARED = (
+    Trainer, SingleDeviceStrategy, Callback, LightningDataModule, Logger, Optimizer, Dataset, DataLoader, Metric,
+    MetricCollection, ModuleType, FunctionType, BuiltinFunctionType, type, torch.Size,
+    torch.optim.lr_scheduler.LRScheduler,
+)  # fmt: skip
+"""What a module refers to and does not own, and what others look after."""
+
+_LIBRARIES = frozenset(
+    ("torch", "lightning", "pytorch_lightning", "lightning_fabric", "lightning_utilities", "torchmetrics",
+     "fl_lightning", "weakref", "logging", "re", "functools", "_thread", "threading")
+)  # fmt: skip
+"""Their objects are looked into only if they are modules, tensors, generators or containers."""
+
+_SYSTEM = frozenset(
+    ("io", "_io", "socket", "multiprocessing", "concurrent", "asyncio", "subprocess", "sqlite3", "mmap")
+)
+"""Their objects stand for something outside the process's own memory."""
+
+
+class Kept:
+    """One object and what it held when it was looked at.
+
+    Args:
+        value: the object.
+        name: of the attribute of the module from which it was reached.
+        how: to look at it; ``None``: as objects of the class are.
+
+    Attributes:
+        value: the object.
+        name: of the attribute.
+        content: what it held.
+    """
+
+    how: How
+
+    def __init__(self, value: Any, name: str, how: How | None = None) -> None:
+        self.value, self.name = value, name
+        if how is not None:
+            self.how = how
+        self.content = self.now()
+
+    def now(self) -> Any:
+        """What it holds now; later changes of the object do not reach it."""
+        return self.how.read(self.value)
+
+    def is_same(self) -> bool:
+        """Whether it holds what it held; other objects in it are looked at by themselves."""
+        return self.how.same(self.value, self.content)
+
+    def put(self, content: Any) -> None:
+        """Lets it hold what :meth:`now` returned."""
+        self.how.write(self.value, content)
+
+    def change(self) -> Any:
+        """What :meth:`apply` needs to repeat what has happened to it since."""
+        return self.now()
+
+    def apply(self, change: Any) -> None:
+        """Repeats what :meth:`change` returned."""
+        self.put(change)
+
+    def changed_names(self) -> list[str]:
+        """The attributes of the module that a change shows in."""
+        return [self.name]
+
+    def new_lists(self, change: Any) -> dict[Any, Any]:
+        """Lists and deques in a change under names that were not there."""
+        return {}
+
+    def bind(self, values: dict[Any, Any]) -> None:
+        """Binds values to names."""
+
+    def parts(self) -> Iterable[tuple[Any, str]]:
+        """Objects in the content, and the attributes from which they are reached."""
+        return ((part, self.name) for part in self.how.parts(self.content))
+
+
+class Names(Kept):
+    """Attributes of an object: in ``__dict__`` and in slots."""
+
+    def now(self) -> dict[str, Any]:
+        """See :meth:`Kept.now`."""
+        value = self.value
+        slots = {name: getattr(value, name) for name in _slots_of(type(value)) if hasattr(value, name)}
+        return {**slots, **getattr(value, "__dict__", {})}
+
+    def is_same(self) -> bool:
+        """See :meth:`Kept.is_same`."""
+        return same_entries(self.now(), self.content)
+
+    def put(self, content: dict[str, Any]) -> None:
+        """See :meth:`Kept.put`."""
+        now = self.now()
+        self.apply(
+            ({n: v for n, v in content.items() if now.get(n, self) is not v}, [n for n in now if n not in content])
+        )
+
+    def change(self) -> tuple[dict[str, Any], list[str]]:
+        """What is bound anew, and what is gone."""
+        now, then = self.now(), self.content
+        return {n: v for n, v in now.items() if then.get(n, self) is not v}, [n for n in then if n not in now]
+
+    def apply(self, change: tuple[dict[str, Any], list[str]]) -> None:
+        """See :meth:`Kept.apply`."""
+        own, (bound, gone) = getattr(self.value, "__dict__", {}), change
+        for name in gone:
+            if name in own:
+                del own[name]
+            elif hasattr(self.value, name):
+                object.__delattr__(self.value, name)
+        for name, value in bound.items():
+            if name in _slots_of(type(self.value)):
+                object.__setattr__(self.value, name, value)  # dataclasses may be frozen
+            else:
+                own[name] = value  # nn.Module's own way of setting one would register it
+
+    def new_lists(self, change: tuple[dict[str, Any], list[str]]) -> dict[str, Any]:
+        """See :meth:`Kept.new_lists`."""
+        return _lists_in(change[0], self.content)
+
+    def bind(self, values: dict[str, Any]) -> None:
+        """See :meth:`Kept.bind`."""
+        self.apply((values, []))
+
+    def parts(self) -> Iterable[tuple[Any, str]]:
+        """See :meth:`Kept.parts`."""
+        return ((value, self.name) for value in self.content.values())
+
+
+class PartNames(Names):
+    """Attributes of a submodule, apart from what torch, Lightning and this package keep in it for themselves."""
+
+    def now(self) -> dict[str, Any]:
+        """See :meth:`Kept.now`."""
+        return {name: value for name, value in vars(self.value).items() if name not in NOT_ATTRIBUTES}
+
+    def is_same(self) -> bool:
+        """See :meth:`Kept.is_same`; called for every submodule before and after every visit."""
+        own, content = vars(self.value), self.content
+        if not all(map(is_, map(own.get, content), content.values())):
+            return False
+        return len(own) == len(content) + len(NOT_ATTRIBUTES & own.keys())
+
+    def changed_names(self) -> list[str]:
+        """See :meth:`Kept.changed_names`."""
+        bound, gone = self.change()
+        return [f"{self.name}.{name}" if self.name else name for name in (*bound, *gone)]
+
+    def parts(self) -> Iterable[tuple[Any, str]]:
+        """See :meth:`Kept.parts`."""
+        at = f"{self.name}." if self.name else ""
+        return ((value, at + name) for name, value in self.content.items())
+
+
+class MetricNames(Names):
+    """What a metric keeps beside states that can be joined."""
+
+    def now(self) -> dict[str, Any]:
+        """See :meth:`Kept.now`."""
+        return beside_states(self.value)
+
+
+NOT_ATTRIBUTES = frozenset(
+    {"_parameters", "_buffers", "_modules", "_trainer", "_fabric", "_current_fx_name", "_metric_attributes"}
+    | {"log", "log_dict", "federated_features", "_non_persistent_buffers_set"}
+)
+"""What belongs to parameters and buffers, and what is another at every moment."""
+
+
+class Items(Kept):
+    """Items of a list, a deque, a dictionary or a set."""
+
+    how = ITEMS
+
+    def new_lists(self, change: Any) -> dict[Any, Any]:
+        """See :meth:`Kept.new_lists`."""
+        return _lists_in(change, self.content) if isinstance(self.value, dict) else {}
+
+    def bind(self, values: dict[Any, Any]) -> None:
+        """See :meth:`Kept.bind`."""
+        if values:
+            self.value.update(values)
+
+    def change(self) -> Any:
+        """What was added at the end, if nothing else has happened; else what it holds now."""
+        content = self.now()
+        added = self._added(content)
+        return content if added is None else Added(added)
+
+    def apply(self, change: Any) -> None:
+        """See :meth:`Kept.apply`."""
+        if isinstance(change, Added):
+            self.value.extend(change.items)
+        else:
+            self.put(change)
+
+    def _added(self, content: Any) -> list[Any] | None:
+        """What was added; from a deque with a limit the first items may have fallen out meanwhile."""
+        before, value = self.content, self.value
+        if not isinstance(value, (list, deque)):
+            return None
+        full = isinstance(value, deque) and len(content) == value.maxlen
+        for dropped in range(len(before) + 1 if full else 1):
+            rest = before[dropped:]
+            if len(rest) <= len(content) and all(map(is_, rest, content)):
+                return list(content[len(rest) :])
+        return None
+
+
+class Added(NamedTuple):
+    """Items that were added to a list or a deque."""
+
+    items: list[Any]
+
+
+class Numbers(Kept):
+    """What is in a tensor."""
+
+    how = NUMBERS
+
+
+def _lists_in(values: dict[Any, Any], known: dict[Any, Any]) -> dict[Any, Any]:
+    return {name: value for name, value in values.items() if type(value) in (list, deque) and name not in known}
+
+
+_SLOTS: dict[type, tuple[str, ...]] = {}
+
+
+def _slots_of(kind: type) -> tuple[str, ...]:
+    """The slots of a class, by the names under which objects have them: private ones are called ``_Class__name``."""
+    if kind not in _SLOTS:
+        slotted = [vars(base) for base in kind.__mro__ if "__slots__" in vars(base)]
+        _SLOTS[kind] = tuple(n for own in slotted for n, m in own.items() if isinstance(m, MemberDescriptorType))
+    return _SLOTS[kind]
+
+
+def kinds_of(value: Any) -> tuple[Callable[[Any, str], Kept], ...] | None:
+    """How an object is kept: not at all, or by what it holds, by its attributes, or by both; ``None``: it cannot be."""
+    if isinstance(value, SHARED):
+        return ()
+    if isinstance(value, Tensor):
+        # A tensor with a graph is a result. Nobody writes into it, nor into one of inference mode in training.
+        result = value.grad_fn is not None or (value.is_inference() and not torch.is_inference_mode_enabled())
+        plain = not (result or value.is_meta or value.is_quantized)
+        return (Numbers,) if plain else ()
+    names = (Names,) if hasattr(value, "__dict__") else ()
+    if isinstance(value, (list, deque, dict, set)):
+        return (Items, *names)
+    for types, how in OTHERS:
+        if isinstance(value, types):
+            writable = not isinstance(value, np.ndarray) or value.flags.writeable
+            return (*((partial(Kept, how=how),) if writable else ()), *names)
+    if isinstance(value, nn.Module):
+        return names
+    home = type(value).__module__.partition(".")[0]
+    if hasattr(value, "__next__") or home in _SYSTEM:
+        return None
+    return (Names,) if home not in _LIBRARIES and (names or _slots_of(type(value))) else ()
+
+
+def held_by(value: Any) -> Iterable[Any] | None:
+    """What an object holds that never changes itself; ``None`` if it may."""
+    if isinstance(value, (tuple, frozenset)):
+        return value
+    if isinstance(value, partial):
+        return (value.func, value.args, value.keywords)
+    return (value.__self__,) if isinstance(value, MethodType) else None
