@@ -11,6 +11,7 @@ from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.trained import trained_names
 from fl_lightning.core.records import EvaluationRecord
+from fl_lightning.core.storage import kept
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.federation.messages import ServerMessage, give
 from fl_lightning.fit.checks import check_trainer
@@ -83,7 +84,7 @@ class VisitEvaluation(OneDevice):
         rule, client = self._options.client_rule, self._client_id
         give(message, rule, client)
         if self._kept is not None and self._kept["rule"]:
-            rule.keep(client, self._kept["rule"], self._kept["round"])
+            kept.keep(rule, client, self._kept["rule"], self._kept["round"])
         theta, clients = binding.theta, self._num_clients or client + 1
         rule.begin_fit(Federation(clients, binding.layout, theta.device, theta.dtype, rounds=message.rounds))
 

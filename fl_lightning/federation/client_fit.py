@@ -14,6 +14,7 @@ from fl_lightning.clients.client_hooks import ClientHooks
 from fl_lightning.clients.sequential import Sequential
 from fl_lightning.clients.trained import trained_names
 from fl_lightning.clients.upload import Upload
+from fl_lightning.core.storage import kept
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.federation.messages import ClientMessage, ServerMessage, federation_plan, give
 from fl_lightning.fit.client_options import ClientOptions
@@ -134,7 +135,7 @@ class VisitFit:
         give(message, rule, self._client_id)
         if self._before is not None:
             if self._before["rule"]:
-                rule.keep(self._client_id, self._before["rule"], self._before["round"])
+                kept.keep(rule, self._client_id, self._before["rule"], self._before["round"])
             if self._before["optimizers"]:
                 self.side.runner.optimizers.load_state_dict({self._client_id: self._before["optimizers"]})
         num_clients = self._num_clients or len(self.side.loaders)

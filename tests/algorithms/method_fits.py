@@ -6,6 +6,8 @@ from __future__ import annotations
 import torch
 from support import Classifier, fit, fresh, on_path, weights
 
+from fl_lightning.core.storage import kept
+
 
 class FailsInRoundOne(Classifier):
     def training_step(self, batch, batch_idx):
@@ -35,7 +37,7 @@ def assert_resumes(make, folder, rounds=3, rng=True, **options):
         other = fresh(Classifier, seed=9, norm=True, momentum=0.5)
         resumed, again = fit_method(make(), rounds, module=other, ckpt_path=path, **options)
         assert torch.equal(weights(whole), weights(resumed))
-        assert_same(strategy.client_rule.state_dict(), again.client_rule.state_dict())
+        assert_same(kept.state(strategy.client_rule), kept.state(again.client_rule))
 
 
 def assert_paths_agree(make, **options):
