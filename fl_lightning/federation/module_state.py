@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -89,58 +90,55 @@ def written(
         classes: of the objects that the reader can make.
         attributes: those that the reader has objects of, too; ``None``: all. Others travel as a whole.
     """
-    common = {n: v for n, v in places.known.items() if attributes is None or _is_common(n, attributes)}
-    writer = Writer({id(value): name for name, value in common.items()}, classes)
-    names = {id(kept): name for name, kept in places.kept.items()}
-    stays: dict[str, str] = {}
+    names, stays = {id(kept): name for name, kept in places.kept.items()}, dict[str, str]()
+    tasks: list[tuple[str, Sequence[Any], Callable[[list[Any]], object]]] = []
     bound: dict[str, tuple[dict[str, Any], list[str]]] = {}
-    changes: list[list[Any]] = []
-
-    def tried(attribute: str, values: Sequence[Any]) -> list[Any] | None:
-        try:
-            return writer.tried(values)
-        except StaysError as reason:
-            stays[attribute] = str(reason)
-            return None
-
+    changes, metrics = list[list[Any]](), list[list[Any]]()
     for kept, change in left.changes:
         name = names.get(id(kept))
         if name is None:
-            stays.setdefault(kept.name, "it belongs to torch")
-        elif attributes is not None and not _is_common(name, attributes):  # made by a hook of this side
+            stays[kept.name] = "it belongs to torch"
+        elif not _is_common(name, attributes):  # made by a hook of this side
             owner, _, key = kept.name.rpartition(".")
-            holder = places.kept[f"{owner}#0"]
-            if isinstance(holder, Names) and key in holder.now():
-                bound.setdefault(f"{owner}#0", ({}, []))[0][key] = holder.now()[key]
+            now = vars(places.kept[f"{owner}#0"].value)
+            bound.setdefault(f"{owner}#0", ({}, []))[0].update({key: now[key]} if key in now else {})
         elif isinstance(kept, Names):
             more, gone = bound.setdefault(name, ({}, []))
             more.update(change[0])
             gone += change[1]
-        elif isinstance(change, Added):
-            if (items := tried(kept.name, change.items)) is not None:
-                changes.append([name, "added", items])
-        elif (whole := tried(kept.name, [change])) is not None:
-            changes.append([name, "whole", whole])
+        else:
+            form, values = ("added", change.items) if isinstance(change, Added) else ("whole", [change])
+            tasks.append((kept.name, values, partial(_append, changes, name, form)))
     for name, (values, gone) in bound.items():
-        kept = places.kept[name]
-        own = {key: value for key, value in values.items() if is_own_name(type(kept.value), key)}
+        owner, holder = places.kept[name].name, places.kept[name].value
         pairs: list[Any] = []
-        for key, value in own.items():
-            at = f"{kept.name}.{key}" if kept.name else key
-            if (item := tried(at, [value])) is not None:
-                pairs += [key, *item]
-        gone = [key for key in gone if is_own_name(type(kept.value), key)]
-        if pairs or gone:
-            changes.append([name, "names", pairs, gone])
-    metrics: list[list[Any]] = []
+        changes.append([name, "names", pairs, [key for key in gone if is_own_name(holder, key)]])
+        for key, value in values.items():
+            if is_own_name(holder, key):
+                tasks.append((f"{owner}.{key}" if owner else key, [key, value], pairs.extend))
     known = {id(metric): name for name, metric in places.state.metrics.items()}
     for metric, share in left.metrics:
         if share.updates:
-            states = [part for pair in share.state.items() for part in pair]
-            if (items := tried(known[id(metric)], states)) is not None:
-                metrics.append([known[id(metric)], items, share.updates])
-    plain = {"nodes": writer.nodes, "changes": changes, "metrics": metrics} if changes or metrics else {}
-    return plain, stays
+            name, states = known[id(metric)], [part for pair in share.state.items() for part in pair]
+            tasks.append((name, states, partial(_append, metrics, name, share.updates)))
+    writer = Writer({id(v): name for name, v in places.known.items() if _is_common(name, attributes)}, classes)
+    for attribute, values, take in sorted(tasks, key=lambda task: sum(map(_weight, task[1]))):  # the largest may stay
+        try:
+            take(writer.tried(values))
+        except StaysError as reason:  # noqa: PERF203 - once per attribute
+            stays[attribute] = str(reason)
+    changes = [change for change in changes if change[1] != "names" or change[2] or change[3]]
+    return ({"nodes": writer.nodes, "changes": changes, "metrics": metrics} if changes or metrics else {}), stays
+
+
+def _append(entries: list[Any], name: str, more: Any, written: list[Any]) -> None:
+    entries.append([name, more, written])
+
+
+def _weight(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    return len(value) if hasattr(value, "__len__") else 1
 
 
 def read_left(plain: Mapping[str, Any], places: Places, device: torch.device) -> tuple[Left, set[str]]:
@@ -169,7 +167,7 @@ def read_left(plain: Mapping[str, Any], places: Places, device: torch.device) ->
             finally:
                 kept.put(kept.content)
             left.changes.append((kept, change))
-        for name, states, updates in plain["metrics"]:
+        for name, updates, states in plain["metrics"]:
             metric = places.state.metrics.get(name)
             if metric is not None and joins_clients(metric):
                 left.metrics.append((metric, _share(metric, reader.pairs(states), updates)))
@@ -180,15 +178,15 @@ def read_left(plain: Mapping[str, Any], places: Places, device: torch.device) ->
         ) from error
 
 
-def _is_common(name: str, attributes: Collection[str]) -> bool:
+def _is_common(name: str, attributes: Collection[str] | None) -> bool:
     attribute, place, _ = name.partition("#")
-    return not place or attribute in attributes
+    return attributes is None or not place or attribute in attributes
 
 
 def _change(kept: Kept, form: str, parts: Sequence[Any], reader: Reader) -> Any:
     if form == "names" and isinstance(kept, Names):
         bound, gone = reader.pairs(parts[0]), list(parts[1])
-        odd = [name for name in (*bound, *gone) if not is_own_name(type(kept.value), name)]
+        odd = [name for name in (*bound, *gone) if not is_own_name(kept.value, name)]
         if odd:
             raise ValueError(f"{said(odd[0])} is no attribute that a visit may change")
         return bound, gone

@@ -39,13 +39,15 @@ class StaysError(Exception):
     """A value cannot be written; says why."""
 
 
-def is_own_name(owner: type, name: object) -> bool:
-    """Whether somebody else may bind this attribute of an object: nothing of its class's code is hidden by it."""
+def is_own_name(owner: object, name: object) -> bool:
+    """Whether somebody else may bind this attribute: it hides nothing of the class's code, and no part of a module."""
     if not isinstance(name, str) or not name.isidentifier() or name.startswith("__") or len(name) > 200:
         return False
-    if issubclass(owner, nn.Module) and name in FRAMEWORK:
-        return False
-    found = getattr(owner, name, None)
+    if isinstance(owner, nn.Module):
+        parts = FRAMEWORK, owner._parameters, owner._buffers, owner._modules
+        if any(name in part for part in parts):
+            return False
+    found = getattr(type(owner), name, None)
     return not callable(found) and (not hasattr(found, "__get__") or type(found).__name__ == "member_descriptor")
 
 
@@ -149,7 +151,7 @@ class Writer:
         if self._classes.get(name) is kind and isinstance(value, tuple):
             return ["named", name, self._all(value)]
         if self._classes.get(name) is kind and kinds_of(value) == (Names,) and not isinstance(value, nn.Module):
-            own = {key: part for key, part in Names(value, "").content.items() if is_own_name(kind, key)}
+            own = {key: part for key, part in Names(value, "").content.items() if is_own_name(value, key)}
             return ["object", name, self._all(part for pair in own.items() for part in pair)]
         raise StaysError(f"a {kind.__name__}")
 
@@ -261,9 +263,9 @@ class Reader:
 
     def _object(self, name: str, written: list[Any]) -> Any:
         kind, own = self._classes[name], self.pairs(written)
-        if issubclass(kind, nn.Module) or not all(is_own_name(kind, key) for key in own):
-            raise ValueError(f"{name} has no such attributes")
         made = object.__new__(kind)
+        if issubclass(kind, nn.Module) or not all(is_own_name(made, key) for key in own):
+            raise ValueError(f"{name} has no such attributes")
         Names(made, "").bind(own)
         return made
 

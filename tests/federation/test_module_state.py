@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a module keeps from step to step travels: clients elsewhere and a server give the bits of ``trainer.fit``."""
 
-from collections import deque
+import random
+from collections import Counter, deque
+from dataclasses import replace
 
+import hostile
 import lightning as L
 import pytest
 import torch
@@ -13,6 +16,7 @@ from torchmetrics import SumMetric
 from visit_variants import VARIANTS, WIDTH, Together
 
 import fl_lightning as fl
+from fl_lightning.federation.module_state import AwayModule
 
 PARTS = torch.arange(44).split([12, 9, 23])
 STAYS = {"adds_a_hook_once", "replaces_a_hidden_teacher"}
@@ -179,7 +183,8 @@ def test_a_client_gets_its_module_back():
     clients[2] = fl.FederatedClient(own, Samples(2), 2, 3, trainer={"accelerator": "cpu"})
     for _ in range(2):
         one_round(server, clients)
-        assert (own.seen, own.count, own.heat, own.latest, own.site, list(own.last)) == ([], 0, 1.0, None, "north", [-1])
+        assert (own.seen, own.count, own.heat, own.latest, own.site) == ([], 0, 1.0, None, "north")
+        assert list(own.last) == [-1]
         assert own.sizes.update_count == 0
         assert not hasattr(own, "cache")
     first, again = (clients[2].train(server.message(2)) for _ in range(2))
@@ -202,7 +207,77 @@ def test_what_grows_without_end_begins_anew(monkeypatch):
     monkeypatch.setattr("fl_lightning.federation.plain_values.STATE_ENTRIES", 60)
     server, clients = made(Gathers, 6)
     with pytest.warns(UserWarning, match="'seen' begins anew at every client: more than 60 entries"):
-        for _ in range(6):
-            one_round(server, clients)
+        _ = [one_round(server, clients) for _ in range(6)]
     assert len(server.module.seen) < 60
     assert server.module.count == 18
+
+
+# ---- what a client may not do
+
+LIES = {
+    "a method": ["#0", "names", ["training_step", 1], []],
+    "a method goes": ["#0", "names", [], ["training_step"]],
+    "a parameter": ["#0", "names", ["w", 1.0], []],
+    "the class": ["#0", "names", ["__class__", 1], []],
+    "hooks": ["#0", "names", ["_forward_hooks", 1], []],
+    "no name": ["#0", "names", ["a b", 1], []],
+    "a number for a list": ["seen#0", "whole", [3]],
+    "names of a list": ["seen#0", "names", ["append", 3], []],
+    "an unknown object": ["seen#0", "added", [{"known": "more"}]],
+    "a later node": ["seen#0", "added", [{"node": 99}]],
+    "another form": ["seen#0", "__init__", [3]],
+    "a part": ["seen#0", "added"],
+    "a class": ["seen#0", "added", [{"node": 0}]],
+}
+
+
+def lying(client, left):
+    """Puts what is left into a client's answer."""
+    return lambda answers: answers.update({client: replace(answers[client], left=left)})
+
+
+@pytest.mark.filterwarnings("ignore:client 2 is left out of round 0")
+@pytest.mark.parametrize("lie", LIES)
+def test_a_client_that_lies_about_the_module_is_left_out(lie):
+    server, clients = made(Gathers)
+    nodes = [["object", "Popen", []]] if lie == "a class" else []
+    record = one_round(server, clients, lying(2, {"nodes": nodes, "changes": [LIES[lie]], "metrics": []}))
+    assert record.client_ids == (0, 1)
+    assert record.dropped.keys() == {2}
+    assert one_round(server, clients).client_ids == (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("states", "updates"),
+    [(["sum_value", 1.0], 1), ([], 1), (["sum_value", {"node": 0}], 1), (["sum_value", {"node": 1}], 0)],
+)
+@pytest.mark.filterwarnings("ignore:client 2 is left out of round 0")
+def test_a_client_that_lies_about_metrics_is_left_out(states, updates):
+    server, clients = made(Gathers)
+    nodes = [["tensor", torch.zeros(3), False], ["tensor", torch.zeros(()), False]]
+    left = {"nodes": nodes, "changes": [], "metrics": [["sizes", updates, states]]}
+    assert one_round(server, clients, lying(2, left)).dropped.keys() == {2}
+    assert server.module.sizes.compute() == 12 + 9
+
+
+@pytest.mark.filterwarnings("ignore:client 2 is left out of round 0", "ignore:of what clients leave in Together")
+def test_nothing_that_a_client_says_of_the_module_ends_a_federation():
+    def make():
+        return Together(sorted(VARIANTS.keys() - STAYS))
+
+    dice, ends = random.Random(2), Counter()
+    server, clients = made(make)
+    answers = {k: vars(clients[k].train(server.message(k))) for k in server.open_round()}
+    honest = make()
+    with hostile.nothing_unpickled():
+        for case in range(hostile.CASES // 4):
+            fields = hostile.mutated(dice, {"left": answers[2]["left"]})
+            server = fl.FederatedServer(make(), 3, rounds=3)
+            server.open_round()
+            record = server.close_round({**answers, 2: {**answers[2], **fields}})
+            ends[2 in record.dropped] += 1
+            server.open_round()
+            with AwayModule(honest, server.message(0).module) as module:
+                module.take()
+            assert all(name in VARIANTS for name in honest.parts), case
+    assert min(ends[True], ends[False]) > 0
