@@ -91,7 +91,7 @@ def written(
         attributes: those that the reader has objects of, too; ``None``: all. Others travel as a whole.
     """
     names, stays = {id(kept): name for name, kept in places.kept.items()}, dict[str, str]()
-    tasks: list[tuple[str, Sequence[Any], Callable[[list[Any]], object]]] = []
+    tasks: list[tuple[str, list[Any], Callable[[list[Any]], object]]] = []
     bound: dict[str, tuple[dict[str, Any], list[str]]] = {}
     changes, metrics = list[list[Any]](), list[list[Any]]()
     for kept, change in left.changes:
@@ -100,8 +100,9 @@ def written(
             stays[kept.name] = "it belongs to torch"
         elif not _is_common(name, attributes):  # made by a hook of this side
             owner, _, key = kept.name.rpartition(".")
-            now = vars(places.kept[f"{owner}#0"].value)
-            bound.setdefault(f"{owner}#0", ({}, []))[0].update({key: now[key]} if key in now else {})
+            now = vars(places.kept[f"{owner}#0"].value) if f"{owner}#0" in places.kept else {}
+            if key in now:
+                bound.setdefault(f"{owner}#0", ({}, []))[0][key] = now[key]
         elif isinstance(kept, Names):
             more, gone = bound.setdefault(name, ({}, []))
             more.update(change[0])
@@ -109,11 +110,11 @@ def written(
         else:
             form, values = ("added", change.items) if isinstance(change, Added) else ("whole", [change])
             tasks.append((kept.name, values, partial(_append, changes, name, form)))
-    for name, (values, gone) in bound.items():
+    for name, (own, gone) in bound.items():
         owner, holder = places.kept[name].name, places.kept[name].value
         pairs: list[Any] = []
         changes.append([name, "names", pairs, [key for key in gone if is_own_name(holder, key)]])
-        for key, value in values.items():
+        for key, value in own.items():
             if is_own_name(holder, key):
                 tasks.append((f"{owner}.{key}" if owner else key, [key, value], pairs.extend))
     known = {id(metric): name for name, metric in places.state.metrics.items()}

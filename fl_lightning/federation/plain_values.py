@@ -263,7 +263,7 @@ class Reader:
 
     def _object(self, name: str, written: list[Any]) -> Any:
         kind, own = self._classes[name], self.pairs(written)
-        made = object.__new__(kind)
+        made: Any = object.__new__(kind)
         if issubclass(kind, nn.Module) or not all(is_own_name(made, key) for key in own):
             raise ValueError(f"{name} has no such attributes")
         Names(made, "").bind(own)
