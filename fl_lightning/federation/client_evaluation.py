@@ -14,6 +14,7 @@ from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.core.storage import kept
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.federation.messages import ServerMessage, give
+from fl_lightning.federation.module_state import AwayModule
 from fl_lightning.fit.checks import check_trainer
 from fl_lightning.fit.client_options import ClientOptions
 from fl_lightning.fit.evaluation.evaluator import Evaluator
@@ -34,6 +35,7 @@ class VisitEvaluation(OneDevice):
         num_clients: registered clients; ``None``: those that the data have.
         message: what the server sent; its parameters are those to evaluate.
         kept: what the client kept of its last visit that counted; ``None`` without one.
+        module: the module.
         stage: which data.
     """
 
@@ -44,10 +46,11 @@ class VisitEvaluation(OneDevice):
         num_clients: int | None,
         message: ServerMessage,
         kept: Mapping[str, Any] | None,
+        module: AwayModule,
         stage: Literal["val", "test"],
     ) -> None:
         super().__init__()
-        self._options, self._message, self._kept = options, message, kept
+        self._options, self._message, self._kept, self._module = options, message, kept, module
         self._client_id, self._num_clients, self._stage = client_id, num_clients, stage
         self._binding: BoundParameters | None = None
         report, rule = _AsFound(None, "max"), options.client_rule
@@ -94,6 +97,7 @@ class VisitEvaluation(OneDevice):
         trainer = self.lightning_module.trainer  # type: ignore[union-attr]
         alone = dataloader.alone(self._client_id, self._num_clients)
         limit = self.limits[f"limit_{self._stage}_batches"]
+        self._module.take()
         return self._evaluator.loader(trainer.lightning_module, self._stage, alone, limit)
 
     def teardown(self) -> None:

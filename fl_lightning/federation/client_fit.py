@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +18,7 @@ from fl_lightning.clients.upload import Upload
 from fl_lightning.core.storage import kept
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.federation.messages import ClientMessage, ServerMessage, federation_plan, give
+from fl_lightning.federation.module_state import AwayModule
 from fl_lightning.fit.client_options import ClientOptions
 from fl_lightning.fit.client_side import ClientSide
 from fl_lightning.fit.round_length import (
@@ -26,7 +28,7 @@ from fl_lightning.fit.round_length import (
 )
 from fl_lightning.fit.round_loader import RoundLoader
 from fl_lightning.lightning.epoch_loop import ClientTask, FederatedEpochLoop, install
-from fl_lightning.lightning.names import Trainer
+from fl_lightning.lightning.names import Callback, LightningModule, Trainer
 
 
 class VisitFit:
@@ -38,12 +40,14 @@ class VisitFit:
         num_clients: registered clients; ``None``: those that the data have.
         message: what the server sent.
         kept: what :attr:`kept` was after the client's last visit that counted; ``None`` without one.
+        module: the module.
         trains: the client trains; otherwise its loss is measured.
 
     Attributes:
         sent: what the client sends.
         kept: what it keeps if the round counts.
         loss: what was measured.
+        stays: what of the module cannot travel: why, by attribute.
     """
 
     def __init__(
@@ -53,8 +57,10 @@ class VisitFit:
         num_clients: int | None,
         message: ServerMessage,
         kept: Mapping[str, Any] | None,
+        module: AwayModule,
         trains: bool = True,
     ) -> None:
+        self._module = module
         self._options, self._message, self._before, self._trains = options, message, kept, trains
         self._client_id, self._num_clients = client_id, num_clients
         self._side: ClientSide | None = None
@@ -62,7 +68,7 @@ class VisitFit:
         self._upload: Upload | None = None
         self.sent: ClientMessage | None = None
         self.kept: dict[str, Any] = {}
-        self.loss = float("nan")
+        self.loss, self.stays = float("nan"), dict[str, str]()
         self._knows_clock = True
 
     # ---- the trainer's fit
@@ -71,6 +77,7 @@ class VisitFit:
         """Puts the epoch loop, which asks this object for its round, into the trainer."""
         self._trainer = trainer
         self._loop: FederatedEpochLoop = install(trainer, self)
+        trainer.callbacks.insert(0, _Hears(self))  # type: ignore[attr-defined]
         self._loop.progress.begin_at(self._message.round)
 
     def bind(self) -> None:
@@ -206,11 +213,30 @@ class VisitFit:
             companions=_on_cpu(report.companions),
             buffers=_on_cpu(side.buffers.values_in(upload.buffers)),
             steps=upload.pace.steps,
+            votes=dict(upload.buffers.votes),
         )
         kept = {"rule": report.kept, "round": self._message.round}
         if not report.kept and self._before is not None:  # what it had stays
             kept = {name: self._before[name] for name in ("rule", "round")}
         self.kept = {**kept, "optimizers": optimizers.take_aside(client)}
+
+
+class _Hears(Callback):
+    """Hears first of all what the trainer does: the hooks before the first round see a module as it was made."""
+
+    def __init__(self, visit: VisitFit) -> None:
+        self._visit = visit
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The round begins."""
+        self._visit._module.take()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The round is over, and so are the module's hooks."""
+        visit = self._visit
+        if visit.sent is not None:
+            left, visit.stays = visit._module.left()
+            visit.sent = replace(visit.sent, left=left)
 
 
 def _on_cpu(values: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -32,11 +32,12 @@ from fl_lightning.federation.client_fit import VisitFit
 from fl_lightning.federation.client_strategy import VisitStrategy
 from fl_lightning.federation.door import read
 from fl_lightning.federation.messages import ClientIntroduction, ClientMessage, ServerMessage
+from fl_lightning.federation.module_state import AwayModule
 from fl_lightning.fit.checks import paired_client_rule
 from fl_lightning.fit.client_options import ClientOptions
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.lightning.inspection import accumulation, is_overridden
-from fl_lightning.lightning.names import LightningDataModule, LightningModule, Trainer
+from fl_lightning.lightning.names import LightningDataModule, LightningModule, Trainer, rank_zero_warn
 from fl_lightning.lightning.optimizers import configured_optimizers
 from fl_lightning.lightning.quiet import quiet
 
@@ -146,7 +147,7 @@ class FederatedClient:
         self.client_id, self._module, self._data, self._num_clients = client_id, module, data, num_clients
         with quiet():
             self._trainer_with("auto")
-        self._kept = KeptStates(client_id, folder)
+        self._kept, self._said = KeptStates(client_id, folder), set[str]()
         self._keeps = self._options.keeps_optimizer or kept.at_clients(self._options.client_rule)
 
     @property
@@ -215,8 +216,8 @@ class FederatedClient:
             return None
         message = read(ServerMessage, message)
         kept = self._kept.settle(message.counted) if self._keeps else None
-        visit = VisitEvaluation(self._options, self.client_id, self._num_clients, message, kept, stage)
-        with quiet():
+        with AwayModule(self._module, message.module) as module, quiet():
+            visit = VisitEvaluation(self._options, self.client_id, self._num_clients, message, kept, module, stage)
             trainer = self._trainer_with(visit)
             run = trainer.validate if stage == "val" else trainer.test
             run(self._module, datamodule=self._data, verbose=False)
@@ -271,14 +272,24 @@ class FederatedClient:
         return trainer
 
     def _run(self, message: ServerMessage, kept: Mapping[str, Any] | None, trains: bool) -> VisitFit:
-        visit = VisitFit(self._options, self.client_id, self._num_clients, message, kept, trains)
-        with quiet():
+        with AwayModule(self._module, message.module) as module, quiet():
+            visit = VisitFit(self._options, self.client_id, self._num_clients, message, kept, module, trains)
             trainer = self._trainer_with(
                 VisitStrategy(visit), max_epochs=message.rounds or message.round + 1, limit_val_batches=0,
                 num_sanity_val_steps=0,
             )  # fmt: skip
             trainer.fit(self._module, self._data)
+        self._say(visit.stays)
         return visit
+
+    def _say(self, stays: Mapping[str, str]) -> None:
+        new = {name: why for name, why in stays.items() if name not in self._said}
+        self._said |= new.keys()
+        if new:
+            rank_zero_warn(
+                f"what a client leaves in {type(self._module).__name__} stays at the client, and begins anew in every "
+                f"round, where no message can hold it: {'; '.join(f'{name} ({why})' for name, why in new.items())}"
+            )
 
 
 class _Everything(Partition):

@@ -33,6 +33,7 @@ from fl_lightning.federation.client_messages import Fitting, losses_of
 from fl_lightning.federation.closing import Closing
 from fl_lightning.federation.door import said
 from fl_lightning.federation.messages import ClientIntroduction, ClientMessage, ServerMessage
+from fl_lightning.federation.module_state import HomeModule
 from fl_lightning.federation.registered_clients import Introductions
 from fl_lightning.fit.checks import check_selection
 from fl_lightning.fit.guarding import Guards
@@ -166,6 +167,7 @@ class FederatedServer:
         self._binding = BoundParameters(self.module, algorithm.layers, trained)
         options.client_rule.check_module(self.module, self._binding.layout)
         self._bank = BufferBank(self.module, buffers, trained)
+        self._home, self._plain = HomeModule(self.module, self._binding.theta.device), dict[str, Any]()
         self._rows, self._guards = UpdateRows(self._binding, self._capacity), Guards(options.guards)
         self._server = Server(
             algorithm, options.client_rule, self._binding, self._bank, num_clients, server_optimizer, "drop",
@@ -276,6 +278,7 @@ class FederatedServer:
         options, sizes = self._options, self.client_sizes
         selection = options.sampler.select(self.round, self._capacity, sizes, derive_seed(options.seed, "sampler"))
         check_selection(selection.client_ids, self._capacity, self.num_clients, type(options.sampler).__name__)
+        self._plain = self._home.plain()
         self._cohort, self._drop_outs = tuple(map(int, selection.client_ids)), frozenset(selection.drop_outs)
         return tuple(client for client in self._cohort if client not in self._drop_outs)
 
@@ -284,7 +287,7 @@ class FederatedServer:
         assert self.rounds is None or self.round < self.rounds
         return ServerMessage.to_client(
             client_id, self.client_rule, self.round, self._binding.theta, self.counted.get(client_id),
-            self._bank.global_values(), self._steps_per_round, self.rounds,
+            self._bank.global_values(), self._steps_per_round, self.rounds, self._plain,
         )  # fmt: skip
 
     def evaluation_message(self, client_id: int) -> ServerMessage:
@@ -292,7 +295,7 @@ class FederatedServer:
         return ServerMessage(
             self.round, self.evaluated_params, kept.state(self.client_rule, "all"),
             kept.for_one(self.client_rule, client_id),
-            self.counted.get(client_id), self._bank.global_values(),
+            self.counted.get(client_id), self._bank.global_values(), module=self._home.plain(),
         )  # fmt: skip
 
     @property
@@ -335,7 +338,7 @@ class FederatedServer:
         if others:
             raise ValueError(f"answers must be of clients of the round, {self._cohort}, found {others}")
         trained = time.perf_counter() - self._began
-        form = Fitting(self.round, self._binding.theta, self._bank, self.needs)
+        form = Fitting(self.round, self._binding.theta, self._bank, self.needs, self._home)
         given, misfits = form.sorted_out({k: answers[k] for k in self._cohort if k in answers})
         why = {client: said(words) for client, words in (missing or {}).items()} | misfits
         came = len(answers.keys() | why.keys() - set(silent))
@@ -349,6 +352,7 @@ class FederatedServer:
             lambda: time.perf_counter() - self._began,
         )  # fmt: skip
         record = closing.closed(current)
+        self._home.merge(current.uploads, record.client_ids)
         counted = {client: given[client] for client in record.client_ids}
         self.counted |= dict.fromkeys(counted, self.round)
         self._introductions.resize({client: answer.size for client, answer in counted.items()})
@@ -375,6 +379,7 @@ class FederatedServer:
             "state_dict": self.module_state_dict(),
             "params": self._binding.theta.clone(),
             "buffers": {name: value.clone() for name, value in self._bank.global_values().items()},
+            "module": self._home.plain(metrics=True),
             "algorithm": kept.state(self.algorithm),
             "client_rule": kept.state(self.client_rule),
             "guards": self._guards.states(),
@@ -411,6 +416,7 @@ class FederatedServer:
         self._binding.bind_global()
         self._bank.put(state["buffers"])
         self._bank.remember()
+        self._home.load(state["module"])
         kept.load(self.algorithm, state["algorithm"])
         kept.load(self.client_rule, state["client_rule"])
         self._guards.load_state_dict(state.get("guards", {}), self._rows.columns)

@@ -36,6 +36,7 @@ class ServerMessage:
         buffers: the module's global buffers, by name; empty: the client's module has them already.
         steps_per_round: what a round counts as (:attr:`FitDescription.steps_per_round`): mean optimizer steps of a
             client's visit, rounded up. A client with its own data alone needs it if schedulers step within visits.
+        module: what rounds have changed in the module's attributes; empty: nothing, or nobody says.
         rounds: of the whole federation, which is the client's ``trainer.max_epochs``. Schedules that ask for it, or for
             ``estimated_stepping_batches``, need it.
 
@@ -52,6 +53,7 @@ class ServerMessage:
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     steps_per_round: int | None = None
     rounds: int | None = None
+    module: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.rounds is not None and self.rounds <= self.round:
@@ -83,6 +85,7 @@ class ServerMessage:
         buffers: Mapping[str, Tensor] | None = None,
         steps_per_round: int | None = None,
         rounds: int | None = None,
+        module: Mapping[str, Any] | None = None,
     ) -> ServerMessage:
         """The message for one client, with what the server's object of the client rule says; tensors are not copied.
 
@@ -95,6 +98,7 @@ class ServerMessage:
             buffers: as the attribute; ``None``: empty.
             steps_per_round: as the attribute.
             rounds: as the attribute.
+            module: as the attribute; ``None``: empty.
         """
         return cls(
             round,
@@ -105,6 +109,7 @@ class ServerMessage:
             buffers or {},
             steps_per_round,
             rounds,
+            module or {},
         )
 
 
@@ -143,6 +148,8 @@ class ClientMessage:
         companions: ``[n]`` vectors that become companion rows of the cohort.
         buffers: the module's buffers after training, by name; empty if the server does not combine them.
         steps: optimizer steps of the visit.
+        votes: which buffers the visit has written as memory banks.
+        left: what it has left in attributes and metrics of the module.
     """
 
     client_id: int
@@ -156,6 +163,8 @@ class ClientMessage:
     companions: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor]
     steps: int = 0
+    votes: Mapping[str, str] = field(default_factory=dict)
+    left: Mapping[str, Any] = field(default_factory=dict)
 
 
 @checked(client_id=CLIENT, name=NAME, size=SAMPLES, steps=STEPS, frozen=NAME)

@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a module keeps beside parameters and buffers, on its way between a server and its clients.
+
+Both sides have a module that was made alike. The server says what rounds have changed since, and a client what its
+visit has changed: by the names of attributes, as :class:`fl_lightning.clients.module_visits.Left` has it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.clients.module_visits import Left, ModuleVisits
+from fl_lightning.clients.upload import Upload
+from fl_lightning.core.modules import submodules
+from fl_lightning.federation.door import STATE_BYTES, MisfitError, said
+from fl_lightning.federation.plain_values import FRAMEWORK, Reader, StaysError, Writer, is_own_name
+from fl_lightning.fit.uploads import merge_left
+from fl_lightning.lightning.metric_state import MetricShare, joins_clients
+from fl_lightning.lightning.module.kept_objects import Added, Items, Kept, Names
+from fl_lightning.lightning.module.object_state import ObjectState
+from fl_lightning.lightning.names import LightningModule, rank_zero_warn
+
+_UPDATES = 10**9
+_SAID = 32
+
+
+class Places:
+    """The objects of a module by names that copies of it share.
+
+    Args:
+        module: the module.
+        state: its objects.
+
+    Attributes:
+        state: as given.
+        kept: what may change, by name.
+        known: all that a value may be, by name.
+        classes: of the objects, by name.
+    """
+
+    def __init__(self, module: nn.Module, state: ObjectState) -> None:
+        self.state = state
+        self.kept: dict[str, Kept] = {}
+        self.known: dict[str, Any] = {}
+        for name, part in submodules(module):
+            self.known[f"module {name}"] = part
+            for kind, values in (("parameter", part._parameters), ("buffer", part._buffers)):
+                self.known |= {f"{kind} {name}.{key}": value for key, value in values.items() if value is not None}
+        parts = [kept.value for kept in state.kept if isinstance(kept.value, nn.Module)]
+        inner = {id(vars(part).get(name)) for part in parts for name in FRAMEWORK}
+        count = Counter[str]()
+        for kept in state.kept:
+            if not (isinstance(kept, Items) and id(kept.value) in inner):
+                self.kept[f"{kept.name}#{count[kept.name]}"] = kept
+                count[kept.name] += 1
+        self.known |= {name: kept.value for name, kept in self.kept.items()}
+        content = [part for kept in state.kept for part, _ in kept.parts()]
+        self.classes = {kind.__qualname__: kind for kind in map(type, (*self.known.values(), *content))}
+        self.classes |= _classes_beside(type(module))
+
+    @property
+    def attributes(self) -> frozenset[str]:
+        """Attributes with objects that may change."""
+        return frozenset(kept.name for kept in self.state.kept)
+
+
+def _classes_beside(kind: type) -> dict[str, type]:
+    """Classes of the files that define a module's class and its bases, by name."""
+    homes = {base.__module__ for base in kind.__mro__ if issubclass(base, nn.Module) and base is not nn.Module}
+    homes = {home for home in homes if home.partition(".")[0] not in ("torch", "lightning", "pytorch_lightning")}
+    found = [value for home in sorted(homes) for value in vars(sys.modules[home]).values() if isinstance(value, type)]
+    return {value.__qualname__: value for value in found if value.__module__ in homes}
+
+
+def written(
+    left: Left, places: Places, classes: Mapping[str, type], attributes: Collection[str] | None = None
+) -> tuple[dict[str, Any], dict[str, str]]:  # fmt: skip
+    """What was changed, as plain values, and what of it cannot travel: why, by attribute.
+
+    Args:
+        left: what was changed.
+        places: the module's objects.
+        classes: of the objects that the reader can make.
+        attributes: those that the reader has objects of, too; ``None``: all. Others travel as a whole.
+    """
+    names, stays = {id(kept): name for name, kept in places.kept.items()}, dict[str, str]()
+    tasks: list[tuple[str, list[Any], Callable[[list[Any]], object]]] = []
+    bound: dict[str, tuple[dict[str, Any], list[str]]] = {}
+    changes, metrics = list[list[Any]](), list[list[Any]]()
+    for kept, change in left.changes:
+        name = names.get(id(kept))
+        if name is None:
+            stays[kept.name] = "it belongs to torch"
+        elif not _is_common(name, attributes):  # made by a hook of this side
+            owner, _, key = kept.name.rpartition(".")
+            now = vars(places.kept[f"{owner}#0"].value) if f"{owner}#0" in places.kept else {}
+            if key in now:
+                bound.setdefault(f"{owner}#0", ({}, []))[0][key] = now[key]
+        elif isinstance(kept, Names):
+            more, gone = bound.setdefault(name, ({}, []))
+            more.update(change[0])
+            gone += change[1]
+        else:
+            form, values = ("added", change.items) if isinstance(change, Added) else ("whole", [change])
+            tasks.append((kept.name, values, partial(_append, changes, name, form)))
+    for name, (own, gone) in bound.items():
+        owner, holder = places.kept[name].name, places.kept[name].value
+        pairs: list[Any] = []
+        changes.append([name, "names", pairs, [key for key in gone if is_own_name(holder, key)]])
+        for key, value in own.items():
+            if is_own_name(holder, key):
+                tasks.append((f"{owner}.{key}" if owner else key, [key, value], pairs.extend))
+    known = {id(metric): name for name, metric in places.state.metrics.items()}
+    for metric, share in left.metrics:
+        if share.updates:
+            name, states = known[id(metric)], [part for pair in share.state.items() for part in pair]
+            tasks.append((name, states, partial(_append, metrics, name, share.updates)))
+    writer = Writer({id(v): name for name, v in places.known.items() if _is_common(name, attributes)}, classes)
+    for attribute, values, take in sorted(tasks, key=lambda task: sum(map(_weight, task[1]))):  # the largest may stay
+        try:
+            take(writer.tried(values))
+        except StaysError as reason:  # noqa: PERF203 - once per attribute
+            stays[attribute] = str(reason)
+    changes = [change for change in changes if change[1] != "names" or change[2] or change[3]]
+    return ({"nodes": writer.nodes, "changes": changes, "metrics": metrics} if changes or metrics else {}), stays
+
+
+def _append(entries: list[Any], name: str, more: Any, written: list[Any]) -> None:
+    entries.append([name, more, written])
+
+
+def _weight(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    return len(value) if hasattr(value, "__len__") else 1
+
+
+def read_left(plain: Mapping[str, Any], places: Places, device: torch.device) -> tuple[Left, set[str]]:
+    """What :func:`written` gave, for this module, which is as it was looked at; and attributes that it lacks.
+
+    Raises:
+        MisfitError: it is none, or does not fit the module.
+    """
+    if not plain:
+        return Left(), set()
+    lacking: set[str] = set()
+    try:
+        nbytes = sum(v.nbytes for node in plain["nodes"] for v in node if isinstance(v, Tensor))
+        if nbytes > STATE_BYTES:
+            raise ValueError(f"at most {STATE_BYTES} bytes, found {nbytes}")
+        reader = Reader(plain["nodes"], places.known, places.classes, device)
+        left = Left()
+        for name, form, *parts in plain["changes"]:
+            kept = places.kept.get(name)
+            if kept is None:
+                lacking.add(said(str(name).partition("#")[0]))
+                continue
+            change = _change(kept, form, parts, reader)
+            try:
+                kept.apply(change)
+            finally:
+                kept.put(kept.content)
+            left.changes.append((kept, change))
+        for name, updates, states in plain["metrics"]:
+            metric = places.state.metrics.get(name)
+            if metric is not None and joins_clients(metric):
+                left.metrics.append((metric, _share(metric, reader.pairs(states), updates)))
+        return left, lacking
+    except Exception as error:  # of values of any kind in the place of others
+        raise MisfitError(
+            f"what it left in the module cannot be read ({type(error).__name__}: {said(error)})"
+        ) from error
+
+
+def _is_common(name: str, attributes: Collection[str] | None) -> bool:
+    attribute, place, _ = name.partition("#")
+    return attributes is None or not place or attribute in attributes
+
+
+def _change(kept: Kept, form: str, parts: Sequence[Any], reader: Reader) -> Any:
+    if form == "names" and isinstance(kept, Names):
+        bound, gone = reader.pairs(parts[0]), list(parts[1])
+        odd = [name for name in (*bound, *gone) if not is_own_name(kept.value, name)]
+        if odd:
+            raise ValueError(f"{said(odd[0])} is no attribute that a visit may change")
+        return bound, gone
+    if form == "added" and isinstance(kept.value, (list, deque)):
+        return Added(reader.all(parts[0]))
+    if form != "whole" or isinstance(kept, Names):
+        raise ValueError(f"{type(kept).__name__} cannot have {said(form)}")
+    content = reader.of(parts[0][0])
+    if type(content) is not type(kept.content):
+        raise ValueError(f"{kept.name} must be a {type(kept.content).__name__}, found a {type(content).__name__}")
+    if isinstance(content, Tensor):
+        if content.dtype != kept.content.dtype or content.layout != kept.content.layout:
+            raise ValueError(f"{kept.name} must be {kept.content.dtype}, found {content.dtype}")
+        return content.to(kept.content.device)
+    return content
+
+
+def _share(metric: Any, states: Mapping[str, Any], updates: int) -> MetricShare:
+    if states.keys() != metric._defaults.keys() or type(updates) is not int or not 0 < updates <= _UPDATES:
+        raise ValueError(f"it must have states {list(metric._defaults)}, found {said(list(states))}")
+    device, found = metric.device, dict[str, Any]()
+    for name, default in metric._defaults.items():
+        value = states[name]
+        if isinstance(default, list):
+            if type(value) is not list or not all(isinstance(item, Tensor) for item in value):
+                raise ValueError(f"{name} must be a list of tensors")
+            found[name] = [item.to(device) for item in value]
+        elif isinstance(value, Tensor) and value.shape == default.shape and value.dtype == default.dtype:
+            found[name] = value.to(device)
+        else:
+            raise ValueError(f"{name} must be {default.dtype} {list(default.shape)}")
+    return MetricShare(found, updates, None)
+
+
+class AwayModule:
+    """A client's module, while the client does what a message asks for.
+
+    Args:
+        module: the module.
+        plain: what the message says of it.
+    """
+
+    def __init__(self, module: LightningModule, plain: Mapping[str, Any]) -> None:
+        self._module, self._plain = module, plain
+        self._outer, self._visit = ModuleVisits(module), ModuleVisits(module)
+        self._before = Places(module, self._outer.look())
+
+    def __enter__(self) -> AwayModule:
+        self._outer.begin()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """The module is as it was."""
+        self._outer.put_back()
+
+    def take(self) -> None:
+        """The hooks before the first round have run: the module becomes what the server's is.
+
+        Raises:
+            MisfitError: the message does not fit the module.
+        """
+        module = self._module
+        left, _ = read_left(self._plain, Places(module, ObjectState(module)), module.device)
+        for kept, change in left.changes:
+            kept.apply(change)
+        self._visit.begin()
+
+    def left(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """What was changed since, and what of it stays here: why, by attribute."""
+        left, state = self._visit.end(), self._visit.looked
+        attributes, before = set(self._before.attributes), self._before.classes
+        for name, form, *parts in self._plain.get("changes", ()):
+            if form == "names":
+                owner = name.partition("#")[0]
+                attributes |= {f"{owner}.{key}" if owner else key for key in parts[0][::2]}
+        plain, stays = written(left, Places(self._module, state), before, attributes)
+        stays |= dict.fromkeys(left.ran_on, "a metric whose states cannot be joined")
+        return plain, {name: f"a {kind}" for name, kind in state.alone.items()} | stays
+
+
+class HomeModule:
+    """A server's module, which rounds change as they do in a fit.
+
+    Args:
+        module: the module as it was made.
+        device: where the server computes.
+    """
+
+    def __init__(self, module: LightningModule, device: torch.device) -> None:
+        self._module, self._device, self._said = module, device, set[str]()
+        self._visits, self._first = ModuleVisits(module), Places(module, ObjectState(module))
+        self._now: Places | None = None
+
+    def plain(self, metrics: bool = False) -> dict[str, Any]:
+        """What rounds have changed since the module was made.
+
+        Args:
+            metrics: with what metrics have gathered, which no client needs: its visits begin with empty ones.
+        """
+        state = self._first.state
+        left = Left([(kept, kept.change()) for kept in state.changed()])
+        found = state.metrics.values() if metrics else ()
+        left.metrics.extend((metric, MetricShare.of(metric)) for metric in found if joins_clients(metric))
+        plain, stays = written(left, self._first, self._first.classes)
+        for name, why in stays.items():
+            self._forget(name)
+            self._say(name, f"{name!r} begins anew at every client: {why}")
+        return plain
+
+    def _forget(self, name: str) -> None:
+        if name in self._first.state.metrics:
+            self._first.state.metrics[name].reset()
+        for kept in self._first.state.changed():
+            if name in kept.changed_names():
+                kept.put(kept.content)
+
+    def _say(self, name: str, words: str) -> None:
+        if name not in self._said and len(self._said) < _SAID:
+            self._said.add(name)
+            rank_zero_warn(f"of what clients leave in {type(self._module).__name__}, {words}")
+
+    def read(self, plain: Mapping[str, Any]) -> Left:
+        """What a client has left.
+
+        Raises:
+            MisfitError: it is none, or does not fit the module.
+        """
+        state = self._visits.look()
+        if self._now is None or self._now.state is not state:
+            self._now = Places(self._module, state)
+        left, lacking = read_left(plain, self._now, self._device)
+        for name in sorted(lacking):
+            self._say(name, f"{name!r} is not among what the server's module has: it stays with them")
+        return left
+
+    def merge(self, uploads: Sequence[Upload], counted: Collection[int]) -> None:
+        """Joins what visits have left, as a fit does."""
+        merge_left(self._visits, uploads, counted)
+
+    def load(self, plain: Mapping[str, Any]) -> None:
+        """Goes on from what :meth:`plain` gave with metrics."""
+        for kept in self._first.state.changed():
+            kept.put(kept.content)
+        left, _ = read_left(plain, self._first, self._device)
+        for kept, change in left.changes:
+            kept.apply(change)
+        for metric, share in left.metrics:
+            metric.reset()
+            share.add_to(metric)
