@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import torch
-from support import Classifier, fit, fresh, on_path, weights
+from support import Classifier, fit, fresh, weights
 
 
 class FailsInRoundOne(Classifier):
@@ -25,7 +25,7 @@ def trained(method, **options):
     return weights(fit_method(method, **options)[0])
 
 
-def assert_resumes(make, folder, rounds=3, rng=True, **options):
+def assert_resumes(make, folder, rounds=3, **options):
     """A fit of ``rounds`` rounds equals one that was interrupted after each of them, bit for bit."""
     whole, strategy = fit_method(make(), rounds, **options)
     for done in range(1, rounds):
@@ -36,13 +36,6 @@ def assert_resumes(make, folder, rounds=3, rng=True, **options):
         resumed, again = fit_method(make(), rounds, module=other, ckpt_path=path, **options)
         assert torch.equal(weights(whole), weights(resumed))
         assert_same(strategy.client_rule.state_dict(), again.client_rule.state_dict())
-
-
-def assert_paths_agree(make, **options):
-    """Weights on the lean path, which are those on the full one."""
-    lean, full = trained(make(), **options), trained(make(), **on_path(lean=False), **options)
-    torch.testing.assert_close(lean, full, rtol=0, atol=1e-6)
-    return lean
 
 
 def assert_same(one, two):

@@ -5,6 +5,7 @@ import pytest
 import torch
 import weight_forms
 from algorithm_cohorts import make_cohort, random_rows
+from cases import pairwise
 from cohort_families import FAMILIES, rounds_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,10 +18,11 @@ few = settings(max_examples=40, deadline=None, derandomize=True)
 loss = st.floats(0, 100)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("gamma", [0.0, 0.01, 0.5])
-@pytest.mark.parametrize(("m", "clients"), [(1, 1), (3, 3), (4, 5), (6, 6)])
-def test_equals_the_vector_form(family, gamma, m, clients):
+@pytest.mark.parametrize(
+    ("family", "gamma", "cohort"), pairwise(FAMILIES, [0.0, 0.01, 0.5], [(1, 1), (3, 3), (4, 5), (6, 6)])
+)
+def test_equals_the_vector_form(family, gamma, cohort):
+    m, clients = cohort
     for scale in (1e-12, 1.0, 1e12):
         cohorts = rounds_of(family, m, 3, 6, clients, scale, num_clients=clients)
         weight_forms.compare(AFL(gamma), weight_forms.AFL(gamma, clients), cohorts)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import weight_forms
 from algorithm_cohorts import make_cohort, random_rows
+from cases import pairwise
 from cohort_families import FAMILIES, rounds_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,10 +18,12 @@ from fl_lightning.algorithms import FedFa, Needs
 few = settings(max_examples=40, deadline=None, derandomize=True)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("beta", "gamma"), [(0.5, 0.9), (0.0, 0.5), (1.0, 0.0)])
-@pytest.mark.parametrize(("m", "clients"), [(1, 1), (1, 4), (3, 7), (6, 6)])
-def test_equals_the_vector_form(family, beta, gamma, m, clients):
+@pytest.mark.parametrize(
+    ("family", "options", "cohort"),
+    pairwise(FAMILIES, [(0.5, 0.9), (0.0, 0.5), (1.0, 0.0)], [(1, 1), (1, 4), (3, 7), (6, 6)]),
+)
+def test_equals_the_vector_form(family, options, cohort):
+    (beta, gamma), (m, clients) = options, cohort
     for scale in (1e-12, 1.0, 1e12):
         rule, form = FedFa(beta, gamma), weight_forms.FedFa(beta, gamma)
         weight_forms.compare(rule, form, rounds_of(family, m, 6, 5, clients, scale))

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from client_rounds import Net, Rounds, assign, buffers_of, client_data, flat
-from method_fits import FailsInRoundOne, assert_paths_agree, assert_resumes, fit_method, trained
+from method_fits import FailsInRoundOne, fit_method, trained
 from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
 
 import fl_lightning as fl
@@ -183,8 +183,8 @@ def test_mu_0_is_fedavg_bit_for_bit():
 
 
 @pytest.mark.fit
-def test_lean_and_full_path_agree():
-    assert not torch.allclose(assert_paths_agree(lambda: MOON(5.0)), trained(FedAvg()), atol=1e-3)
+def test_it_is_not_fedavg():
+    assert not torch.allclose(trained(MOON(5.0)), trained(FedAvg()), atol=1e-3)
 
 
 class OnePass(Classifier):
@@ -208,11 +208,6 @@ def test_a_training_step_that_uses_its_features_saves_the_second_pass():
     torch.testing.assert_close(weights(module), trained(MOON(5.0)), rtol=0, atol=1e-6)
     assert "federated_features" not in vars(module)
     assert OnePass.passes == module.trainer.strategy.last_round.local_steps
-
-
-@pytest.mark.fit
-def test_fit_resumes_bit_for_bit(tmp_path):
-    assert_resumes(lambda: MOON(5.0), tmp_path)
 
 
 @pytest.mark.parametrize("server", [FedHEAL, FedLF])

@@ -3,6 +3,7 @@ import pytest
 import torch
 import weight_forms
 from algorithm_cohorts import make_cohort, random_rows
+from cases import pairwise
 from cohort_families import FAMILIES, rounds_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,10 +14,9 @@ few = settings(max_examples=40, deadline=None, derandomize=True)
 losses_of = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=7)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("q", [0.0, 0.1, 1.0, 5.0])
-@pytest.mark.parametrize(("m", "clients"), [(1, 1), (3, 7), (6, 6)])
-def test_equals_the_vector_form(family, q, m, clients):
+@pytest.mark.parametrize(("family", "q", "cohort"), pairwise(FAMILIES, [0.0, 0.1, 1.0, 5.0], [(1, 1), (3, 7), (6, 6)]))
+def test_equals_the_vector_form(family, q, cohort):
+    m, clients = cohort
     for scale in (1e-12, 1.0, 1e12):
         cohorts = rounds_of(family, m, 1, 3, clients, scale, lr=0.05 * scale**2)
         weight_forms.compare(QFedAvg(q), weight_forms.QFedAvg(q), cohorts)

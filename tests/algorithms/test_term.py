@@ -3,6 +3,7 @@ import pytest
 import torch
 import weight_forms
 from algorithm_cohorts import make_cohort, random_rows
+from cases import pairwise
 from cohort_families import FAMILIES, rounds_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,11 +14,12 @@ few = settings(max_examples=40, deadline=None, derandomize=True)
 losses_of = st.lists(st.floats(-50, 50), min_size=1, max_size=7)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("reading", ["library", "paper", "code"])
-@pytest.mark.parametrize("t", [0.1, 1.0, 5.0])
-@pytest.mark.parametrize(("m", "clients"), [(1, 1), (3, 7), (6, 6)])
-def test_equals_the_vector_form(family, reading, t, m, clients):
+@pytest.mark.parametrize(
+    ("family", "reading", "t", "cohort"),
+    pairwise(FAMILIES, ["library", "paper", "code"], [0.1, 1.0, 5.0], [(1, 1), (3, 7), (6, 6)]),
+)
+def test_equals_the_vector_form(family, reading, t, cohort):
+    m, clients = cohort
     for scale in (1e-12, 1.0, 1e12):
         rate = 0.5 if reading == "library" else 0.3
         rule, form = TERM(t, reading, rate), weight_forms.TERM(t, reading, rate)
