@@ -21,8 +21,8 @@ def fit_method(method, rounds=3, module=None, **options):
 
 
 def trained(method, **options):
-    """All weights and buffers after a fit."""
-    return weights(fit_method(method, **options)[0])
+    """All weights and buffers after a fit without validation."""
+    return weights(fit_method(method, **{"limit_val_batches": 0, **options})[0])
 
 
 def assert_resumes(make, folder, rounds=3, **options):

@@ -136,20 +136,6 @@ def test_memory_plan_counts_the_models_of_a_round(in_files, tmp_path):
     assert rule.memory(federation, 3) == {"personal_models (CPU)": (3 if in_files else 13) * model}
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"lam": -1.0}, r"lam of Ditto must be .*found -1.0"),
-        ({"lam": float("nan")}, "lam of Ditto"),
-        ({"personal_lr": 0.0}, r"personal_lr of Ditto must be .*found 0.0"),
-        ({"directory": "own", "keep_checkpoints": 0}, r"keep_checkpoints of Ditto must be .*found 0"),
-    ],
-)
-def test_arguments_out_of_range(options, words):
-    with pytest.raises(ValueError, match=words):
-        Ditto(**options)
-
-
 # ---- in a trainer
 
 
@@ -266,7 +252,7 @@ def test_a_checkpoint_is_evaluated_with_its_own_personal_models(in_files, tmp_pa
     # The trainer's next fit goes on as if it had not evaluated.
     module.trainer.fit_loop.max_epochs = 4
     module.trainer.fit(module, federated_blobs(), ckpt_path=three)
-    assert torch.equal(weights(module), trained(make(), rounds=4, ckpt_path=three))
+    assert torch.equal(weights(module), trained(make(), rounds=4, ckpt_path=three, limit_val_batches=1.0))
 
 
 @pytest.mark.fit

@@ -119,12 +119,6 @@ def test_server_part_is_not_masked_by_fedheal():
     assert alone.report.scalars["kept_share"] < 1
 
 
-@pytest.mark.parametrize("alpha", [0, -1.0, float("nan")])
-def test_alpha_out_of_range(alpha):
-    with pytest.raises(ValueError, match="alpha of FedDyn must be a positive, finite number"):
-        FedDyn(alpha)
-
-
 def test_restored_state_of_another_model_is_refused():
     data = client_data()
     client = FedDyn().client_rule()

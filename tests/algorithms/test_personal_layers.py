@@ -210,21 +210,6 @@ def test_memory_plan_counts_the_layers_alone():
     assert rule.memory(federation, 3) == {"personal_layers (CPU)": 13 * 8 * (6 * 4 + 4)}
 
 
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [
-        (FedBN, {"keep_checkpoints": 0}),
-        (FedPer, {"num_layers": 0}),
-        (FedPer, {"personal": []}),
-        (FedRep, {"head_epochs": -1}),
-    ],
-)
-def test_arguments_out_of_range(method, options):
-    (name,) = options
-    with pytest.raises(ValueError, match=f"{name} of {method.__name__} must be"):
-        method(**options)
-
-
 def own_loss(run, client):
     """Of the client's own model on its data; the global one where it has none."""
     part = run.client.personal_model(client)

@@ -70,10 +70,3 @@ def test_a_large_base_is_fedavg_with_a_smaller_rate():
             run.round(list(data))
         runs.append(run.params)
     torch.testing.assert_close(*runs, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("options", [{"base": 0.0}, {"epsilon": 0.0}, {"base": 1.0, "epsilon": 1.0}])
-def test_arguments_out_of_range(options):
-    name = next(reversed(options))
-    with pytest.raises(ValueError, match=f"{name} of PropFair must be"):
-        PropFair(**options)

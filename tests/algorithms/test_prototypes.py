@@ -13,7 +13,7 @@ from method_fits import assert_resumes, fit_method, trained
 from support import Classifier, fresh, on_path, weights
 
 import fl_lightning as fl
-from fl_lightning.algorithms import FedAvg, Federation, FedHEAL, FedMDFG, FedProc, FedProto
+from fl_lightning.algorithms import FedAvg, Federation, FedProc, FedProto
 from fl_lightning.core.layout import ParamLayout
 
 LR, LAM, ROUNDS = 0.2, 0.8, 5
@@ -202,22 +202,6 @@ def test_contrast_gives_way_to_the_own_loss():
     assert [client.contrast_weight(t) for t in range(1, 8)] == [0.75, 0.5, 0.25, 0, 0, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: FedProto(-1.0), r"lam of FedProto must be .*found -1.0"),
-        (lambda: FedProto(float("nan")), "lam of FedProto"),
-        (lambda: FedProto(num_classes=0), r"num_classes of FedProto must be .*found 0"),
-        (lambda: FedProc(rounds=1), r"rounds of FedProc must be .*found 1"),
-        (lambda: FedProc(temperature=0), r"temperature of FedProc must be .*found 0"),
-        (lambda: FedProc(num_classes=-3), r"num_classes of FedProc must be .*found -3"),
-    ],
-)
-def test_arguments_out_of_range(make, words):
-    with pytest.raises(ValueError, match=words):
-        make()
-
-
 @each
 def test_states_and_reports_that_do_not_fit(name):
     run = Rounds((method := MAKE[name][0]()), method.client_rule(), client_data(), lr=LR)
@@ -282,17 +266,6 @@ def test_first_round_is_fedavg(name):
 @pytest.mark.filterwarnings("ignore:rounds of FedProc is 6")
 def test_a_shorter_fit_goes_on_where_rounds_are_given(tmp_path):
     assert_resumes(lambda: FedProc(6, num_classes=4), tmp_path)
-
-
-@each
-@pytest.mark.fit
-def test_with_fedheal(name):
-    module, strategy = fit_method(FedHEAL(), client=FITS[name](), rounds=4)
-    assert weights(module).isfinite().all()
-    assert not torch.allclose(weights(module), trained(FedHEAL(), rounds=4), atol=1e-4)
-    assert strategy.client_rule.prototypes.shape == (4, 8)
-    with pytest.raises(ValueError, match="FedMDFG takes full gradients"):
-        fl.FederatedStrategy(FedMDFG(), client=FITS[name]())
 
 
 @each

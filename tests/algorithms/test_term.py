@@ -87,19 +87,3 @@ def test_only_the_moving_average_is_state():
     for losses in ([5.0, 5.0, 6.0], [0.1, 0.2, 0.3]):
         full.aggregate(make_cohort(random_rows(3, 7), losses))
     torch.testing.assert_close(full.aggregate(cohort), TERM().aggregate(cohort))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"t": 0.0}, r"t of TERM must be .*found 0.0"),
-        ({"t": -1.0}, "t of TERM"),
-        ({"t": float("nan")}, "t of TERM"),
-        ({"ema_rate": 0.0}, r"ema_rate of TERM must be .*found 0.0"),
-        ({"ema_rate": 1.1}, "ema_rate of TERM"),
-        ({"reading": "sum"}, r"reading of TERM must be .*found 'sum'"),
-    ],
-)
-def test_arguments_out_of_range(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        TERM(**arguments)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every server rule with every client rule: it runs, repeats on either path and resumes, or it is refused with a reason."""
+"""Every server rule with every client rule: it runs, repeats on both paths and resumes, or is refused with a reason."""
 
 from itertools import product
 
@@ -7,7 +7,7 @@ import lightning as L
 import pytest
 import torch
 from resuming import ALGORITHMS
-from support import Classifier, federated_blobs, fit, fresh, on_path, weights
+from support import Classifier, federated_blobs, fresh, on_path, train, weights
 
 import fl_lightning as fl
 from fl_lightning.algorithms import ClientRule
@@ -41,7 +41,7 @@ def fit_pair(server, client, rounds, seed=0, **options):
     pair = {"algorithm": ALGORITHMS[server](), "client": None if client is None else CLIENTS[client]()}
     sampler = fl.data.AvailabilitySampler(1.0, drop_out=0.25)
     cohorts = {"clients_per_round": 4, "seed": 3, "sampler": sampler, "data": federated_blobs(train=120)}
-    return fit(fresh(Classifier, seed, norm=True), rounds, **pair, **cohorts, **options).module
+    return train(fresh(Classifier, seed, norm=True), rounds, **pair, **cohorts, **options).module
 
 
 def refusal(server, client):
