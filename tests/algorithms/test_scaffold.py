@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from algorithm_cohorts import make_cohort, random_rows, train_locally
-from support import quiet_trainer
+from support import training_only
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -226,5 +226,5 @@ def test_clients_of_90_and_10_samples(weighting, optimum, clients_per_round):
     rule = SCAFFOLD(server_lr=clients_per_round / 2, weighting=weighting)
     module = Centre()
     strategy = fl.FederatedStrategy(rule, clients_per_round=clients_per_round, local_epochs=3, seed=2)
-    quiet_trainer(strategy, 60).fit(module, data)
+    training_only(strategy, 60).fit(module, data)
     assert float(module.at.detach()) == pytest.approx(optimum, abs=0.005)

@@ -51,8 +51,7 @@ class Watching(ClientRule):
         return
 
 
-@both_paths
-@pytest.mark.parametrize("module", [Classifier, NoIndex])
+@pytest.mark.parametrize(("module", "path"), [(Classifier, PATHS[1]), (NoIndex, PATHS[0])])
 def test_begin_batch_and_loss_term_see_every_batch_with_its_place(path, module):
     rule = Watching()
     trained = fit_with(rule, fresh(module), **path).module
