@@ -19,7 +19,7 @@ from benchmarks.papers.experiment import Case, Experiment, Job, Log
 from benchmarks.papers.federated import FederatedCase, Training
 from benchmarks.papers.networks import Pixels, SoftmaxRegression, mlp
 from benchmarks.papers.records import pack, read, slug
-from benchmarks.papers.report import draw_curves, final, gather, tables
+from benchmarks.papers.report import draw_curves, final, gather, rewritten, tables
 from benchmarks.papers.runner import work
 from benchmarks.papers.sources import FASHION, MissingDataError
 from benchmarks.papers.tables import defences
@@ -395,3 +395,10 @@ def test_defences_are_drawn_as_far_as_they_ran_to_their_end(tmp_path, monkeypatc
     shown = [{text.get_position(): text.get_text() for text in panel.texts} for panel in panels]
     assert shown[0] == {(0, 0): ".70", (1, 0): ".50", (0, 1): ".80", (0, 2): ".50"}, "seeds are averaged"
     assert shown[1] == {(0, 0): ".35", (1, 0): ".25", (0, 1): ".40", (0, 2): ".25"}
+
+
+def test_tables_have_one_place_in_the_page():
+    page = "a\n<!-- x -->\nold\n<!-- end of x -->\nb\n"
+    assert rewritten(page, "x", "new") == "a\n<!-- x -->\n\nnew\n\n<!-- end of x -->\nb\n"
+    with pytest.raises(ValueError, match="end of y"):
+        rewritten(page, "y", "new")
