@@ -3,8 +3,8 @@
 
     python -m benchmarks.kernels [--device cpu|cuda] [--quick] [--out DIR] [--threads 1,2] [--ops ...]
 
-Prints Markdown; writes Markdown and JSON. The op, torch by hand and a plain read of the rows take turns. About
-TIME minutes in all on two cores.
+Prints Markdown; writes Markdown and JSON. The op, torch by hand and a plain read of the rows take turns. About a
+quarter of an hour in all on two cores, with 12 GB of memory.
 """
 
 from __future__ import annotations

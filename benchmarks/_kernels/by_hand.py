@@ -35,11 +35,10 @@ def by_hand(op: str, problem: Problem, wide: torch.dtype) -> Callable[[], object
     width = n if rows.dtype == wide and op != "puc_track" else narrow
     out = torch.empty(n, dtype=rows.dtype, device=rows.device)
     if op in ("puc_combine", "trimmed_mean"):  # layers are nothing to them
-        stops = [slice(begin, begin + narrow) for begin in range(0, n, narrow)]
-        trimmed = partial(_trimmed_mean, [(rows[:, part], out[part]) for part in stops], m // 5, out)
+        places = [slice(begin, begin + narrow) for begin in range(0, n, narrow)]
         if op == "trimmed_mean":
-            return trimmed
-        kept = [(rows[:, part], problem.kept[:, part], out[part]) for part in stops]
+            return partial(_trimmed_mean, [(rows[:, part], out[part]) for part in places], m // 5, out)
+        kept = [(rows[:, part], problem.kept[:, part], out[part]) for part in places]
         return partial(_puc_combine, kept, problem.weights.to(wide), out)
     layers = enumerate(pairwise(problem.shape.offsets.tolist()))
     spans = ((i, b, min(b + width, stop), b > start) for i, (start, stop) in layers for b in range(start, stop, width))

@@ -110,18 +110,20 @@ def line(result: Result) -> str:
     )
 
 
-def _range(ratios: list[float]) -> str:
-    return f"{min(ratios):.2g} to {max(ratios):.2g}" if ratios else ""
+def _range(ratios: list[float | None]) -> str:
+    known = [ratio for ratio in ratios if ratio is not None]
+    return f"{min(known):.2g} to {max(known):.2g}" if known else ""
 
 
 def summary(results: Iterable[Result]) -> str:
     """How long torch takes by every op, and what was measured at the largest shape."""
     results = list(results)
-    lines = ["| op | torch by op | in float64 by op |", "|---|---|---|"]
+    lines = ["| op | torch by op | in float64 | bfloat16 rows | in float64 |", "|---|---|---|---|---|"]
     for name in dict.fromkeys(result.op for result in results):
         own = [result for result in results if result.op == name]
-        exact = [result.exact_ratio for result in own if result.exact_ratio is not None]
-        lines.append(f"| {name} | {_range([result.plain_ratio for result in own])} | {_range(exact)} |")
+        halves = [[r for r in own if (r.dtype == "bfloat16") == small] for small in (False, True)]
+        ranges = [_range([getattr(r, key) for r in half]) for half in halves for key in ("plain_ratio", "exact_ratio")]
+        lines.append(f"| {' | '.join([name, *ranges])} |")
     largest = max(result.columns for result in results)
     lines += ["", "| largest shape, float32 | threads | x reading rows | bandwidth | peak |", "|---|---|---|---|---|"]
     lines += [

@@ -105,7 +105,8 @@ def test_shares_are_ratios_of_medians():
     assert cells[1:] == ["tiny, 3 rows of float32, 2 threads", "2e+03", "2.00", "3e+03", "1.50", "1.2e+04", "6.00 |"]
     assert len(cells) == report.HEAD.splitlines()[0].count(" | ") + 1 == 8
     longer = replace(result, timing=replace(timing, plain=timing.exact, exact=None))
-    assert "| layer_gram | 1.5 to 6 | 6 to 6 |" in report.summary([result, longer])
+    small = replace(result, dtype="bfloat16")
+    assert "| layer_gram | 1.5 to 6 | 6 to 6 | 1.5 to 1.5 | 6 to 6 |" in report.summary([result, longer, small])
 
 
 def test_repeats_follow_the_budget():
