@@ -235,7 +235,7 @@ MUTATIONS = [
     ),
     # In memory of the device, where threads meet without a shared array.
     descend("products are read before they are there", BARRIER, ""),
-    descend("factors are read before they are there", BARRIER, "", 2),
+    descend("the fair row is multiplied before it is there", BARRIER, "", 3),
     descend("the fair row is stretched while others add it up", BARRIER, "", 4),
     descend("places are read before they are counted", BARRIER, "", 6),
     descend("coefficients are read before they are there", BARRIER, "", 7),
