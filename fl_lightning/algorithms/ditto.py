@@ -67,11 +67,7 @@ class PersonalModels(ClientRule):
     they draw comes from generators of their own, and BatchNorm's statistics are the personal model's own: the global
     model trains as in FedAvg, bit for bit.
 
-    Args:
-        lam: see :class:`Ditto`.
-        personal_lr: see there.
-        directory: see there.
-        keep_checkpoints: see there.
+    See :class:`Ditto` for the arguments.
     """
 
     reads = "sums"

@@ -10,13 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._shared.client_vectors import (
-    add_sent,
-    add_to_own,
-    at_begin,
-    check_vector,
-    uniform_shares,
-)
+from fl_lightning.algorithms._shared import client_vectors
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.records import Federation, LocalWork
@@ -78,7 +72,7 @@ class DynamicRegularizer(ClientRule):
         Raises:
             ValueError: a restored ``h`` has another length than the model.
         """
-        self.h = at_begin(self.h, federation, _NAME)
+        self.h = client_vectors.at_begin(self.h, federation, _NAME)
 
     def begin_client(self, work: LocalWork) -> None:
         """Prepares ``W + h_i / alpha``, the point that the quadratic and the linear term pull to together."""
@@ -104,9 +98,9 @@ class DynamicRegularizer(ClientRule):
             ValueError: a row is not finite.
         """
         h = self._h_after(cohort)
-        check_vector(h, cohort.updates, cohort, _NAME)
+        client_vectors.check_vector(h, cohort, cohort.updates, _NAME)
         self.h = h
-        add_to_own(self.h_i, cohort, cohort.updates)
+        client_vectors.add_to_own(self.h_i, cohort, cohort.updates)
 
     def _h_after(self, cohort: Cohort) -> Tensor:
-        return add_sent(self.h, cohort.updates, uniform_shares(cohort))
+        return client_vectors.add_sent(self.h, cohort, cohort.updates, client_vectors.uniform_shares(cohort))

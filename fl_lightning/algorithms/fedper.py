@@ -59,14 +59,7 @@ class FedPer(FedAvg):
 
 
 class LocalLayers(PersonalLayers):
-    """Named layers, or the last ones, stay at their client.
-
-    Args:
-        personal: see :class:`FedPer`.
-        num_layers: see there.
-        directory: see there.
-        keep_checkpoints: see there.
-    """
+    """Named layers, or the last ones, stay at their client; see :class:`FedPer` for the arguments."""
 
     method = "FedPer"
 

@@ -61,14 +61,7 @@ class FedRep(FedAvg):
 
 
 class HeadFirst(PersonalLayers):
-    """The head stays at its client, and is trained before the layers below it.
-
-    Args:
-        head: see :class:`FedRep`.
-        head_epochs: see there.
-        directory: see there.
-        keep_checkpoints: see there.
-    """
+    """The head stays at its client, and is trained before the layers below; see :class:`FedRep` for the arguments."""
 
     method = "FedRep"
 

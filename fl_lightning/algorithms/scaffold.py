@@ -13,13 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._shared.client_vectors import (
-    add_sent,
-    add_to_own,
-    at_begin,
-    check_vector,
-    uniform_shares,
-)
+from fl_lightning.algorithms._shared import client_vectors
 from fl_lightning.algorithms._shared.weighting import data_weights, uniform_weights, weighted_mean
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.fedavg import FedAvg
@@ -114,7 +108,7 @@ class ControlVariates(ClientRule):
         Raises:
             ValueError: a restored ``c`` has another length than the model.
         """
-        self.c = at_begin(self.c, federation, _NAME)
+        self.c = client_vectors.at_begin(self.c, federation, _NAME)
 
     def begin_client(self, work: LocalWork) -> None:
         """Prepares the correction ``c - c_i``."""
@@ -156,13 +150,13 @@ class ControlVariates(ClientRule):
         changes = cohort.companions.get("control")
         if changes is None:
             raise ValueError(f"companions must hold 'control' rows for SCAFFOLD, found {sorted(cohort.companions)}")
-        p = uniform_shares(cohort)
+        p = client_vectors.uniform_shares(cohort)
         if self.weighting == "samples":
             p = cohort.sizes / (cohort.sizes.sum() if cohort.num_samples is None else cohort.num_samples)
-        c = add_sent(self.c, changes, p)
-        check_vector(c, changes, cohort, _NAME)
+        c = client_vectors.add_sent(self.c, cohort, changes, p)
+        client_vectors.check_vector(c, cohort, changes, _NAME)
         self.c = c
-        add_to_own(self.c_i, cohort, changes)
+        client_vectors.add_to_own(self.c_i, cohort, changes)
 
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """Bytes of the control variates, and of the rows in which clients send their change."""

@@ -293,8 +293,8 @@ class FederatedServer:
     def evaluation_message(self, client_id: int) -> ServerMessage:
         """What a client needs to evaluate the model after the rounds so far, with what the method wants evaluated."""
         return ServerMessage(
-            self.round, self.evaluated_params, kept.state(self.client_rule, "all"),
-            kept.for_one(self.client_rule, client_id),
+            self.round, self.evaluated_params,
+            kept.state(self.client_rule, "all"), kept.for_one(self.client_rule, client_id),
             self.counted.get(client_id), self._bank.global_values(), module=self._home.plain(),
         )  # fmt: skip
 

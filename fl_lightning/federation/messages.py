@@ -100,17 +100,8 @@ class ServerMessage:
             rounds: as the attribute.
             module: as the attribute; ``None``: empty.
         """
-        return cls(
-            round,
-            params,
-            kept.state(rule, "all"),
-            kept.for_one(rule, client_id),
-            counted,
-            buffers or {},
-            steps_per_round,
-            rounds,
-            module or {},
-        )
+        sent = kept.state(rule, "all"), kept.for_one(rule, client_id)
+        return cls(round, params, *sent, counted, buffers or {}, steps_per_round, rounds, module or {})
 
 
 def give(message: ServerMessage, rule: ClientRule, client_id: int) -> None:

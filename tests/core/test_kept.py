@@ -74,7 +74,7 @@ def test_values_begin_anew_in_every_object():
     assert (two.rounds, two.c, dict(two.weights), len(two.history)) == (3, None, {}, 0)
     assert list(kept.declared(one)) == ["rounds", "c", "mean", "c_i", "weights", "own", "last", "history"]
     assert Method.c.name == "c"
-    with pytest.raises(AttributeError, match="weights is a dictionary by client id: change its entries"):
+    with pytest.raises(AttributeError, match="weights cannot be replaced: change what it holds"):
         one.weights = {}
 
 

@@ -71,13 +71,14 @@ def test_who_wrote_longest_ago_leaves():
         PerClient(int, capacity=0)
 
 
-def test_what_a_round_did_is_taken_back():
+@pytest.mark.parametrize("happened", [False, True])
+def test_what_a_round_did_is_taken_back(happened):
     numbers = PerClient(int)
     numbers[1] = 1
-    take_back = numbers.tentatively()
+    settle = numbers.tentatively()
     numbers[1], numbers[2] = 5, 2
-    take_back()
-    assert dict(numbers) == {1: 1}
+    settle(happened)
+    assert dict(numbers) == ({1: 5, 2: 2} if happened else {1: 1})
 
 
 @pytest.mark.parametrize(

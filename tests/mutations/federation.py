@@ -40,8 +40,8 @@ MUTATIONS = [
     ),
     server(
         "evaluations are of the parameters in training",
-        "self.round, self.evaluated_params, self",
-        "self.round, self._binding.theta, self",
+        "self.round, self.evaluated_params,",
+        "self.round, self._binding.theta,",
     ),
     server(
         "an evaluation is of the round before",
@@ -153,12 +153,10 @@ MUTATIONS = [
         "",
         unseen="parameters and buffers are restored once more, and frozen parameters must agree",
     ),
-    server(
-        "the method's state is lost in a restart", '        self.algorithm.load_state_dict(state["algorithm"])\n', ""
-    ),
+    server("the method's state is lost in a restart", '        kept.load(self.algorithm, state["algorithm"])\n', ""),
     restarted(
         "the client rule's state is lost in a restart",
-        '        self.client_rule.load_state_dict(state["client_rule"])\n',
+        '        kept.load(self.client_rule, state["client_rule"])\n',
         "",
     ),
     server(
@@ -202,7 +200,7 @@ MUTATIONS = [
         "            self._binding.theta.copy_(final)\n",
         "            pass\n",
     ),
-    server("the method begins with the state of another fit", "        algorithm.reset()\n", ""),
+    server("the method begins with the state of another fit", "        kept.reset(algorithm)\n", ""),
     server(
         "a rule that does not say where its state lives is taken",
         "        if obstacle is not None:\n",

@@ -199,16 +199,13 @@ MUTATIONS = [
     messages("parameters of another shape are trained", "self.params.shape != theta.shape or ", ""),
     messages("parameters of another dtype are trained", " or self.params.dtype != theta.dtype:", ":"),
     messages("parameters that are not finite are trained", "if not bool(all_finite(self.params)):", "if False:"),
-    messages(
-        "a client is sent the state of another", "rule.state_for(client_id), counted", "rule.state_for(0), counted"
-    ),
+    messages("a client is sent the state of another", "kept.for_one(rule, client_id)", "kept.for_one(rule, 0)"),
     messages("buffers are not sent", "counted, buffers or {}, steps_per_round", "counted, {}, steps_per_round"),
     messages(
         "rounds and the steps of one are exchanged",
-        "steps_per_round, rounds\n        )",
-        "rounds, steps_per_round\n        )",
+        "steps_per_round, rounds)",
+        "rounds, steps_per_round)",
     ),
-    messages("what the server kept for others stays at the client", "    rule.reset()\n", ""),
     messages("answers of any round are read", "round=ROUND, size=SAMPLES, loss=LOSS", "size=SAMPLES, loss=LOSS"),
     client(
         "a client shares its rule with the server",
@@ -237,10 +234,10 @@ MUTATIONS = [
         "self._kept.put(message.round, visit.kept)",
         "self._kept.put(message.round + 1, visit.kept)",
     ),
-    client("kept optimizers are no state", "self._options.keeps_optimizer or self._options", "self._options"),
+    client("kept optimizers are no state", "self._options.keeps_optimizer or kept", "kept"),
     client(
         "clients without state write",
-        'self._keeps = self._options.keeps_optimizer or self._options.client_rule.overrides("keep")',
+        "self._keeps = self._options.keeps_optimizer or kept.at_clients(self._options.client_rule)",
         "self._keeps = True",
     ),
     client(

@@ -36,9 +36,9 @@ def uniform_shares(cohort: Cohort) -> Tensor:
     return torch.full_like(cohort.sizes, 1.0 / (cohort.num_clients or len(cohort)))
 
 
-def add_sent(vector: Tensor | None, sent: UpdateMatrix, shares: Tensor) -> Tensor:
+def add_sent(vector: Tensor | None, cohort: Cohort, sent: UpdateMatrix, shares: Tensor) -> Tensor:
     """The server's vector ``[n]`` with what the round's clients sent ``[m, n]``, weighted by ``shares``."""
-    return sent.combine(shares, out=torch.zeros_like(sent.rows[0]) if vector is None else vector.clone())
+    return sent.combine(shares, out=torch.zeros_like(cohort.params) if vector is None else vector.clone())
 
 
 def add_to_own(vectors: PerClient[Tensor], cohort: Cohort, sent: UpdateMatrix) -> None:
@@ -48,7 +48,7 @@ def add_to_own(vectors: PerClient[Tensor], cohort: Cohort, sent: UpdateMatrix) -
         vectors[client] = row.clone() if held is None else held + row.to(held.device)
 
 
-def check_vector(vector: Tensor, sent: UpdateMatrix, cohort: Cohort, name: str) -> None:
+def check_vector(vector: Tensor, cohort: Cohort, sent: UpdateMatrix, name: str) -> None:
     """Refuses a round that would leave the server something else than finite numbers.
 
     Raises:

@@ -17,8 +17,8 @@ that does not count is taken back. For that, rounds replace what is kept and nev
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast, overload
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, cast, overload
 
 import torch
 
@@ -86,13 +86,8 @@ class Declared(ABC, Generic[T]):
         """The value that had this state."""
 
     @abstractmethod
-    def tentatively(self, value: T, put_back: Callable[[T], None]) -> Callable[[bool], None]:
-        """A round begins; what is returned is called when it is known whether it counts.
-
-        Args:
-            value: at the beginning.
-            put_back: makes a value the rule's again.
-        """
+    def tentatively(self, rule: object) -> Callable[[bool], None]:
+        """A round begins; what is returned is called when it is known whether it counts."""
 
     def planned(self, rule: object, extent: Extent) -> int:
         """Bytes that it will hold at most; 0 if they do not matter."""
@@ -134,30 +129,43 @@ class _ServerState(Declared[T]):
     def loaded(self, rule: object, state: Any) -> T:
         return cast(T, restored(self.kind, state))
 
-    def tentatively(self, value: T, put_back: Callable[[T], None]) -> Callable[[bool], None]:
-        return lambda happened: None if happened else put_back(value)
+    def tentatively(self, rule: object) -> Callable[[bool], None]:
+        before = self.__get__(rule, type(rule))
+        return lambda happened: None if happened else self.__set__(rule, before)
 
     def planned(self, rule: object, extent: Extent) -> int:
         dtype = torch.promote_types(extent.dtype, torch.float32) if self._wide else extent.dtype
         return extent.columns * dtype.itemsize if self.columns else 0
 
 
-class _Dictionary(Declared[T]):
-    """What is a dictionary by client id: its entries change, and nothing takes its place."""
+class _Holder(Protocol):
+    def tentatively(self) -> Callable[[bool], None]: ...
+    def state_dict(self) -> dict[Any, Any]: ...
+    def load_state_dict(self, state: Mapping[Any, Any]) -> None: ...
 
-    def __set__(self, rule: object, value: T) -> None:
-        raise AttributeError(f"{self.name} is a dictionary by client id: change its entries, found {value!r}")
 
-    def state(self, value: T) -> Any:
-        return cast(ByClient[Any], value).state_dict()
+Held = TypeVar("Held", bound=_Holder)
 
-    def loaded(self, rule: object, state: Any) -> T:
+
+class _Object(Declared[Held]):
+    """An object whose content changes; nothing takes its place."""
+
+    def __set__(self, rule: object, value: Held) -> None:
+        raise AttributeError(f"{self.name} cannot be replaced: change what it holds, found {value!r}")
+
+    def state(self, value: Held) -> Any:
+        return value.state_dict()
+
+    def loaded(self, rule: object, state: Any) -> Held:
         value = self.begun(rule)
-        cast(ByClient[Any], value).load_state_dict(state)
+        value.load_state_dict(state)
         return value
 
+    def tentatively(self, rule: object) -> Callable[[bool], None]:
+        return self.__get__(rule, type(rule)).tentatively()
 
-class _AtServer(_Dictionary[PerClient[T]]):
+
+class _PerClient(_Object[PerClient[T]]):
     def __init__(
         self, kind: type[T], columns: bool, sent: Literal["owner"] | None, device: str | None, dtype: torch.dtype | None
     ) -> None:
@@ -168,15 +176,11 @@ class _AtServer(_Dictionary[PerClient[T]]):
     def begun(self, rule: object) -> PerClient[T]:
         return PerClient(self.kind, named(rule, self._device))
 
-    def tentatively(self, value: PerClient[T], put_back: Callable[[PerClient[T]], None]) -> Callable[[bool], None]:
-        take_back = value.tentatively()
-        return lambda happened: None if happened else take_back()
-
     def planned(self, rule: object, extent: Extent) -> int:
         return extent.clients * extent.columns * (self._dtype or extent.dtype).itemsize if self.columns else 0
 
 
-class _AtClients(_Dictionary[ByClient[Snapshot]]):
+class _AtClients(_Object[ByClient[Snapshot]]):
     at_client, kind = True, Snapshot
 
     def __init__(self, device: str | None, capacity: str | None, files: str | None, size: str | None) -> None:
@@ -197,18 +201,13 @@ class _AtClients(_Dictionary[ByClient[Snapshot]]):
             raise ValueError(f"the checkpoint has the personal models {there}")
         return super().loaded(rule, state)
 
-    def tentatively(
-        self, value: ByClient[Snapshot], put_back: Callable[[ByClient[Snapshot]], None]
-    ) -> Callable[[bool], None]:
-        return lambda happened: None  # reports change it, once their round has happened
-
     def planned(self, rule: object, extent: Extent) -> int:
         most = min(extent.clients, named(rule, self._capacity) or extent.clients)
         held = most if named(rule, self._files) is None else 0
         return (held + extent.cohort) * (named(rule, self._size) or extent.model)
 
 
-class _Rows(Declared[RowHistory]):
+class _Rows(_Object[RowHistory]):
     columns, kind = ("{}.rows",), RowHistory
 
     def __init__(self, capacity: str, planned: str, device: str) -> None:
@@ -217,17 +216,6 @@ class _Rows(Declared[RowHistory]):
 
     def begun(self, rule: object) -> RowHistory:
         return RowHistory(named(rule, self._capacity), named(rule, self._device))
-
-    def state(self, value: RowHistory) -> Any:
-        return value.state_dict()
-
-    def loaded(self, rule: object, state: Any) -> RowHistory:
-        value = self.begun(rule)
-        value.load_state_dict(state)
-        return value
-
-    def tentatively(self, value: RowHistory, put_back: Callable[[RowHistory], None]) -> Callable[[bool], None]:
-        return value.tentatively()
 
     def planned(self, rule: object, extent: Extent) -> int:
         rows = named(rule, self._planned)
@@ -273,7 +261,7 @@ def per_client(
         device: the rule's attribute that says where tensors live.
         dtype: of tensors, for the memory plan; ``None``: that of the parameters.
     """
-    return _AtServer(kind, columns, sent, device, dtype)
+    return _PerClient(kind, columns, sent, device, dtype)
 
 
 def at_clients(

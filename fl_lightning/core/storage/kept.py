@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import copy
-from functools import partial
 from typing import Any, Literal, TypeVar
 
 from fl_lightning.core.model_snapshot import Snapshot
@@ -69,15 +68,7 @@ def at(rule: Rule, states: Mapping[str, Any]) -> Rule:
 
 def tentatively(*rules: object) -> Callable[[bool], None]:
     """Called before a round; what is returned is called with whether it counts. If not, rules become what they were."""
-
-    def put_back(rule: object, name: str, value: Any) -> None:
-        vars(rule)[name] = value
-
-    settle = [
-        entry.tentatively(getattr(rule, name), partial(put_back, rule, name))
-        for rule in rules
-        for name, entry in declared(rule).items()
-    ]
+    settle = [entry.tentatively(rule) for rule in rules for entry in declared(rule).values()]
 
     def all_settle(happened: bool) -> None:
         for each in settle:

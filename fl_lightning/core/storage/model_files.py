@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from functools import partial
 from pathlib import Path
@@ -72,6 +72,10 @@ class ClientFiles(ByClient[Snapshot]):
         self._newest[client_id] = when, _digest(model)
         if before is not None:
             self._remove({(client_id, before[0])})
+
+    def tentatively(self) -> Callable[[bool], None]:
+        """Nothing: reports bring models once their round has happened."""
+        return lambda happened: None
 
     def clear(self) -> None:
         """Forgets everything; files stay where they are."""

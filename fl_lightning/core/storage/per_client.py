@@ -23,6 +23,10 @@ class ByClient(Mapping[int, T]):
         """Replaces what the client has by ``value``, of round ``when``."""
 
     @abstractmethod
+    def tentatively(self) -> Callable[[bool], None]:
+        """A round begins; what is returned is called with whether it counts, and takes changes back if not."""
+
+    @abstractmethod
     def state_dict(self) -> dict[Any, Any]:
         """What a checkpoint holds; tensors share memory with this object."""
 
@@ -92,14 +96,15 @@ class PerClient(ByClient[T], MutableMapping[int, T], Generic[T]):
         """Replaces the numbers of some clients by ``[m]`` others."""
         self.update(zip(clients, numbers.tolist(), strict=True))
 
-    def tentatively(self) -> Callable[[], None]:
-        """What is returned makes the dictionary again what it is now."""
+    def tentatively(self) -> Callable[[bool], None]:
+        """See :meth:`ByClient.tentatively`."""
         before = dict(self._held)
 
-        def take_back() -> None:
-            self._held = before
+        def settle(happened: bool) -> None:
+            if not happened:
+                self._held = before
 
-        return take_back
+        return settle
 
     def state_dict(self) -> dict[int, Any]:
         """Values by client id; models as dictionaries of their tensors."""
