@@ -224,8 +224,8 @@ MUTATIONS = [
     client("the trainer may say how many epochs", "if name in self._trainer:", "if False:"),
     client(
         "what was kept is not asked for",
-        "        kept = self._kept.settle(message.counted) if self._keeps else None\n        visit = self._run",
-        "        kept = None\n        visit = self._run",
+        'if self._keeps and work != "loss" else None',
+        'if self._keeps and work != "train" else None',
     ),
     client(
         "what stays at the client is not kept",
@@ -245,8 +245,8 @@ MUTATIONS = [
     ),
     client(
         "an evaluation runs without the personal model",
-        "        kept = self._kept.settle(message.counted) if self._keeps else None\n        visit = VisitEvaluation",
-        "        kept = None\n        visit = VisitEvaluation",
+        'if self._keeps and work != "loss" else None',
+        'if self._keeps and work == "train" else None',
     ),
     client(
         "a client says the size of the first",
@@ -254,20 +254,22 @@ MUTATIONS = [
         "place = data.train_dataloader(), 0",
     ),
     client(
-        "validation data are tested", 'run = trainer.validate if stage == "val" else trainer.test', "run = trainer.test"
+        "validation data are tested",
+        'evaluate = trainer.validate if work == "val" else trainer.test',
+        "evaluate = trainer.test",
     ),
     client(
         "several devices are taken", "if trainer.num_devices > 1 or trainer.num_nodes > 1:", "if trainer.num_nodes > 1:"
     ),
     client(
         "a loss is one of training",
-        "self._run(read(ServerMessage, message), None, trains=False).loss",
-        "self._run(read(ServerMessage, message), None, trains=True).sent.train_loss",
+        'self._visit(message, "loss").loss',
+        'self._visit(message, "train").sent.train_loss',
     ),
     client(
         "the fit is as long as one round",
-        "max_epochs=message.rounds or message.round + 1",
-        "max_epochs=message.round + 1",
+        "rounds = message.rounds or message.round + 1",
+        "rounds = message.round + 1",
     ),
     client(
         "data of one client are in reverse order",
