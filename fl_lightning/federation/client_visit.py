@@ -10,6 +10,7 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fl_lightning.algorithms import DifferentialPrivacy
 from fl_lightning.algorithms.records import Federation
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
@@ -52,6 +53,7 @@ class Visit(OneDevice):
         sent: what the client sends.
         kept: what it keeps if the round counts.
         loss: what was measured.
+        side: the clients' side of the fit.
         stays: what of the module cannot travel: why, by attribute.
     """
 
@@ -68,7 +70,6 @@ class Visit(OneDevice):
         super().__init__()
         self._options, self._message, self._before, self._work = options, message, kept, work
         self._client_id, self._num_clients, self._module = client_id, num_clients, module
-        self._side: ClientSide | None = None
         self._binding: BoundParameters | None = None
         self._upload: Upload | None = None
         self.sent: ClientMessage | None = None
@@ -148,12 +149,6 @@ class Visit(OneDevice):
             rule.keep(client, self._before["rule"], self._before["round"])
         rule.begin_fit(Federation(num_clients, binding.layout, theta.device, theta.dtype, rounds=message.rounds))
 
-    @property
-    def side(self) -> ClientSide:
-        """The clients' side of the fit."""
-        assert self._side is not None
-        return self._side
-
     def _training_loader(self, loaders: ClientLoaders, limit: int | float) -> RoundLoader:
         """Takes the client's data, and everything that the server and the client's last visit have left."""
         trainer, loop, message, options = self._trainer, self._loop, self._message, self._options
@@ -161,7 +156,7 @@ class Visit(OneDevice):
         if self._binding is None:  # configure_optimizers asks for the number of steps
             return RoundLoader(1, loaders, self.open_round)
         binding = self._binding = self._binding.renewed(options.algorithm.layers, trainer.optimizers)
-        side = self._side = ClientSide(trainer, loop, options, limit, binding, loaders, 1, Sequential())
+        side = self.side = ClientSide(trainer, loop, options, limit, binding, loaders, 1, Sequential())
         self._take_message(binding, side.buffers, self._num_clients or len(loaders))
         if self._before is not None and self._before["optimizers"]:
             side.runner.optimizers.load_state_dict({self._client_id: self._before["optimizers"]})
@@ -266,6 +261,9 @@ class Visit(OneDevice):
         """The round is over, and so are the module's hooks."""
         if self.sent is not None:
             left, self.stays = self._module.left()
+            rule = self._options.client_rule
+            if left and isinstance(rule, DifferentialPrivacy) and rule.uncovered == "refuse":
+                left, self.stays = {}, {"all of it": "DifferentialPrivacy does not cover it"}
             self.sent = replace(self.sent, left=left)
 
     def states(self) -> Mapping[str, Any]:

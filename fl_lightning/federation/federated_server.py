@@ -291,7 +291,7 @@ class FederatedServer:
         """What a client needs to evaluate the model after the rounds so far, with what the method wants evaluated."""
         return ServerMessage(
             self.round, self.evaluated_params, self.client_rule.broadcast(), self.client_rule.state_for(client_id),
-            self.counted.get(client_id), self._bank.global_values(), module=self._home.plain(),
+            self.counted.get(client_id), self._bank.global_values(), module=self._plain,
         )  # fmt: skip
 
     @property
@@ -349,6 +349,7 @@ class FederatedServer:
         )  # fmt: skip
         record = closing.closed(current)
         self._home.merge(current.uploads, record.client_ids)
+        self._plain = self._home.plain()
         counted = {client: given[client] for client in record.client_ids}
         self.counted |= dict.fromkeys(counted, self.round)
         self._introductions.resize({client: answer.size for client, answer in counted.items()})
@@ -413,6 +414,7 @@ class FederatedServer:
         self._bank.put(state["buffers"])
         self._bank.remember()
         self._home.load(state["module"])
+        self._plain = self._home.plain()
         self.algorithm.load_state_dict(state["algorithm"])
         self.client_rule.load_state_dict(state["client_rule"])
         self._guards.load_state_dict(state.get("guards", {}), self._rows.columns)

@@ -75,7 +75,8 @@ def _classes_beside(kind: type) -> dict[str, type]:
     """Classes of the files that define a module's class and its bases, by name."""
     homes = {base.__module__ for base in kind.__mro__ if issubclass(base, nn.Module) and base is not nn.Module}
     homes = {home for home in homes if home.partition(".")[0] not in ("torch", "lightning", "pytorch_lightning")}
-    found = [value for home in sorted(homes) for value in vars(sys.modules[home]).values() if isinstance(value, type)]
+    files = [vars(sys.modules[home]) for home in sorted(homes) if home in sys.modules]
+    found = [value for names in files for value in list(names.values()) if isinstance(value, type)]
     return {value.__qualname__: value for value in found if value.__module__ in homes}
 
 
