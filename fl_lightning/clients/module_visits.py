@@ -56,8 +56,7 @@ class ModuleVisits:
 
     def look(self) -> ObjectState:
         """Takes the module as it is now for what visits begin with, unless that is what they begin with already."""
-        if self._state is None or not self._state.is_current():
-            self._state = ObjectState(self._module)
+        self._state = ObjectState(self._module) if self._state is None else self._state.current()
         return self._state
 
     @contextmanager

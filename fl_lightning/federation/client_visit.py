@@ -18,6 +18,7 @@ from fl_lightning.clients.sequential import Sequential
 from fl_lightning.clients.trained import trained_names
 from fl_lightning.clients.upload import Upload
 from fl_lightning.core.records import EvaluationRecord
+from fl_lightning.core.storage import kept
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.federation.messages import ClientMessage, ServerMessage, federation_plan, give
 from fl_lightning.federation.module_state import AwayModule
@@ -45,7 +46,7 @@ class Visit(OneDevice):
         client_id: the client.
         num_clients: registered clients; ``None``: those that the data have.
         message: what the server sent.
-        kept: what :attr:`kept` was after the client's last visit that counted; ``None`` without one.
+        before: what :attr:`kept` was after the client's last visit that counted; ``None`` without one.
         module: the client's module.
         work: what it does: trains, measures its loss, or evaluates.
 
@@ -63,12 +64,12 @@ class Visit(OneDevice):
         client_id: int,
         num_clients: int | None,
         message: ServerMessage,
-        kept: Mapping[str, Any] | None,
+        before: Mapping[str, Any] | None,
         module: AwayModule,
         work: Work,
     ) -> None:
         super().__init__()
-        self._options, self._message, self._before, self._work = options, message, kept, work
+        self._options, self._message, self._before, self._work = options, message, before, work
         self._client_id, self._num_clients, self._module = client_id, num_clients, module
         self._binding: BoundParameters | None = None
         self._upload: Upload | None = None
@@ -146,7 +147,7 @@ class Visit(OneDevice):
             buffers.put(message.buffers)
         give(message, rule, client)
         if self._before is not None and self._before["rule"]:
-            rule.keep(client, self._before["rule"], self._before["round"])
+            kept.keep(rule, client, self._before["rule"], self._before["round"])
         rule.begin_fit(Federation(num_clients, binding.layout, theta.device, theta.dtype, rounds=message.rounds))
 
     def _training_loader(self, loaders: ClientLoaders, limit: int | float) -> RoundLoader:
@@ -228,10 +229,10 @@ class Visit(OneDevice):
             return
         buffers = side.buffers.values_in(upload.buffers)
         self.sent = ClientMessage.of(upload, index, side.runner.rows.update(0), buffers)
-        kept = {"rule": upload.report.kept, "round": index}
+        own = {"rule": upload.report.kept, "round": index}
         if not upload.report.kept and self._before is not None:  # what it had stays
-            kept = {name: self._before[name] for name in ("rule", "round")}
-        self.kept = {**kept, "optimizers": side.runner.optimizers.take_aside(self._client_id)}
+            own = {name: self._before[name] for name in ("rule", "round")}
+        self.kept = {**own, "optimizers": side.runner.optimizers.take_aside(self._client_id)}
 
     # ---- what the evaluator asks of a model: the message's parameters are bound all the time
 

@@ -14,12 +14,14 @@ from torch import Tensor
 
 from fl_lightning.algorithms import FedAvg
 from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.algorithms.base import obstacle as rule_obstacle
 from fl_lightning.arguments import ANY, Bounds, Example, checked
 from fl_lightning.clients.client_batches import ClientBatches
 from fl_lightning.clients.trained import trained_names
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.modules import frozen_digest
 from fl_lightning.core.records import EvaluationRecord
+from fl_lightning.core.storage import kept
 from fl_lightning.core.storage.kept_states import KeptStates
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.labels import Samples
@@ -123,7 +125,7 @@ class FederatedClient:
             loss_batch_size=loss_batch_size,
             planned_steps=False,
         )
-        obstacle = self._options.client_rule.obstacle()
+        obstacle = rule_obstacle(self._options.client_rule)
         if obstacle is not None:
             raise ValueError(f"a client cannot train apart from its server: {obstacle}")
         if isinstance(data, FederatedDataModule):
@@ -144,7 +146,7 @@ class FederatedClient:
         with quiet():
             self._trainer_with("auto")
         self._kept, self._said = KeptStates(client_id, folder), set[str]()
-        self._keeps = self._options.keeps_optimizer or self._options.client_rule.overrides("keep")
+        self._keeps = self._options.keeps_optimizer or kept.at_clients(self._options.client_rule)
 
     @property
     def fit_description(self) -> FitDescription:
@@ -258,9 +260,9 @@ class FederatedClient:
 
     def _visit(self, message: ServerMessage | Mapping[str, Any], work: Work) -> Visit:
         message = read(ServerMessage, message)
-        kept = self._kept.settle(message.counted) if self._keeps and work != "loss" else None
+        before = self._kept.settle(message.counted) if self._keeps and work != "loss" else None
         with AwayModule(self._module, message.module) as module, quiet():
-            visit = Visit(self._options, self.client_id, self._num_clients, message, kept, module, work)
+            visit = Visit(self._options, self.client_id, self._num_clients, message, before, module, work)
             if work in ("val", "test"):
                 trainer = self._trainer_with(visit)
                 evaluate = trainer.validate if work == "val" else trainer.test

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.algorithms import FedAvg
 from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.algorithms.base import obstacle as rule_obstacle
 from fl_lightning.algorithms.guards.base import Guard
 from fl_lightning.algorithms.records import Federation, Needs, mean_rate
 from fl_lightning.arguments import DEVICE, Bounds, Example, checked
@@ -26,6 +27,7 @@ from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.core.modules import frozen_digest
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.seeding import derive_seed
+from fl_lightning.core.storage import kept
 from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler, cohort_size
 from fl_lightning.federation.client_messages import Fitting, losses_of
 from fl_lightning.federation.closing import Closing
@@ -151,7 +153,7 @@ class FederatedServer:
             executor=Sequential(), loss_batch_size=loss_batch_size, min_clients=min_clients,
             strict_resume=strict_resume, max_failed_rounds=max_failed_rounds, planned_steps=False, guard=guard,
         )  # fmt: skip
-        obstacle = options.client_rule.obstacle()
+        obstacle = rule_obstacle(options.client_rule)
         if obstacle is not None:
             raise ValueError(f"a server cannot work apart from its clients: {obstacle}")
         self._capacity = cohort_size(clients_per_round, num_clients)
@@ -181,8 +183,8 @@ class FederatedServer:
         self._local_steps, self._began = 0, 0.0
         self._cohort: tuple[int, ...] | None = None
         self._drop_outs: frozenset[int] = frozenset()
-        algorithm.reset()
-        options.client_rule.reset()
+        kept.reset(algorithm)
+        kept.reset(options.client_rule)
         self._guards.reset()
         self._ready = False
 
@@ -257,12 +259,13 @@ class FederatedServer:
             self._steps_per_round = self._introductions.steps_per_round
         theta = self._binding.theta
         federation = Federation(
-            self.num_clients, self._binding.layout, theta.device, theta.dtype, self._capacity, self.rounds
-        )
+            self.num_clients, self._binding.layout, theta.device, theta.dtype, self._capacity, self.rounds,
+            buffers=self._bank.nbytes,
+        )  # fmt: skip
         self.algorithm.begin_fit(federation)
         self.client_rule.begin_fit(federation)
         self.memory = memory_plan(
-            federation, (self.algorithm, self.client_rule), self._bank.nbytes, self._server.optimizer is not None,
+            federation, (self.algorithm, self.client_rule), self._server.optimizer is not None,
             keeps_client_optimizers=False,
         )  # fmt: skip
         self._ready = True
@@ -290,7 +293,8 @@ class FederatedServer:
     def evaluation_message(self, client_id: int) -> ServerMessage:
         """What a client needs to evaluate the model after the rounds so far, with what the method wants evaluated."""
         return ServerMessage(
-            self.round, self.evaluated_params, self.client_rule.broadcast(), self.client_rule.state_for(client_id),
+            self.round, self.evaluated_params, kept.state(self.client_rule, "all"),
+            kept.for_one(self.client_rule, client_id),
             self.counted.get(client_id), self._bank.global_values(), module=self._plain,
         )  # fmt: skip
 
@@ -377,8 +381,8 @@ class FederatedServer:
             "params": self._binding.theta.clone(),
             "buffers": {name: value.clone() for name, value in self._bank.global_values().items()},
             "module": self._home.plain(metrics=True),
-            "algorithm": self.algorithm.state_dict(),
-            "client_rule": self.client_rule.state_dict(),
+            "algorithm": kept.state(self.algorithm),
+            "client_rule": kept.state(self.client_rule),
             "guards": self._guards.states(),
             "server_optimizer": None if optimizer is None else optimizer.state_dict(),
             "counted": dict(self.counted),
@@ -415,8 +419,8 @@ class FederatedServer:
         self._bank.remember()
         self._home.load(state["module"])
         self._plain = self._home.plain()
-        self.algorithm.load_state_dict(state["algorithm"])
-        self.client_rule.load_state_dict(state["client_rule"])
+        kept.load(self.algorithm, state["algorithm"])
+        kept.load(self.client_rule, state["client_rule"])
         self._guards.load_state_dict(state.get("guards", {}), self._rows.columns)
         if self._server.optimizer is not None:
             self._server.optimizer.load_state_dict(state["server_optimizer"])

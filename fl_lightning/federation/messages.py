@@ -14,6 +14,7 @@ from fl_lightning.algorithms.records import State
 from fl_lightning.arguments import checked
 from fl_lightning.clients.upload import Upload
 from fl_lightning.core.finite import all_finite
+from fl_lightning.core.storage import kept
 from fl_lightning.federation.door import CLIENT, LOSS, NAME, RATE, ROUND, ROUNDS, SAMPLES, STEPS, STEPS_PER_ROUND
 from fl_lightning.lightning.round_clock import VisitPlan
 
@@ -29,8 +30,8 @@ class ServerMessage:
     Attributes:
         round: index of the round, from 0.
         params: ``[n]`` the global parameters, in the order of :class:`fl_lightning.ParamLayout`.
-        broadcast: what the method sends to every client of the round (:meth:`ClientRule.broadcast`).
-        client_state: what the method sends to this client alone (:meth:`ClientRule.state_for`).
+        broadcast: what the method sends to every client of the round (``sent="all"``).
+        client_state: what the method sends to this client alone (``sent="owner"``).
         counted: the last round in which this client's message entered the step; ``None``: there is none. What the
             client kept in that round is its own, and what it kept since is forgotten.
         buffers: the module's global buffers, by name; empty: the client's module has them already.
@@ -101,9 +102,16 @@ class ServerMessage:
             module: as the attribute; ``None``: empty.
         """
         return cls(
-            round, params, rule.broadcast(), rule.state_for(client_id), counted, buffers or {}, steps_per_round, rounds,
+            round,
+            params,
+            kept.state(rule, "all"),
+            kept.for_one(rule, client_id),
+            counted,
+            buffers or {},
+            steps_per_round,
+            rounds,
             module or {},
-        )  # fmt: skip
+        )
 
 
 def give(message: ServerMessage, rule: ClientRule, client_id: int) -> None:
@@ -117,10 +125,9 @@ def give(message: ServerMessage, rule: ClientRule, client_id: int) -> None:
     Raises:
         ValueError: it is not what the method's server sends.
     """
-    rule.reset()
     try:
-        rule.take_broadcast(message.broadcast)
-        rule.take_state(client_id, message.client_state)
+        kept.take(rule, message.broadcast)
+        kept.take_own(rule, client_id, message.client_state)
     except (AttributeError, IndexError, KeyError, TypeError, RuntimeError) as error:
         raise ValueError(f"broadcast and client_state must be those of {type(rule).__name__}: {error}") from error
 

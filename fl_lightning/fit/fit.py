@@ -20,6 +20,7 @@ from fl_lightning.core.digest import checksums
 from fl_lightning.core.errors import RankError
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.seeding import derive_seed
+from fl_lightning.core.storage import kept
 from fl_lightning.core.storage.column_files import for_columns, in_columns
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.fit.checks import check_selection
@@ -87,16 +88,16 @@ class FederatedFit:
         """Starts from nothing, or from the states of a checkpoint or an earlier fit."""
         algorithm, rule, server = self._algorithm, self._rule, self._server
         if states is None:
-            algorithm.reset()
-            rule.reset()
+            kept.reset(algorithm)
+            kept.reset(rule)
             self._guards.reset()
         else:
             path = self._trainer.ckpt_path
             source = "the last fit's state" if path is None else f"the checkpoint {path}"
             found = FitDescription.from_state_dict(states["fit"])
             check_resume(found, self.description, source, remembers(states), self._options.strict_resume)
-            algorithm.load_state_dict(for_columns(states["algorithm"], algorithm.column_state, self._columns))
-            rule.load_state_dict(for_columns(states["client_rule"], rule.column_state, self._columns))
+            kept.load(algorithm, for_columns(states["algorithm"], kept.columns(algorithm), self._columns))
+            kept.load(rule, for_columns(states["client_rule"], kept.columns(rule), self._columns))
             self._guards.load_state_dict(states.get("guards", {}), self._columns)
             self.clients.runner.optimizers.load_state_dict(states["client_optimizers"])
             if "schedules" in states:  # files of earlier versions have none
@@ -108,13 +109,14 @@ class FederatedFit:
         theta, layout = self._binding.theta, self._binding.layout
         size, rounds = len(self.clients.runner.rows), self._planned_rounds()
         shared = self._columns if len(self._columns.spans) > 1 else None
-        federation = Federation(self._num_clients, layout, theta.device, theta.dtype, size, rounds, shared)
+        federation = Federation(
+            self._num_clients, layout, theta.device, theta.dtype, size, rounds, shared, self.clients.buffers.nbytes
+        )
         algorithm.begin_fit(federation)
         rule.begin_fit(federation)
         options = self._options
         self.memory = memory_plan(
-            federation, (algorithm, rule), self.clients.buffers.nbytes, server.optimizer is not None,
-            options.keeps_optimizer,
+            federation, (algorithm, rule), server.optimizer is not None, options.keeps_optimizer
         )  # fmt: skip
         plan = ", ".join(f"{name} {size:,} B" for name, size in self.memory.items())
         reason = self.clients.runner.full_path
@@ -173,8 +175,8 @@ class FederatedFit:
         optimizer = self._server.optimizer
         return {
             "fit": self.description.state_dict(),
-            "algorithm": in_columns(self._algorithm.state_dict(), self._algorithm.column_state, self._columns),
-            "client_rule": in_columns(self._rule.state_dict(), self._rule.column_state, self._columns),
+            "algorithm": in_columns(kept.state(self._algorithm), kept.columns(self._algorithm), self._columns),
+            "client_rule": in_columns(kept.state(self._rule), kept.columns(self._rule), self._columns),
             "guards": self._guards.state_dict(self._columns),
             "client_optimizers": self.clients.runner.optimizers.state_dict(),
             "schedules": self.clients.schedules.state_dict(),
@@ -192,10 +194,10 @@ class FederatedFit:
             "buffers": self.clients.buffers.global_values(),
         }
         shared = len(self._columns.spans) > 1
-        apart = [f"{type(rule).__name__}.{name}" for name in rule.column_state or ()] if shared else []
+        apart = [f"{type(rule).__name__}.{name}" for name in kept.columns(rule)] if shared else []
         apart += [f"guards.{name}" for name in self._guards.in_columns()] if shared else []
         held["guards"] = self._guards.states()
-        held |= {type(rule).__name__: rule.state_dict(), "server_optimizer": optimizer and optimizer.state_dict()}
+        held |= {type(rule).__name__: kept.state(rule), "server_optimizer": optimizer and optimizer.state_dict()}
         held |= {"skipped_rounds": self._server.skipped_rounds, "schedules": self.clients.schedules.state_dict()}
         return {name: number for key, part in held.items() for name, number in checksums(part, key, apart).items()}
 

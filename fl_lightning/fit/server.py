@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from math import isfinite, nan
 
@@ -24,6 +23,7 @@ from fl_lightning.core.client_names import client_label, numbered
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.errors import ClientError, ModuleError
 from fl_lightning.core.records import RoundRecord
+from fl_lightning.core.storage import kept
 from fl_lightning.fit.global_step import GlobalStep, OptimizerFactory, RefusedStepError
 from fl_lightning.fit.guarding import Guards
 from fl_lightning.fit.uploads import ErrorPolicy, Round, UsableUploads, stacked, usable
@@ -150,11 +150,14 @@ class Server:
             reason = f"{count} usable report{'s' * (count > 1)}, fewer than min_clients={self._min_clients}"
             reason = reason if uploads else "no usable report"
             return self._skip(current, uploads, f"had {reason}", reason, seconds, current.trained > 0 and count == 0)
+        settle = kept.tentatively(self._algorithm, self._rule, *self._guards.each)
         try:
             cohort, reports, scalars = self._guarded(current, reports, rows, losses_at)
-        except CannotGuardError as flaw:
+        except BaseException as flaw:
+            settle(False)
+            if not isinstance(flaw, CannotGuardError):
+                raise
             return self._skip(current, uploads, f"had {flaw}", str(flaw), seconds, failed=True)
-        settle = self._algorithm.tentatively()
         try:
             step, step_norm = self._aggregate(cohort)
             take = self._step.tried(rows.columns.joined(step), step_norm)
@@ -167,10 +170,9 @@ class Server:
             settle(False)
             raise
         settle(True)
-        self._guards.commit()
         for upload in reports.uploads:
             if upload.report.kept:
-                self._rule.keep(upload.client_id, upload.report.kept, current.index)
+                kept.keep(self._rule, upload.client_id, upload.report.kept, current.index)
         take()
         self._buffers.commit([upload.buffers for upload in reports.uploads])
         self.failed_rounds = 0
@@ -187,12 +189,12 @@ class Server:
         if not reports.uploads:
             return None
         indices = [upload.index for upload in reports.uploads]
-        settle = self._algorithm.tentatively()
+        settle = kept.tentatively(self._algorithm, self._rule)
         try:
             cohort = self._cohort(current.index, reports, indices, rows, losses_at, reports.norms)
             step, norm = self._aggregate(cohort)
             self._step.tried(rows.columns.joined(step), norm)
-            deepcopy(self._rule).commit(cohort)
+            self._rule.commit(cohort)
         except Exception as error:
             return self._flaw(error)
         finally:
@@ -316,7 +318,7 @@ class Server:
             layer_conflicts=dict(zip(layout.layer_names, counts.layers.tolist(), strict=True)),
             flagged=report.flagged,
             weights=report.weights,
-            scalars={**report.scalars, **self._rule.scalars(), **scalars},
+            scalars={**report.scalars, **self._rule.scalars, **scalars},
             seconds=seconds(),
             skipped_rounds=self.skipped_rounds,
             client_names=tuple(self.names[client] for client in cohort.client_ids),

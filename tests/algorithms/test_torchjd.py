@@ -9,7 +9,7 @@ import pytest
 import torch
 from algorithm_cohorts import COLUMNS, SIZES, make_cohort, random_rows
 from sealed_rows import RefusedError, sealed
-from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
+from support import Classifier, federated_blobs, fresh, training_only, weights
 
 import fl_lightning as fl
 
@@ -125,7 +125,7 @@ def test_in_a_trainer():
     def run():
         module = fresh(Classifier, norm=True)
         strategy = fl.FederatedStrategy(TorchJD(upgrad()), clients_per_round=4, seed=1)
-        quiet_trainer(strategy, 3).fit(module, federated_blobs())
+        training_only(strategy, 3).fit(module, federated_blobs())
         return weights(module), strategy.last_round
 
     first, record = run()

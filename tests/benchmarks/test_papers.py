@@ -14,12 +14,14 @@ import torch
 
 import fl_lightning as fl
 from benchmarks.papers import __main__ as program
+from benchmarks.papers import pages
 from benchmarks.papers.catalog import EXPERIMENTS
 from benchmarks.papers.experiment import Case, Experiment, Job, Log
 from benchmarks.papers.federated import FederatedCase, Training
 from benchmarks.papers.networks import Pixels, SoftmaxRegression, mlp
+from benchmarks.papers.pages import DOCS, PLACES, Place
 from benchmarks.papers.records import pack, read, slug
-from benchmarks.papers.report import draw_curves, final, gather, tables
+from benchmarks.papers.report import draw_curves, final, gather, rewritten, tables
 from benchmarks.papers.runner import work
 from benchmarks.papers.sources import FASHION, MissingDataError
 from benchmarks.papers.tables import defences
@@ -27,6 +29,7 @@ from benchmarks.papers.tables.fedlf import AFLByPlace
 from benchmarks.papers.tables.fedlf_variants import Fragments
 from benchmarks.papers.tasks import Classes, Domains, Images
 from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.storage import kept
 from fl_lightning.core.updates import UpdateMatrix
 
 ORIGIN = {"commit": "c0ffee", "fl_lightning": "0", "torch": "1", "lightning": "2", "python": "3"}
@@ -361,7 +364,7 @@ def test_weights_by_place_stay_where_they_are_when_others_come():
     rule = AFLByPlace(0.5)
 
     def second_round(clients):
-        rule.reset()
+        kept.reset(rule)
         for ids, losses in (((7, 3), (2.0, 1.0)), (clients, (1.0, 1.0))):
             updates = UpdateMatrix(torch.eye(2), ParamLayout.from_sizes([2]))
             cohort = fl.Cohort(torch.zeros(2), updates, losses, (5, 5), ids, 0, num_clients=100)
@@ -395,3 +398,41 @@ def test_defences_are_drawn_as_far_as_they_ran_to_their_end(tmp_path, monkeypatc
     shown = [{text.get_position(): text.get_text() for text in panel.texts} for panel in panels]
     assert shown[0] == {(0, 0): ".70", (1, 0): ".50", (0, 1): ".80", (0, 2): ".50"}, "seeds are averaged"
     assert shown[1] == {(0, 0): ".35", (1, 0): ".25", (0, 1): ".40", (0, 2): ".25"}
+
+
+def test_tables_have_one_place_in_the_page():
+    page = "a\n<!-- x -->\nold\n<!-- end of x -->\nb\n"
+    assert rewritten(page, "x", "new") == "a\n<!-- x -->\n\nnew\n\n<!-- end of x -->\nb\n"
+    with pytest.raises(ValueError, match="end of y"):
+        rewritten(page, "y", "new")
+
+
+@pytest.mark.parametrize("one", EXPERIMENTS, ids=lambda one: one.name)
+def test_the_tables_are_those_of_the_packed_lines(one):
+    written = (program.RESULTS / f"{one.name}.md").read_text(encoding="utf-8")
+    assert tables(one, program.RESULTS) == written, "python -m benchmarks.papers report"
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name)
+def test_the_tables_of_pages_are_those_of_the_packed_lines(place):
+    page = (DOCS / place.page).read_text(encoding="utf-8")
+    assert rewritten(page, place.name, place.text(program.RESULTS)) == page, "python -m benchmarks.papers report"
+
+
+def test_a_table_of_a_page_has_published_figures_in_brackets(tmp_path, monkeypatch):
+    trial = made_up(tmp_path)
+    monkeypatch.setattr(pages, "experiment", lambda name: trial)
+    place = Place("page.md", "trial", ("Pat-2", "Pat-1"), ("mean", "angle"))
+    assert place.text(tmp_path).splitlines() == [
+        "| method | Pat-2: mean | Pat-2: angle | Pat-1: mean | Pat-1: angle |",
+        "|---|---|---|---|---|",
+        "| FedLF | .820 (.800) | .200 (.100) |  |  |",
+    ]
+    one = replace(place, groups=("Pat-2",), metrics=("mean",), rows=("LF",)).text(tmp_path)
+    assert one.splitlines()[2:] == ["| FedLF | .820 (.800) |"]
+    assert replace(place, rows=("FV",)).text(tmp_path).count("\n") == 1
+    monkeypatch.setattr(pages, "PLACES", (place,))
+    (tmp_path / "page.md").write_text("a\n<!-- trial -->\n<!-- end of trial -->\nb\n")
+    pages.write_pages(["another"], tmp_path, tmp_path)
+    pages.write_pages(["trial"], tmp_path, tmp_path)
+    assert "| FedLF | .820 (.800) |" in (tmp_path / "page.md").read_text()

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import in_turn
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
 from plain_loop import assert_trained_to, evaluate, federate, sgd
@@ -83,8 +84,7 @@ CLIPPED = {
 }
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("kind", CLIPPED)
+@pytest.mark.parametrize(("kind", "path"), [("norm", "lean"), ("norm", "full"), ("value", "lean")])
 def test_gradient_clipping_by_norm_and_by_value(kind, path):
     clip, options = CLIPPED[kind]
     module = fresh()
@@ -201,9 +201,7 @@ def clips_sparse_gradients():
     return True
 
 
-@pytest.mark.parametrize("clip", [{}, {"gradient_clip_val": 0.05}], ids=["", "clipped"])
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.parametrize(("name", "path", "clip"), in_turn(SPARSE, PATHS, [{}, {}, {"gradient_clip_val": 0.05}]))
 def test_sparse_gradients_train_like_dense_ones(name, path, clip):
     if name == "Ditto" and clip and not clips_sparse_gradients():  # the others make them dense
         pytest.skip("this torch clips no sparse gradients")
@@ -222,8 +220,10 @@ class Embedded(Words):
         return torch.optim.SparseAdam(self.embedding.parameters(), 0.01)
 
 
-@pytest.mark.parametrize("on_client_error", ["raise", "drop"])
-@pytest.mark.parametrize("method", [fl.algorithms.FedProx, fl.algorithms.FedDyn, fl.algorithms.FedISM])
+@pytest.mark.parametrize(
+    ("method", "on_client_error"),
+    [(fl.algorithms.FedProx, "raise"), (fl.algorithms.FedDyn, "drop"), (fl.algorithms.FedISM, "drop")],
+)
 def test_optimizers_of_sparse_gradients_are_refused_where_a_method_makes_dense_ones(method, on_client_error):
     words = rf"^{method.__name__} gives every parameter a dense gradient, and SparseAdam takes .* Embedded\.config"
     with pytest.raises(ValueError, match=words):

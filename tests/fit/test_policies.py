@@ -11,6 +11,7 @@ import warnings
 
 import pytest
 import torch
+from cases import in_turn
 from support import Classifier, blobs, federated_blobs, fresh, on_path, quiet_trainer, weights
 from torch import nn
 
@@ -84,6 +85,7 @@ TROUBLES = {
     "loss alone": r"its training loss is inf",
     "update": r"its update is not finite",
 }
+PATHS = [*((trouble, True) for trouble in TROUBLES), ("raises", False)]
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
@@ -93,8 +95,7 @@ def test_leaving_clients_out_is_offered_only_where_others_have_succeeded(trouble
         quiet_trainer(strategy, 1).fit(module_of(trouble), marked())
 
 
-@pytest.mark.parametrize("lean", [True, False])
-@pytest.mark.parametrize("trouble", TROUBLES)
+@pytest.mark.parametrize(("trouble", "lean"), PATHS)
 def test_raise_names_client_and_round_and_keeps_the_global_model(trouble, lean):
     module = module_of(trouble)
     strategy = fl.FederatedStrategy(sampler=Fixed(0, BAD, 4), clients_per_round=3)
@@ -108,8 +109,7 @@ def test_raise_names_client_and_round_and_keeps_the_global_model(trouble, lean):
     assert "(on_client_error='drop' leaves such clients out)" in str(error.value)
 
 
-@pytest.mark.parametrize("lean", [True, False])
-@pytest.mark.parametrize("trouble", TROUBLES)
+@pytest.mark.parametrize(("trouble", "lean"), PATHS)
 def test_drop_leaves_no_trace_counts_logs_and_warns(trouble, lean):
     options = {"clients_per_round": 4, "client_optimizer_state": "keep", "seed": 3}
     module = module_of(trouble, momentum=0.9, norm=True)
@@ -148,10 +148,11 @@ RULES = {
 
 
 ASKING = [name for name, rule in RULES.items() if rule().needs.losses]
-CASES = [(name, trouble) for name in RULES for trouble in ("raises", "loss alone")]
 
 
-@pytest.mark.parametrize(("name", "trouble"), CASES + [(name, "loss at theta") for name in ASKING])
+@pytest.mark.parametrize(
+    ("name", "trouble"), in_turn(RULES, ("raises", "loss alone")) + [(name, "loss at theta") for name in ASKING]
+)
 def test_drop_leaves_no_trace_in_any_rule(name, trouble):
     results = []
     for sampler, what in ((Fixed(0, BAD, 3, 4), trouble), (Fixed(0, 3, 4), None)):
@@ -210,8 +211,14 @@ def test_a_client_without_data():
 # ---- nobody is left
 
 
-@pytest.mark.parametrize("optimizer", [None, lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.9)])
-@pytest.mark.parametrize("algorithm", [fl.algorithms.FedAvg, fl.algorithms.SCAFFOLD, fl.algorithms.FedLF])
+@pytest.mark.parametrize(
+    ("algorithm", "optimizer"),
+    [
+        (fl.algorithms.FedAvg, lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.9)),
+        (fl.algorithms.SCAFFOLD, None),
+        (fl.algorithms.FedLF, None),
+    ],
+)
 def test_a_round_without_reports_keeps_the_model_and_says_so(algorithm, optimizer, tmp_path):
     from lightning.pytorch.loggers import CSVLogger
 

@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 from torchmetrics import Metric, MetricCollection
 
-from fl_lightning.core.modules import modes_kept, submodules
+from fl_lightning.core.modules import submodules
 from fl_lightning.lightning.metric_state import MetricState
 from fl_lightning.lightning.names import LightningModule
 
@@ -133,23 +133,3 @@ def state_kept(module: nn.Module) -> Iterator[ModuleState]:
         yield state
     finally:
         state.restore()
-
-
-@contextmanager
-def silenced(module: LightningModule, evaluate: bool = True) -> Iterator[None]:
-    """Eval mode without side effects: ``self.log`` does nothing, metric states and plain attributes come back.
-
-    Args:
-        module: the module.
-        evaluate: False leaves the training modes alone.
-    """
-    with state_kept(module) as state:
-        state.reset_metrics()
-        with shadowed(module, log=_ignore, log_dict=_ignore), modes_kept(submodules(module)):
-            if evaluate:
-                module.eval()
-            yield
-
-
-def _ignore(*args: Any, **kwargs: Any) -> None:
-    return None
