@@ -29,6 +29,7 @@ away = In(
     "fl_lightning/federation/module_state.py",
     "tests/federation/test_module_state.py -k 'lists_and_metrics or gets_its or lies or evaluated or grows'",
 )
+changes = In("fl_lightning/federation/module_changes.py", away.tests)
 values = In(
     "fl_lightning/federation/plain_values.py", "tests/federation/test_module_state.py -k 'bits or lies or said'"
 )
@@ -40,16 +41,16 @@ MUTATIONS = [
         "            pass\n        self._visit.begin()\n",
     ),
     away("a client's module keeps what a visit left", "        self._outer.put_back()\n", "        pass\n"),
-    away("what hooks make is not sent", "            if key in now:\n", "            if False:\n"),
-    away("what metrics gather is not sent", "        if share.updates:\n", "        if False:\n"),
+    changes("what hooks make is not sent", "            if key in now:\n", "            if False:\n"),
+    changes("what metrics gather is not sent", "        if share.updates:\n", "        if False:\n"),
     away("metrics are not saved", "found = state.metrics.values() if metrics else ()", "found = ()"),
-    away("states of metrics may have any shape", "value.shape == default.shape and ", ""),
-    away(
+    changes("states of metrics may have any shape", "value.shape == default.shape and ", ""),
+    changes(
         "changes are not tried",
         "                kept.apply(change)\n            finally",
         "                pass\n            finally",
     ),
-    away("the first that is too large stays", "sorted(tasks, key=lambda task: sum(map(_weight, task[1])))", "tasks"),
+    changes("the first that is too large stays", "sorted(tasks, key=lambda task: sum(map(_weight, task[1])))", "tasks"),
     away("what is too large grows on", "            self._forget(name)\n", ""),
     values("a client may hide methods", "return not callable(found) and", "return"),
     values("a client may hide parameters", "owner._parameters, ", ""),
@@ -199,16 +200,13 @@ MUTATIONS = [
     messages("parameters of another shape are trained", "self.params.shape != theta.shape or ", ""),
     messages("parameters of another dtype are trained", " or self.params.dtype != theta.dtype:", ":"),
     messages("parameters that are not finite are trained", "if not bool(all_finite(self.params)):", "if False:"),
-    messages(
-        "a client is sent the state of another", "rule.state_for(client_id), counted", "rule.state_for(0), counted"
-    ),
-    messages("buffers are not sent", "counted, buffers or {}, steps_per_round", "counted, {}, steps_per_round"),
+    messages("a client is sent the state of another", "kept.for_one(rule, client_id)", "kept.for_one(rule, 0)"),
+    messages("buffers are not sent", "            buffers or {},\n", "            {},\n"),
     messages(
         "rounds and the steps of one are exchanged",
-        "steps_per_round, rounds\n        )",
-        "rounds, steps_per_round\n        )",
+        "            steps_per_round,\n            rounds,\n",
+        "            rounds,\n            steps_per_round,\n",
     ),
-    messages("what the server kept for others stays at the client", "    rule.reset()\n", ""),
     messages("answers of any round are read", "round=ROUND, size=SAMPLES, loss=LOSS", "size=SAMPLES, loss=LOSS"),
     client(
         "a client shares its rule with the server",
@@ -237,10 +235,10 @@ MUTATIONS = [
         "self._kept.put(message.round, visit.kept)",
         "self._kept.put(message.round + 1, visit.kept)",
     ),
-    client("kept optimizers are no state", "self._options.keeps_optimizer or self._options", "self._options"),
+    client("kept optimizers are no state", "self._options.keeps_optimizer or kept", "kept"),
     client(
         "clients without state write",
-        'self._keeps = self._options.keeps_optimizer or self._options.client_rule.overrides("keep")',
+        "self._keeps = self._options.keeps_optimizer or kept.at_clients(self._options.client_rule)",
         "self._keeps = True",
     ),
     client(
