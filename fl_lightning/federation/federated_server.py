@@ -37,7 +37,6 @@ from fl_lightning.federation.module_state import HomeModule
 from fl_lightning.federation.registered_clients import Introductions
 from fl_lightning.fit.checks import check_selection
 from fl_lightning.fit.guarding import Guards
-from fl_lightning.fit.memory_plan import memory_plan
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.resume_checks import check_resume, remembers
 from fl_lightning.fit.server import Server
@@ -168,10 +167,10 @@ class FederatedServer:
         options.client_rule.check_module(self.module, self._binding.layout)
         self._bank = BufferBank(self.module, buffers, trained)
         self._home, self._plain = HomeModule(self.module, self._binding.theta.device), dict[str, Any]()
-        self._rows, self._guards = UpdateRows(self._binding, self._capacity), Guards(options.guards)
+        self._rows = UpdateRows(self._binding, self._capacity)
         self._server = Server(
             algorithm, options.client_rule, self._binding, self._bank, num_clients, server_optimizer, "drop",
-            min_clients, max_failed_rounds, self._guards, None,
+            min_clients, max_failed_rounds, Guards(options.guards), None,
         )  # fmt: skip
         self.rounds, self.num_clients, self.min_clients = rounds, num_clients, min_clients
         self._introductions = Introductions(num_clients, self.fit_description, frozen_digest(self.module, trained))
@@ -183,9 +182,7 @@ class FederatedServer:
         self._local_steps, self._began = 0, 0.0
         self._cohort: tuple[int, ...] | None = None
         self._drop_outs: frozenset[int] = frozenset()
-        kept.reset(algorithm)
-        kept.reset(options.client_rule)
-        self._guards.reset()
+        self._server.reset()
         self._ready = False
 
     @property
@@ -262,12 +259,7 @@ class FederatedServer:
             self.num_clients, self._binding.layout, theta.device, theta.dtype, self._capacity, self.rounds,
             buffers=self._bank.nbytes,
         )  # fmt: skip
-        self.algorithm.begin_fit(federation)
-        self.client_rule.begin_fit(federation)
-        self.memory = memory_plan(
-            federation, (self.algorithm, self.client_rule), self._server.optimizer is not None,
-            keeps_client_optimizers=False,
-        )  # fmt: skip
+        self.memory = self._server.begin(federation, keeps_client_optimizers=False)
         self._ready = True
 
     def open_round(self) -> tuple[int, ...]:
@@ -293,9 +285,9 @@ class FederatedServer:
     def evaluation_message(self, client_id: int) -> ServerMessage:
         """What a client needs to evaluate the model after the rounds so far, with what the method wants evaluated."""
         return ServerMessage(
-            self.round, self.evaluated_params,
-            kept.state(self.client_rule, "all"), kept.for_one(self.client_rule, client_id),
-            self.counted.get(client_id), self._bank.global_values(), module=self._home.plain(),
+            self.round, self.evaluated_params, kept.state(self.client_rule, "all"),
+            kept.for_one(self.client_rule, client_id),
+            self.counted.get(client_id), self._bank.global_values(), module=self._plain,
         )  # fmt: skip
 
     @property
@@ -353,6 +345,7 @@ class FederatedServer:
         )  # fmt: skip
         record = closing.closed(current)
         self._home.merge(current.uploads, record.client_ids)
+        self._plain = self._home.plain()
         counted = {client: given[client] for client in record.client_ids}
         self.counted |= dict.fromkeys(counted, self.round)
         self._introductions.resize({client: answer.size for client, answer in counted.items()})
@@ -371,7 +364,6 @@ class FederatedServer:
 
         ``"state_dict"`` is that of the module with the parameters to evaluate, as in a Lightning checkpoint.
         """
-        optimizer, server = self._server.optimizer, self._server
         return {
             "version": VERSION,
             "fit": self.fit_description.state_dict(),
@@ -380,15 +372,10 @@ class FederatedServer:
             "params": self._binding.theta.clone(),
             "buffers": {name: value.clone() for name, value in self._bank.global_values().items()},
             "module": self._home.plain(metrics=True),
-            "algorithm": kept.state(self.algorithm),
-            "client_rule": kept.state(self.client_rule),
-            "guards": self._guards.states(),
-            "server_optimizer": None if optimizer is None else optimizer.state_dict(),
+            **self._server.states(self._rows.columns),
             "counted": dict(self.counted),
             "steps_per_round": self._steps_per_round,
             "local_steps": self._local_steps,
-            "skipped_rounds": server.skipped_rounds,
-            "failed_rounds": server.failed_rounds,
             "clients": self._introductions.state_dict(),
         }
 
@@ -417,15 +404,11 @@ class FederatedServer:
         self._bank.put(state["buffers"])
         self._bank.remember()
         self._home.load(state["module"])
-        kept.load(self.algorithm, state["algorithm"])
-        kept.load(self.client_rule, state["client_rule"])
-        self._guards.load_state_dict(state.get("guards", {}), self._rows.columns)
-        if self._server.optimizer is not None:
-            self._server.optimizer.load_state_dict(state["server_optimizer"])
+        self._plain = self._home.plain()
+        self._server.load(state, self._rows.columns)
         self.round, self.counted = state["round"], dict(state["counted"])
         self._steps_per_round = state["steps_per_round"]
         self._local_steps = state["local_steps"]
-        self._server.skipped_rounds, self._server.failed_rounds = state["skipped_rounds"], state["failed_rounds"]
         self._introductions.load_state_dict(state["clients"])
         self._server.names = self.client_names
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.records import State
 from fl_lightning.arguments import checked
+from fl_lightning.clients.upload import Upload
 from fl_lightning.core.finite import all_finite
 from fl_lightning.core.storage import kept
 from fl_lightning.federation.door import CLIENT, LOSS, NAME, RATE, ROUND, ROUNDS, SAMPLES, STEPS, STEPS_PER_ROUND
@@ -156,6 +157,29 @@ class ClientMessage:
     steps: int = 0
     votes: Mapping[str, str] = field(default_factory=dict)
     left: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, upload: Upload, round: int, update: Tensor, buffers: Mapping[str, Tensor]  # noqa: A002
+    ) -> ClientMessage:  # fmt: skip
+        """What a visit gave, without what it left.
+
+        Args:
+            upload: of the visit.
+            round: index of the round.
+            update: ``[n]`` its row.
+            buffers: the module's.
+        """
+        return cls(
+            upload.client_id, round, update.cpu(), upload.size, upload.loss,
+            None if upload.train_loss is None else float(upload.train_loss), upload.client_lr,
+            _on_cpu(upload.report.extras), _on_cpu(upload.report.companions), _on_cpu(buffers), upload.pace.steps,
+            dict(upload.buffers.votes),
+        )  # fmt: skip
+
+
+def _on_cpu(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().cpu() for name, value in values.items()}
 
 
 @checked(client_id=CLIENT, name=NAME, size=SAMPLES, steps=STEPS, frozen=NAME)

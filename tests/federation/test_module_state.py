@@ -4,6 +4,7 @@
 import random
 from collections import Counter, deque
 from dataclasses import replace
+from importlib.util import find_spec
 
 import hostile
 import lightning as L
@@ -210,6 +211,15 @@ def test_what_grows_without_end_begins_anew(monkeypatch):
         _ = [one_round(server, clients) for _ in range(6)]
     assert len(server.module.seen) < 60
     assert server.module.count == 18
+
+
+@pytest.mark.skipif(find_spec("dp_accounting") is None, reason="needs dp-accounting")
+def test_nothing_of_the_module_is_sent_where_privacy_does_not_cover_it():
+    module, private = Gathers(), fl.algorithms.DifferentialPrivacy(1.0, 1.0, "local", seed=0)
+    client = fl.FederatedClient(module, Samples(1), 1, 3, client=private, trainer={"accelerator": "cpu"})
+    params = torch.zeros(WIDTH)
+    with pytest.warns(UserWarning, match=r"stays at the client.*all of it \(DifferentialPrivacy does not cover it"):
+        assert client.train(fl.ServerMessage(0, params)).left == {}
 
 
 # ---- what a client may not do

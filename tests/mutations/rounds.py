@@ -108,16 +108,6 @@ MUTATIONS = [
     ),
     uploads("shapes may differ between clients", "if any(shape != shapes[0] for shape in shapes):", "if False:"),
     fit(
-        "skipped rounds are counted anew after a resume",
-        'server.skipped_rounds = states.get("skipped_rounds", 0)',
-        "server.skipped_rounds = 0",
-    ),
-    fit(
-        "the server optimizer begins anew after a resume",
-        'server.optimizer.load_state_dict(states["server_optimizer"])',
-        "pass",
-    ),
-    fit(
         "client optimizers begin anew after a resume",
         'self.clients.runner.optimizers.load_state_dict(states["client_optimizers"])',
         "pass",
