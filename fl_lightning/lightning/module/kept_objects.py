@@ -383,8 +383,9 @@ def kinds_of(value: Any) -> tuple[type[Kept], ...] | None:
     if isinstance(value, SHARED):
         return ()
     if isinstance(value, Tensor):
-        # A tensor with a graph is a result. Nobody writes into it.
-        plain = value.grad_fn is None and not (value.is_inference() or value.is_meta or value.is_quantized)
+        # A tensor with a graph is a result. Nobody writes into it, nor into one of inference mode in training.
+        result = value.grad_fn is not None or (value.is_inference() and not torch.is_inference_mode_enabled())
+        plain = not (result or value.is_meta or value.is_quantized)
         return (Numbers,) if plain else ()
     for types, kind in _VALUES:
         if isinstance(value, types):

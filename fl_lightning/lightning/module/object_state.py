@@ -9,6 +9,7 @@ holds an object sees the same.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from operator import is_
 from typing import Any
 
@@ -43,6 +44,7 @@ class ObjectState:
 
     Args:
         module: the module.
+        joins: which metrics have states that others see to; what they hold beside these is kept here.
 
     Attributes:
         kept: every object that may change, in an order that is the same in copies of the module.
@@ -50,8 +52,8 @@ class ObjectState:
         alone: attributes with objects that cannot be put back, iterators and open files for instance, and their kinds.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
+    def __init__(self, module: nn.Module, joins: Callable[[Metric], bool] = joins_clients) -> None:
+        self._module, self._joins = module, joins
         self.kept: list[Kept] = []
         self.metrics: dict[str, Metric] = dict(named_metrics(module))
         self.alone: dict[str, str] = {}
@@ -67,8 +69,11 @@ class ObjectState:
             if not isinstance(part, MetricCollection):
                 self._keep(PartNames(part, prefix), waiting)
         for prefix, metric in self.metrics.items():
-            if joins_clients(metric):
+            if joins(metric):
                 self._keep(_MetricNames(metric, prefix), waiting)
+        self._look_into(waiting)
+
+    def _look_into(self, waiting: deque[tuple[Any, str]]) -> None:
         while waiting:
             self._look_at(*waiting.popleft(), waiting)
 
@@ -91,7 +96,7 @@ class ObjectState:
             return
         if isinstance(value, Metric):
             self.metrics[f"{len(self.metrics)} in {name}"] = value
-            if joins_clients(value):
+            if self._joins(value):
                 self._keep(_MetricNames(value, name), waiting)
         kinds = kinds_of(value) if len(self.kept) < _MANY else None
         if kinds is None:

@@ -2,7 +2,6 @@
 """However a project gathers its validation values, they are plain Lightning's, of all clients and of each alone."""
 
 import math
-import threading
 import warnings
 
 import lightning as L
@@ -20,7 +19,6 @@ from gathering import (
     Monai,
     Outputs,
     Torchmetrics,
-    hits,
 )
 from plain_loop import client_batches
 from support import Blobs, federated_blobs, fit, fresh, quiet_trainer, weights
@@ -28,7 +26,9 @@ from torch.utils.data import DataLoader
 
 import fl_lightning as fl
 
-IN_STEPS = ("Torchmetrics", "BestSoFar", "Outputs", "ReadsTheTrainer", "RunningInSteps", "ComputesInSteps")
+IN_STEPS = (
+    "Torchmetrics", "BestSoFar", "Outputs", "ReadsTheTrainer", "RunningInSteps", "ComputesInSteps", "Locked",
+)  # fmt: skip
 """Here torch adds up float32 numbers of all clients, in an order that joins clients."""
 
 
@@ -105,37 +105,6 @@ def test_what_evaluations_leave_behind_is_no_clients_own(pattern):
     assert second["fed/acc_best/clients"] == second["fed/acc_best/undefined"] == 0
     assert record.values["acc"].isfinite().all()
     assert not record.values["acc"].equal(before.values["acc"])
-
-
-class Locked(Counts):
-    """Gathers in something that cannot be copied."""
-
-    class Tally:
-        def __init__(self):
-            self.lock, self.rows = threading.Lock(), []
-
-    def __init__(self):
-        super().__init__()
-        self.tally = self.Tally()
-
-    def add(self, logits, y, index):
-        self.tally.rows.append(float(hits(logits, y)) / len(y))
-        self.log("step_acc", hits(logits, y) / len(y))
-
-    def end(self):
-        self.log("acc", sum(self.tally.rows) / len(self.tally.rows))
-        self.tally.rows.clear()
-
-
-def test_what_cannot_be_copied_gives_clients_no_values():
-    strategy, data = fl.FederatedStrategy(), federated_blobs()
-    with pytest.warns(UserWarning, match=r"Locked\.validation_step gathers in what cannot be copied: tally\. Log in"):
-        (results,) = quiet_trainer(strategy).validate(fresh(Locked), data, verbose=False)
-    _, together = loaders_of(federated_blobs(), "val")
-    assert results["acc"] == plain(fresh(Locked), together)["acc"]
-    record = strategy.last_evaluation
-    assert "acc" not in record.values
-    assert record.values["step_acc"].isnan().all()
 
 
 @pytest.mark.parametrize("pattern", [Meters, Counts, Arrays, Monai, Outputs, Torchmetrics])
