@@ -12,7 +12,7 @@ from torch import nn
 from torchmetrics import MetricCollection, MinMaxMetric, SumMetric
 from torchmetrics.classification import BinaryAccuracy, BinaryPrecision
 
-from fl_lightning.lightning.module.whole_state import WholeState
+from fl_lightning.lightning.module.whole_state import WholeState, means_the_same
 
 
 class Slotted:
@@ -131,3 +131,25 @@ def test_metrics_start_from_zero_and_come_back():
     assert changed_names(state) == set()  # states that can be joined are no concern
     assert module.metric.compute() == 3
     assert module.pair.compute()["BinaryPrecision"] == 1
+
+
+@pytest.mark.parametrize(
+    ("made", "is_same"),
+    [
+        (lambda: float("0.3"), True),
+        (lambda: float("nan"), True),
+        (lambda: torch.ones(2).shape, True),
+        (lambda: (1000, torch.ones(2)), True),
+        (lambda: torch.rand(2), False),
+        (lambda: [1], False),
+        (lambda: object(), False),
+    ],
+)
+def test_what_is_made_again_means_the_same(made, is_same):
+    module = nn.Module()
+    module.cached = made()
+    state = WholeState(module)
+    module.cached = made()
+    assert [means_the_same(kept) for kept in state.changed()] == [is_same]
+    module.cached = None
+    assert [means_the_same(kept) for kept in state.changed()] == [False]

@@ -21,7 +21,7 @@ from fl_lightning.lightning.module.kept_objects import Added, Items
 from fl_lightning.lightning.module.logged_row import LoggedRow
 from fl_lightning.lightning.module.module_state import shadowed
 from fl_lightning.lightning.module.undefined_metrics import Noticed
-from fl_lightning.lightning.module.whole_state import WholeState
+from fl_lightning.lightning.module.whole_state import WholeState, means_the_same
 from fl_lightning.lightning.names import LightningModule
 
 
@@ -136,8 +136,8 @@ class ClientParts:
         """
         part = self._part(size, row)
         lists = {id(kept) for kept in self._lists}
-        for kept in self.start.changed():
-            if id(kept) not in lists or not isinstance(kept.change(), Added):
+        for kept in self.start.changed() if self._apart else ():
+            if not (isinstance(kept.change(), Added) if id(kept) in lists else means_the_same(kept)):
                 for name in kept.changed_names():
                     self.pass_on(name)
         if self._apart:
@@ -145,11 +145,10 @@ class ClientParts:
         return part
 
     def _part(self, size: int = 0, row: LoggedRow | None = None) -> ClientPart:
-        shares = [MetricShare.of(state.metric) for state in self._states]
-        return ClientPart(
-            self._values.share(), [s if s.updates or s.value is not None else None for s in shares], size,
-            LoggedRow() if row is None else row,
-        )  # fmt: skip
+        metrics = [state.metric for state in self._states]
+        used = [metric._update_count or metric._forward_cache is not None for metric in metrics]
+        shares = [MetricShare.of(m) if is_used else None for m, is_used in zip(metrics, used, strict=True)]
+        return ClientPart(self._values.share(), shares, size, LoggedRow() if row is None else row)
 
     def pass_on(self, name: str) -> None:
         """Something passes from client to client."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from fl_lightning.lightning.metric_state import updates_of
-from fl_lightning.lightning.module.kept_objects import PLAIN, Kept, Names
+from fl_lightning.lightning.module.kept_objects import Kept, Names
 from fl_lightning.lightning.module.logged_row import LoggedRow
-from fl_lightning.lightning.module.whole_state import WholeState
+from fl_lightning.lightning.module.whole_state import WholeState, is_equal
 from fl_lightning.lightning.names import LightningModule
 
 _NOTHING = object()
@@ -81,4 +81,4 @@ def _differs(kept: Kept, name: str | None, first: Any) -> bool:
     if name is None:
         return not kept.is_same()
     now = kept.now().get(name, _NOTHING)
-    return now is not first and not (isinstance(first, PLAIN) and type(now) is type(first) and now == first)
+    return now is not first and not is_equal(now, first)

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from operator import is_
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.core.modules import all_buffers_of, outside_metrics, submodules
 from fl_lightning.lightning.metric_state import MetricState, is_mergeable
-from fl_lightning.lightning.module.kept_objects import Kept, Names, Numbers, PartNames, kinds_of
+from fl_lightning.lightning.module.kept_objects import PLAIN, Kept, Names, Numbers, PartNames, kinds_of
 from fl_lightning.lightning.module.object_state import ObjectState
 
 
@@ -111,3 +111,22 @@ class WholeState(ObjectState):
                 kept.put(content)
             for state in states:
                 state.put_back()
+
+
+def means_the_same(kept: Kept) -> bool:
+    """Whether attributes were only bound to other objects with the same contents, as caches are."""
+    if not isinstance(kept, Names):
+        return False
+    bound, gone = kept.change()
+    return not gone and all(is_equal(value, kept.content.get(name, kept)) for name, value in bound.items())
+
+
+def is_equal(one: Any, other: Any) -> bool:
+    """Whether two values that nobody changes, or two tensors, are the same."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        return one.shape == other.shape and one.dtype == other.dtype and bool(one.equal(other))
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(is_equal, one, other))
+    return isinstance(one, PLAIN) and (one is other or bool(one == other) or bool(one != one and other != other))
