@@ -38,12 +38,13 @@ class MetricState:
 
     Attributes:
         metric: the metric.
+        updates: by how many updates it had accumulated that.
     """
 
     def __init__(self, metric: Metric) -> None:
         self.metric = metric
         self._state: State = read_state(metric)
-        self._updates, self._value = metric._update_count, metric._forward_cache
+        self.updates, self._value = metric._update_count, metric._forward_cache
 
     def reset(self) -> None:
         """Empties the metric; what it had accumulated is kept here."""
@@ -51,7 +52,7 @@ class MetricState:
 
     def put_back(self) -> None:
         """Gives the metric the saved state, or a copy of it, instead of what it has accumulated since."""
-        write_state(self.metric, _copied(self._state), self._updates)
+        write_state(self.metric, _copied(self._state), self.updates)
         self.metric._forward_cache = self._value
 
     def merge_back(self) -> None:
@@ -61,14 +62,14 @@ class MetricState:
         for name, before in self._state.items():
             reduction = metric._reductions[name]
             if reduction is dim_zero_mean:
-                total = self._updates + updates
+                total = self.updates + updates
                 merged: Any = since[name]
-                if self._updates:  # else it would be the same but for its last bits
-                    merged = (self._updates * before + updates * merged) / total  # type: ignore[operator]
+                if self.updates:  # else it would be the same but for its last bits
+                    merged = (self.updates * before + updates * merged) / total  # type: ignore[operator]
             else:
                 merged = _MERGES[reduction](before, since[name])
             setattr(metric, name, merged)
-        metric._update_count = self._updates + updates
+        metric._update_count = self.updates + updates
         metric._computed = None
 
 

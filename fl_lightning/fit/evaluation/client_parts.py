@@ -16,7 +16,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.lightning.logged_values import ClientValues, LoggedShare
-from fl_lightning.lightning.metric_state import MetricShare, updates_of
+from fl_lightning.lightning.metric_state import MetricShare
 from fl_lightning.lightning.module.kept_objects import Added, Items
 from fl_lightning.lightning.module.logged_row import LoggedRow
 from fl_lightning.lightning.module.module_state import shadowed
@@ -69,8 +69,6 @@ class ClientParts:
         self._states = self.start.states
         self._lists = [kept for kept in self.start.attributes if isinstance(kept, Items) and _grows(kept.value)]
         self._lengths = self._own_starts = self._now()
-        found = [(metric, updates_of(metric)) for metric in self.start.metrics.values()]
-        self._older = [(metric, updates) for metric, updates in found if updates]
         self._others = values.share()  # of loaders before this one
         self._parts: list[ClientPart] = []
         self._apart = True
@@ -88,7 +86,8 @@ class ClientParts:
     @property
     def adds_to_older_metrics(self) -> bool:
         """Whether steps have updated a metric that was not empty."""
-        return any(updates_of(metric) != updates for metric, updates in self._older)
+        added = [(state, share) for part in self._parts for state, share in zip(self._states, part.metrics, strict=True)]
+        return any(share is not None and state.updates for state, share in added)
 
     def _now(self) -> list[int]:
         return [len(kept.value) for kept in self._lists]
