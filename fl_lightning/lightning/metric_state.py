@@ -65,7 +65,7 @@ class MetricState:
                 total = self.updates + updates
                 merged: Any = since[name]
                 if self.updates:  # else it would be the same but for its last bits
-                    merged = (self.updates * before + updates * merged) / total  # type: ignore[operator]
+                    merged = (self.updates * before + updates * merged) / total
             else:
                 merged = _MERGES[reduction](before, since[name])
             setattr(metric, name, merged)

@@ -181,11 +181,15 @@ class ClientEvaluation:
                     self._clients[client].row.add(name, nan, reason)
             if in_steps and parts.separable and not self._memory.is_empty:
                 self._memory.compare(self._one_step(parts), self._one_step(parts, before=True))
-            for client, part in self._clients.items() if self._personal is not None else ():
-                # A client that is not in training has no model of its own, whoever's number it has elsewhere.
-                own = self._personal.standing_in(client) if client < self._loader.loaders.num_trained else None
-                if own is not None:
-                    part.own = self._once_more(parts, client, "personal", own)
+            if self._personal is not None:
+                self._evaluate_own(parts, self._personal)
+
+    def _evaluate_own(self, parts: ClientParts, personal: PersonalEvaluation) -> None:
+        for client, part in self._clients.items():
+            # A client that is not in training has no model of its own, whoever's number it has elsewhere.
+            own = personal.standing_in(client) if client < self._loader.loaders.num_trained else None
+            if own is not None:
+                part.own = self._once_more(parts, client, "personal", own)
 
     def _separate(self, parts: ClientParts) -> None:
         """Gives every client the values of its batches alone, or none."""

@@ -86,7 +86,9 @@ class ClientParts:
     @property
     def adds_to_older_metrics(self) -> bool:
         """Whether steps have updated a metric that was not empty."""
-        added = [(state, share) for part in self._parts for state, share in zip(self._states, part.metrics, strict=True)]
+        added = [
+            (state, share) for part in self._parts for state, share in zip(self._states, part.metrics, strict=True)
+        ]
         return any(share is not None and state.updates for state, share in added)
 
     def _now(self) -> list[int]:

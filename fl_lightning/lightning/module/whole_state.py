@@ -72,9 +72,9 @@ class WholeState(ObjectState):
         self._seen.update(id(own) for _, part in inside for own in (part, *part._parameters.values()))
         for name, part in inside:
             self._keep(Names(part, name), waiting)
-            for buffer in part._buffers.values() if isinstance(part, Metric) else ():
-                if buffer is not None:
-                    self._keep(Numbers(buffer, name), waiting)
+            own = part._buffers.values() if isinstance(part, Metric) else ()
+            for buffer in [buffer for buffer in own if buffer is not None]:
+                self._keep(Numbers(buffer, name), waiting)
         self._look_into(waiting)
         # What collections know of their metrics comes back only where it was not the evaluation itself that changed it.
         whole = len(self.kept)

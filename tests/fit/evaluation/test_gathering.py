@@ -15,10 +15,12 @@ from gathering import (
     BestSoFar,
     Counts,
     InBatchEnd,
+    MadeAnew,
     Meters,
     Monai,
     Outputs,
     Torchmetrics,
+    Unjoinable,
 )
 from plain_loop import client_batches
 from support import Blobs, federated_blobs, fit, fresh, quiet_trainer, weights
@@ -82,6 +84,18 @@ def test_values_are_those_of_plain_lightning(pattern, stage):
             found = float(record.values[name][place])
             assert same(found, alone.get(name, math.nan), pattern), (name, place, found, alone.get(name))
     assert weights(module).equal(before)
+
+
+@pytest.mark.parametrize("pattern", [Counts, MadeAnew, Torchmetrics, Unjoinable])
+def test_own_models_are_evaluated_alone_too(pattern):
+    data = federated_blobs()
+    _, strategy, _ = fit(fresh(pattern), 2, algorithm=fl.algorithms.Ditto(), data=data, clients_per_round=1.0)
+    clients, _ = loaders_of(federated_blobs(), "val")
+    found = strategy.last_evaluation.values["personal/acc"].tolist()
+    for place, (client, loader) in enumerate(clients.items()):
+        own = fresh(pattern)
+        torch.nn.utils.vector_to_parameters(strategy.client_rule.personal_model(client).params, own.parameters())
+        assert found[place] == pytest.approx(plain(own, loader)["acc"], rel=1e-6)
 
 
 @pytest.mark.parametrize("pattern", [BestSoFar, BestNumber, BestLater])
