@@ -14,7 +14,7 @@ from support import federated_blobs, fresh, quiet_trainer
 import fl_lightning as fl
 from fl_lightning.algorithms import AFL, FedAvg
 
-few = settings(max_examples=40, deadline=None, derandomize=True)
+few = settings(max_examples=20, deadline=None, derandomize=True)
 loss = st.floats(0, 100)
 
 

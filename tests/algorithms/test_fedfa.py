@@ -15,7 +15,7 @@ from support import federated_blobs, fresh, training_only, weights
 import fl_lightning as fl
 from fl_lightning.algorithms import FedFa, Needs
 
-few = settings(max_examples=40, deadline=None, derandomize=True)
+few = settings(max_examples=20, deadline=None, derandomize=True)
 
 
 @pytest.mark.parametrize(
