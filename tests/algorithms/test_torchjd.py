@@ -121,6 +121,7 @@ def test_refusals():
         )
 
 
+@pytest.mark.fit
 def test_in_a_trainer():
     def run():
         module = fresh(Classifier, norm=True)
