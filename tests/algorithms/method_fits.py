@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import torch
+from resuming import differences
 from support import Classifier, fit, fresh, weights
 
 from fl_lightning.core.storage import kept
@@ -41,15 +42,4 @@ def assert_resumes(make, folder, rounds=3, **options):
 
 
 def assert_same(one, two):
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, two)
-    elif isinstance(one, dict):
-        assert one.keys() == two.keys()
-        for key in one:
-            assert_same(one[key], two[key])
-    elif isinstance(one, list):
-        assert len(one) == len(two)
-        for a, b in zip(one, two, strict=True):
-            assert_same(a, b)
-    else:
-        assert one == two
+    assert not differences(one, two)

@@ -15,7 +15,7 @@ import fl_lightning as fl
 from fl_lightning.algorithms import AFL, FedAvg
 from fl_lightning.core.storage import kept
 
-few = settings(max_examples=40, deadline=None, derandomize=True)
+few = settings(max_examples=20, deadline=None, derandomize=True)
 loss = st.floats(0, 100)
 
 

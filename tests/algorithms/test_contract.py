@@ -10,6 +10,7 @@ import pytest
 import torch
 from algorithm_cohorts import SIZES, make_cohort, random_rows, sampled_rounds
 from cases import in_turn, pairwise
+from resuming import differences
 from sealed_rows import LEVELS, RefusedError, sealed
 from support import reload
 
@@ -443,17 +444,4 @@ def tensors(state):
 
 
 def assert_same_state(one, two):
-    assert type(one) is type(two)
-    if isinstance(one, torch.Tensor):
-        assert one.dtype == two.dtype
-        assert torch.equal(one.nan_to_num(nan=123.0), two.nan_to_num(nan=123.0))
-    elif isinstance(one, dict):
-        assert one.keys() == two.keys()
-        for key in one:
-            assert_same_state(one[key], two[key])
-    elif isinstance(one, list):
-        assert len(one) == len(two)
-        for a, b in zip(one, two, strict=True):
-            assert_same_state(a, b)
-    else:
-        assert one == two
+    assert not differences(one, two)

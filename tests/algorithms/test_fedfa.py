@@ -16,7 +16,7 @@ import fl_lightning as fl
 from fl_lightning.algorithms import FedFa, Needs
 from fl_lightning.core.storage import kept
 
-few = settings(max_examples=40, deadline=None, derandomize=True)
+few = settings(max_examples=20, deadline=None, derandomize=True)
 
 
 @pytest.mark.parametrize(

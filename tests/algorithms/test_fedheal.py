@@ -8,6 +8,7 @@ from math import ceil, floor
 import pytest
 import torch
 from algorithm_cohorts import switched
+from cases import pairwise
 from implementations import every
 
 import fl_lightning as fl
@@ -87,9 +88,9 @@ class Loop:
 
 
 @every
-@pytest.mark.parametrize("tau", [0.3, 0.7])
-@pytest.mark.parametrize("order", ["code", "paper"])
-@pytest.mark.parametrize("weight_norm", ["cumulative", "renormalised"])
+@pytest.mark.parametrize(
+    ("tau", "order", "weight_norm"), pairwise([0.3, 0.7], ["code", "paper"], ["cumulative", "renormalised"])
+)
 def test_sixty_rounds_equal_the_loop(call, tau, order, weight_norm, monkeypatch):
     for op in ("puc_track", "puc_combine"):
         monkeypatch.setattr(ops, op, partial(call, op))

@@ -7,6 +7,7 @@ import copy
 
 import pytest
 import torch
+from cases import pairwise
 from client_rounds import Net, Rounds, client_data, flat
 from method_fits import assert_resumes, fit_method
 from support import Classifier, federated_blobs, fresh, on_path, quiet_trainer
@@ -84,9 +85,7 @@ def test_layers_that_diverge_are_refused(name):
         run.train(1)
 
 
-@every_method
-@every_home
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize(("name", "in_files", "momentum"), pairwise(METHODS, [False, True], [0.0, 0.5]))
 def test_equals_models_with_layers_of_their_own(name, in_files, momentum, tmp_path):
     """Late joiners, a drop-out, BatchNorm, three local epochs, a reload in the middle."""
     folder, data = tmp_path if in_files else None, unequal_data()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fl_lightning.algorithms import FedAvg, Needs, QFedAvg
 
-few = settings(max_examples=40, deadline=None, derandomize=True)
+few = settings(max_examples=20, deadline=None, derandomize=True)
 losses_of = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=7)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fl_lightning.algorithms import TERM, FedAvg
 from fl_lightning.core.storage import kept
 
-few = settings(max_examples=40, deadline=None, derandomize=True)
+few = settings(max_examples=20, deadline=None, derandomize=True)
 losses_of = st.lists(st.floats(-50, 50), min_size=1, max_size=7)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """TorchJD's weightings as server rules."""
 
-import subprocess
+import importlib
 import sys
 from itertools import pairwise
 
@@ -121,6 +121,7 @@ def test_refusals():
         )
 
 
+@pytest.mark.fit
 def test_in_a_trainer():
     def run():
         module = fresh(Classifier, norm=True)
@@ -134,7 +135,9 @@ def test_in_a_trainer():
     assert not any(record.layer_conflicts.values())
 
 
-def test_without_torchjd_the_import_says_what_to_install():
-    code = "import sys; sys.modules['torchjd'] = None; import fl_lightning.algorithms.torchjd"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "needs TorchJD: pip install '.[torchjd]' in a checkout" in done.stderr
+def test_without_torchjd_the_import_says_what_to_install(monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchjd"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "fl_lightning.algorithms.torchjd")
+    with pytest.raises(ImportError, match=r"needs TorchJD: pip install '.\[torchjd\]' in a checkout"):
+        importlib.import_module("fl_lightning.algorithms.torchjd")

@@ -5,55 +5,20 @@ import re
 
 import pytest
 import torch
-import torch.nn.functional as F
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from support import Classifier, federated_blobs, fresh, on_path, train, weights
+from plain_loop import federate, sgd
+from support import Classifier, fresh, on_path, train, weights
 
 import fl_lightning as fl
-from fl_lightning.core.seeding import derive_seed, isolated
-from fl_lightning.data.cohort_samplers import UniformSampler
 
 PATHS = {"lean": on_path(True), "full": on_path(False)}
 both_paths = pytest.mark.parametrize("path", PATHS)
 
 
-def plain_fedavg(module, rounds, epochs=1, make_optimizer=None, seed=5, cohort=3):
-    """Federated averaging without any of the library's training code: only its data views and seeds."""
-    data = federated_blobs()
-    data.prepare_data()
-    data.setup("fit")
-    loaders = data.train_dataloader()
-    make_optimizer = make_optimizer or (lambda m: torch.optim.SGD(m.parameters(), lr=0.1))
-    for index in range(rounds):
-        start = [p.detach().clone() for p in module.parameters()]
-        total = [torch.zeros_like(p, dtype=torch.float64) for p in start]
-        chosen = UniformSampler().select(index, cohort, loaders.sizes, derive_seed(seed, "sampler")).client_ids
-        size = sum(int(loaders.sizes[c]) for c in chosen)
-        for client in chosen:
-            with torch.no_grad():
-                for p, s in zip(module.parameters(), start, strict=True):
-                    p.copy_(s)
-            optimizer = make_optimizer(module)
-            with isolated(derive_seed(seed, "client", index, client), torch.device("cpu")):
-                for epoch in range(epochs):
-                    shuffle = derive_seed(seed, "shuffle", index, client, epoch)
-                    for (x, y), _ in loaders.batches(client, seed=shuffle):
-                        optimizer.zero_grad()
-                        F.cross_entropy(module(x), y).backward()
-                        optimizer.step()
-            with torch.no_grad():
-                for t, p in zip(total, module.parameters(), strict=True):
-                    t += p.double() * int(loaders.sizes[client]) / size
-        with torch.no_grad():
-            for p, t in zip(module.parameters(), total, strict=True):
-                p.copy_(t)
-    return module
-
-
 @both_paths
 def test_fedavg_equals_a_plain_loop(path):
     module = train(**PATHS[path]).module
-    assert torch.allclose(weights(module), weights(plain_fedavg(fresh(), 3)), atol=1e-6, rtol=0)
+    assert torch.allclose(weights(module), weights(federate(fresh(), 3, sgd())), atol=1e-6, rtol=0)
     assert not torch.allclose(weights(module), weights(fresh()), atol=1e-2)
 
 
@@ -61,10 +26,7 @@ def test_local_epochs_momentum_and_dropout_equal_a_plain_loop():
     options = {"momentum": 0.9, "lr": 0.02, "dropout": 0.3}
     module = train(fresh(**options), local_epochs=2).module
 
-    def sgd(m):
-        return torch.optim.SGD(m.parameters(), lr=0.02, momentum=0.9)
-
-    expected = plain_fedavg(fresh(**options), 3, epochs=2, make_optimizer=sgd)
+    expected = federate(fresh(**options), 3, sgd(0.02, momentum=0.9), epochs=2)
     assert torch.allclose(weights(module), weights(expected), atol=1e-6, rtol=0)
 
 

@@ -5,7 +5,7 @@ from mutations.change import In
 
 SIMULATION = "tests/fit"
 POLICIES = f"{SIMULATION}/test_server.py {SIMULATION}/test_policies.py {SIMULATION}/test_min_clients.py"
-RESUME = f"{SIMULATION}/test_resume.py {SIMULATION}/test_client_schedules.py {SIMULATION}/test_min_clients.py"
+RESUME = f"{SIMULATION}/test_resume.py tests/federation/test_client_schedules.py {SIMULATION}/test_min_clients.py"
 FITS = f"tests/fit/test_repeated_fits.py {SIMULATION}/test_checkpoint.py {SIMULATION}/test_resume.py"
 
 server = In(
