@@ -38,7 +38,6 @@ from fl_lightning.lightning.epoch_loop import ClientTask, FederatedEpochLoop
 from fl_lightning.lightning.fast_log import LogCall, TrainingLog, replay
 from fl_lightning.lightning.inspection import accumulation, full_path_reason
 from fl_lightning.lightning.module.generators import generators_in, seeded
-from fl_lightning.lightning.module.module_state import silenced
 from fl_lightning.lightning.names import LightningModule, Trainer
 
 
@@ -210,7 +209,7 @@ class ClientRunner:
         precision = self.trainer.precision_plugin
         if overrides(self.rule, "begin_client"):  # it looks at the client's data at the global parameters
             work.forward_context = precision.val_step_context
-            with silenced(self.module):
+            with self._calls.undone():
                 self.rule.begin_client(work)
 
         batches = self.batches.loaders.num_batches(work.client_id, merge_single=self.batches.merges)

@@ -6,7 +6,7 @@ import copy
 import pytest
 import torch
 from client_rounds import Net, Rounds, assign, client_data, flat
-from method_fits import assert_paths_agree, assert_resumes, fit_method, trained
+from method_fits import fit_method, trained
 
 import fl_lightning as fl
 from fl_lightning.algorithms import FedAvg, FedDyn, FedHEAL, FedLF, FedMDFG, FedProx
@@ -118,12 +118,6 @@ def test_server_part_is_not_masked_by_fedheal():
     assert alone.report.scalars["kept_share"] < 1
 
 
-@pytest.mark.parametrize("alpha", [0, -1.0, float("nan")])
-def test_alpha_out_of_range(alpha):
-    with pytest.raises(ValueError, match="alpha of FedDyn must be a positive, finite number"):
-        FedDyn(alpha)
-
-
 def test_restored_state_of_another_model_is_refused():
     data = client_data()
     client = FedDyn().client_rule()
@@ -146,9 +140,8 @@ def test_refused_where_the_step_is_no_mean(server):
 
 
 @pytest.mark.fit
-def test_lean_and_full_path_agree():
-    weights = assert_paths_agree(lambda: FedDyn(0.1))
-    assert not torch.allclose(weights, trained(FedAvg("uniform")), atol=1e-3)
+def test_it_is_not_fedavg():
+    assert not torch.allclose(trained(FedDyn(0.1)), trained(FedAvg("uniform")), atol=1e-3)
 
 
 @pytest.mark.fit
@@ -157,8 +150,3 @@ def test_borrowed_half_is_the_whole_method():
     module, strategy = fit_method(FedHEAL(), client=FedDyn(0.1), rounds=4)
     assert all(p.isfinite().all() for p in module.parameters())
     assert len(strategy.client_rule.h_i) > 3
-
-
-@pytest.mark.fit
-def test_fit_resumes_bit_for_bit(tmp_path):
-    assert_resumes(lambda: FedDyn(0.1), tmp_path)

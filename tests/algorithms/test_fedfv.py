@@ -200,12 +200,6 @@ def test_memory_plan_is_bounded_by_the_window():
     assert [plan["FedFV.history"] for plan in plans[1:]] == [k * 92 * 4 + 3 * k * k * 8 for k in rows]
 
 
-@pytest.mark.parametrize("arguments", [{"alpha": -0.1}, {"alpha": 1.1}, {"tau": -1}, {"reading": "both"}])
-def test_bad_arguments(arguments):
-    with pytest.raises(ValueError, match=f"{next(iter(arguments))} of FedFV"):
-        FedFV(**arguments)
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("history_device", [None, "cpu"])
 def test_cuda_agrees_with_cpu(history_device):

@@ -375,14 +375,6 @@ def test_max_history_keeps_the_newest():
     assert len(rule.history) == 4
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"reading": "both"}, {"max_history": 0}, {"history_window": -1}, {"fair_row": "no"}]
-)
-def test_bad_arguments(arguments):
-    with pytest.raises(ValueError, match=r"(reading|max_history|history_window|fair_row) of FedLF must be"):
-        FedLF(**arguments)
-
-
 def test_full_gradients_are_an_option():
     assert not FedLF().needs.full_gradients
     assert FedLF(gradient_source="full").needs.full_gradients

@@ -228,14 +228,6 @@ def test_line_search_switches():
     assert trials(same, skips_angle_test=True, losses_may_rise=True) == 1
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"theta": 0.0}, {"theta": 2.0}, {"s": -1}, {"beta": 0.0}, {"beta": 1.0}, {"reading": ""}]
-)
-def test_bad_arguments(arguments):
-    with pytest.raises(ValueError, match=f"{next(iter(arguments))} of FedMDFG"):
-        FedMDFG(**arguments)
-
-
 def test_full_gradients_are_the_default():
     assert FedMDFG().needs.full_gradients
     assert not FedMDFG(gradient_source="update").needs.full_gradients

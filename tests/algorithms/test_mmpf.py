@@ -142,21 +142,6 @@ def test_federated_search_beats_the_mean_on_the_worst_client():
     assert worst < 0.55 * (targets.mean(0) - targets).square().sum(1).max()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"inner_rounds": 0}, r"inner_rounds of MMPF must be .*found 0"),
-        ({"iterations": 0}, "iterations of MMPF"),
-        ({"patience": 0}, "patience of MMPF"),
-        ({"k_min": 0}, "k_min of MMPF"),
-        ({"alpha": 1.0}, r"alpha of MMPF must be .*found 1.0"),
-    ],
-)
-def test_arguments_out_of_range_are_refused(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        MMPF(**arguments)
-
-
 def test_first_rounds_are_uniform():
     rows = random_rows(3, 1)
     torch.testing.assert_close(MMPF().aggregate(make_cohort(rows)), rows.mean(0))

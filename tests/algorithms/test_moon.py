@@ -7,11 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from client_rounds import Net, Rounds, assign, buffers_of, client_data, flat
-from method_fits import FailsInRoundOne, assert_paths_agree, assert_resumes, fit_method, trained
+from method_fits import FailsInRoundOne, fit_method, trained
 from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
 
 import fl_lightning as fl
-from fl_lightning.algorithms import MOON, FedAvg, FedHEAL, FedLF, FedMDFG
+from fl_lightning.algorithms import MOON, FedAvg, FedMDFG
 from fl_lightning.core.storage import kept
 
 MU, TEMPERATURE, LR = 0.7, 0.5, 0.2
@@ -126,20 +126,6 @@ def test_resumed_run_continues_bit_for_bit():
     assert torch.equal(whole, by_rule(6, data, model_device="cpu")[0])
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"mu": -0.1}, r"mu of MOON must be .*found -0.1"),
-        ({"mu": float("nan")}, "mu of MOON"),
-        ({"temperature": 0.0}, r"temperature of MOON must be .*found 0.0"),
-        ({"max_models": 0}, r"max_models of MOON must be .*found 0"),
-    ],
-)
-def test_arguments_out_of_range(options, words):
-    with pytest.raises(ValueError, match=words):
-        MOON(**options)
-
-
 # ---- in a trainer
 
 
@@ -184,8 +170,8 @@ def test_mu_0_is_fedavg_bit_for_bit():
 
 
 @pytest.mark.fit
-def test_lean_and_full_path_agree():
-    assert not torch.allclose(assert_paths_agree(lambda: MOON(5.0)), trained(FedAvg()), atol=1e-3)
+def test_it_is_not_fedavg():
+    assert not torch.allclose(trained(MOON(5.0)), trained(FedAvg()), atol=1e-3)
 
 
 class OnePass(Classifier):
@@ -209,20 +195,6 @@ def test_a_training_step_that_uses_its_features_saves_the_second_pass():
     torch.testing.assert_close(weights(module), trained(MOON(5.0)), rtol=0, atol=1e-6)
     assert "federated_features" not in vars(module)
     assert OnePass.passes == module.trainer.strategy.last_round.local_steps
-
-
-@pytest.mark.fit
-def test_fit_resumes_bit_for_bit(tmp_path):
-    assert_resumes(lambda: MOON(5.0), tmp_path)
-
-
-@pytest.mark.parametrize("server", [FedHEAL, FedLF])
-@pytest.mark.fit
-def test_under_other_servers(server):
-    module, strategy = fit_method(server(), client=MOON(5.0), rounds=4)
-    assert weights(module).isfinite().all()
-    assert not torch.allclose(weights(module), trained(server(), rounds=4), atol=1e-4)
-    assert len(strategy.client_rule.models) == 6
 
 
 def test_refused_where_nothing_is_trained_locally():

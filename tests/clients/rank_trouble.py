@@ -22,8 +22,8 @@ from support import Blobs, blobs
 from torch.utils.data import DataLoader
 
 import fl_lightning as fl
-from fl_lightning.core import versions
 from fl_lightning.core.updates import UpdateMatrix
+from fl_lightning.lightning import versions
 from fl_lightning.lightning.ranks import Pending, Ranks
 
 OUT, DEVICES, KIND = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
@@ -169,7 +169,7 @@ def saving():
     return [ModelCheckpoint(dirpath=OUT, save_top_k=-1), OnExceptionCheckpoint(OUT, "interrupted"), Tells()]
 
 
-def main():
+def main(*_):
     case = "SCAFFOLD with FedLF"
     if KIND in IN_VISITS:
         seconds = {"hang": 5}.get(KIND, 120)

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
-from support import federated_blobs, fresh, quiet_trainer
+from support import federated_blobs, fresh, training_only
 
 import fl_lightning as fl
 from fl_lightning.core.model_snapshot import Snapshot
@@ -29,7 +29,7 @@ from fl_lightning.lightning.checkpoint_io import AtomicCheckpointIO
 def resumed(path, rounds=2, module=None):
     module = fresh() if module is None else module
     strategy = fl.FederatedStrategy(fl.algorithms.FedLF(), clients_per_round=3, seed=5)
-    quiet_trainer(strategy, rounds).fit(module, federated_blobs(), ckpt_path=path)
+    training_only(strategy, rounds).fit(module, federated_blobs(), ckpt_path=path)
     return module
 
 
@@ -37,7 +37,7 @@ def resumed(path, rounds=2, module=None):
 def saved(tmp_path):
     """A checkpoint of one round, and an older one beside it."""
     strategy = fl.FederatedStrategy(fl.algorithms.FedLF(), clients_per_round=3, seed=5)
-    trainer = quiet_trainer(strategy, 1)
+    trainer = training_only(strategy, 1)
     trainer.fit(fresh(), federated_blobs())
     for name, when in (("older.ckpt", 100), ("newer.ckpt", 200)):
         trainer.save_checkpoint(tmp_path / name)

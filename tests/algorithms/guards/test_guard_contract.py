@@ -51,16 +51,16 @@ def test_every_guard_is_here():
 
 
 @every_guard
-@pytest.mark.parametrize("m", range(1, 13))
-def test_how_many_reports_it_needs_and_how_many_it_leaves(name, m):
-    guard = GUARDS[name]()
-    ids = [getattr(guard, "client", 0), *range(20, 19 + m)]
-    cohort = make_cohort(random_rows(m, 0) + 3, ids=ids)  # alike enough for cosines above 0
-    if m < guard.needed(m):
-        with pytest.raises(guards.CannotGuardError):
-            guard.judge(cohort)
-    else:
-        assert len(guard.judge(cohort).kept(m)) == guard.most_left(m)
+def test_how_many_reports_it_needs_and_how_many_it_leaves(name):
+    for m in range(1, 13):
+        guard = GUARDS[name]()
+        ids = [getattr(guard, "client", 0), *range(20, 19 + m)]
+        cohort = make_cohort(random_rows(m, 0) + 3, ids=ids)  # alike enough for cosines above 0
+        if m < guard.needed(m):
+            with pytest.raises(guards.CannotGuardError):
+                guard.judge(cohort)
+        else:
+            assert len(guard.judge(cohort).kept(m)) == guard.most_left(m)
 
 
 @every_guard
@@ -136,13 +136,11 @@ def test_state_survives_a_checkpoint_and_a_fresh_fit_forgets_it(name):
 
 
 @every_guard
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("shares", [2, 3])
-def test_shares_of_the_columns_give_the_same_bits(name, dtype, shares):
+def test_shares_of_the_columns_give_the_same_bits(name):
     from concurrent.futures import ThreadPoolExecutor
 
-    cohorts = rounds(dtype, LAYOUT)
-    guard = GUARDS[name]()
+    guard, shares = GUARDS[name](), 3
+    cohorts = rounds((torch.float32, torch.float64)[list(GUARDS).index(name) % 2], LAYOUT)
     if not guard.columnwise:
         pytest.skip("needs whole rows, and says so")
     whole = walk(guard, cohorts)
