@@ -137,7 +137,7 @@ def test_personal_models_are_those_of_the_fit(tmp_path, method):
     mine = inside.strategy.client_rule
     for client, when in apart.counted.items():
         path = tmp_path / f"client-{client:06d}" / f"round-{when:06d}.pt"
-        kept = torch.load(path, weights_only=True)["rule"]
+        kept = torch.load(path, weights_only=True)["rule"]["own"]
         own = mine.personal_model(client)
         own = own if method is Ditto else own.values
         assert torch.equal(kept["params"], own.params)
@@ -320,7 +320,7 @@ REFUSED = {
         "buffers must be those of the module, .*found {'net.1.running_mean'",
     ),
     "plateau": ({"module": fresh(Plateau)}, message(), "ReduceLROnPlateau steps by a validation metric"),
-    "broadcast": ({"algorithm": SCAFFOLD()}, message(broadcast={"server": torch.zeros(3)}), "must have 140 numbers"),
+    "broadcast": ({"algorithm": SCAFFOLD()}, message(broadcast={"c": torch.zeros(3)}), "must have 140 numbers"),
     "kept": (
         {"algorithm": MOON()},
         message(4, counted=2),
