@@ -21,7 +21,7 @@ NVFLARE := .venv-nvflare
 CXX_FILES = $(shell find csrc tests -regex '.*\.\(h\|cpp\|cuh\|cu\)')
 
 # The rooms of `make quick`.
-QUICK := algorithms core data metrics ops solvers
+QUICK := algorithms core data lightning metrics ops
 # The workers divide the tests among themselves in runs of neighbours, so fixtures of a module are rarely made twice.
 PYTEST = FL_LIGHTNING_TEST_KERNELS=built $(BIN)/python -m pytest -n auto --dist worksteal
 
@@ -89,16 +89,16 @@ $(OLDEST)/.ready: pyproject.toml
 # which sees the packages of VENV behind its own: they lie nearer.
 .PHONY: test-flower
 test-flower: $(FLOWER)/.ready $(KERNELS)
-	$(FLOWER)/bin/python -m pytest -q -n auto --dist worksteal -m 'not slow' tests/integrations/flower $(PYTEST_ARGS)
+	$(FLOWER)/bin/python -m pytest -q -n auto --dist worksteal -m 'not slow' tests/federation/flower $(PYTEST_ARGS)
 
 # One after the other: each test starts a SuperLink and SuperNodes, which start a process for every message.
 .PHONY: test-flower-all
 test-flower-all: test-flower
-	$(FLOWER)/bin/python -m pytest -m slow tests/integrations/flower $(PYTEST_ARGS)
+	$(FLOWER)/bin/python -m pytest -m slow tests/federation/flower $(PYTEST_ARGS)
 
 .PHONY: test-nvflare
 test-nvflare: $(NVFLARE)/.ready $(KERNELS)
-	$(NVFLARE)/bin/python -m pytest -q -n auto --dist worksteal tests/integrations/test_nvflare.py $(PYTEST_ARGS)
+	$(NVFLARE)/bin/python -m pytest -q -n auto --dist worksteal tests/federation/test_nvflare.py $(PYTEST_ARGS)
 
 $(FLOWER)/.ready $(NVFLARE)/.ready: .venv-%/.ready: $(READY)
 	@echo 'Setting up .venv-$* (seconds)'

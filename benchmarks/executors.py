@@ -37,11 +37,11 @@ from benchmarks._kernels.memory import keep_freed_memory
 from benchmarks._rounds.shape import SHAPES, Shape
 from benchmarks._rounds.timing import Median
 from benchmarks._rounds.workloads import Classifier, federated
-from fl_lightning.core.lightning.epoch_loop import ClientTask
-from fl_lightning.executors.base import CohortRunner, Executor
-from fl_lightning.executors.parallel.runner import ParallelRunner
-from fl_lightning.training.client_runner import ClientRunner
-from fl_lightning.training.upload import Upload
+from fl_lightning.clients.base import CohortRunner, Executor
+from fl_lightning.clients.client_runner import ClientRunner
+from fl_lightning.clients.upload import Upload
+from fl_lightning.clients.workers.runner import ParallelRunner
+from fl_lightning.lightning.epoch_loop import ClientTask
 
 WARM_UP = 1
 

@@ -173,7 +173,7 @@ sanitize() {
 train() {
   local which='fit'
   ((quick)) && which='fit and FedLF'
-  step 'every method' 300 "$counts" "${pytest[@]}" "${parallel[@]}" -k "$which" tests/strategy/test_gpu.py
+  step 'every method' 300 "$counts" "${pytest[@]}" "${parallel[@]}" -k "$which" tests/fit/test_gpu.py
   step 'rounds' 280 '^\|.*(yes|no)' "$PYTHON" -m benchmarks.device_rounds --device "$device" --out "$out" "${small[@]}"
 }
 

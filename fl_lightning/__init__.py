@@ -1,35 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fair federated learning for PyTorch Lightning."""
 
-from fl_lightning import (
-    algorithms,
-    attacks,
-    callbacks,
-    data,
-    executors,
-    guards,
-    metrics,
-    models,
-    ops,
-    optim,
-    report,
-    solvers,
-)
-from fl_lightning.client_module import ClientModule
+from fl_lightning import algorithms, data, metrics, models, ops, report
+from fl_lightning.algorithms import attacks, guards
+from fl_lightning.clients import executors
 from fl_lightning.comparison import Comparison, compare
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.errors import ClientError
-from fl_lightning.core.fit_description import FitDescription
 from fl_lightning.core.layout import ParamLayout
-from fl_lightning.core.lightning.checkpoint_io import newest_checkpoint
 from fl_lightning.core.records import EvaluationRecord, RoundRecord
 from fl_lightning.core.updates import UpdateMatrix
-from fl_lightning.core.versions import __version__, show_versions
 from fl_lightning.data import FederatedDataModule
-from fl_lightning.simulation.federated_client import FederatedClient
-from fl_lightning.simulation.federated_server import FederatedServer
-from fl_lightning.simulation.federation_messages import ClientIntroduction, ClientMessage, ServerMessage
-from fl_lightning.strategy import FederatedStrategy
+from fl_lightning.federation.federated_client import FederatedClient
+from fl_lightning.federation.federated_server import FederatedServer
+from fl_lightning.federation.messages import ClientIntroduction, ClientMessage, ServerMessage
+from fl_lightning.fit.strategy import FederatedStrategy
+from fl_lightning.lightning.checkpoint_io import newest_checkpoint
+from fl_lightning.lightning.fit_description import FitDescription
+from fl_lightning.lightning.versions import __version__, show_versions
+from fl_lightning.models import server_optimizers as optim
+from fl_lightning.models.client_module import ClientModule
+from fl_lightning.ops import solvers
+from fl_lightning.report import callbacks
 
 __all__ = [
     "ClientError",

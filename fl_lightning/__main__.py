@@ -6,14 +6,14 @@ from __future__ import annotations
 import sys
 
 from fl_lightning.comparison.command import run as compare
-from fl_lightning.core.extras import how_to_install
-from fl_lightning.core.lightning import names
-from fl_lightning.core.lightning.command_line import short_cli
-from fl_lightning.core.lightning.names import LightningDataModule, LightningModule, Trainer
-from fl_lightning.core.versions import show_versions
-from fl_lightning.integrations.flower_template import run as flower_app
-from fl_lightning.report.words import STAGES, number, plural
-from fl_lightning.strategy import FederatedStrategy
+from fl_lightning.core.optional_packages import how_to_install
+from fl_lightning.federation.flower_template import run as flower_app
+from fl_lightning.fit.strategy import FederatedStrategy
+from fl_lightning.lightning import names
+from fl_lightning.lightning.command_line import short_cli
+from fl_lightning.lightning.names import LightningDataModule, LightningModule, Trainer
+from fl_lightning.lightning.versions import show_versions
+from fl_lightning.report.number_formats import STAGES, number, plural
 
 _LIGHTNING_COMMANDS = ("fit", "validate", "test", "predict")
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
 import fl_lightning as fl
+from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.core.aligned import stacked_rows
-from fl_lightning.simulation.checks import paired_client_rule
-from fl_lightning.training.buffers import BufferBank
+from fl_lightning.fit.checks import paired_client_rule
 
 
 def wired(message: Any) -> Any:

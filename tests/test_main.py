@@ -15,8 +15,8 @@ import torch
 
 from fl_lightning import ops
 from fl_lightning.__main__ import main
-from fl_lightning.core.lightning.names import TREE
-from fl_lightning.core.versions import show_versions, versions
+from fl_lightning.lightning.names import TREE
+from fl_lightning.lightning.versions import show_versions, versions
 
 ROOT = Path(__file__).parents[1]
 

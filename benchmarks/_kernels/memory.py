@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from fl_lightning.executors.parallel import process
+from fl_lightning.clients.workers import process
 
 
 def keep_freed_memory() -> str:

@@ -25,11 +25,11 @@ from benchmarks._rounds.shape import SEED, Shape
 from benchmarks._rounds.workloads import Classifier, federated
 from benchmarks._scaling.bounds import least_makespan
 from benchmarks._scaling.model import client_sizes
-from fl_lightning.core.lightning.ranks import Pending, Ranks
-from fl_lightning.executors.column_rows import RowExchange
-from fl_lightning.simulation.fit_lifecycle import FitLifecycle
-from fl_lightning.training.client_runner import ClientRunner
-from fl_lightning.training.visits import Replays
+from fl_lightning.clients.client_runner import ClientRunner
+from fl_lightning.clients.ranks.column_rows import RowExchange
+from fl_lightning.clients.visits import Replays
+from fl_lightning.fit.fit_lifecycle import FitLifecycle
+from fl_lightning.lightning.ranks import Pending, Ranks
 
 METHODS = {"fedavg": fl.algorithms.FedAvg, "fedfv": fl.algorithms.FedFV, "fedlf": fl.algorithms.FedLF}
 

@@ -13,7 +13,7 @@ from benchmarks.leaderboard.standing import COLUMNS, Row, Standing, columns_of
 from benchmarks.leaderboard.traffic import Traffic
 from fl_lightning.comparison.cost import duration
 from fl_lightning.comparison.summary import Figure
-from fl_lightning.report.words import percent
+from fl_lightning.report.number_formats import percent
 
 PAGE = Path(__file__).parents[2] / "docs" / "leaderboard.md"
 

@@ -20,7 +20,7 @@ import fl_lightning as fl
 from benchmarks.papers.experiment import Case, Job, Log
 from benchmarks.papers.networks import seconds_per_sample
 from fl_lightning.algorithms import ClientRule, ServerRule
-from fl_lightning.guards import Guard
+from fl_lightning.algorithms.guards import Guard
 from fl_lightning.metrics.functional import fairness_summary
 
 KEPT = ("mean", "angle", "std", "worst_5", "worst_10", "best_5", "min", "max")

@@ -22,7 +22,7 @@ import torch
 from benchmarks._kernels.memory import keep_freed_memory
 from benchmarks.papers.experiment import Case, Experiment, Job, Log
 from benchmarks.papers.records import claim, reached, recorded
-from fl_lightning.core.versions import versions
+from fl_lightning.lightning.versions import versions
 
 SAY_EVERY = 30.0  # seconds between two lines about a run
 

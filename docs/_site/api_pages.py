@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import pkgutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ TITLES = {
     "fl_lightning.data": "Data",
     "fl_lightning.executors": "Executors",
     "fl_lightning.guards": "Defences",
-    "fl_lightning.integrations.nvflare": "NVFlare",
-    "fl_lightning.integrations.torchjd": "TorchJD",
+    "fl_lightning.federation.nvflare": "NVFlare",
+    "fl_lightning.algorithms.torchjd": "TorchJD",
     "fl_lightning.metrics": "Metrics",
     "fl_lightning.metrics.functional": "Functional metrics",
     "fl_lightning.models": "Models",
@@ -59,7 +59,7 @@ def _title(module: str) -> str:
 
 
 def _module_page(module: str, names: list[str]) -> str:
-    owner = importlib.import_module(module)
+    owner = pkgutil.resolve_name(module)
     values = {name: getattr(owner, name) for name in names}
     told = [text for text in (inspect.getdoc(owner) or "").split("\n\n") if not text.startswith("Uses ")]
     parts = [f".. py:module:: {module}", "", *"\n\n".join(told).splitlines(), ""]

@@ -3,6 +3,6 @@
 
 from task import client
 
-from fl_lightning.integrations.nvflare import run_client
+from fl_lightning.federation.nvflare import run_client
 
 run_client(client)

@@ -18,7 +18,7 @@ from nvflare.client.config import ExchangeFormat
 from nvflare.job_config.api import FedJob
 from nvflare.job_config.script_runner import ScriptRunner
 
-from fl_lightning.integrations.nvflare import FederatedController
+from fl_lightning.federation.nvflare import FederatedController
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))  # digits.py, the project that is federated

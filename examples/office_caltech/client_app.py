@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import task
 
-from fl_lightning.integrations.flower import lightning_client_app
+from fl_lightning.federation.flower import lightning_client_app
 
 app = lightning_client_app(
     model=task.Model,

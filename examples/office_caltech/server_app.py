@@ -11,7 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 from lightning.pytorch.loggers import CSVLogger
 
 import fl_lightning as fl
-from fl_lightning.integrations.flower import FairStrategy
+from fl_lightning.federation.flower import FairStrategy
 
 app = ServerApp()
 

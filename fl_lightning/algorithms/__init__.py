@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Federated methods, one file each: a server rule, with its client rule where local training changes.
 
-Uses ``core``, ``solvers``, ``ops`` and ``arguments``. ``base`` is the protocol that a method implements; ``_shared`` is
-what several methods compute alike.
+Uses ``lightning``, ``core``, ``ops`` and ``arguments``. ``base`` is the protocol that a method implements,
+``_shared`` what several methods compute alike.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import Federation, Needs, State, StepReport
 from fl_lightning.arguments import checked
 from fl_lightning.core.cohort import Cohort
-from fl_lightning.solvers import min_norm
+from fl_lightning.ops.solvers import min_norm
 
 Response = Literal["weibull", "exponential", "frechet", "normal", "gumbel", "logistic"]
 RESPONSES: dict[Response, Callable[[Tensor], Tensor]] = {  # equation 8: distribution functions, all with scale 1

@@ -16,7 +16,7 @@ from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.algorithms.records import Federation, Needs, State, StepReport
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
-from fl_lightning.solvers.simplex import project_simplex
+from fl_lightning.ops.solvers.simplex import project_simplex
 
 NO_MASS = 1e-12  # less than this of lambda is what projections leave by rounding
 

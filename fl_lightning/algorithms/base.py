@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs, Reads, State, StepReport
 from fl_lightning.core.cohort import Cohort
-from fl_lightning.core.fit_description import constructor_arguments
 from fl_lightning.core.layout import LayerSpec, ParamLayout
 from fl_lightning.core.model_snapshot import ModelPart, Snapshot
+from fl_lightning.lightning.fit_description import constructor_arguments
 
 
 class ClientRule:

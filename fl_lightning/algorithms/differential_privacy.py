@@ -24,9 +24,9 @@ from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork,
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.errors import ModuleError
-from fl_lightning.core.extras import how_to_install
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.modules import followers_of, named_model_buffers, non_persistent_buffers_of
+from fl_lightning.core.optional_packages import how_to_install
 from fl_lightning.core.seeding import derive_seed
 
 _DELTA = 1.1  # without a delta: 1 / N to this power, so that it is below one client's share

@@ -23,7 +23,7 @@ from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork,
 from fl_lightning.arguments import FILLED, Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.model_snapshot import standing_in
-from fl_lightning.solvers import linear_program
+from fl_lightning.ops.solvers import linear_program
 
 NO_KERNEL = 1e-12  # a basis that reaches less than this share of what the best one does has no samples
 

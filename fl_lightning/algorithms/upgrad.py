@@ -15,7 +15,7 @@ from fl_lightning.algorithms.records import StepReport
 from fl_lightning.arguments import FILLED, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.layout import LayerSpec
-from fl_lightning.solvers.dual_cone import dual_cone
+from fl_lightning.ops.solvers.dual_cone import dual_cone
 
 
 class UPGrad(ServerRule):

@@ -10,14 +10,14 @@ from typing import Any, Literal
 import torch
 
 from fl_lightning.algorithms import FedAvg
-from fl_lightning.core.lightning.inspection import TRANSFER_HOOKS
-from fl_lightning.core.lightning.names import LightningDataModule
 from fl_lightning.data.client_indices import ClientIndices
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.sources import defines, hide
+from fl_lightning.fit.strategy import FederatedStrategy
+from fl_lightning.lightning.inspection import TRANSFER_HOOKS
+from fl_lightning.lightning.names import LightningDataModule
 from fl_lightning.report import FitRecord
-from fl_lightning.strategy import FederatedStrategy
 
 
 def bound_strategy(strategy: FederatedStrategy, clients: int) -> FederatedStrategy:

@@ -14,7 +14,7 @@ from fl_lightning.comparison.compare import make_session
 from fl_lightning.comparison.comparison import FILES
 from fl_lightning.comparison.methods import BOUNDS, method_names, rule_from
 from fl_lightning.comparison.yaml_project import YamlProject
-from fl_lightning.strategy import FederatedStrategy
+from fl_lightning.fit.strategy import FederatedStrategy
 
 
 def run(arguments: Sequence[str]) -> int:

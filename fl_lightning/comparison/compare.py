@@ -15,11 +15,11 @@ from fl_lightning.comparison.plan import Plan, distinct
 from fl_lightning.comparison.project import ObjectProject, Project, described_each, rate_name
 from fl_lightning.comparison.runner import Runner
 from fl_lightning.comparison.session import Session
-from fl_lightning.core.fit_description import plain
-from fl_lightning.core.lightning.names import LightningDataModule, LightningModule, Trainer
 from fl_lightning.data.datamodule import FederatedDataModule
+from fl_lightning.fit.strategy import FederatedStrategy
+from fl_lightning.lightning.fit_description import plain
+from fl_lightning.lightning.names import LightningDataModule, LightningModule, Trainer
 from fl_lightning.report.conclusion import LOCAL, POOLED
-from fl_lightning.strategy import FederatedStrategy
 
 _NO_MATTER = ("seed", "partition", "executor", "timeout", "log_client_names")
 """Arguments of a strategy that are replaced, belong to the project, or change no result."""

@@ -15,7 +15,7 @@ from fl_lightning.comparison.plan import Plan, Run
 from fl_lightning.comparison.selection import Measure, chosen_rates
 from fl_lightning.comparison.summary import MethodSummary, standings, summaries
 from fl_lightning.comparison.table import filled, notes, table_text
-from fl_lightning.core.lightning.names import rank_zero_warn
+from fl_lightning.lightning.names import rank_zero_warn
 from fl_lightning.report import FitRecord, write_report
 from fl_lightning.report.conclusion import conclude
 

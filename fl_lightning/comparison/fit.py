@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.callbacks.fit_recorder import FitRecorder
 from fl_lightning.comparison.fitted import Fitted
 from fl_lightning.comparison.project import Parts
-from fl_lightning.core.lightning.checkpoint_io import newest_checkpoint
-from fl_lightning.core.lightning.names import Callback, LightningModule, Trainer
 from fl_lightning.data.sources import defines
+from fl_lightning.lightning.checkpoint_io import newest_checkpoint
+from fl_lightning.lightning.names import Callback, LightningModule, Trainer
 from fl_lightning.report import FitRecord
+from fl_lightning.report.callbacks.fit_recorder import FitRecorder
 from fl_lightning.report.record_builder import RecordBuilder
 
 _CHECKPOINT = "newest.ckpt"

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.report import ClientValues, FitRecord, RoundSeries, record_from_json, record_to_json
-from fl_lightning.report.methods import count_infinite
 from fl_lightning.report.record_builder import RecordBuilder
+from fl_lightning.report.runs_of_a_method import count_infinite
 
 
 @dataclass(frozen=True)

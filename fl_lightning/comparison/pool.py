@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from fl_lightning.executors.parallel.process import WorkerProcess, death, start, stop
+from fl_lightning.clients.workers.process import WorkerProcess, death, start, stop
 
 Key = TypeVar("Key")
 Task = Callable[[Callable[[], None]], Any]

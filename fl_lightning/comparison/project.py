@@ -17,8 +17,12 @@ from torch import nn
 
 from fl_lightning.algorithms import ClientRule, ServerRule
 from fl_lightning.comparison.plan import Run
-from fl_lightning.core.fit_description import plain
-from fl_lightning.core.lightning.names import (
+from fl_lightning.core.seeding import seed_all
+from fl_lightning.data.datamodule import FederatedDataModule
+from fl_lightning.data.partitions import Partition
+from fl_lightning.fit.strategy import FederatedStrategy
+from fl_lightning.lightning.fit_description import plain
+from fl_lightning.lightning.names import (
     LightningDataModule,
     LightningModule,
     ModelCheckpoint,
@@ -26,10 +30,6 @@ from fl_lightning.core.lightning.names import (
     Trainer,
     callbacks,
 )
-from fl_lightning.core.seeding import seed_all
-from fl_lightning.data.datamodule import FederatedDataModule
-from fl_lightning.data.partitions import Partition
-from fl_lightning.strategy import FederatedStrategy
 
 RATE_NAMES = ("lr", "learning_rate")
 """What the argument of a module may be called that is its learning rate."""

@@ -22,9 +22,9 @@ from fl_lightning.comparison.project import Parts, Project
 from fl_lightning.comparison.quiet import quiet
 from fl_lightning.comparison.selection import STAGES
 from fl_lightning.core.seeding import isolated
+from fl_lightning.fit.strategy import FederatedStrategy
 from fl_lightning.metrics.functional import Mode
 from fl_lightning.report.conclusion import LOCAL, POOLED
-from fl_lightning.strategy import FederatedStrategy
 
 
 @dataclass(frozen=True)

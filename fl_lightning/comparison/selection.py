@@ -17,7 +17,7 @@ from fl_lightning.comparison.fitted import Fitted
 from fl_lightning.comparison.plan import Plan, Run
 from fl_lightning.metrics.functional import Mode, fairness_summary
 from fl_lightning.report import ClientValues, FitRecord
-from fl_lightning.report.methods import PERSONAL, count_infinite, goodness
+from fl_lightning.report.runs_of_a_method import PERSONAL, count_infinite, goodness
 
 Rule = Literal["mean", "worst_10"]
 Stage = Literal["val", "test"]

@@ -12,7 +12,7 @@ from fl_lightning.comparison.fitted import Fitted
 from fl_lightning.comparison.plan import Plan, Run
 from fl_lightning.comparison.selection import Measure, summary_of, values_of
 from fl_lightning.report.conclusion import LOCAL, POOLED, Standing
-from fl_lightning.report.methods import Method, goodness, mark
+from fl_lightning.report.runs_of_a_method import Method, goodness, mark
 
 NAN = float("nan")
 

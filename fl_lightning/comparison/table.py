@@ -11,7 +11,7 @@ from fl_lightning.comparison.plan import Plan, Run
 from fl_lightning.comparison.selection import Measure
 from fl_lightning.comparison.summary import Figure, MethodSummary
 from fl_lightning.report.conclusion import LOCAL, POOLED
-from fl_lightning.report.words import STAGES, notation, number, percent, plural, shortened
+from fl_lightning.report.number_formats import STAGES, notation, number, percent, plural, shortened
 
 WIDTH = 120
 _SHORTEST = 8

@@ -10,10 +10,10 @@ from typing import Any
 from fl_lightning.comparison.plan import Run
 from fl_lightning.comparison.project import RATE_NAMES, Parts, bare, described_each, divided, division
 from fl_lightning.comparison.quiet import without_remarks
-from fl_lightning.core.fit_description import plain
-from fl_lightning.core.lightning.command_line import short_cli
-from fl_lightning.core.lightning.names import LightningDataModule, LightningModule, Trainer
-from fl_lightning.strategy import FederatedStrategy
+from fl_lightning.fit.strategy import FederatedStrategy
+from fl_lightning.lightning.command_line import short_cli
+from fl_lightning.lightning.fit_description import plain
+from fl_lightning.lightning.names import LightningDataModule, LightningModule, Trainer
 
 _REPLACED = ("seed_everything", "ckpt_path", "weights_only", "trainer.default_root_dir", "trainer.strategy", "config")
 

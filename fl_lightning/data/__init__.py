@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Federated data: partitions, per-client loaders, the data module, and samplers of cohorts.
 
-Uses ``core``, ``report`` for its picture, and ``arguments``.
+Uses ``lightning``, ``core`` and ``arguments``.
 """
 
 from fl_lightning.data.client_indices import ClientIndices
@@ -31,7 +31,6 @@ from fl_lightning.data.partitions import (
     Shards,
     Unbalanced,
 )
-from fl_lightning.data.plot import plot_partition
 
 __all__ = [
     "IID",
@@ -63,7 +62,6 @@ __all__ = [
     "matched_split",
     "mutex",
     "pathological",
-    "plot_partition",
     "shards",
     "unbalanced",
 ]

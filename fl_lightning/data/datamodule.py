@@ -11,13 +11,13 @@ from torch import Tensor
 
 from fl_lightning.arguments import ANY, FILLED, Bounds, check, check_unused, checked
 from fl_lightning.core.client_names import numbered
-from fl_lightning.core.lightning.inspection import TRANSFER_HOOKS
-from fl_lightning.core.lightning.names import LightningDataModule, LightningModule, Trainer
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.data.division import Division
 from fl_lightning.data.matched_split import label_counts
 from fl_lightning.data.partitions import Partition
 from fl_lightning.data.sources import AnyDataset, DatasetModule, StageLoaders, check_dataset, defines, hide
+from fl_lightning.lightning.inspection import TRANSFER_HOOKS
+from fl_lightning.lightning.names import LightningDataModule, LightningModule, Trainer
 
 
 class FederatedDataModule(LightningDataModule):

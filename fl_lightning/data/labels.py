@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from fl_lightning.arguments import ANY, FILLED, check, checked, has_numbers, shown
-from fl_lightning.core.lightning.names import rank_zero_info
 from fl_lightning.core.seeding import isolated
+from fl_lightning.lightning.names import rank_zero_info
 
 Labels = Tensor | Sequence[int] | Callable[[Any], int] | str
 """Labels themselves, a function from a sample to its label, or the name of the dataset's attribute."""

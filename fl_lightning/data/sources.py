@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from fl_lightning.arguments import shown
-from fl_lightning.core.lightning.inspection import is_overridden
-from fl_lightning.core.lightning.names import LightningDataModule, LightningModule
 from fl_lightning.data.labels import num_samples
 from fl_lightning.data.loader_settings import ONE_DATASET
+from fl_lightning.lightning.inspection import is_overridden
+from fl_lightning.lightning.names import LightningDataModule, LightningModule
 
 STAGES = ("train", "val", "test", "predict")
 

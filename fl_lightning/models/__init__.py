@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The small networks of the papers' experiments, as plain modules that return logits.
+"""Models: the small networks of the papers' experiments, as plain modules that return logits.
 
-Uses ``arguments``.
+``ClientModule`` is a module to inherit from, ``server_optimizers`` holds optimizers for the server's step.
+
+Uses ``lightning`` and ``arguments``.
 """
 
 from fl_lightning.models.nf_resnet import NFResNet18

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What people look at after a fit: its record in plain values, and a page with pictures of one or several records.
 
-Uses ``core``, ``metrics`` and ``arguments``.
+Uses ``lightning``, ``core``, ``metrics`` and ``arguments``.
 """
 
 from fl_lightning.report.json_form import record_from_json, record_to_json
 from fl_lightning.report.page import write_report
+from fl_lightning.report.plot_partition import plot_partition
 from fl_lightning.report.record import (
     Absence,
     ClientValues,
@@ -24,6 +25,7 @@ __all__ = [
     "MetricSeries",
     "RoundSeries",
     "RoundTable",
+    "plot_partition",
     "record_from_json",
     "record_to_json",
     "write_report",

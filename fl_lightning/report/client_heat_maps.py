@@ -17,8 +17,8 @@ from fl_lightning.report.heat_maps import (
     shrunk,
     stretch,
 )
-from fl_lightning.report.methods import Method, called, metrics_of, worst_first
 from fl_lightning.report.pictures import MAX_ROWS, Picture, both_ends, escaped, layout, sentences, thin_words, thinned
+from fl_lightning.report.runs_of_a_method import Method, called, metrics_of, worst_first
 
 
 def over_time(methods: Sequence[Method]) -> Picture | None:

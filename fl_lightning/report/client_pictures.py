@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import sqrt
 
 from fl_lightning.metrics.functional import Mode
-from fl_lightning.report.methods import ClientPoint, Method, Stage, metrics_of
+from fl_lightning.report.number_formats import STAGES, number
 from fl_lightning.report.pictures import (
     COLORS,
     MAX_DOTS,
@@ -22,8 +22,8 @@ from fl_lightning.report.pictures import (
     sentences,
     thin_words,
 )
+from fl_lightning.report.runs_of_a_method import ClientPoint, Method, Stage, metrics_of
 from fl_lightning.report.style import SYMBOLS
-from fl_lightning.report.words import STAGES, number
 
 _LEGEND = {"itemsizing": "constant"}
 _BETTER = {"max": "right is better", "min": "left is better", "abs": "near 0 is better"}

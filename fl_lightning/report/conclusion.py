@@ -9,8 +9,8 @@ from statistics import fmean
 from typing import Any, Literal
 
 from fl_lightning.metrics.functional import Mode
-from fl_lightning.report.methods import goodness, mark
-from fl_lightning.report.words import Spread, notation, plural, spread
+from fl_lightning.report.number_formats import Spread, notation, plural, spread
+from fl_lightning.report.runs_of_a_method import goodness, mark
 
 LOCAL, POOLED = "local only", "pooled"
 """What the two bounds are called: each client alone, and one model on the data of all."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fl_lightning.report.methods import Method, called, seconds_of
+from fl_lightning.report.number_formats import Spread, plural, seconds
 from fl_lightning.report.pictures import Picture, Spec, binned, escaped, layout, numbers, sentences, stretches
 from fl_lightning.report.record import FitRecord
-from fl_lightning.report.words import Spread, plural, seconds
+from fl_lightning.report.runs_of_a_method import Method, called, seconds_of
 
 _BINS = 120
 

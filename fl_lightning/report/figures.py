@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.core.extras import how_to_install
+from fl_lightning.core.optional_packages import how_to_install
 from fl_lightning.report.style import matplotlib_style
 
 

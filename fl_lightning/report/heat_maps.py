@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fl_lightning.report.methods import Method
+from fl_lightning.report.number_formats import plural
 from fl_lightning.report.pictures import MAX_CELLS, MAX_NAMED, Spec, escaped, hover_name, numbers, unique
 from fl_lightning.report.record import RoundTable
-from fl_lightning.report.words import plural
+from fl_lightning.report.runs_of_a_method import Method
 
 
 def heat_map(z: np.ndarray[Any, Any], rows: Sequence[str], x: Sequence[int], scale: str, bar: str, hover: str) -> Spec:

@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from fl_lightning.arguments import FILLED, checked
-from fl_lightning.core.extras import how_to_install
+from fl_lightning.core.optional_packages import how_to_install
 from fl_lightning.report import (
     client_heat_maps,
     client_pictures,
@@ -22,12 +22,12 @@ from fl_lightning.report import (
     round_pictures,
     tables,
 )
-from fl_lightning.report.methods import Method, by_method, shown_stage
+from fl_lightning.report.number_formats import isolated, plural, shortened
 from fl_lightning.report.pictures import Picture
 from fl_lightning.report.record import FitRecord
+from fl_lightning.report.runs_of_a_method import Method, by_method, shown_stage
 from fl_lightning.report.sentences import lede
 from fl_lightning.report.style import DARK, FONTS, LIGHT, Theme
-from fl_lightning.report.words import isolated, plural, shortened
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 """The browser itself refuses to ask a network for anything."""

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from fl_lightning.report.heat_maps import row_axis
-from fl_lightning.report.methods import Method, called, worst_first
 from fl_lightning.report.pictures import (
     MAX_NAMED,
     MAX_ROWS,
@@ -23,6 +22,7 @@ from fl_lightning.report.pictures import (
     unique,
 )
 from fl_lightning.report.record import FitRecord, Holdings
+from fl_lightning.report.runs_of_a_method import Method, called, worst_first
 
 
 def partition(methods: Sequence[Method]) -> Picture | None:

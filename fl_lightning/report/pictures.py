@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from fl_lightning.report.number_formats import isolated, shortened
 from fl_lightning.report.style import SYMBOLS
-from fl_lightning.report.words import isolated, shortened
 
 Spec = dict[str, Any]
 """``data`` and ``layout`` of plotly.js, and ``height`` in pixels; colours stand as ``"@ink"``, ``"@c0"`` and so on,

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from fl_lightning.report.heat_maps import cells_of, heat_map, row_axis, same_scale, seed_words, shrunk, stretch
-from fl_lightning.report.methods import Method, metrics_of
 from fl_lightning.report.pictures import (
     COLORS,
     MAX_POINTS,
@@ -23,6 +22,7 @@ from fl_lightning.report.pictures import (
     thinned,
 )
 from fl_lightning.report.record import FitRecord
+from fl_lightning.report.runs_of_a_method import Method, metrics_of
 
 _BETTER = {"max": "up is better", "min": "down is better", "abs": "near 0 is better"}
 _BINS = 100

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from fl_lightning.metrics.functional import Mode
 from fl_lightning.report.conclusion import Standing, conclude
-from fl_lightning.report.methods import PERSONAL, Method, Stage, first_values, goodness, metrics_of
+from fl_lightning.report.number_formats import STAGES, isolated, notation, number, plural, shortened
 from fl_lightning.report.record import FitRecord
-from fl_lightning.report.words import STAGES, isolated, notation, number, plural, shortened
+from fl_lightning.report.runs_of_a_method import PERSONAL, Method, Stage, first_values, goodness, metrics_of
 
 
 def lede(methods: Sequence[Method], stage: Stage) -> list[str]:

@@ -10,9 +10,19 @@ from typing import Any
 
 from fl_lightning.metrics.functional import Mode
 from fl_lightning.report.cost_pictures import reasons as reason_rows
-from fl_lightning.report.methods import Method, Stage, goodness, mark, metrics_of
+from fl_lightning.report.number_formats import (
+    STAGES,
+    Spread,
+    notation,
+    number,
+    percent,
+    plural,
+    seconds,
+    shortened,
+    spread,
+)
 from fl_lightning.report.pictures import COLORS, both_ends
-from fl_lightning.report.words import STAGES, Spread, notation, number, percent, plural, seconds, shortened, spread
+from fl_lightning.report.runs_of_a_method import Method, Stage, goodness, mark, metrics_of
 
 _LISTED = 200
 

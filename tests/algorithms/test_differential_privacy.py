@@ -50,7 +50,7 @@ class Uncounted(DifferentialPrivacy):
 
 @pytest.fixture
 def no_accountant(monkeypatch):
-    monkeypatch.setattr("fl_lightning.simulation.options.accounting", lambda: None)
+    monkeypatch.setattr("fl_lightning.fit.options.accounting", lambda: None)
 
 
 def fitted(rule, rounds=1, **options):

@@ -9,7 +9,7 @@ from algorithm_cohorts import make_cohort, random_rows
 
 from fl_lightning.algorithms import FedMGDAPlus, Needs
 from fl_lightning.core.layout import ParamLayout
-from fl_lightning.solvers import box_min_norm
+from fl_lightning.ops.solvers import box_min_norm
 
 
 def units(rows):

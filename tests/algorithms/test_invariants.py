@@ -18,7 +18,7 @@ from fl_lightning.algorithms._shared.common_descent import loss_angle
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.metrics.functional import fairness_angle
 from fl_lightning.ops import project_conflicts
-from fl_lightning.solvers import min_norm
+from fl_lightning.ops.solvers import min_norm
 
 COLUMNS = (3, 1, 4)
 LAYOUT = ParamLayout.from_sizes(COLUMNS)

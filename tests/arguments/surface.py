@@ -18,14 +18,14 @@ from torch.utils.data import TensorDataset
 from torchmetrics import MeanMetric
 
 import fl_lightning as fl
-from fl_lightning.core.lightning.names import Trainer
+from fl_lightning.lightning.names import Trainer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "project"))
 import public_api
 
 NO_ARGUMENTS = {
     "fl_lightning.FederatedStrategy.register_strategies", "fl_lightning.ClientError", "fl_lightning.Comparison",
-    "fl_lightning.guards.CannotGuardError", "fl_lightning.integrations.nvflare.run_client",
+    "fl_lightning.guards.CannotGuardError", "fl_lightning.federation.nvflare.run_client",
 }  # fmt: skip
 """What Lightning calls, exceptions, which take what exceptions take, what ``fl.compare`` returns, and what works in a
 process of NVFlare alone."""
@@ -180,11 +180,11 @@ def own_arguments() -> dict[str, dict[str, Any]]:
         },
         **{f"optim.{name}": {"params": parameters} for name in ("FedAdam", "FedYogi", "FedAdagrad")},
     }
-    if "fl_lightning.integrations.torchjd.TorchJD" in public_api.public_objects():
+    if "fl_lightning.algorithms.torchjd.TorchJD" in public_api.public_objects():
         from torchjd.aggregation import MGDAWeighting
 
         found["integrations.torchjd.TorchJD"] = {"weighting": MGDAWeighting()}
-    if "fl_lightning.integrations.nvflare.FederatedController" in public_api.public_objects():
+    if "fl_lightning.federation.nvflare.FederatedController" in public_api.public_objects():
         found["integrations.nvflare.FederatedController"] = {"server": "task:server", "sites": ["site-1"]}
     for op, values in samples().items():
         function = getattr(fl.ops, op, None)

@@ -9,7 +9,7 @@ from surface import compared_module, dataset
 
 import fl_lightning as fl
 from fl_lightning import algorithms, attacks
-from fl_lightning.core.lightning.names import Trainer
+from fl_lightning.lightning.names import Trainer
 
 strategy = fl.FederatedStrategy
 client = partial(fl.FederatedClient, fl.ClientModule(torch.nn.Linear(2, 3)), dataset(), 0, 3)

@@ -8,7 +8,7 @@ from made_records import fitted
 
 from fl_lightning.comparison.fitted import merged, read_fitted, write_fitted
 from fl_lightning.report import ClientValues, FitRecord, MetricSeries
-from fl_lightning.report.methods import by_method, count_infinite
+from fl_lightning.report.runs_of_a_method import by_method, count_infinite
 from fl_lightning.report.sentences import lede
 
 

@@ -10,8 +10,6 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from fl_lightning.core.columns import Columns
-from fl_lightning.core.lightning.checkpoint_io import STATE_KEY, AtomicCheckpointIO, newest_checkpoint
-from fl_lightning.core.lightning.last_checkpoint import complete_last_checkpoints
 from fl_lightning.core.storage.column_files import (
     SECTION,
     ColumnPart,
@@ -25,6 +23,8 @@ from fl_lightning.core.storage.column_files import (
     with_stored,
     write_part,
 )
+from fl_lightning.lightning.checkpoint_io import STATE_KEY, AtomicCheckpointIO, newest_checkpoint
+from fl_lightning.lightning.last_checkpoint import complete_last_checkpoints
 
 TOTAL = 50_000
 NAMES = ("momentum", "history.rows", "counts")

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fl_lightning import data as fd
-from fl_lightning.core.lightning.names import LightningDataModule, LightningModule
+from fl_lightning.lightning.names import LightningDataModule, LightningModule
 
 pytest.importorskip("jsonargparse")
 
@@ -67,7 +67,7 @@ def importable(monkeypatch):
 
 
 def cli(config, tmp_path, extra=()):
-    from fl_lightning.core.lightning.names import LightningCLI
+    from fl_lightning.lightning.names import LightningCLI
 
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(config))

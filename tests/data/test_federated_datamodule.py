@@ -10,9 +10,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 import fl_lightning as fl
 from fl_lightning import data as fd
-from fl_lightning.core.lightning.names import LightningDataModule, LightningModule, SingleDeviceStrategy, Trainer
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.data import ClientLoaders, FederatedDataModule, label_counts
+from fl_lightning.lightning.names import LightningDataModule, LightningModule, SingleDeviceStrategy, Trainer
 
 
 def make(n, seed, classes=4):

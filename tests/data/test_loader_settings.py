@@ -14,8 +14,8 @@ from torch.utils.data import (
     default_convert,
 )
 
-from fl_lightning.core.lightning.names import lightning_module
 from fl_lightning.data import ClientLoaders, LoaderSettings
+from fl_lightning.lightning.names import lightning_module
 
 DATA = TensorDataset(torch.zeros(10, 2), torch.zeros(10, dtype=torch.int64))
 

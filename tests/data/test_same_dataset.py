@@ -7,7 +7,7 @@ from support import blobs
 from torch.utils.data import DataLoader, Dataset
 
 import fl_lightning as fl
-from fl_lightning.core.lightning.names import LightningDataModule
+from fl_lightning.lightning.names import LightningDataModule
 
 
 class Series(Dataset):

@@ -14,7 +14,7 @@ from support import federated_blobs, fresh, quiet_trainer
 from torchmetrics.classification import BinaryAUROC
 
 import fl_lightning as fl
-from fl_lightning.core.lightning.names import LightningModule
+from fl_lightning.lightning.names import LightningModule
 from fl_lightning.metrics import ByGroup, DemographicParity, EqualizedOdds, EqualOpportunity, functional, group_fairness
 
 CLIENTS = 5

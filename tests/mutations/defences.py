@@ -3,26 +3,33 @@
 
 from mutations.change import In
 
-CONTRACT = "tests/guards/test_guard_contract.py"
-ATTACKS = "tests/test_attacks.py tests/test_attacks_on_reports.py"
+GUARDS = "tests/algorithms/guards"
+CONTRACT = f"{GUARDS}/test_guard_contract.py"
+ATTACKS = "tests/algorithms/attacks/test_attacks.py tests/algorithms/attacks/test_attacks_on_reports.py"
 
-base = In("fl_lightning/guards/base.py", f"{CONTRACT} tests/guards/test_robust_means.py tests/guards/test_krum.py")
-guarding = In("fl_lightning/simulation/guarding.py", "tests/guards/test_guarded_fits.py")
-norms = In("fl_lightning/guards/norms.py", f"tests/guards/test_norm_clipping.py {CONTRACT} -k orm")
-krum = In("fl_lightning/guards/krum.py", "tests/guards/test_krum.py")
-coordinates = In("fl_lightning/guards/coordinates.py", "tests/guards/test_robust_means.py")
-updates_matrix = In("fl_lightning/core/updates.py", "tests/guards/test_nearly_equal_rows.py")
-bulyan = In("fl_lightning/guards/bulyan.py", "tests/guards/test_krum.py tests/guards/test_robust_means.py")
-median = In("fl_lightning/guards/geometric_median.py", "tests/guards/test_robust_means.py")
-centred = In(
-    "fl_lightning/guards/centred_clipping.py",
-    f"tests/guards/test_norm_clipping.py {CONTRACT} tests/guards/test_robust_means.py",
+base = In(
+    "fl_lightning/algorithms/guards/base.py",
+    f"{CONTRACT} {GUARDS}/test_robust_means.py {GUARDS}/test_krum.py",
 )
-trust = In("fl_lightning/guards/cosine_trust.py", "tests/guards/test_robust_means.py")
-colluding = In("fl_lightning/attacks/colluding.py", ATTACKS)
-labels = In("fl_lightning/attacks/labels.py", ATTACKS)
-reports = In("fl_lightning/attacks/reports.py", ATTACKS)
-updates = In("fl_lightning/attacks/updates.py", ATTACKS)
+guarding = In("fl_lightning/fit/guarding.py", f"{GUARDS}/test_guarded_fits.py")
+norms = In("fl_lightning/algorithms/guards/norms.py", f"{GUARDS}/test_norm_clipping.py {CONTRACT} -k orm")
+krum = In("fl_lightning/algorithms/guards/krum.py", f"{GUARDS}/test_krum.py")
+coordinates = In("fl_lightning/algorithms/guards/coordinates.py", f"{GUARDS}/test_robust_means.py")
+updates_matrix = In("fl_lightning/core/updates.py", f"{GUARDS}/test_nearly_equal_rows.py")
+bulyan = In(
+    "fl_lightning/algorithms/guards/bulyan.py",
+    f"{GUARDS}/test_krum.py {GUARDS}/test_robust_means.py",
+)
+median = In("fl_lightning/algorithms/guards/geometric_median.py", f"{GUARDS}/test_robust_means.py")
+centred = In(
+    "fl_lightning/algorithms/guards/centred_clipping.py",
+    f"{GUARDS}/test_norm_clipping.py {CONTRACT} {GUARDS}/test_robust_means.py",
+)
+trust = In("fl_lightning/algorithms/guards/cosine_trust.py", f"{GUARDS}/test_robust_means.py")
+colluding = In("fl_lightning/algorithms/attacks/colluding.py", ATTACKS)
+labels = In("fl_lightning/algorithms/attacks/labels.py", ATTACKS)
+reports = In("fl_lightning/algorithms/attacks/reports.py", ATTACKS)
+updates = In("fl_lightning/algorithms/attacks/updates.py", ATTACKS)
 privacy = In("fl_lightning/algorithms/differential_privacy.py", "tests/algorithms/test_differential_privacy.py")
 
 MUTATIONS = [

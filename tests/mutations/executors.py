@@ -3,38 +3,38 @@
 
 from mutations.change import In
 
-CHANNELS, WORKERS = "tests/executors/test_worker_channels.py", "tests/executors/test_parallel_workers.py"
+CHANNELS, WORKERS = "tests/clients/test_worker_channels.py", "tests/clients/test_parallel_workers.py"
 
 pool = In(
-    "fl_lightning/executors/parallel/pool.py",
-    f"{CHANNELS} tests/executors/test_parallel.py -k 'places or as_they_come'",
+    "fl_lightning/clients/workers/pool.py",
+    f"{CHANNELS} tests/clients/test_parallel.py -k 'places or as_they_come'",
 )
 runner = In(
-    "fl_lightning/executors/parallel/runner.py",
-    f"{WORKERS} tests/executors/test_parallel.py -k 'frozen or dies or dropped or that_change'",
+    "fl_lightning/clients/workers/runner.py",
+    f"{WORKERS} tests/clients/test_parallel.py -k 'frozen or dies or dropped or that_change'",
 )
 worker = In(
-    "fl_lightning/executors/parallel/worker.py",
-    f"tests/executors/test_parallel_processes.py {WORKERS} -k 'processes or traces or dropped'",
+    "fl_lightning/clients/workers/worker.py",
+    f"tests/clients/test_parallel_processes.py {WORKERS} -k 'processes or traces or dropped'",
 )
 process = In(
-    "fl_lightning/executors/parallel/process.py",
-    f"tests/executors/test_parallel_processes.py {WORKERS} -k 'processes or outlive or interrupted'",
+    "fl_lightning/clients/workers/process.py",
+    f"tests/clients/test_parallel_processes.py {WORKERS} -k 'processes or outlive or interrupted'",
 )
-messages = In("fl_lightning/executors/parallel/messages.py", f"{CHANNELS} tests/executors/test_aligned_rows.py")
+messages = In("fl_lightning/clients/workers/messages.py", f"{CHANNELS} tests/clients/test_aligned_rows.py")
 executor = In(
-    "fl_lightning/executors/parallel/executor.py",
-    "tests/executors/test_aligned_rows.py tests/executors/test_parallel.py -k boundaries",
+    "fl_lightning/clients/workers/executor.py",
+    "tests/clients/test_aligned_rows.py tests/clients/test_parallel.py -k boundaries",
 )
-visits = In("fl_lightning/training/visits.py", f"tests/training/test_visits.py {WORKERS}")
-VISITS = "tests/training/test_module_visits.py"
-module_visits = In("fl_lightning/training/module_visits.py", VISITS)
-kept = In("fl_lightning/core/kept_objects.py", VISITS)
-banks = In("fl_lightning/training/memory_banks.py", "tests/training/test_memory_banks.py")
-FAILURES = "tests/executors/test_rank_failures.py"
-ranked = In("fl_lightning/executors/ranks.py", f"{FAILURES} -k 'between and script'")
-compared = In("fl_lightning/simulation/fit.py", f"{FAILURES} -k 'state and script'")
-processes = In("fl_lightning/core/lightning/rank_processes.py", f"{FAILURES} -k 'hangs and script'")
+visits = In("fl_lightning/clients/visits.py", f"tests/clients/test_visits.py {WORKERS}")
+VISITS = "tests/clients/test_module_visits.py"
+module_visits = In("fl_lightning/clients/module_visits.py", VISITS)
+kept = In("fl_lightning/lightning/module/kept_objects.py", VISITS)
+banks = In("fl_lightning/clients/memory_banks.py", "tests/clients/test_memory_banks.py")
+FAILURES = "tests/clients/test_rank_failures.py"
+ranked = In("fl_lightning/clients/ranks/ranks.py", f"{FAILURES} -k 'between and script'")
+compared = In("fl_lightning/fit/fit.py", f"{FAILURES} -k 'state and script'")
+processes = In("fl_lightning/lightning/rank_processes.py", f"{FAILURES} -k 'hangs and script'")
 
 MUTATIONS = [
     ranked(

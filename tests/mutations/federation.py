@@ -3,16 +3,16 @@
 
 from mutations.change import In
 
-COUNTS, DOOR = "tests/simulation/test_server_counts.py", "tests/simulation/test_door.py"
+COUNTS, DOOR = "tests/fit/test_server_counts.py", "tests/federation/test_door.py"
 
 server = In(
-    "fl_lightning/simulation/federated_server.py",
-    f"{COUNTS} tests/simulation/test_federated_server.py "
+    "fl_lightning/federation/federated_server.py",
+    f"{COUNTS} tests/federation/test_federated_server.py "
     "-k 'test_server_counts or guards or nobody_asked or say_where or fit_are'",
 )
-restarted = In("fl_lightning/simulation/federated_server.py", "tests/simulation/test_federated_server.py -k goes_on")
+restarted = In("fl_lightning/federation/federated_server.py", "tests/federation/test_federated_server.py -k goes_on")
 closing = In(
-    "fl_lightning/simulation/closing.py",
+    "fl_lightning/federation/closing.py",
     f"{COUNTS} {DOOR} -k 'test_server_counts or breaks_the_method or broken or no_loss'",
 )
 

@@ -3,7 +3,7 @@
 
 from mutations.change import In
 
-ROOM, TESTS = "fl_lightning/integrations/flower", "tests/integrations/flower"
+ROOM, TESTS = "fl_lightning/federation/flower", "tests/federation/flower"
 FAULTS, PIECES, ORDERS = (f"{TESTS}/test_{name}.py" for name in ("faults", "pieces", "orders"))
 
 app = In(

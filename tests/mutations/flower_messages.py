@@ -3,14 +3,14 @@
 
 from mutations.change import In
 
-ROOM, TESTS = "fl_lightning/integrations/flower", "tests/integrations/flower"
+ROOM, TESTS = "fl_lightning/federation/flower", "tests/federation/flower"
 FAULTS, PIECES, RECORDS = (f"{TESTS}/test_{name}.py" for name in ("faults", "pieces", "records"))
 
 mailbox = In(
     f"{ROOM}/mailbox.py", f"{PIECES} {FAULTS} -k 'test_pieces or late_and or silent_rounds'", needs="flwr.serverapp"
 )
 members = In(
-    f"{ROOM}/members.py",
+    f"{ROOM}/nodes.py",
     f"{PIECES} {FAULTS} -k 'test_pieces or comes_back or is_not_there or waited_for_once or keys_bind'",
     needs="flwr.serverapp",
 )

@@ -3,25 +3,25 @@
 
 from mutations.change import In
 
-COUNTS, DOOR = "tests/simulation/test_server_counts.py", "tests/simulation/test_door.py"
-CLIENT, SERVER = "tests/simulation/test_federated_client.py", "tests/simulation/test_federated_server.py"
+COUNTS, DOOR = "tests/fit/test_server_counts.py", "tests/federation/test_door.py"
+CLIENT, SERVER = "tests/federation/test_federated_client.py", "tests/federation/test_federated_server.py"
 
 answers = In(
-    "fl_lightning/simulation/answers.py", f"{COUNTS} {DOOR} -k 'test_server_counts or no_loss or that_is_none'"
+    "fl_lightning/federation/client_messages.py", f"{COUNTS} {DOOR} -k 'test_server_counts or no_loss or that_is_none'"
 )
 known = In(
-    "fl_lightning/simulation/introductions.py",
+    "fl_lightning/federation/registered_clients.py",
     f"{COUNTS} {DOOR} {CLIENT} -k 'test_server_counts or (introductions and not ends) or length_of_rounds or disagree'",
 )
 door = In(
-    "fl_lightning/simulation/door.py", f"{DOOR} -k 'evaluations or that_are_none or that_is_none or no_message_has'"
+    "fl_lightning/federation/door.py", f"{DOOR} -k 'evaluations or that_are_none or that_is_none or no_message_has'"
 )
 messages = In(
-    "fl_lightning/simulation/federation_messages.py",
+    "fl_lightning/federation/messages.py",
     f"{COUNTS} {CLIENT} {DOOR} -k 'test_server_counts or of_no_round or no_sense or that_is_none or any_round'",
 )
 client = In(
-    "fl_lightning/simulation/federated_client.py",
+    "fl_lightning/federation/federated_client.py",
     f"{CLIENT} {SERVER} -k 'no_sense or (a_fit and MOON) or again or every_kind or ends_with or same_process "
     "or says_nothing or (forgotten and MOON and True) or alike or nothing_stays or losses_are'",
 )

@@ -9,7 +9,7 @@ ditto = In("fl_lightning/algorithms/ditto.py", "tests/algorithms/test_ditto.py")
 moon = In("fl_lightning/algorithms/moon.py", "tests/algorithms/test_moon.py")
 features = In(
     "fl_lightning/algorithms/features.py",
-    f"tests/training/test_client_hooks.py tests/algorithms/test_moon.py {PROTOTYPES}",
+    f"tests/clients/test_client_hooks.py tests/algorithms/test_moon.py {PROTOTYPES}",
 )
 previous = In(
     "fl_lightning/algorithms/_shared/previous_models.py",

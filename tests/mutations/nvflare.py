@@ -4,8 +4,8 @@
 from mutations.change import In
 
 flare = In(
-    "fl_lightning/integrations/nvflare.py",
-    "tests/integrations/test_nvflare.py -k 'raises_is_left or too_few or its_loss_again or before_the_first "
+    "fl_lightning/federation/nvflare.py",
+    "tests/federation/test_nvflare.py -k 'raises_is_left or too_few or its_loss_again or before_the_first "
     "or to_the_others or is_refused or (another_kind and round) or controller_knows "
     "or (a_fit and FedMDFG) or another_job'",
     needs="nvflare.client",

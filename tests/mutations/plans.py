@@ -3,12 +3,12 @@
 
 from mutations.change import In
 
-STEPS, PROGRAMS = "tests/training/test_planned_steps.py", "tests/training/test_planned_programs.py"
-GUARDS, WRONG = "tests/training/test_planned_guards.py", "tests/training/test_wrong_plans.py"
-VARIANTS = "tests/training/test_planned_variants.py"
-PLANNED = "fl_lightning/training/planned"
+STEPS, PROGRAMS = "tests/clients/test_planned_steps.py", "tests/clients/test_planned_programs.py"
+GUARDS, WRONG = "tests/clients/test_planned_guards.py", "tests/clients/test_wrong_plans.py"
+VARIANTS = "tests/clients/test_planned_variants.py"
+PLANNED = "fl_lightning/clients/planned"
 
-clipping = In("fl_lightning/training/module_calls.py", "tests/training/test_optimization.py -k clipping")
+clipping = In("fl_lightning/clients/module_calls.py", "tests/clients/test_optimization.py -k clipping")
 program = In(f"{PLANNED}/program.py", PROGRAMS)
 recording = In(f"{PLANNED}/recording.py", PROGRAMS)
 plan = In(f"{PLANNED}/plan.py", f"{VARIANTS} {WRONG} -k 'dropout or mean or foreign or number or end'")

@@ -3,54 +3,52 @@
 
 from mutations.change import In
 
-SIMULATION = "tests/simulation"
+SIMULATION = "tests/fit"
 POLICIES = f"{SIMULATION}/test_server.py {SIMULATION}/test_policies.py {SIMULATION}/test_min_clients.py"
 RESUME = f"{SIMULATION}/test_resume.py {SIMULATION}/test_client_schedules.py {SIMULATION}/test_min_clients.py"
-FITS = f"tests/strategy/test_repeated_fits.py {SIMULATION}/test_checkpoint.py {SIMULATION}/test_resume.py"
+FITS = f"tests/fit/test_repeated_fits.py {SIMULATION}/test_checkpoint.py {SIMULATION}/test_resume.py"
 
 server = In(
-    "fl_lightning/simulation/server.py",
+    "fl_lightning/fit/server.py",
     f"{POLICIES} -k 'not in_any_rule and not changes_nothing'",
 )
-reports = In("fl_lightning/simulation/server.py", f"{SIMULATION}/test_telemetry.py -k own_round")
+reports = In("fl_lightning/fit/server.py", f"{SIMULATION}/test_telemetry.py -k own_round")
 uploads = In(
-    "fl_lightning/simulation/uploads.py",
+    "fl_lightning/fit/uploads.py",
     f"{POLICIES} -k 'not in_any_rule and not changes_nothing'",
 )
-buffers = In("fl_lightning/simulation/uploads.py", "tests/training/test_buffers.py -k finite")
-fit = In("fl_lightning/simulation/fit.py", f"{RESUME} -k 'bit_for_bit or (variations_resume and not anywhere)'")
-kept = In("fl_lightning/simulation/fit.py", "tests/training/test_client_optimizers.py -k keep_in_a_fit")
-settled = In("fl_lightning/core/lightning/settled_results.py", "tests/core/test_settled_results.py")
-round_of = In("fl_lightning/simulation/fit.py", "tests/executors/test_parallel_workers.py -k without_data")
+buffers = In("fl_lightning/fit/uploads.py", "tests/clients/test_buffers.py -k finite")
+fit = In("fl_lightning/fit/fit.py", f"{RESUME} -k 'bit_for_bit or (variations_resume and not anywhere)'")
+kept = In("fl_lightning/fit/fit.py", "tests/clients/test_client_optimizers.py -k keep_in_a_fit")
+settled = In("fl_lightning/lightning/results_patch.py", "tests/lightning/test_results_patch.py")
+round_of = In("fl_lightning/fit/fit.py", "tests/clients/test_parallel_workers.py -k without_data")
 lifecycle = In(
-    "fl_lightning/simulation/fit_lifecycle.py",
+    "fl_lightning/fit/fit_lifecycle.py",
     f"{FITS} -k 'repeated_fits or evaluated or inside_a_client or after_the_fit or interruption'",
 )
 progress = In(
-    "fl_lightning/core/lightning/round_progress.py",
+    "fl_lightning/lightning/round_progress.py",
     f"{FITS} -k 'repeated_fits or still_ends or (variations_resume and not anywhere) or interruption'",
 )
-files = In("fl_lightning/core/lightning/checkpoint_io.py", f"{SIMULATION}/test_checkpoint.py -k newest")
+files = In("fl_lightning/lightning/checkpoint_io.py", f"{SIMULATION}/test_checkpoint.py -k newest")
 state = In(
-    "fl_lightning/simulation/state_callback.py",
+    "fl_lightning/fit/state_callback.py",
     f"{SIMULATION}/test_state_callback.py {SIMULATION}/test_other_fits.py -k 'state_callback or versions'",
 )
-checks = In("fl_lightning/simulation/resume_checks.py", f"{SIMULATION}/test_other_fits.py -k 'remembered or kept'")
+checks = In("fl_lightning/fit/resume_checks.py", f"{SIMULATION}/test_other_fits.py -k 'remembered or kept'")
 sampler = In(
     "fl_lightning/data/cohort_samplers.py", "tests/data/test_cohort_samplers.py tests/algorithms/test_thresholds.py"
 )
 partition = In("fl_lightning/data/dirichlet_functions.py", "tests/data/test_partitions.py")
 trainer = In(
-    "fl_lightning/training/local_trainer.py", "tests/training/test_client_losses.py tests/training/test_uploads.py"
+    "fl_lightning/clients/local_trainer.py", "tests/clients/test_client_losses.py tests/clients/test_uploads.py"
 )
 
-groups = In("fl_lightning/training/local_trainer.py", "tests/training/test_accumulation.py")
-skipped = In("fl_lightning/training/local_trainer.py", "tests/strategy/test_lightning_warnings.py -k nothing")
-rare = In(
-    "fl_lightning/core/lightning/step_values.py", "tests/strategy/test_lightning_warnings.py -k 'log_every or wait'"
-)
-grouped = In("fl_lightning/core/lightning/grouped_optimization.py", "tests/training/test_accumulation.py")
-scaled = In("fl_lightning/core/lightning/epoch_loop.py", "tests/training/test_accumulation.py")
+groups = In("fl_lightning/clients/local_trainer.py", "tests/clients/test_accumulation.py")
+skipped = In("fl_lightning/clients/local_trainer.py", "tests/fit/test_lightning_warnings.py -k nothing")
+rare = In("fl_lightning/lightning/step_values.py", "tests/fit/test_lightning_warnings.py -k 'log_every or wait'")
+grouped = In("fl_lightning/lightning/grouped_optimization.py", "tests/clients/test_accumulation.py")
+scaled = In("fl_lightning/lightning/epoch_loop.py", "tests/clients/test_accumulation.py")
 
 MUTATIONS = [
     groups(

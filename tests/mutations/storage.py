@@ -8,13 +8,13 @@ rows = In("fl_lightning/core/storage/row_history.py", "tests/core/test_row_histo
 cache = In("fl_lightning/core/storage/gram_cache.py", "tests/core/test_row_history.py")
 own = In("fl_lightning/core/storage/own_models.py", "tests/core/test_client_models.py tests/algorithms/test_ditto.py")
 numbers = In("fl_lightning/core/storage/numbers.py", "tests/core/test_client_numbers.py")
-PRIVATE = "tests/simulation/test_damaged_files.py -k '{} or owner_only'"
+PRIVATE = "tests/fit/test_damaged_files.py -k '{} or owner_only'"
 kept = In("fl_lightning/core/storage/kept_states.py", f"tests/core/test_kept_states.py {PRIVATE.format('kept_states')}")
 models = In(
     "fl_lightning/core/storage/model_files.py", f"tests/core/test_client_models.py {PRIVATE.format('client_models')}"
 )
 in_memory = In("fl_lightning/core/storage/models.py", "tests/core/test_client_models.py")
-files = In("fl_lightning/core/storage/files.py", "tests/simulation/test_damaged_files.py")
+files = In("fl_lightning/core/storage/files.py", "tests/fit/test_damaged_files.py")
 
 MUTATIONS = [
     own("the memory plan forgets the models of a round", "0) + cohort_size) * each", "0)) * each"),

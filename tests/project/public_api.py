@@ -17,7 +17,7 @@ from typing import Any, ForwardRef
 
 FILE = Path(__file__).with_suffix(".txt")
 ROOT = "fl_lightning"
-INTEGRATIONS = {"fl_lightning.integrations.nvflare": "nvflare", "fl_lightning.integrations.torchjd": "torchjd"}
+INTEGRATIONS = {"fl_lightning.federation.nvflare": "nvflare", "fl_lightning.algorithms.torchjd": "torchjd"}
 """Public modules that the root does not import, and what each needs."""
 
 
@@ -92,17 +92,18 @@ def class_lines(name: str, cls: type, public: set[type]) -> Iterator[str]:
 def public_objects() -> dict[str, Any]:
     """All public objects by the names under which users find them, modules left out."""
     found: dict[str, Any] = {}
-    modules = [importlib.import_module(ROOT)]
+    modules = {ROOT: importlib.import_module(ROOT)}
     for name, needed in INTEGRATIONS.items():
         if importlib.util.find_spec(needed) is not None:
-            modules.append(importlib.import_module(name))
-    for module in modules:
+            modules[name] = importlib.import_module(name)
+    while modules:
+        place, module = modules.popitem()
         for name in public_names(module):
             value = getattr(module, name)
             if inspect.ismodule(value):
-                modules.append(value)
+                modules[f"{place}.{name}"] = value
             else:
-                found[f"{module.__name__}.{name}"] = value
+                found[f"{place}.{name}"] = value
     return found
 
 

@@ -16,10 +16,10 @@ import pytest
 from fl_lightning.__main__ import main
 from fl_lightning.comparison import command
 from fl_lightning.comparison.methods import rule_from
-from fl_lightning.integrations.flower_template import write_app
+from fl_lightning.federation.flower_template import write_app
 
 ROOT = Path(__file__).parents[2]
-TEMPLATE = ROOT / "fl_lightning" / "integrations" / "flower_app" / "README.md.txt"
+TEMPLATE = ROOT / "fl_lightning" / "federation" / "flower_app" / "README.md.txt"
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
     *sorted((ROOT / "docs").rglob("*.md")),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NAMES = ROOT / "fl_lightning" / "core" / "lightning" / "names.py"
+NAMES = ROOT / "fl_lightning" / "lightning" / "names.py"
 # Looked up, not imported: a copy imported here would become this session's.
 needs_both = pytest.mark.skipif(find_spec("pytorch_lightning") is None, reason="pytorch_lightning is not installed")
 
@@ -73,7 +73,7 @@ warnings.simplefilter("ignore")
 import fl_lightning as fl
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-from fl_lightning.core.lightning.names import TREE, Trainer
+from fl_lightning.lightning.names import TREE, Trainer
 import {tree} as pl
 
 class Model(pl.LightningModule):

@@ -20,7 +20,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 PROJECT = """
 import torch
-from fl_lightning.core.lightning.names import LightningDataModule, LightningModule
+from fl_lightning.lightning.names import LightningDataModule, LightningModule
 from torch.utils.data import DataLoader, TensorDataset
 
 
@@ -164,7 +164,7 @@ def test_the_table_of_what_the_server_must_see_is_what_the_rules_say():
     section = page.split("\n## What the server must see\n")[1].split("\n## ")[0]
     rows = re.findall(r'^\| .* \| `"(\w+)"` \| (.*) \|$', section, flags=re.MULTILINE)
     listed = {text: reads for reads, methods in rows for text in re.findall("`([^`]+)`", methods)}
-    del listed["TorchJD"]  # tests/integrations/test_torchjd.py
+    del listed["TorchJD"]  # tests/algorithms/test_torchjd.py
     arguments = {"FA": "([[0.0]])"}
     for text, reads in listed.items():
         call = text if "(" in text else text + arguments.get(text, "()")

@@ -8,7 +8,7 @@ from records import fit_record
 
 from fl_lightning.report import MetricSeries, write_report
 from fl_lightning.report.conclusion import LOCAL, POOLED, Standing, conclude
-from fl_lightning.report.words import Spread, notation, number, spread
+from fl_lightning.report.number_formats import Spread, notation, number, spread
 
 # By row, the worst client's value and the mean, seed by seed.
 OPPOSITE = {

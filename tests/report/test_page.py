@@ -10,8 +10,8 @@ import pytest
 from records import fit_record
 
 from fl_lightning.report import FitRecord, RoundSeries, write_report
-from fl_lightning.report.methods import by_method
 from fl_lightning.report.pictures import binned, both_ends, thinned
+from fl_lightning.report.runs_of_a_method import by_method
 from fl_lightning.report.sentences import lede
 
 pytest.importorskip("plotly")
@@ -162,7 +162,7 @@ def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path, monkeypatch):
 
 
 def test_missing_plotly_names_the_extra(tmp_path, monkeypatch):
-    from fl_lightning.callbacks import Report
+    from fl_lightning.report.callbacks import Report
 
     for name in [name for name in sys.modules if name.partition(".")[0] == "plotly"]:
         monkeypatch.delitem(sys.modules, name)

@@ -21,9 +21,9 @@ from benchmarks.papers.report import final
 from benchmarks.papers.sources import FASHION
 from benchmarks.papers.tasks import Images
 from fl_lightning.algorithms import ServerRule
-from fl_lightning.attacks import Attack
+from fl_lightning.algorithms.attacks import Attack
+from fl_lightning.algorithms.guards import Guard
 from fl_lightning.data import Shards
-from fl_lightning.guards import Guard
 from fl_lightning.report.figures import new_figure
 from fl_lightning.report.style import LIGHT
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fl_lightning.solvers import linear_program, min_norm
+from fl_lightning.ops.solvers import linear_program, min_norm
 
 
 def budgets_hold(excess: Tensor, smooth: float | None) -> bool:

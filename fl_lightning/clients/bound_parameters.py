@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A module whose parameters are views of flat vectors.
+
+Between clients the parameters are bound to the global vector ``theta``; during local training they are bound to the
+memory that :class:`~fl_lightning.clients.update_rows.UpdateRows` has for it. Binding assigns views and copies nothing.
+So a client cannot damage the global weights: binding the global vector again brings them back after any error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fl_lightning.clients.trained import trained_names
+from fl_lightning.core.aligned import aligned
+from fl_lightning.core.layout import LayerSpec, ParamLayout
+from fl_lightning.core.modules import still_parameters
+from fl_lightning.ops.dtypes import accumulation_device
+
+
+class BoundParameters:
+    """Binds a module's trained parameters to flat vectors.
+
+    Args:
+        module: the module, already on its device and in its final precision.
+        layers: how parameters group into layers, see :meth:`ParamLayout.from_module`.
+        trained: names of the trained parameters, see there.
+
+    Attributes:
+        theta: ``[n]`` the global parameters; the module is bound to it after construction.
+        global_views: its parts with the parameters' shapes, in flat order.
+
+    Raises:
+        ValueError: the trained parameters differ in dtype or device, or are not real floating-point numbers.
+    """
+
+    def __init__(self, module: nn.Module, layers: LayerSpec, trained: Sequence[str] | None = None) -> None:
+        self.module = module
+        self.layout = ParamLayout.from_module(module, layers, trained)
+        self.parameters = self.layout.parameters(module)
+        kinds: dict[str, list[str]] = {}
+        for name, p in zip(self.layout.names, self.parameters, strict=True):
+            kinds.setdefault(f"{p.dtype} on {p.device}", []).append(name)
+        if len(kinds) > 1:
+            found = "; ".join(f"{kind}: {_some(names)}" for kind, names in sorted(kinds.items()))
+            raise ValueError(f"trained parameters must share one dtype and device, found {found}")
+        if not self.parameters[0].is_floating_point():
+            raise ValueError(f"trained parameters must be floating point, found {', '.join(kinds)}")
+        # Tensors without storage that remember the memory format (channels_last).
+        self._formats = [torch.empty_like(p.data, device="meta") for p in self.parameters]
+        self.theta = self.layout.flatten(self.parameters)
+        self.global_views = self.layout.views(self.theta)
+        self._marks: dict[str, Tensor] = {}
+        self._idle = self._not_trained()
+        self._at_global = False
+        self.bind_global()
+
+    def renewed(self, layers: LayerSpec, optimizers: Sequence[Optimizer]) -> BoundParameters:
+        """This binding, or another one if parameters were frozen, thawed or added since, as in ``on_fit_start``.
+
+        Args:
+            layers: how parameters group into layers.
+            optimizers: the module's.
+
+        Raises:
+            ValueError: as the constructor.
+        """
+        trained = trained_names(self.module, optimizers)
+        named = dict(self.module.named_parameters())
+        if {id(named[name]) for name in trained} == {id(p) for p in self.parameters}:
+            return self
+        self.settle(self.global_views)
+        self.release()
+        return BoundParameters(self.module, layers, trained)
+
+    def check(self, optimizers: Sequence[Optimizer]) -> None:
+        """Makes sure that a round can begin.
+
+        Args:
+            optimizers: the module's present ones.
+
+        Raises:
+            ValueError: trained parameters were frozen, thawed, added or replaced since the layout was made, or given to
+                an optimizer or taken from it.
+        """
+        named = dict(self.module.named_parameters())
+        before = zip(self.layout.names, self.parameters, strict=True)
+        replaced = [name for name, parameter in before if name in named and named[name] is not parameter]
+        if replaced:
+            raise ValueError(f"trained parameters must stay the same objects during a fit, replaced: {replaced}")
+        changed = sorted(set(trained_names(self.module, optimizers)) ^ set(self.layout.names))
+        if changed:
+            raise ValueError(
+                f"the trained parameters must not change during a fit, found changes in {changed}: freeze, thaw, add "
+                "or remove them before it, in the module's __init__, configure_model, setup or on_fit_start, and let "
+                "configure_optimizers give them to an optimizer"
+            )
+        self.settle(self.global_views)
+        self._idle = self._not_trained()
+        self.bind_global()
+        self._marks = self._frozen_marks()
+
+    def _not_trained(self) -> list[nn.Parameter]:
+        """The parameters that require gradients and are in no optimizer."""
+        own = {id(parameter) for parameter in self.parameters}
+        return [p for p in self.module.parameters() if p.requires_grad and id(p) not in own]
+
+    @property
+    def not_trained(self) -> str:
+        """How many parameters require gradients and are in no optimizer, in words; empty without any."""
+        count, numbers = len(self._idle), sum(p.numel() for p in self._idle if _has_shape(p))
+        return f"{count} parameter{'s' * (count > 1)} with {numbers:,} numbers" if count else ""
+
+    def check_frozen(self) -> None:
+        """Makes sure that local training left parameters alone that are not trained.
+
+        Those with the shape of a trained one may change: :class:`~fl_lightning.clients.ema_and_banks.SideTensors`
+        brings them back after every client.
+
+        Raises:
+            ValueError: it did not; names the parameters.
+        """
+        before, after = self._marks, self._frozen_marks()
+        moved = [name for name, mark in before.items() if not torch.allclose(mark, after.get(name, mark), 0, 0, True)]
+        if moved:
+            raise ValueError(
+                "parameters that do not require gradients, or are in no optimizer, must not change in local training, "
+                f"found changes in {_some(moved)}: no update holds them, so one client would hand them to the next; "
+                "make them buffers, which are combined after every round, as such parameters are where they have the "
+                "shape of a trained one"
+            )
+
+    def _frozen_marks(self) -> dict[str, Tensor]:
+        frozen = {n: p.detach() for n, p in still_parameters(self.module, self.layout.names).items()}
+        return {n: p.to(accumulation_device(p)).sum(dtype=torch.float64) for n, p in frozen.items() if _has_sum(p)}
+
+    def thaw(self) -> None:
+        """Undoes what an interrupted ``toggle_optimizer`` left behind."""
+        for parameter in self.parameters:
+            parameter.requires_grad_(True)
+
+    def bind(self, views: Sequence[Tensor]) -> None:
+        """Points the parameters at views with their shapes, and forgets gradients."""
+        self.fetch()
+        self._at_global = views is self.global_views
+        for parameter, view in zip(self.parameters, views, strict=True):
+            parameter.data = view
+            parameter.grad = None
+        for parameter in self._idle:
+            parameter.grad = None  # no optimizer zeroes it: it would grow from client to client
+
+    def bind_flat(self, flat: Tensor) -> None:
+        """Points the parameters at an ``[n]`` vector, or at a copy if it does not start at a 64-byte boundary."""
+        self.bind(self.layout.views(aligned(flat)))
+
+    def bind_global(self) -> None:
+        """Points the parameters back at the global vector."""
+        self.bind(self.global_views)
+
+    @contextmanager
+    def showing(self, flat: Tensor) -> Iterator[None]:
+        """Lets the parameters show a contiguous ``[n]`` vector for a moment; gradients stay."""
+        bound = [parameter.data for parameter in self.parameters]
+        for parameter, view in zip(self.parameters, self.layout.views(flat), strict=True):
+            parameter.data = view
+        try:
+            yield
+        finally:
+            for parameter, data in zip(self.parameters, bound, strict=True):
+                parameter.data = data
+
+    def fetch(self) -> None:
+        """Takes over what was assigned to parameters while they were bound to the global vector.
+
+        Wrong shapes are left for :meth:`check` to refuse, so that nothing is raised while a fit comes to its end.
+        """
+        if self._at_global:
+            for parameter, view in zip(self.parameters, self.global_views, strict=True):
+                if parameter.shape == view.shape:
+                    _copy_if_elsewhere(parameter, view)
+
+    def settle(self, views: Sequence[Tensor]) -> None:
+        """Fetches the values of parameters that got another storage since they were bound to these views.
+
+        ``p.data = p.data.clamp(-1, 1)`` and ``rnn.flatten_parameters()`` do that.
+
+        Raises:
+            ValueError: a parameter has another shape; names it.
+        """
+        for name, parameter, view in zip(self.layout.names, self.parameters, views, strict=True):
+            if parameter.shape != view.shape:
+                found = f"{tuple(view.shape)} become {tuple(parameter.shape)}"
+                raise ValueError(f"parameter {name!r} must keep its shape during a fit, found {found}")
+            _copy_if_elsewhere(parameter, view)
+
+    def release(self) -> None:
+        """Gives every parameter a storage of its own again, so that the module no longer depends on ``theta``."""
+        self.fetch()
+        for parameter, view, like in zip(self.parameters, self.global_views, self._formats, strict=True):
+            parameter.data = torch.empty_like(like, device=view.device).copy_(view)
+
+
+def _copy_if_elsewhere(parameter: Tensor, view: Tensor) -> None:
+    if parameter.data_ptr() != view.data_ptr() or parameter.stride() != view.stride():
+        view.copy_(parameter.data)
+
+
+def _has_shape(tensor: Tensor) -> bool:
+    return not isinstance(tensor, nn.parameter.UninitializedParameter)
+
+
+def _has_sum(tensor: Tensor) -> bool:
+    return _has_shape(tensor) and tensor.dtype.itemsize > 1
+
+
+def _some(names: Sequence[str], shown: int = 5) -> str:
+    rest = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(repr(name) for name in names[:shown]) + rest

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which batches a client trains on, in which order, and how many steps that makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from math import ceil
+from typing import Any
+
+import torch
+from torch import nn
+
+from fl_lightning.clients.local_options import LocalOptions, limited
+from fl_lightning.core.seeding import derive_seed
+from fl_lightning.data.client_loaders import ClientLoaders
+from fl_lightning.lightning.round_clock import VisitPlan
+
+
+class ClientBatches:
+    """The batches of every client's local training, from (seed, round, client) alone.
+
+    Args:
+        loaders: the clients' training data.
+        options: how long clients train.
+        window: batches per optimizer step (``accumulate_grad_batches``).
+        module: a module with BatchNorm cannot train on one sample: a last batch of one joins the one before.
+
+    Attributes:
+        loaders: the clients' training data.
+        window: batches per optimizer step.
+        merges: a last batch of one sample joins the one before.
+        seen: samples that the last visit has trained on so far.
+    """
+
+    def __init__(self, loaders: ClientLoaders, options: LocalOptions, window: int, module: nn.Module) -> None:
+        self.loaders, self._options, self.window, self.seen = loaders, options, window, 0
+        self.merges = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
+
+    def in_training(self, client: int, round: int) -> Iterator[tuple[Any, int, int, bool, bool]]:  # noqa: A002
+        """Yields a batch, its samples, its place in its pass, and whether the pass and the visit end with it."""
+        self.seen, passes = 0, list(self.passes(client, round))
+        left = sum(take for _, take in passes)
+        for seed, take in passes:
+            batches = self.loaders.batches(client, seed=seed, merge_single=self.merges)
+            for index, (batch, size) in enumerate(self._seen(client, islice(batches, take))):
+                left -= 1
+                self.seen += size
+                yield batch, size, index, index + 1 == take, left == 0
+
+    def passes(self, client: int, round: int) -> Iterator[tuple[int, int]]:  # noqa: A002
+        """Passes over a client's data in local training: the seed of each one's order, and its number of batches."""
+        for number, take in enumerate(self._takes(self.loaders.num_batches(client, merge_single=self.merges))):
+            yield derive_seed(self._options.seed, "shuffle", round, client, number), take
+
+    def _takes(self, available: int) -> Iterator[int]:
+        """Batches of each pass of a client that has ``available`` ones."""
+        options, window = self._options, self.window
+        per_pass = limited(options.limit, available)
+        wanted, number = options.steps, 0
+        while per_pass > 0 and (number < options.epochs if wanted is None else wanted > 0):
+            take = per_pass if wanted is None else min(per_pass, wanted * window)
+            yield take
+            if wanted is not None:
+                wanted -= ceil(take / window)  # a pass ends with a step
+            number += 1
+
+    def planned_steps(self, client: int) -> int:
+        """Optimizer steps that a client is going to take, if the module optimizes automatically and to the end."""
+        available = self.loaders.num_batches(client, merge_single=self.merges)
+        return sum(ceil(take / self.window) for take in self._takes(available))
+
+    def plan(self, full_gradients: bool) -> VisitPlan:
+        """The visit that the fit's clock counts by.
+
+        Args:
+            full_gradients: clients pass over their data once and take one step.
+        """
+        total = passes = batches = steps = 0
+        sizes, counts = torch.unique(self.loaders.sizes, return_counts=True)
+        for samples, clients in zip(sizes.tolist(), counts.tolist(), strict=True):
+            available = self.loaders.num_batches_of(samples, merge_single=self.merges)
+            takes = [available] * (available > 0) if full_gradients else list(self._takes(available))
+            if takes:
+                total += clients
+                passes += clients * max(takes)
+                batches += clients * sum(takes)
+                steps += clients * (1 if full_gradients else sum(ceil(take / self.window) for take in takes))
+        steps, batches, passes = (max(1, -(-number // max(total, 1))) for number in (steps, batches, passes))
+        return VisitPlan(steps, batches, passes, self.window)
+
+    def in_order(self, client: int, batch_size: int | None = None) -> Iterator[tuple[Any, int]]:
+        """One pass over all of the client's training data in the dataset's order: batches and their samples.
+
+        Args:
+            client: the client.
+            batch_size: ``None``: as in training. A size of one's own choosing: ``drop_last`` does not apply to it.
+
+        Raises:
+            ValueError: the data's ``collate_fn`` gave no batch.
+        """
+        size = batch_size or self.loaders.batch_size
+        whole = self.loaders.batches(client, seed=None, batch_size=size, merge_single=self.merges)
+        for batch, samples in self._seen(client, whole):
+            if batch is None:
+                raise ValueError(
+                    f"collate_fn must return a batch of all samples of client {client} where losses or gradients of "
+                    "all its data are needed, found None"
+                )
+            yield batch, samples
+
+    def _seen(self, client: int, batches: Iterable[tuple[Any, int]]) -> Iterator[tuple[Any, int]]:
+        """Batches as the client takes them, which a dishonest one may change."""
+        attack = self._options.attack_of(client)
+        return iter(batches) if attack is None else ((attack.change_batch(batch), size) for batch, size in batches)

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One client's visit: loads the global parameters, runs local training, returns the client's upload."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.algorithms.base import ClientRule
+from fl_lightning.algorithms.records import LocalWork, Needs
+from fl_lightning.clients.bound_parameters import BoundParameters
+from fl_lightning.clients.buffers import BufferBank
+from fl_lightning.clients.client_batches import ClientBatches
+from fl_lightning.clients.client_hooks import ClientHooks
+from fl_lightning.clients.client_losses import ClientLosses
+from fl_lightning.clients.client_optimizers import ClientOptimizers
+from fl_lightning.clients.fast_sgd import FastSGD
+from fl_lightning.clients.full_gradient import full_gradient
+from fl_lightning.clients.local_options import LocalOptions
+from fl_lightning.clients.local_steps import LeanStep, LightningStep, LocalStep
+from fl_lightning.clients.local_trainer import LocalTrainer
+from fl_lightning.clients.log_recorder import LoggerCall
+from fl_lightning.clients.loss_gradients import EagerGradients, LossGradients
+from fl_lightning.clients.module_calls import ModuleCalls
+from fl_lightning.clients.module_visits import ModuleVisits
+from fl_lightning.clients.planned.planned_gradients import PlannedGradients
+from fl_lightning.clients.schedules import Schedules
+from fl_lightning.clients.update_rows import UpdateRows
+from fl_lightning.clients.upload import Upload, with_accuracy
+from fl_lightning.core.seeding import derive_seed, isolated
+from fl_lightning.data.client_loaders import ClientLoaders
+from fl_lightning.lightning.epoch_loop import ClientTask, FederatedEpochLoop
+from fl_lightning.lightning.fast_log import LogCall, TrainingLog, replay
+from fl_lightning.lightning.inspection import accumulation, full_path_reason
+from fl_lightning.lightning.module.generators import generators_in, seeded
+from fl_lightning.lightning.module.module_state import silenced
+from fl_lightning.lightning.names import LightningModule, Trainer
+
+
+class ClientRunner:
+    """Trains one client at a time on the bound module; owns all that local training needs.
+
+    Executors use :meth:`train`, :meth:`restore`, :meth:`planned_cost`, :attr:`rows` and :attr:`global_params`; those
+    that train in other processes use :mod:`fl_lightning.clients.visits`.
+
+    Args:
+        trainer: the trainer; its optimizers exist, and its module is on its device.
+        loop: the federated epoch loop.
+        rule: the client rule.
+        binding: the bound module.
+        options: of local training.
+        needs: what both rules ask for.
+        loaders: the clients' training data.
+        rows: the round's rows.
+        buffers: the module's buffers.
+
+    Attributes:
+        trainer: the trainer.
+        rule: the client rule.
+        rows: the round's rows.
+        hooks: what the client rule does inside local steps, for Lightning's full path.
+        optimizers: the clients' optimizers.
+        schedules: their learning-rate schedulers.
+        visits: what visits see of the module beside parameters and buffers.
+        batches: the clients' batches.
+        generators: random generators that the training data keep for themselves.
+        plans: what local steps are planned with; ``None`` if none are.
+        full_path: why local steps run through Lightning's own optimization; ``None`` on the lean path.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        loop: FederatedEpochLoop,
+        rule: ClientRule,
+        binding: BoundParameters,
+        options: LocalOptions,
+        needs: Needs,
+        loaders: ClientLoaders,
+        rows: UpdateRows,
+        buffers: BufferBank,
+    ) -> None:
+        self.trainer, self.rule, self.rows = trainer, rule, rows
+        self._loop, self._binding, self._buffers = loop, binding, buffers
+        self._options, self._needs = options, needs
+        self.full_path = full_path_reason(trainer, self.module)
+        self.schedules = Schedules(trainer, loop.clock)
+        self.optimizers = ClientOptimizers(trainer.optimizers, options.keep_optimizer)
+        self.hooks = ClientHooks(self.module, rule)
+        self.visits = ModuleVisits(self.module)
+        self.batches = ClientBatches(loaders, options, accumulation(trainer), self.module)
+        self._calls = ModuleCalls(trainer)
+        step: LocalStep = LightningStep(loop)
+        self.plans: PlannedGradients | None = None
+        if self.full_path is None:
+            step = LeanStep(loop, self._calls, self.hooks, *self._gradients(FastSGD(trainer.optimizers[0])))
+        self._local = LocalTrainer(
+            trainer, self._calls, self.batches, rule, self.hooks, step, loop.fast_log(), loop.clock
+        )  # fmt: skip
+        self._losses = ClientLosses(trainer, self._calls, self.batches, options.loss_batch_size)
+        self.generators: list[Any] = []
+
+    @property
+    def module(self) -> LightningModule:
+        """The module, bound to the global parameters between clients."""
+        return self.trainer.lightning_module
+
+    @property
+    def global_params(self) -> Tensor:
+        """``[n]`` the global parameters."""
+        return self._binding.theta
+
+    def _gradients(self, optimizer: FastSGD) -> tuple[FastSGD, LossGradients]:
+        """What steps on the lean path are taken with: gradients from plans, if the options and the device allow it."""
+        eager = EagerGradients(self._calls, self.hooks, optimizer)
+        if not self._options.planned or self.global_params.device.type != "cpu":
+            return optimizer, eager
+        self.plans = PlannedGradients(self._calls, self.hooks, eager, optimizer, self._binding.parameters)
+        return optimizer, self.plans
+
+    @property
+    def step_kind(self) -> str:
+        """How gradients of local steps are computed, and why, in words."""
+        device = self.global_params.device.type
+        if not self._options.planned:
+            return "eager"
+        if self._needs.full_gradients:
+            return "none, because clients send full gradients"
+        if device != "cpu":
+            return f"eager, because plans are for the CPU, and this fit runs on {device}"
+        if self.full_path is not None:
+            return f"eager, because {self.full_path}"
+        return "planned where they can be"
+
+    def _planned_steps(self) -> int:
+        return 0 if self.plans is None else self.plans.planned
+
+    def check_plans(self) -> str | None:
+        """Compares steps from plans with PyTorch's once more; called when all clients of a round were trained here.
+
+        Returns:
+            Why the round's steps from plans cannot be trusted, or ``None``.
+        """
+        if self.plans is None or not self.plans.used:
+            return None
+        self.rows.bind()
+        self.visits.begin()
+        try:
+            return self.plans.check()
+        finally:
+            self.restore()
+
+    # ---- one client
+
+    def train(self, task: ClientTask) -> Upload:
+        """Trains one client; :meth:`restore` has to follow, whether it succeeds or not.
+
+        Returns:
+            What it sends; row ``task.index`` of :attr:`rows` holds its update.
+        """
+        client = task.client_id
+        assert client is not None
+        needs, optimizers, theta, before = self._needs, self.optimizers, self.global_params, self._planned_steps()
+        measured = self.measure(client, task.round, needs) if needs.losses or needs.accuracies else {}
+        with self._isolated(theta.device, "client", task.round, client):
+            self.rows.open(task.index)
+            work = LocalWork(
+                client, task.round, self.module, self._binding.layout, self._binding.parameters, theta,
+                task.num_samples, optimizers.lr, optimizers.momentum, batches=partial(self._batches_of, client),
+                window=self.batches.window,
+            )  # fmt: skip
+            self.schedules.begin_visit()
+            self.visits.begin()
+            self._watch_rate()
+            if needs.full_gradients:
+                loss: Tensor | None = self._upload_gradient(work, self.rows.row(task.index))
+                report = self.rule.end_client(work)
+                self.rows.received(task.index)
+            else:
+                optimizers.begin_client(client)
+                loss = self._local.train(work)
+                optimizers.end_client(client)
+                work.end_steps()
+                self.rows.settle()
+                report = self.rule.end_client(work)
+                self.rows.close(task.index)
+            pace = self.schedules.end_visit()
+            left = self.visits.end()
+        self._attack(task)
+        if needs.accuracies:
+            report = with_accuracy(report, measured["accuracy"], self.module)
+        return Upload(
+            task.index, client, task.num_samples, loss, measured.get("loss") if needs.losses else None,
+            report, self._buffers.report(task.num_samples, self.batches.seen), work.client_lr, pace,
+            self._planned_steps() - before, 0 if needs.full_gradients else self._local.skipped, left,
+        )  # fmt: skip
+
+    def _watch_rate(self) -> None:
+        """Lets the rule see the learning rate of each step where something may change it within a visit."""
+        changes = self.optimizers.lr is not None and (self.schedules.move_in_visits or self.full_path is not None)
+        self.hooks.rate = self.optimizers.present_lr if changes else None
+
+    def _upload_gradient(self, work: LocalWork, row: Tensor) -> Tensor:
+        """One full-batch step: ``row`` becomes the learning rate times the full gradient."""
+        precision = self.trainer.precision_plugin
+        if self.rule.overrides("begin_client"):  # it looks at the client's data at the global parameters
+            work.forward_context = precision.val_step_context
+            with silenced(self.module):
+                self.rule.begin_client(work)
+
+        batches = self.batches.loaders.num_batches(work.client_id, merge_single=self.batches.merges)
+
+        def loss_of_batch(batch: Any, index: int, size: int) -> Tensor | None:
+            self._loop.clock.begin_batch(is_last=index + 1 == batches)
+            self._loop.expect(batch, size)
+            with precision.train_step_context():
+                return self._calls.training_loss(batch, index)
+
+        self._local.log.install("training_step")
+        try:
+            loss = full_gradient(work, self._batches_of(work.client_id), loss_of_batch, row)
+        finally:
+            self._local.log.remove()
+        self._loop.count_step()
+        work.steps += 1
+        return loss
+
+    def _batches_of(self, client: int) -> Iterator[tuple[Any, int]]:
+        for batch, size in self.batches.in_order(client):
+            yield self._calls.converted(batch), size
+
+    def _attack(self, task: ClientTask) -> None:
+        """Puts what a dishonest client sends in place of its update."""
+        client = task.client_id
+        attack = None if client is None else self._options.attack_of(client)
+        if attack is not None and client is not None:
+            seed = derive_seed(self._options.seed, "attack", task.round, client)
+            attack.replace(self.rows.update(task.index), self.global_params, seed)
+
+    def measure(self, client: int, round: int, needs: Needs) -> dict[str, float]:  # noqa: A002
+        """Loss and accuracy of a client at the bound parameters, as far as ``needs`` names them."""
+        with self._isolated(self.global_params.device, "loss", round, client):
+            self.visits.begin()
+            try:
+                measured = self._losses.measure(client, needs)
+            finally:
+                self._buffers.restore()
+                self.visits.put_back()
+        attack = self._options.attack_of(client)
+        return measured if attack is None else attack.report(measured)
+
+    @contextmanager
+    def _isolated(self, device: torch.device, *parts: int | str) -> Iterator[None]:
+        """Random numbers, those of the data's own generators too, depend on nothing but these parts."""
+        seed = self._options.seed
+        with isolated(derive_seed(seed, *parts), device), seeded(self.generators, seed, *parts):
+            yield
+
+    def restore(self, failed: bool = False) -> None:
+        """Puts parameters, buffers and optimizers back to what they were before a client.
+
+        Args:
+            failed: its training raised, perhaps with parameters frozen by ``toggle_optimizer``.
+        """
+        if failed:
+            self._binding.thaw()
+        self.hooks.work = None
+        self._binding.bind_global()
+        self._buffers.restore()
+        self.visits.put_back()
+        self.optimizers.restore()
+        self.schedules.restore()
+
+    # ---- between clients
+
+    @property
+    def in_training(self) -> bool:
+        """Whether a client is in training, or has been and is not yet put away."""
+        return self.hooks.work is not None
+
+    def begin_round(self) -> None:
+        """Takes options of optimizers and buffers as every client's starting point of the round."""
+        self._buffers.remember()
+        self.generators = self._own_generators()
+        self.optimizers.begin_round()
+        self.schedules.begin_round()
+        self.rows.begin_round()
+
+    def _own_generators(self) -> list[Any]:
+        loaders, roots = self.batches.loaders, list[object]()
+        if not loaders.in_memory:
+            roots += [loaders.dataset, loaders.settings.collate_fn]
+        if self._calls.hooked:
+            roots.append(self.trainer.datamodule)  # type: ignore[attr-defined]
+        return generators_in(*roots) if roots else []
+
+    def follow_optimizers(self) -> bool:
+        """Uses the trainer's present optimizers from now on; returns whether they were replaced."""
+        trainer = self.trainer
+        if not self.optimizers.follow(trainer.optimizers):
+            return False
+        trainer.optimizers = list(trainer.optimizers)  # Lightning steps with wrappers that it makes of a new list
+        self._local.step.take_optimizer(trainer.optimizers[0])
+        return True
+
+    def planned_cost(self, task: ClientTask) -> int:
+        """How long a client takes beside others: optimizer steps, or samples where it uploads a full gradient."""
+        return task.num_samples if self._needs.full_gradients else self.batches.planned_steps(task.client_id or 0)
+
+    def check_frozen(self) -> None:
+        """Makes sure that local training left parameters without gradients alone.
+
+        Raises:
+            ValueError: it did not; names the parameters.
+        """
+        self._binding.check_frozen()
+
+    # ---- what is logged elsewhere
+
+    @contextmanager
+    def logging_to(self, log: TrainingLog) -> Iterator[None]:
+        """Lets ``self.log`` in local training go elsewhere."""
+        own, self._local.log = self._local.log, log
+        try:
+            yield
+        finally:
+            self._local.log = own
+
+    def log_again(self, calls: Iterable[LogCall | LoggerCall]) -> None:
+        """Logs what a client has logged in a copy of the fit."""
+        for call in calls:
+            if isinstance(call, LogCall):
+                replay(self.module, self._local.log, [call], self._loop.expect)
+            else:
+                call.repeat(self.trainer.loggers)

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loss of a batch and its gradients."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fl_lightning.clients.client_hooks import ClientHooks
+from fl_lightning.clients.fast_sgd import FastSGD
+from fl_lightning.clients.module_calls import ModuleCalls
+
+
+class LossGradients(Protocol):
+    """Computes a batch's loss and leaves its gradients in the parameters."""
+
+    def __call__(self, batch: Any, index: int) -> Tensor | None:
+        """Computes them.
+
+        Args:
+            batch: on the module's device.
+            index: its place in the visit, over all passes.
+
+        Returns:
+            The detached loss with the client rule's term; ``None`` if the module skips the batch.
+        """
+
+    def begin_visit(self) -> None:
+        """A client is about to train."""
+
+    def take_optimizer(self, optimizer: FastSGD) -> None:
+        """Gradients are for this optimizer from now on."""
+
+
+class EagerGradients:
+    """Computes them as a loop written by hand does: ``training_step``, ``zero_grad``, ``backward``.
+
+    Args:
+        calls: how the module takes a batch.
+        hooks: what the client rule does.
+        optimizer: forgets old gradients.
+    """
+
+    def __init__(self, calls: ModuleCalls, hooks: ClientHooks, optimizer: FastSGD) -> None:
+        self._calls, self._hooks, self._optimizer = calls, hooks, optimizer
+
+    def __call__(self, batch: Any, index: int) -> Tensor | None:
+        """See :class:`LossGradients`."""
+        loss = self._calls.training_loss(batch, index)
+        if loss is not None:
+            loss = self._hooks.add_loss_term(loss, batch)
+        return self.differentiate(loss)
+
+    def differentiate(self, loss: Tensor | None) -> Tensor | None:
+        """Leaves the gradients of a loss in the parameters; ``None`` leaves no gradients there."""
+        self._optimizer.zero_grad()
+        if loss is None:
+            return None
+        torch.autograd.backward(loss)
+        return loss.detach()
+
+    def begin_visit(self) -> None:
+        """A client is about to train."""
+
+    def take_optimizer(self, optimizer: FastSGD) -> None:
+        """Gradients are for this optimizer from now on."""
+        self._optimizer = optimizer

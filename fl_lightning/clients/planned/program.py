@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recording as one Python function whose results lie in memory that stays.
+
+Calls that have a variant with ``out=`` write into tensors that are allocated once, and views of such tensors are made
+once. All other calls are made as they were recorded, so results have the same bits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.clients.planned.recording import Call, CannotPlanError, Recording
+
+_ATEN = torch.ops.aten
+_QUICK = {
+    _ATEN.add.out: torch.add, _ATEN.addmm.out: torch.addmm, _ATEN.bmm.out: torch.bmm, _ATEN.mm.out: torch.mm,
+    _ATEN.clamp_min.out: torch.clamp_min, _ATEN.mul.out: torch.mul, _ATEN.sum.IntList_out: torch.sum,
+    _ATEN.t.default: torch.t,
+}  # fmt: skip
+"""Frequent operations by the function that calls them fastest: no arguments are looked up in a schema."""
+
+
+def function_of(recording: Recording, fresh_gradients: bool) -> tuple[Callable[..., Any], int]:
+    """Writes the function: of the inputs, it gives what was returned, in new memory, and the gradients.
+
+    It has to be called without autograd.
+
+    Args:
+        recording: what to repeat.
+        fresh_gradients: put gradients into new memory at every call, for somebody who keeps them.
+
+    Returns:
+        The function and the number of its calls.
+
+    Raises:
+        CannotPlanError: a call is of a kind that cannot be repeated.
+    """
+    gradients = list(recording.gradients.values())
+    fresh = [*recording.returned, *(gradients if fresh_gradients else ())]
+    writer = _Writer(recording.inputs, set(map(_memory, fresh)))
+    for call in recording.calls:
+        writer.add(call)
+    return writer.function(recording.returned, gradients), len(writer.lines)
+
+
+class _Writer:
+    """Source text of the function: ``i0`` is an input, ``r1`` a result of the run, ``v2`` a value that stays."""
+
+    def __init__(self, inputs: Sequence[Tensor], fresh: set[int]) -> None:
+        self._head = f"def run({', '.join(f'i{place}' for place in range(len(inputs)))}):"
+        self.lines: list[str] = []
+        self._names = {id(tensor): f"i{place}" for place, tensor in enumerate(inputs)}
+        self._values: dict[str, Any] = {}
+        self._stays: dict[int, Tensor] = {}  # what takes the place of a recorded tensor in every run
+        self._fresh, self._known, self._made = fresh, set[int](), set[int]()  # memory: new in every run; met; written
+
+    def add(self, call: Call) -> None:
+        op, args, kwargs, result = call
+        _check(op, args)
+        taken, results = list(_tensors((args, kwargs))), list(_tensors(result))
+        self._known.update(map(_memory, taken))
+        memory = set(map(_memory, results))
+        changes, shown = op._schema.is_mutable, memory & self._known
+        found = None if changes or memory & self._fresh else _with_out(op)
+        if op in (_ATEN.alias.default, _ATEN.detach.default):  # a view of all, and nobody asks here for a graph
+            self._put(results, self._stays.get(id(taken[0])), self._text(taken[0]))
+        elif results and shown == memory and not changes and all(id(tensor) in self._stays for tensor in taken):
+            made = op(*_mapped(args, self._stays), **_mapped(kwargs, self._stays))
+            for tensor, view in zip(results, _tensors(made), strict=True):
+                self._put([tensor], view)
+        elif found is not None:
+            op, names, more = found
+            buffers = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in results]
+            self._call("", op, (*args, *more), {**kwargs, **dict(zip(names, buffers, strict=True))})
+            for tensor, buffer in zip(results, buffers, strict=True):
+                self._put([tensor], buffer)
+        else:
+            new = [self._new(part) for part in (result if isinstance(result, (list, tuple)) else [result])]
+            many = ", " if isinstance(result, (list, tuple)) else ""
+            self._call(f"{', '.join(new)}{many} = " if results else "", op, args, kwargs)
+        self._made |= memory - self._known
+        self._known |= memory
+
+    def _put(self, results: Sequence[Tensor], stays: Tensor | None, text: str | None = None) -> None:
+        for result in results:
+            if stays is not None:
+                self._stays[id(result)] = stays
+            self._names[id(result)] = text or self._text(stays)
+
+    def _new(self, result: Any) -> str:
+        if not isinstance(result, Tensor) or id(result) in self._names:  # it was changed in place
+            return "_"
+        return self._names.setdefault(id(result), f"r{len(self._names)}")
+
+    def _call(self, target: str, op: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+        given = [*map(self._text, args), *(f"{name}={self._text(value)}" for name, value in kwargs.items())]
+        self.lines.append(f"    {target}{self._text(_QUICK.get(op) or op._op)}({', '.join(given)})")
+
+    def _text(self, value: Any) -> str:
+        if isinstance(value, (list, tuple)):
+            parts = "".join(f"{self._text(part)}, " for part in value)
+            return f"[{parts}]" if isinstance(value, list) else f"({parts})"
+        if value is None or type(value) in (bool, int):
+            return repr(value)
+        if id(value) not in self._names:
+            self._names[id(value)] = f"v{len(self._names)}"
+            self._values[self._names[id(value)]] = value
+        return self._names[id(value)]
+
+    def function(self, returned: Sequence[Tensor], gradients: Sequence[Tensor]) -> Callable[..., Any]:
+        """The function. Every gradient has memory of its own: client rules and clipping change it in place."""
+        shared, found = Counter(map(_memory, gradients)), list[str]()
+        for gradient in gradients:
+            memory = _memory(gradient)
+            alone = shared[memory] == 1 and memory in self._made and gradient.is_contiguous()
+            found.append(self._text(gradient) + ("" if alone else f".clone(memory_format={self._text(_ROWS)})"))
+        lines = [self._head, *self.lines, f"    return {self._text(tuple(returned))}, [{', '.join(found)}]"]
+        exec(compile("\n".join(lines), "<planned step>", "exec"), self._values)
+        run: Callable[..., Any] = self._values["run"]
+        return run
+
+
+_ROWS = torch.contiguous_format
+
+
+def _check(op: Any, args: tuple[Any, ...]) -> None:
+    if not isinstance(op, torch._ops.OpOverload):
+        raise CannotPlanError(f"it calls {getattr(op, '__name__', op)}, which is no ATen operation")
+    name = op.overloadpacket.__name__
+    if torch.Tag.inplace_view in op.tags or name in ("set_data", "shallow_copy_data_"):
+        raise CannotPlanError(f"it calls {name}, which moves a tensor in memory")
+    of_values = torch.Tag.data_dependent_output in op.tags or torch.Tag.dynamic_output_shape in op.tags
+    if op is _ATEN.index.Tensor:  # masks pick as many as they like, indices do not
+        of_values = any(index is not None and index.dtype is not torch.int64 for index in args[1])
+    if of_values:
+        raise CannotPlanError(f"it calls {name}, whose result depends on the values of tensors")
+
+
+def _memory(tensor: Tensor) -> int:
+    """Where the memory of a tensor begins; an empty tensor shares none."""
+    if tensor.layout != torch.strided:
+        raise CannotPlanError(f"it computes with a sparse tensor ({tensor.layout})")
+    return tensor.untyped_storage().data_ptr() or id(tensor)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple, Mapping)):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(part)
+
+
+def _mapped(value: Any, tensors: Mapping[int, Tensor]) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _mapped(part, tensors) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)([_mapped(part, tensors) for part in value])
+    return tensors[id(value)] if isinstance(value, Tensor) else value
+
+
+def _with_out(op: Any) -> tuple[Any, tuple[str, ...], tuple[Any, ...]] | None:
+    """An operation's own variant that writes into memory at hand, the names of that memory, and further arguments."""
+    if op is _ATEN.relu.default:
+        return _ATEN.clamp_min.out, ("out",), (0,)  # relu's own variant computes elsewhere and copies
+    wanted = [(a.name, str(a.type)) for a in op._schema.arguments]
+    for name in op.overloadpacket.overloads():
+        variant = getattr(op.overloadpacket, name)
+        arguments = variant._schema.arguments
+        outs = tuple(a.name for a in arguments if a.kwarg_only and a.alias_info and a.alias_info.is_write)
+        rest = [(a.name, str(a.type)) for a in arguments if a.name not in outs]
+        # Generated variants compute elsewhere and copy, too.
+        if outs and len(outs) == len(op._schema.returns) and rest == wanted and torch.Tag.generated not in variant.tags:
+            return variant, outs, ()
+    return None

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The learning-rate schedulers of a fit: every visit starts where the round began and leaves them as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from math import ceil
+from typing import Any
+
+from fl_lightning.clients.scheduler_states import SchedulerStates, Snapshot
+from fl_lightning.lightning.names import Trainer
+from fl_lightning.lightning.round_clock import VisitClock, VisitPlan
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What a visit counted.
+
+    Attributes:
+        steps: optimizer steps, of all optimizers.
+        batches: local batches.
+        own: with manual optimization, per scheduler: steps of its optimizer.
+        by_hand: per scheduler: how often the module stepped it.
+        odd: names of schedulers that the module stepped with an argument.
+    """
+
+    steps: int = 0
+    batches: int = 0
+    own: tuple[int, ...] = ()
+    by_hand: tuple[int, ...] = ()
+    odd: tuple[str, ...] = ()
+
+
+class Schedules:
+    """Puts schedulers on the clock of :class:`VisitClock`.
+
+    Between visits they are where the round began. Closing a round moves them by what a round lasts, whoever took part.
+    Schedulers that the module steps by hand move as they did in the round's visits: by the steps of their optimizer
+    that a round has, which the first visit tells, or once.
+
+    Args:
+        trainer: the trainer; its optimizers and schedulers exist.
+        clock: of its epoch loop, with a plan.
+
+    Attributes:
+        local_steps: optimizer steps of the fit so far, of all clients whose rounds counted.
+    """
+
+    def __init__(self, trainer: Trainer, clock: VisitClock) -> None:
+        self._trainer, self._clock = trainer, clock
+        self._manual = not trainer.lightning_module.automatic_optimization
+        self._states, self._shared = SchedulerStates([]), Snapshot()
+        self._watch = ExitStack()
+        self._own: list[int] = []
+        self._by_hand: list[int] = []
+        self._odd: list[str] = []
+        self._measured: Pace | None = None
+        self._patterns: dict[int, str] = {}  # per scheduler that is stepped by hand: "step" or "visit"
+        self._arrived: dict[int, Pace] = {}
+        self._paces: list[Pace] = []
+        self._in_visit = False
+        self.local_steps = 0
+
+    @property
+    def steps(self) -> int:
+        """``K``, ticks of a round as they were planned."""
+        assert self._clock.plan is not None
+        return self._clock.plan.steps
+
+    @property
+    def move_in_visits(self) -> bool:
+        """Whether the learning rate may change within a visit."""
+        return self._clock.scheduled or (self._manual and bool(self._trainer.lr_scheduler_configs))
+
+    # ---- a round
+
+    def begin_round(self) -> None:
+        """Takes the schedulers' present states as every visit's starting point."""
+        configs = self._trainer.lr_scheduler_configs
+        self._states = self._made()
+        self._shared = self._states.take()
+        self._clock.scheduled = not self._manual and any(config.interval == "step" for config in configs)
+        limit = self._of_a_round()
+        self._clock.begin_round(self.steps if limit is None else limit, limit)
+        self._arrived, self._paces = {}, []
+
+    def arrived(self, client_id: int, pace: Pace) -> None:
+        """Hears how a client's visit went.
+
+        Raises:
+            ValueError: its schedulers were stepped by hand in a way that a round cannot repeat.
+        """
+        self._arrived[client_id] = pace
+        for place, calls in enumerate(pace.by_hand):
+            steps, name = pace.own[place], self._name(place)
+            if name in pace.odd or calls not in (0, 1, steps):
+                how = "with an argument" if name in pace.odd else f"{calls} times in a visit of {steps} steps"
+                self._refuse(name, how)
+
+    def count(self, client_ids: Iterable[int]) -> int:
+        """The round counts for these clients, and others leave no trace: :attr:`local_steps`, theirs included."""
+        self._paces = [self._arrived[client] for client in client_ids]
+        self.local_steps += sum(pace.steps for pace in self._paces)
+        return self.local_steps
+
+    def close_round(self) -> None:
+        """Moves schedulers and clock to the end of the round.
+
+        Raises:
+            ValueError: clients stepped a scheduler by hand in different ways.
+        """
+        if self._measured is None and self._paces and self._paces[0].batches:
+            self._measured = self._paces[0]
+        self._clock.close_round(self._of_a_round() or 0)
+        for place, config in enumerate(self._trainer.lr_scheduler_configs):
+            for _ in range(self._steps_by_hand(place)):
+                config.scheduler.step()  # type: ignore[call-arg]  # those that take a metric are refused
+
+    def _steps_by_hand(self, place: int) -> int:
+        """How far a scheduler moves in this round because visits stepped it by hand; as before if none counts."""
+        visits = [(pace.by_hand[place], pace.own[place]) for pace in self._paces]
+        calls = {number for number, _ in visits}
+        if calls == {0}:
+            return 0
+        patterns = {"step" if number == steps else "visit" for number, steps in visits if steps != 1}
+        if 0 in calls or len(patterns) > 1:
+            counts = " or ".join(f"{number} times in {steps} steps" for number, steps in sorted(set(visits)))
+            self._refuse(self._name(place), f"{counts} in the visits of one round")
+        if visits:
+            self._patterns[place] = patterns.pop() if patterns else self._patterns.get(place, "step")
+        if self._patterns.get(place) == "step":
+            return self._of_a_round(place) or 0
+        return int(place in self._patterns)
+
+    def _of_a_round(self, place: int | None = None) -> int | None:
+        """Optimizer steps of a round: all, or those of a scheduler's optimizer; ``None`` before the first visit tells.
+
+        With automatic optimization they are the plan's.
+        """
+        if not self._manual:
+            return self.steps
+        measured, plan = self._measured, self._clock.plan
+        if measured is None or plan is None:
+            return None
+        steps = measured.steps if place is None else measured.own[place]
+        return ceil(steps * plan.batches / measured.batches)
+
+    def _name(self, place: int) -> str:
+        return type(self._trainer.lr_scheduler_configs[place].scheduler).__name__
+
+    def _refuse(self, name: str, how: str) -> None:
+        raise ValueError(
+            f"lr scheduler {name} must be stepped by hand once per step of its optimizer, or once per visit (if "
+            f"trainer.is_last_batch), found {how}: a round must be able to go on where its visits would have ended"
+        )
+
+    # ---- a visit
+
+    def begin_visit(self) -> None:
+        """A client is about to train."""
+        configs = self._trainer.lr_scheduler_configs
+        self._in_visit, self._odd = True, []
+        self._own, self._by_hand = [0] * len(configs), [0] * len(configs)
+        self._clock.begin_visit()
+        for place, config in enumerate(configs):
+            if self._manual:
+                handle = config.scheduler.optimizer.register_step_post_hook(partial(self._note_step, place))
+                self._watch.callback(handle.remove)
+            step = config.scheduler.step
+            vars(config.scheduler)["step"] = partial(self._step_by_hand, place, step)
+
+    def end_visit(self) -> Pace:
+        """The client is trained; :meth:`restore` has to follow."""
+        clock = self._clock
+        own = self._own if self._manual else [clock.steps_taken] * len(self._by_hand)
+        return Pace(clock.steps_taken, clock.batches_begun, tuple(own), tuple(self._by_hand), tuple(self._odd))
+
+    def restore(self) -> None:
+        """Ends a visit, however it went: schedulers and clock are where the round began."""
+        if not self._in_visit:
+            return
+        self._in_visit = False
+        self._watch.close()
+        self._states.put(self._shared)
+        self._clock.end_visit()
+
+    def _note_step(self, place: int, *_: Any) -> None:
+        self._own[place] += 1
+
+    def _step_by_hand(self, place: int, step: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        if self._clock.stepping:
+            step(*args, **kwargs)
+            return
+        self._by_hand[place] += 1
+        if args or kwargs:
+            self._odd.append(self._name(place))
+        if self._clock.allows(self._by_hand[place], self._of_a_round(place)):
+            step(*args, **kwargs)
+
+    # ---- checkpoints, copies
+
+    def scheduler_states(self) -> list[dict[str, Any]]:
+        """States of the schedulers where the round began, also while a client trains."""
+        schedulers = [config.scheduler for config in self._trainer.lr_scheduler_configs]
+        if not self._in_visit:
+            return [scheduler.state_dict() for scheduler in schedulers]
+        present = self._states.take()
+        self._states.put(self._shared)
+        try:
+            return [scheduler.state_dict() for scheduler in schedulers]
+        finally:
+            self._states.put(present)
+
+    def _made(self) -> SchedulerStates:
+        return SchedulerStates([config.scheduler for config in self._trainer.lr_scheduler_configs])
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the fit has counted, and what it knows of hand-made steps."""
+        measured = None if self._measured is None else asdict(self._measured)
+        assert self._clock.plan is not None
+        return {
+            "plan": asdict(self._clock.plan),
+            "local_steps": self.local_steps,
+            "measured": measured,
+            "patterns": dict(self._patterns),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned."""
+        self._clock.plan = VisitPlan(**state["plan"])
+        self.local_steps, measured = state["local_steps"], state["measured"]
+        self._measured = None if measured is None else Pace(**measured)
+        self._patterns = dict(state["patterns"])

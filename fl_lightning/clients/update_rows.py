@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of a round, one update per client, and the memory in which clients train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fl_lightning.clients.bound_parameters import BoundParameters
+from fl_lightning.core.aligned import empty_rows, empty_tensors
+from fl_lightning.core.columns import Columns
+from fl_lightning.core.updates import UpdateMatrix
+
+
+class UpdateRows:
+    """Owns the matrix ``[capacity, n]`` of a round's updates, and what clients send beside them as rows of that length.
+
+    All clients of a process train in the same memory beside it, in which every parameter starts at a 64-byte boundary.
+    What a client computes therefore does not depend on where its row lies.
+
+    Args:
+        binding: the bound module.
+        capacity: the largest number of clients in a round.
+        allocate: gives uninitialised memory ``[capacity, n]``, whose rows are contiguous, for this number and
+            parameters like these; ``None``: on their device.
+        columns: those of this process, where several share them; ``None``: all.
+
+    Attributes:
+        columns: those that the matrix holds.
+        values: ``[capacity, n]`` the memory itself; with several shares, the columns of this one.
+
+    Raises:
+        MemoryError: the matrix does not fit on the device.
+    """
+
+    def __init__(
+        self,
+        binding: BoundParameters,
+        capacity: int,
+        allocate: Callable[[int, Tensor], Tensor] | None = None,
+        columns: Columns | None = None,
+    ) -> None:
+        self._binding = binding
+        theta = binding.theta
+        self.columns = Columns.whole(theta.numel()) if columns is None else columns
+        self._allocate = allocate or empty_rows
+        self.values = self._matrix(capacity)
+        self._training = empty_tensors(binding.layout.shapes, theta)
+        self._views: dict[int, list[Tensor]] = {}
+        self._received: set[int] = set()
+        self._companions: dict[str, Tensor] = {}  # by name, as ``values``
+        self._sent: dict[int, tuple[str, ...]] = {}  # names of what arrived beside the updates, by row
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def _matrix(self, capacity: int) -> Tensor:
+        theta = self._binding.theta
+        try:
+            return self._allocate(capacity, self.columns.part(theta))
+        except RuntimeError as error:  # torch.OutOfMemoryError on accelerators
+            size = capacity * self.columns.numel * theta.element_size()
+            raise MemoryError(
+                f"the updates of clients_per_round={capacity} clients need {size:,} B on {theta.device}: sample fewer"
+            ) from error
+
+    def holds_update(self, index: int) -> bool:
+        """Whether row ``index`` holds an update of this round."""
+        return index in self._received
+
+    def begin_round(self) -> None:
+        """Nothing of the round before counts any more."""
+        self._received.clear()
+        self._sent.clear()
+
+    # ---- one client
+
+    def row(self, index: int) -> Tensor:
+        """``[n]`` memory for the whole update of a client that trains here."""
+        return self.values[index]
+
+    def open(self, index: int) -> None:
+        """Binds the module to a copy of the global parameters; the client of row ``index`` may train."""
+        self._received.discard(index)
+        torch._foreach_copy_(self._training, self._binding.global_views)
+        self.bind()
+
+    def bind(self) -> None:
+        """Binds the module to the memory in which clients train, with what the last one has left there."""
+        self._binding.bind(self._training)
+
+    def settle(self) -> None:
+        """Brings the trained parameters back where training has moved them to another storage."""
+        self._binding.settle(self._training)
+
+    def close(self, index: int) -> None:
+        """Writes the update ``theta - theta_i`` into row ``index`` and binds the global parameters."""
+        parts = zip(self._binding.global_views, self._training, self._views_of(self.row(index)), strict=True)
+        for before, after, row in parts:
+            torch.sub(before, after, out=row)
+        self._binding.bind_global()
+        self.received(index)
+
+    def _views_of(self, row: Tensor) -> list[Tensor]:
+        if row.data_ptr() not in self._views:
+            self._views[row.data_ptr()] = self._binding.layout.views(row)
+        return self._views[row.data_ptr()]
+
+    def received(self, index: int) -> None:
+        """Row ``index`` holds an update: one that was computed elsewhere, or a full gradient."""
+        self._received.add(index)
+
+    def update(self, index: int) -> Tensor:
+        """``[n]`` the whole update of a client that has trained here.
+
+        Raises:
+            ValueError: the row holds no update.
+        """
+        self._check(index)
+        return self.row(index)
+
+    # ---- the server
+
+    def take_companions(self, index: int, companions: Mapping[str, Tensor]) -> None:
+        """Takes what the client of row ``index`` sends beside its update: a copy of vectors ``[n]`` by name.
+
+        Raises:
+            ValueError: a vector has another shape or dtype than the parameters.
+        """
+        theta = self._binding.theta
+        for name, vector in companions.items():
+            if vector.shape != theta.shape or vector.dtype != theta.dtype:
+                expected, found = (f"{x.dtype} {list(x.shape)}" for x in (theta, vector))
+                raise ValueError(f"companion {name!r} must be {expected} as the parameters, found {found}")
+            self.companion(name)[index].copy_(vector)
+        self._sent[index] = tuple(companions)
+
+    def companion(self, name: str) -> Tensor:
+        """``[capacity, n]`` what clients send under a name, beside their updates; made when it is first asked for."""
+        if name not in self._companions:
+            self._companions[name] = self._matrix(len(self))
+        return self._companions[name]
+
+    def companions_of(self, index: int) -> tuple[str, ...]:
+        """Names of what the client of row ``index`` has sent beside its update."""
+        return self._sent.get(index, ())
+
+    def same_companions(self, clients: Mapping[int, int]) -> tuple[str, ...]:
+        """Names of what clients have sent beside their updates, the same from all.
+
+        Args:
+            clients: ids by row.
+
+        Raises:
+            ValueError: they are not the same; names all.
+        """
+        found = {client: self.companions_of(index) for index, client in clients.items()}
+        names = next(iter(found.values()))
+        if any(set(other) != set(names) for other in found.values()):
+            raise ValueError(f"companions must have the same names from all clients, found {found}")
+        return names
+
+    def norms(self, indices: Sequence[int]) -> Tensor:
+        """``[k]`` float64 the norms of the updates in some rows; not finite where the update is not.
+
+        Args:
+            indices: ascending, at least one.
+
+        Raises:
+            ValueError: a row holds no update.
+        """
+        for index in indices:
+            self._check(index)
+        return self._norms(self.values, indices)
+
+    def companion_norms(self, index: int) -> dict[str, float]:
+        """Norms of what the client of row ``index`` has sent beside its update; not finite where the vector is not."""
+        return {name: float(self._norms(self._companions[name], [index])) for name in self.companions_of(index)}
+
+    def _norms(self, rows: Tensor, indices: Sequence[int]) -> Tensor:
+        first = indices[0]
+        norms = UpdateMatrix(rows[first : indices[-1] + 1], self._binding.layout).norms()
+        return norms[[index - first for index in indices]]
+
+    def gathered(self, indices: Sequence[int], norms: Tensor | None = None) -> UpdateMatrix:
+        """The updates of some rows as one matrix; they move to the front, and what was sent beside them does, too.
+
+        Args:
+            indices: ascending.
+            norms: of these updates, if they are known.
+        """
+        for place, origin in enumerate(indices):
+            self._check(origin)
+            if place != origin:  # rows only move forward: none is overwritten before it has moved
+                self.values[place].copy_(self.values[origin])
+                for name in self.companions_of(origin):
+                    self._companions[name][place].copy_(self._companions[name][origin])
+                self._sent[place] = self.companions_of(origin)
+                self.received(place)
+        return UpdateMatrix(self.values[: len(indices)], self._binding.layout, self.columns, norms)
+
+    def _check(self, index: int) -> None:
+        if index not in self._received:
+            raise ValueError(f"row {index} must hold a client's update of this round, found none")

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client's visit to a copy of the fit, and how what it leaves gets into the fit when the client's turn comes.
+
+Every visit begins with the model and the module as the round found them, so it does not matter where it happens. A
+transport carries outcomes and knows nothing of what is in them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import traceback
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from fl_lightning.clients.client_runner import ClientRunner
+from fl_lightning.clients.log_recorder import LoggerCall, LoggerStandIn, LogRecorder
+from fl_lightning.clients.module_visits import Left
+from fl_lightning.clients.upload import Upload
+from fl_lightning.lightning.epoch_loop import ClientTask
+from fl_lightning.lightning.fast_log import LogCall
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a visit to a copy of the fit leaves.
+
+    Attributes:
+        place: of its task among the round's tasks.
+        upload: what the client sends, without :attr:`Upload.left`; the update itself travels apart.
+        left: that, packed.
+        logged: what it has logged.
+        optimizers: optimizer states to keep.
+        stops: its training asked the trainer to stop.
+        error: what its training raised.
+        trace: where, in words.
+        warned: warnings as text, category, file and line.
+    """
+
+    place: int
+    upload: Upload | None = None
+    left: bytes = b""
+    logged: tuple[LogCall | LoggerCall, ...] = ()
+    optimizers: list[dict[str, Any]] | None = None
+    stops: bool = False
+    error: BaseException | None = None
+    trace: str = ""
+    warned: tuple[tuple[str, type[Warning], str, int], ...] = ()
+
+
+class Visits:
+    """Trains clients in a copy of the fit, which stays as it is.
+
+    Args:
+        clients: trains the clients: that of the copy.
+    """
+
+    def __init__(self, clients: ClientRunner) -> None:
+        self._clients = clients
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """While it lasts, what is logged is written down, and others stand in for the trainer's loggers."""
+        trainer, clients = self._clients.trainer, self._clients
+        loggers, self._log = trainer.loggers, LogRecorder(clients.module)
+        trainer.loggers = [LoggerStandIn(logger, i, self._log) for i, logger in enumerate(loggers)]  # type: ignore[misc]
+        try:
+            with clients.visits.pinned(), clients.logging_to(self._log):
+                yield
+        finally:
+            trainer.loggers = loggers
+
+    def visit(self, task: ClientTask, place: int) -> Outcome:
+        """Trains a client.
+
+        Args:
+            task: the client.
+            place: of the task among the round's.
+        """
+        clients, trainer = self._clients, self._clients.trainer
+        assert task.client_id is not None
+        self._log.calls = []
+        upload, left, error, trace, optimizers = None, b"", None, "", None
+        stopped = trainer.should_stop
+        with _noted_warnings() as warned:
+            try:
+                upload = clients.train(task)
+                optimizers = clients.optimizers.take_aside(task.client_id)
+                left, upload = clients.visits.packed(upload.left), replace(upload, left=Left())
+            except BaseException as raised:
+                upload, error, trace = None, portable(raised), traceback.format_exc()
+            clients.optimizers.forget_aside()
+            clients.restore(failed=error is not None)
+        stops, trainer.should_stop = trainer.should_stop and not stopped, stopped
+        return Outcome(
+            place, upload, left, tuple(self._log.calls), optimizers, stops, error, trace, tuple(warned)
+        )  # fmt: skip
+
+
+class Replays:
+    """Lets happen here what happened in a copy.
+
+    Args:
+        clients: trains the fit's clients.
+    """
+
+    def __init__(self, clients: ClientRunner) -> None:
+        self._clients = clients
+        self._warned: dict[str, dict[Any, Any]] = {}
+
+    def replay(self, task: ClientTask, outcome: Outcome) -> Upload:
+        """Takes over a client whose turn it is; its update must be in its row already.
+
+        Raises:
+            BaseException: what the client's training raised.
+        """
+        clients = self._clients
+        assert task.client_id is not None
+        for text, category, filename, line in outcome.warned:
+            warnings.warn_explicit(text, category, filename, line, registry=self._warned.setdefault(filename, {}))
+        clients.log_again(outcome.logged)
+        clients.trainer.should_stop = clients.trainer.should_stop or outcome.stops
+        if outcome.error is not None:
+            raise outcome.error from (_ElsewhereError(outcome.trace) if outcome.trace else None)
+        assert outcome.upload is not None
+        clients.optimizers.put_aside(task.client_id, outcome.optimizers)
+        clients.rows.received(task.index)
+        return replace(outcome.upload, left=clients.visits.unpacked(outcome.left))
+
+
+_E = TypeVar("_E", bound=BaseException)
+
+
+class _ElsewhereError(Exception):
+    """Where in another process an error came from."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+@contextlib.contextmanager
+def _noted_warnings() -> Iterator[list[tuple[str, type[Warning], str, int]]]:
+    """Keeps warnings that the filters let through, as text, category, file and line, instead of showing them."""
+    noted: list[tuple[str, type[Warning], str, int]] = []
+
+    def note(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
+        noted.append((str(message), category, filename, lineno))
+
+    shown, warnings.showwarning = warnings.showwarning, note  # type: ignore[assignment]
+    try:
+        yield noted
+    finally:
+        warnings.showwarning = shown
+
+
+def portable(error: _E) -> _E | RuntimeError:
+    """The error itself if it survives being sent, else one of the same name and message."""
+    with contextlib.suppress(Exception):
+        pickle.loads(pickle.dumps(error))
+        return error
+    return RuntimeError(f"{type(error).__name__}: {error}")

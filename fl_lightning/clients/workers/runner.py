@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The main process's side of worker processes: hands out clients, receives results, replaces workers that died."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+
+import torch
+
+from fl_lightning.clients.base import CohortRunner
+from fl_lightning.clients.client_runner import ClientRunner
+from fl_lightning.clients.upload import Upload
+from fl_lightning.clients.visits import Outcome, Replays
+from fl_lightning.clients.workers import messages, process
+from fl_lightning.clients.workers.pool import WorkerPool, training_order
+from fl_lightning.clients.workers.watchdog import Watchdog
+from fl_lightning.clients.workers.worker import STOP, RoundDone, Worker, WorkerReady
+from fl_lightning.lightning.epoch_loop import ClientTask
+from fl_lightning.lightning.names import rank_zero_info
+
+_ATTEMPTS = 3
+
+
+class WorkerDiedError(RuntimeError):
+    """A worker process ended before it had trained a client."""
+
+
+class ParallelRunner(CohortRunner):
+    """Lets workers train the clients of a round, and hands over in order what they left behind.
+
+    This process trains no client itself while workers can. A worker's result has no effect here before the client's
+    turn, and every visit begins with the module as the round found it: where no worker can be made, this process
+    trains the clients that are left.
+
+    Args:
+        clients: trains single clients; every worker has a copy of it.
+        workers: how many.
+        timeout: seconds that a client's training may take; ``None``: any time.
+    """
+
+    def __init__(self, clients: ClientRunner, workers: int, timeout: float | None = None) -> None:
+        self._clients, self._workers = clients, min(workers, len(clients.rows))
+        self._pool = WorkerPool(self._workers)
+        self._since = messages.shared((self._workers,), torch.float64)  # and since when
+        self._watchdog = Watchdog(self._pool, self._since, timeout)
+        weakref.finalize(self, _end, self._watchdog, self._pool)
+        self._places = messages.shared((self._workers,), torch.int64)  # what each worker is at
+        self._replays = Replays(clients)
+        self._said: set[str] = set()
+        process.expect_forks()
+        self.begin_round([])
+
+    @property
+    def processes(self) -> list[int]:
+        """Ids of the worker processes."""
+        return self._pool.processes
+
+    # ---- rounds
+
+    def begin_round(self, tasks: Sequence[ClientTask]) -> None:
+        """Workers begin when the first client is asked for."""
+        self._tasks, self._costs = list(tasks), [0] * len(tasks)
+        self._turn = -1  # place of the client that is being handed over
+        self._results: dict[int, Outcome] = {}
+        self._under_way, self._frozen = False, ""
+        self._distrusted: str | None = None
+        self._attempts, self._left = 0, len(tasks)  # to train clients whose workers have died
+
+    def train(self, task: ClientTask) -> Upload:
+        """Hands over the next client as soon as it is trained."""
+        self._turn += 1
+        if self.fallback is not None or len(self._tasks) < 2:
+            return self._clients.train(task)
+        try:
+            with self._watchdog.waiting():
+                if not self._under_way:
+                    self._send_out()
+                while self._under_way and self._turn not in self._results:
+                    self._listen()
+        except Exception as error:
+            # No client has failed here, so none may be dropped for it: what clients raise comes with their results.
+            self._fall_back(f"{type(error).__name__} between this process and its workers: {error}")
+        except BaseException:
+            self._discard()
+            raise
+        if not self._under_way:
+            return self._clients.train(task)
+        return self._replays.replay(task, self._results.pop(self._turn))
+
+    def end_round(self) -> str | None:
+        """Waits until all workers are idle.
+
+        Returns:
+            See :meth:`CohortRunner.end_round`.
+
+        Raises:
+            ValueError: parameters without gradients changed in a worker.
+        """
+        self._turn = len(self._tasks)
+        with self._watchdog.waiting():
+            while self._under_way and self._pool.busy:
+                self._listen()
+        self._pool.release()
+        self._results, self._under_way = {}, False
+        if self._frozen:
+            raise ValueError(self._frozen)
+        return self._distrusted or self._clients.check_plans()
+
+    def close(self) -> None:
+        """Ends all workers."""
+        self._watchdog.close()
+        self._discard()
+
+    def _discard(self) -> None:
+        self._pool.stop()
+        self._results, self._under_way = {}, False
+
+    # ---- work out
+
+    def _send_out(self) -> None:
+        """Lets workers begin with the client whose turn it is and those after it."""
+        self._costs = [self._clients.planned_cost(task) for task in self._tasks]
+        self._clients.visits.look()  # workers and this process give objects the same numbers
+        self._hand_out(range(self._turn, len(self._tasks)))
+        self._under_way = True
+
+    def _hand_out(self, places: Sequence[int]) -> None:
+        places = [places[i] for i in training_order([self._costs[place] for place in places], self._workers)]
+        self._places.fill_(STOP)
+        self._watchdog.begin()
+        self._pool.start(self._run, places)
+
+    def _run(self, index: int, channel: Connection, queue: int) -> None:
+        mine = slice(index, index + 1)
+        Worker(self._clients, self._tasks, self._places[mine], self._since[mine], channel, queue).serve()
+
+    # ---- work in
+
+    def _listen(self) -> None:
+        """Waits for one message or more."""
+        for index, message in self._pool.messages():
+            if isinstance(message, WorkerReady):
+                if message.obstacle:
+                    self._fall_back(f"worker processes cannot train here ({message.obstacle})")
+                    return
+            elif isinstance(message, RoundDone):
+                self._frozen = self._frozen or message.frozen
+                self._distrusted = self._distrusted or message.distrusted
+                self._say(message.notes)
+            elif isinstance(message, Outcome):
+                self._results[message.place] = message
+            else:
+                self._fail_client_of(index, message)
+        if self._pool.busy:
+            return
+        left = [place for place in range(max(self._turn, 0), len(self._tasks)) if place not in self._results]
+        if left:  # with somebody who has died
+            self._attempts = self._attempts + 1 if len(left) == self._left else 0
+            self._left = len(left)
+            if self._attempts > _ATTEMPTS:
+                raise WorkerDiedError(f"worker processes end before they train a client, {_ATTEMPTS} times in a row")
+            self._hand_out(left)
+
+    def _say(self, notes: Sequence[str]) -> None:
+        """Says once what workers have said of their plans."""
+        for note in notes:
+            if note not in self._said:
+                self._said.add(note)
+                rank_zero_info(note)
+
+    def _fail_client_of(self, index: int, end: str) -> None:
+        """A worker has died: its client has failed, the others go on."""
+        place = int(self._places[index])
+        if place != STOP and place >= self._turn and place not in self._results:
+            error: Exception = WorkerDiedError(f"its worker process {end}")
+            if index in self._watchdog.killed:
+                limit = self._watchdog.limit
+                error = TimeoutError(f"it trained for more than timeout={limit:g} s, and its worker process was killed")
+            self._results[place] = Outcome(place, error=error)
+
+    def _fall_back(self, reason: str) -> None:
+        """Trains this client and all that follow in this process; those handed over have left no such trace."""
+        self._discard()
+        self.fallback = reason
+        rank_zero_info(f"Parallel trains this fit's clients one after the other from now on: {reason}")
+
+
+def _end(watchdog: Watchdog, pool: WorkerPool) -> None:
+    watchdog.close()
+    pool.stop()

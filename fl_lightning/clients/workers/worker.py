@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens in a worker process: clients of a round are trained, and what they leave behind is sent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import torch
+from torch import Tensor
+
+from fl_lightning.clients.client_runner import ClientRunner
+from fl_lightning.clients.visits import Outcome, Visits
+from fl_lightning.clients.workers import messages
+from fl_lightning.core.errors import ModuleError
+from fl_lightning.lightning.epoch_loop import ClientTask
+
+STOP = -1
+_MOMENT = 0.02  # seconds
+
+
+@dataclass(frozen=True)
+class WorkerReady:
+    """A worker has started; ``obstacle`` says why it cannot train, if so."""
+
+    obstacle: str = ""
+
+
+@dataclass(frozen=True)
+class RoundDone:
+    """A worker's share of a round is over.
+
+    Attributes:
+        frozen: says if parameters without gradients have changed.
+        distrusted: why its steps from plans cannot be trusted.
+        notes: what it has to say of plans.
+    """
+
+    frozen: str = ""
+    distrusted: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+class Worker:
+    """Trains clients on a copy of the parent's fit.
+
+    Args:
+        clients: the copy of what trains clients.
+        tasks: the round's clients.
+        current: shared memory, one number: the place that is in training.
+        since: shared memory, one number: when that began, by ``time.monotonic()``.
+        channel: to the parent.
+        tokens: file descriptor from which places are read, shared by all workers.
+    """
+
+    def __init__(
+        self,
+        clients: ClientRunner,
+        tasks: Sequence[ClientTask],
+        current: Tensor,
+        since: Tensor,
+        channel: Connection,
+        tokens: int,
+    ) -> None:
+        self._clients, self._tasks, self._current, self._since = clients, tasks, current, since
+        self._channel, self._tokens = channel, tokens
+        self._held: list[Outcome] = []
+        self._sent = 0.0
+        self._notes: list[str] = []
+
+    def serve(self) -> None:
+        """Trains clients until none is left."""
+        obstacle = can_train()
+        messages.send(self._channel, WorkerReady(obstacle))
+        if obstacle:
+            return
+        if self._clients.plans is not None:
+            self._clients.plans.announce = self._notes.append
+        visits = Visits(self._clients)
+        self._sent = time.perf_counter()
+        with visits.recording():
+            while (place := self._next()) != STOP:
+                self._turn_to(place)
+                self._finish(visits.visit(self._tasks[place], place))
+                self._turn_to(STOP)
+        self._send()
+        messages.send(self._channel, RoundDone(self._frozen(), self._clients.check_plans(), tuple(self._notes)))
+
+    def _turn_to(self, place: int) -> None:
+        self._since.fill_(time.monotonic())
+        self._current.fill_(place)
+
+    def _next(self) -> int:
+        token = os.read(self._tokens, 4)
+        if len(token) < 4:
+            raise EOFError
+        return int.from_bytes(token, "little", signed=True)
+
+    def _finish(self, outcome: Outcome) -> None:
+        """Sends it now, or with the next if clients take a moment only: the parent shares the processors."""
+        self._held.append(outcome)
+        if outcome.error is not None or time.perf_counter() - self._sent > _MOMENT:
+            self._send()
+
+    def _send(self) -> None:
+        held, self._held, self._sent = self._held, [], time.perf_counter()
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+        for outcome in held:
+            try:
+                messages.send(self._channel, outcome)
+            except (pickle.PicklingError, TypeError, AttributeError) as error:  # noqa: PERF203
+                reason = f"what clients log or send must be something that can be pickled, found {error}"
+                failed = ModuleError(f"{reason}: use executor=Sequential()")
+                messages.send(self._channel, Outcome(outcome.place, error=failed))
+
+    def _frozen(self) -> str:
+        try:
+            self._clients.check_frozen()
+        except ValueError as error:
+            return str(error)
+        return ""
+
+
+def can_train() -> str:
+    """Why backward passes fail in a copy of this process, if they do."""
+    try:
+        torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        return str(error)
+    return ""

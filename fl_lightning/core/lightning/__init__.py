@@ -1,5 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Everything that touches private parts of Lightning lives here; ``contract`` checks that they still exist.
-
-Uses the rest of ``core`` and ``ops``. No other room names a private attribute or a submodule of Lightning.
-"""

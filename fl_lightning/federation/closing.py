@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Closes a round of a real federation with those of the answers that the method can work with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fl_lightning.clients.update_rows import UpdateRows
+from fl_lightning.core.errors import ClientError
+from fl_lightning.core.records import RoundRecord
+from fl_lightning.federation.client_messages import Fitting, LostClientsError
+from fl_lightning.federation.door import said
+from fl_lightning.federation.messages import ClientMessage
+from fl_lightning.fit.server import Server
+from fl_lightning.fit.uploads import Round
+
+
+@dataclass(frozen=True)
+class Closing:
+    """Tries the method on all answers that fit, and leaves out whoever it fails for.
+
+    Attributes:
+        server: closes the round.
+        form: takes answers into rows.
+        rows: the round's rows.
+        cohort: its clients, by row.
+        given: the answers that fit, by client.
+        num_samples: of all clients, by what those of the round say now.
+        ask: asks clients for their losses; ``None`` if nobody can be asked.
+        seconds: how long the round has taken.
+    """
+
+    server: Server
+    form: Fitting
+    rows: UpdateRows
+    cohort: Sequence[int]
+    given: Mapping[int, ClientMessage]
+    num_samples: Callable[[Mapping[int, int]], int | None]
+    ask: Callable[[Tensor, Sequence[int]], Tensor] | None
+    seconds: Callable[[], float]
+
+    def closed(self, current: Round) -> RoundRecord:
+        """The record of the round, computed as if those who are left out had not been there.
+
+        Args:
+            current: the round, with whom it has left out so far.
+
+        Raises:
+            ClientError: too many rounds in a row have failed.
+        """
+        refused: tuple[type[Exception], ...] = ()
+        while True:
+            self._fill(current, self.given)
+            before = dict(current.dropped)
+            try:
+                return self.server.close_round(current, self.rows, self.ask, self.seconds, refused)
+            except ClientError:
+                raise
+            except LostClientsError as lost:
+                current.dropped, blamed = before, lost.reasons
+            except Exception:  # of a method, whose every reason may be what a client sent
+                if refused:
+                    raise
+                current.dropped, blamed = before, self._blamed(current)
+                if len(blamed) == len(current.uploads):  # it is not theirs
+                    blamed = {}
+            for client, reason in blamed.items():
+                self.server.drop(current, client, said(reason))
+            if not blamed:
+                refused = (Exception,)
+
+    def _blamed(self, current: Round) -> dict[int, str]:
+        """The clients with whose answers alone the method fails, and how."""
+        found: dict[int, str] = {}
+        for client in [upload.client_id for upload in current.uploads]:
+            alone = Round(current.index)
+            self._fill(alone, [client])
+            words = self.server.trial(alone, self.rows, self.ask)
+            if words is not None:
+                found[client] = words
+        return found
+
+    def _fill(self, current: Round, clients: Collection[int]) -> None:
+        """Writes the answers of these clients into the rows of the round, but for those that are left out."""
+        self.rows.begin_round()
+        current.uploads.clear()
+        for place, client in enumerate(self.cohort):
+            if client in clients and client in self.given and client not in current.dropped:
+                current.uploads.append(self.form.upload(self.given[client], place, self.rows))
+        self.server.num_samples = self.num_samples({upload.client_id: upload.size for upload in current.uploads})

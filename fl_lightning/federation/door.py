@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one door for what comes over a network: what every field may be, and what is said of one that is not.
+
+The bounds below are those of the fields of :mod:`fl_lightning.federation.messages`. :func:`read` lets a
+message in, or says in one sentence why not. Nothing behind it has to expect a surprise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from fl_lightning.arguments import Bounds, check
+from fl_lightning.arguments.rules import Text
+from fl_lightning.core.records import EvaluationRecord
+
+# ---- the table
+
+CLIENT = Bounds(0, 10**9)
+CLIENTS = Bounds(1, 10**9)
+ROUND = Bounds(0, 10**7)
+ROUNDS = Bounds(1, 10**7)
+SAMPLES = Bounds(0, 10**12)
+STEPS = Bounds(0, 10**9)
+STEPS_PER_ROUND = Bounds(1, 10**7)
+LOSS = Bounds(-1e15, 1e15, finite=False)
+"""NaN and infinity pass here: a client whose training diverged is named as such behind the door."""
+RATE = Bounds(0, 1e6)
+NAME = Text("1 to 200 printable characters", lambda text: 0 < len(text) <= 200 and text.isprintable())
+FEDERATION = Text("1 to 32 hexadecimal digits", lambda text: re.fullmatch(r"[0-9a-f]{1,32}", text) is not None)
+"""It becomes the name of a folder at every client."""
+LARGEST = 1e30
+"""Of an update, by absolute value: products of two such numbers and sums of many are finite."""
+ENTRIES = 100_000
+"""Of a message: all that lies in its lists and mappings, keys and tensors among it."""
+COMPANIONS = 16
+METRICS = 500
+DEPTH = 12
+"""Of lists and mappings in one another."""
+CHARACTERS = 100_000
+"""Of a string that is no name."""
+SENTENCE = 1000
+"""Characters of what a client says went wrong."""
+
+M = TypeVar("M")
+
+
+class MisfitError(ValueError):
+    """What is wrong with what somebody sent, as a sentence about it."""
+
+
+def read(kind: type[M], found: object) -> M:
+    """A message, from its fields as they arrived or as an object that was made of them.
+
+    Args:
+        kind: what it must be, a dataclass whose constructor checks its fields.
+        found: the fields, or the object.
+
+    Raises:
+        MisfitError: it is none.
+    """
+    if isinstance(found, Mapping):
+        _check_values(found)
+        try:
+            made = kind(**found)
+        except (TypeError, ValueError) as error:
+            raise MisfitError(f"the message is not whole: {said(error)}") from error
+    elif isinstance(found, kind):
+        made = found
+        _check_values(vars(found))
+    else:
+        raise MisfitError(f"the message must be a {kind.__name__} or its fields, found a {type(found).__name__}")
+    return made
+
+
+def loss(found: object) -> float:
+    """A client's loss at parameters that the server asked for.
+
+    Raises:
+        MisfitError: it is no finite number.
+    """
+    try:
+        return float(check("its loss", found, float, Bounds(LOSS.least, LOSS.most)))
+    except (TypeError, ValueError) as error:
+        raise MisfitError(said(error)) from error
+
+
+def evaluation(found: object, client_id: int, index: int, stage: str) -> EvaluationRecord:
+    """What one client has found on its own data.
+
+    Args:
+        found: the fields of an :class:`EvaluationRecord`, or the record.
+        client_id: the client that was asked.
+        index: rounds that are over.
+        stage: the data that it was asked about.
+
+    Raises:
+        MisfitError: it is no answer of this client to this question.
+    """
+    record = read(EvaluationRecord, found)
+    if (record.client_ids, record.round, record.stage) != ((client_id,), index, stage):
+        raise MisfitError(f"it has evaluated clients {said(record.client_ids)} after round {record.round}")
+    if len(record.values) > METRICS:
+        raise MisfitError(f"it must send at most {METRICS} metrics, found {len(record.values)}")
+    for name in (*record.values, *record.undefined, *record.modes):
+        if not NAME.admits(name):
+            raise MisfitError(f"names of metrics must have {NAME.wanted}, found {said(name)}")
+    numbers = {"sizes": record.sizes, **record.values}
+    odd = [name for name, value in numbers.items() if value.shape != (1,) or value.is_complex()]
+    if odd:
+        raise MisfitError(f"{odd[0]!r} of its evaluation must be one number, found {said(list(numbers[odd[0]].shape))}")
+    size = float(record.sizes[0])
+    if not SAMPLES.admits(size):
+        raise MisfitError(f"the size of its evaluation data must be {SAMPLES.words(True)}, found {size}")
+    told = {name: by[client_id] for name, by in record.undefined.items() if client_id in by}
+    reasons = {name: {client_id: said(words)} for name, words in told.items()}
+    return EvaluationRecord(
+        index,
+        stage,
+        (client_id,),
+        record.sizes.to(torch.int64),
+        {name: value.double() for name, value in record.values.items()},
+        reasons,
+        record.modes,
+    )
+
+
+def said(words: object) -> str:
+    """Somebody's words as a line of a log: printable, and no longer than :data:`SENTENCE`."""
+    text = str(words)[: SENTENCE + 1]
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return text if len(text) <= SENTENCE else f"{text[:SENTENCE]}..."
+
+
+def _check_values(message: Mapping[Any, object]) -> None:
+    """Checks all that a message holds.
+
+    Raises:
+        MisfitError: it holds something else than tensors, numbers, strings, lists and mappings, or too much.
+    """
+    waiting: list[tuple[object, int]] = [(message, 0)]
+    seen = 0
+    while waiting:
+        value, depth = waiting.pop()
+        entries: list[object] = []
+        if isinstance(value, Tensor):
+            _check_tensor(value)
+        elif isinstance(value, Mapping):
+            entries = [entry for pair in value.items() for entry in pair]
+        elif isinstance(value, (list, tuple)):
+            entries = list(value)
+        elif isinstance(value, str):
+            if len(value) > CHARACTERS:
+                raise MisfitError(
+                    f"the message's strings must have at most {CHARACTERS} characters, found {len(value)}"
+                )
+        elif not isinstance(value, (type(None), bool, int, float)):
+            raise MisfitError(
+                "the message must hold tensors, numbers, strings, lists and mappings of them, found a "
+                f"{type(value).__name__}"
+            )
+        seen += len(entries)
+        if depth > DEPTH or seen > ENTRIES:
+            raise MisfitError(
+                f"the message must have at most {ENTRIES} entries, {DEPTH} deep in one another, found more"
+            )
+        waiting += [(entry, depth + 1) for entry in entries]
+
+
+def _check_tensor(value: Tensor) -> None:
+    kind = value.layout == torch.strided and not value.is_quantized and value.device.type != "meta"
+    plain = kind and not value.requires_grad
+    # An expanded tensor says that it is large and takes no memory, until somebody copies it.
+    if not plain or value.numel() * value.element_size() > value.untyped_storage().nbytes():
+        raise MisfitError(
+            "the message's tensors must be dense, without gradients, each in memory of its own, found another kind"
+        )

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FederatedClient: one client of a real federation, which trains when its server sends a message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fl_lightning.algorithms import FedAvg
+from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.arguments import ANY, Bounds, Example, checked
+from fl_lightning.clients.client_batches import ClientBatches
+from fl_lightning.clients.trained import trained_names
+from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.modules import frozen_digest
+from fl_lightning.core.records import EvaluationRecord
+from fl_lightning.core.storage.kept_states import KeptStates
+from fl_lightning.data.datamodule import FederatedDataModule
+from fl_lightning.data.labels import Samples
+from fl_lightning.data.partitions import Partition
+from fl_lightning.data.sources import AnyDataset, defines
+from fl_lightning.federation.client_evaluation import VisitEvaluation
+from fl_lightning.federation.client_fit import VisitFit
+from fl_lightning.federation.client_strategy import VisitStrategy
+from fl_lightning.federation.door import read
+from fl_lightning.federation.messages import ClientIntroduction, ClientMessage, ServerMessage
+from fl_lightning.fit.checks import paired_client_rule
+from fl_lightning.fit.client_options import ClientOptions
+from fl_lightning.lightning.fit_description import FitDescription
+from fl_lightning.lightning.inspection import accumulation, is_overridden
+from fl_lightning.lightning.names import LightningDataModule, LightningModule, Trainer
+from fl_lightning.lightning.optimizers import configured_optimizers
+from fl_lightning.lightning.quiet import quiet
+
+_OWN = ("strategy", "max_epochs", "min_epochs", "max_steps", "min_steps", "max_time")
+
+
+class FederatedClient:
+    """One client of a federation whose server is elsewhere: in another process, on another machine, or a loop by hand.
+
+    :meth:`train` is one client's part of one round. With the arguments of :class:`fl_lightning.FederatedStrategy`, the
+    same data and the same seed it gives the same bits as that client in ``trainer.fit``. It depends on the message and
+    on what the client kept of its last visit that counted, and on nothing else, so the process may end between rounds.
+
+    Every call makes a Trainer and runs one ``trainer.fit``: ``setup``, ``configure_optimizers`` and the other hooks of
+    module and data run each time. ``trainer.current_epoch`` is the round; ``trainer.global_step`` begins at the round
+    times :attr:`ServerMessage.steps_per_round`, or times its own steps. The module ends with the global parameters that
+    it received.
+
+    Args:
+        module: an unchanged LightningModule.
+        data: the client's own training data, as a LightningDataModule, DataLoader, dataset, or a LightningModule that
+            has its loader with it. Or the data of all clients as a :class:`fl_lightning.FederatedDataModule`.
+        client_id: the client, from 0.
+        num_clients: registered clients; left out if ``data`` has them all.
+        algorithm: the method, with the arguments that the server's has; default FedAvg. Only its client half runs here.
+        client: the client half of another method, as in the strategy.
+        local_epochs: passes over the data per round.
+        local_steps: optimizer steps per round, in place of ``local_epochs``.
+        full_gradients: sends the learning rate times the gradient of all data instead of training.
+        client_optimizer_state: ``"keep"`` goes on with the optimizer state of the last visit that counted.
+        buffers: as in the strategy; with ``"global"`` the client sends none.
+        seed: the federation's; shuffling and local randomness depend on (seed, round, client).
+        loss_batch_size: samples per forward pass where losses are measured; default as in training.
+        trainer: further arguments of the Trainer, such as ``accelerator``, ``precision`` and ``limit_train_batches``. A
+            client is one process with one device.
+        folder: where what stays at the client lives (personal models, last local models, kept optimizers): files
+            ``client-<id>/round-<when>.pt``. ``None``: in the memory of this object.
+
+    Attributes:
+        client_id: the client.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range, or the client rule does not say where its state lives.
+    """
+
+    @checked(
+        module=Example("fl.ClientModule(net)"),
+        algorithm=Example("fl.algorithms.FedLF()"),
+        data=ANY,
+        client_id=Bounds(0),
+        num_clients=Bounds(1),
+        local_epochs=Bounds(1),
+        local_steps=Bounds(1),
+        loss_batch_size=Bounds(1),
+    )
+    def __init__(
+        self,
+        module: LightningModule,
+        data: LightningDataModule | LightningModule | AnyDataset,
+        client_id: int,
+        num_clients: int | None = None,
+        algorithm: ServerRule | None = None,
+        client: ClientRule | ServerRule | None = None,
+        local_epochs: int = 1,
+        local_steps: int | None = None,
+        full_gradients: bool = False,
+        client_optimizer_state: Literal["reset", "keep"] = "reset",
+        buffers: Literal["mean", "global", "largest"] = "mean",
+        seed: int = 0,
+        loss_batch_size: int | None = None,
+        trainer: Mapping[str, Any] | None = None,
+        folder: str | Path | None = None,
+    ) -> None:
+        algorithm = FedAvg() if algorithm is None else algorithm
+        self._options = ClientOptions(
+            algorithm=algorithm,
+            # A copy: the server may be in this process, with state in its rule.
+            client=deepcopy(paired_client_rule(algorithm, client, full_gradients)),
+            local_epochs=local_epochs,
+            local_steps=local_steps,
+            full_gradients=full_gradients,
+            client_optimizer_state=client_optimizer_state,
+            buffers=buffers,
+            attack=None,
+            seed=seed,
+            loss_batch_size=loss_batch_size,
+            planned_steps=False,
+        )
+        obstacle = self._options.client_rule.obstacle()
+        if obstacle is not None:
+            raise ValueError(f"a client cannot train apart from its server: {obstacle}")
+        if isinstance(data, FederatedDataModule):
+            if num_clients is not None:
+                raise ValueError(f"num_clients must be left out where data has all clients, found {num_clients}")
+        elif num_clients is None or client_id >= num_clients:
+            raise ValueError(
+                "client_id and num_clients must be given with one client's own data, the first from 0 and below the "
+                f"second, found {client_id} and {num_clients}"
+            )
+        else:
+            data = FederatedDataModule(data, _Everything())
+        self._trainer = dict(trainer or {})
+        for name in _OWN:
+            if name in self._trainer:
+                raise ValueError(f"trainer must leave {name} to the visit, found {name}={self._trainer[name]!r}")
+        self.client_id, self._module, self._data, self._num_clients = client_id, module, data, num_clients
+        with quiet():
+            self._trainer_with("auto")
+        self._kept = KeptStates(client_id, folder)
+        self._keeps = self._options.keeps_optimizer or self._options.client_rule.overrides("keep")
+
+    @property
+    def fit_description(self) -> FitDescription:
+        """What this client is about to compute, to be compared with what its server says before the first round.
+
+        Raises:
+            ValueError: the module has no parameters yet (``configure_model``, lazy layers), or its
+                ``configure_optimizers`` needs data.
+        """
+        options, trained = self._options, self._trained
+        layout = ParamLayout.from_module(self._module, options.algorithm.layers, trained)
+        return FitDescription.of(
+            options.algorithm, options.client_rule, layout, clients=self._num_clients, settings=options.settings()
+        )
+
+    def train(self, message: ServerMessage | Mapping[str, Any]) -> ClientMessage:
+        """One round of this client; the same message again gives the same answer again.
+
+        Args:
+            message: from the server: a message, or its fields.
+
+        Raises:
+            FileNotFoundError: what the client kept of round ``message.counted`` is gone.
+            ValueError: the message does not fit the module, or module or data lack what the method needs.
+        """
+        message = read(ServerMessage, message)
+        kept = self._kept.settle(message.counted) if self._keeps else None
+        visit = self._run(message, kept, trains=True)
+        assert visit.sent is not None
+        if self._keeps:
+            self._kept.put(message.round, visit.kept)
+        return visit.sent
+
+    def loss(self, message: ServerMessage | Mapping[str, Any]) -> float:
+        """This client's loss at ``message.params``, for methods that ask again (:attr:`Cohort.losses_at`).
+
+        Args:
+            message: that of the round, with other parameters.
+
+        Raises:
+            ValueError: as :meth:`train`.
+        """
+        return self._run(read(ServerMessage, message), None, trains=False).loss
+
+    def evaluate(
+        self, message: ServerMessage | Mapping[str, Any], stage: Literal["val", "test"] = "val"
+    ) -> EvaluationRecord | None:
+        """What the module logs of this client's data at ``message.params``, and of its personal model if it has one.
+
+        The values are those of this client in ``trainer.validate`` or ``trainer.test`` of all.
+
+        Args:
+            message: that of the round; where the method evaluates other parameters, with those.
+            stage: which data.
+
+        Returns:
+            The record of this client alone; ``None`` without data of the stage, or a step for it in the module.
+
+        Raises:
+            FileNotFoundError: as :meth:`train`.
+            ValueError: as :meth:`train`.
+        """
+        step = "validation_step" if stage == "val" else "test_step"
+        if not (is_overridden(step, self._module) and defines(self._data, f"{stage}_dataloader")):
+            return None
+        message = read(ServerMessage, message)
+        kept = self._kept.settle(message.counted) if self._keeps else None
+        visit = VisitEvaluation(self._options, self.client_id, self._num_clients, message, kept, stage)
+        with quiet():
+            trainer = self._trainer_with(visit)
+            run = trainer.validate if stage == "val" else trainer.test
+            run(self._module, datamodule=self._data, verbose=False)
+        return visit.record
+
+    def introduction(self) -> ClientIntroduction:
+        """What a server hears of this client before the first round. The data are set up and torn down.
+
+        Raises:
+            ValueError: as :attr:`fit_description`.
+        """
+        data, own = self._data, self._num_clients is not None
+        with quiet():
+            data.prepare_data()
+            data.setup("fit")
+            trainer = self._trainer_with("auto")
+        loaders, place = data.train_dataloader(), 0 if own else self.client_id
+        local, window = self._options.local(trainer.limit_train_batches), accumulation(trainer)
+        batches = ClientBatches(loaders, local, window, self._module)
+        size = int(loaders.sizes[place])
+        full = self._options.needs.full_gradients
+        described = self.fit_description
+        described = described if own else replace(described, clients=len(loaders))
+        data.teardown("fit")
+        return ClientIntroduction(
+            client_id=self.client_id,
+            name=str(self.client_id) if own else loaders.names[place],
+            size=size,
+            steps=min(size, 1) if full else batches.planned_steps(place),
+            description=described.state_dict(),
+            frozen=frozen_digest(self._module, self._trained),
+        )
+
+    @property
+    def _trained(self) -> tuple[str, ...]:
+        return trained_names(self._module, configured_optimizers(self._module))
+
+    def _trainer_with(self, strategy: Any, **options: Any) -> Trainer:
+        trainer = Trainer(
+            **{
+                "logger": False, "enable_checkpointing": False, "enable_progress_bar": False,
+                "enable_model_summary": False, "log_every_n_steps": 1, "devices": 1, **self._trainer, **options,
+            },
+            strategy=strategy,
+        )  # fmt: skip
+        if trainer.num_devices > 1 or trainer.num_nodes > 1:
+            raise ValueError(
+                "trainer must have one device on one node, because a client is one process, found "
+                f"num_devices={trainer.num_devices} and num_nodes={trainer.num_nodes}: pass devices=1, or the list of "
+                "the one device"
+            )
+        return trainer
+
+    def _run(self, message: ServerMessage, kept: Mapping[str, Any] | None, trains: bool) -> VisitFit:
+        visit = VisitFit(self._options, self.client_id, self._num_clients, message, kept, trains)
+        with quiet():
+            trainer = self._trainer_with(
+                VisitStrategy(visit), max_epochs=message.rounds or message.round + 1, limit_val_batches=0,
+                num_sanity_val_steps=0,
+            )  # fmt: skip
+            trainer.fit(self._module, self._data)
+        return visit
+
+
+class _Everything(Partition):
+    """All samples of a data set belong to the one client that has it."""
+
+    def split(self, labels: Tensor, seed: int) -> list[Tensor]:
+        """See :meth:`Partition.split`."""
+        return [torch.arange(len(labels))]
+
+    def divide(self, samples: Samples, seed: int) -> list[Tensor]:
+        """See :meth:`Partition.divide`; labels are not looked up."""
+        return [torch.arange(len(samples))]
+
+    def match(self, train: Samples, parts: Sequence[Tensor], samples: Samples, seed: int) -> list[Tensor]:
+        """See :meth:`Partition.match`."""
+        return [torch.arange(len(samples))]

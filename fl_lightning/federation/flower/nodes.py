@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which node is which client: nodes introduce themselves, and come and go."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import Any
+
+from flwr.app import MessageType
+from flwr.serverapp import Grid
+
+from fl_lightning.core.client_names import client_label
+from fl_lightning.federation.door import MisfitError, said
+from fl_lightning.federation.federated_server import FederatedServer
+from fl_lightning.federation.flower.mailbox import Mailbox, Reply
+from fl_lightning.federation.flower.packing import packed, taken, unpacked
+from fl_lightning.federation.flower.protocol import HELLO, Nothing
+from fl_lightning.federation.messages import ClientIntroduction
+from fl_lightning.lightning.names import rank_zero_info, rank_zero_warn
+
+_PAUSE = 1.0
+
+
+class Members:
+    """Knows the node of every client that is connected.
+
+    A node that Flower lists and that is not known yet is asked to introduce itself. It is refused, by name and with a
+    warning, if it computes something else than the server. If it says that it is a client that another node is, it
+    waits until that one has gone.
+
+    Args:
+        grid: Flower's connection.
+        server: takes or refuses clients.
+        besides: what every message holds.
+        patience: seconds for which a node that is to introduce itself is waited for; then it is asked once more, and
+            nobody waits.
+        keys: public keys of clients, by client, in hexadecimal digits; ``None``: keys do not count. A client that is
+            not in it yet is bound to the key that it comes with first.
+
+    Attributes:
+        nodes: by client, those that are connected.
+        refused: why nodes that are connected cannot take part.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        server: FederatedServer,
+        besides: Mapping[str, Any],
+        patience: float,
+        keys: dict[int, str] | None = None,
+    ) -> None:
+        self._grid, self._server, self._besides, self.keys = grid, server, besides, keys
+        self._patience = patience
+        self._mailbox = Mailbox(grid)
+        self.nodes: dict[int, int] = {}
+        self._asked: dict[int, float] = {}  # until when
+        self._slow: set[int] = set()
+        self.refused: dict[int, str] = {}
+        self._rivals: dict[int, ClientIntroduction] = {}
+
+    def connected(self, wanted: Collection[int], fewest: int, timeout: float) -> dict[int, int]:
+        """The node of each wanted client that is connected.
+
+        Waits, at most so long, while there are too few, and while nodes that might be missing clients have not
+        introduced themselves yet.
+
+        Args:
+            wanted: clients.
+            fewest: how many there should be.
+            timeout: seconds.
+        """
+        until = time.monotonic() + timeout
+        while True:
+            waiting = self.look()
+            found = {client: self.nodes[client] for client in wanted if client in self.nodes}
+            enough = len(found) == len(wanted) or (len(found) >= fewest and not waiting)
+            if enough or time.monotonic() >= until:
+                return found
+            time.sleep(min(_PAUSE, max(until - time.monotonic(), 0.0)))
+
+    def gather(self, fewest: int, timeout: float) -> None:
+        """Waits at the beginning until all clients are there, at most so long.
+
+        Raises:
+            TimeoutError: fewer than ``fewest`` have come; names those that were refused.
+        """
+        until, everybody = time.monotonic() + timeout, self._server.num_clients
+        while len(self.nodes) < everybody and time.monotonic() < until:
+            self.look()
+            if len(self.nodes) < everybody:
+                time.sleep(min(_PAUSE, max(until - time.monotonic(), 0.0)))
+        if len(self.nodes) < fewest:
+            refused = "; ".join(f"node {node}: {why}" for node, why in self.refused.items())
+            raise TimeoutError(
+                f"{len(self.nodes)} of {everybody} clients have come within {timeout:g} s, and min_clients={fewest}"
+                + (f"; refused were {refused}" if refused else "")
+            )
+        missing = sorted(set(range(everybody)) - self.nodes.keys())
+        if missing:
+            rank_zero_warn(f"{len(self.nodes)} of {everybody} clients have come; not yet: {missing}")
+
+    def look(self) -> bool:
+        """Notices nodes that have come or gone; returns whether introductions are still to come."""
+        online = set(self._grid.get_node_ids())
+        for client, node in list(self.nodes.items()):
+            if node not in online:
+                rank_zero_info(f"client {client_label(client, self._server.client_names)} is no longer connected")
+                del self.nodes[client]
+        self.refused = {node: why for node, why in self.refused.items() if node in online}
+        self._rivals = {node: found for node, found in self._rivals.items() if node in online}
+        for node, found in list(self._rivals.items()):
+            if found.client_id not in self.nodes:
+                del self._rivals[node]
+                self._take(node, found)
+        now = time.monotonic()
+        overdue = {node for node, until in self._asked.items() if until < now}
+        self._slow |= overdue
+        fresh = sorted(online - {*self.nodes.values(), *self.refused, *self._rivals, *(self._asked.keys() - overdue)})
+        hello = partial(packed, Nothing(), **self._besides)
+        lost = self._mailbox.send(dict.fromkeys(fresh, hello), f"{MessageType.QUERY}.{HELLO}", "hello", None)
+        self._asked |= dict.fromkeys(set(fresh) - lost.keys(), now + self._patience)
+        for node, reply in self._mailbox.look().items():
+            self._asked.pop(node, None)
+            if node in online and node not in self.nodes.values() and not reply.silent:
+                self._hear(node, reply)  # who could not be reached is asked again
+        return bool((self._asked.keys() & online) - self._slow)
+
+    def _hear(self, node: int, reply: Reply) -> None:
+        if reply.content is None:
+            self._refuse(node, reply.failure)
+            return
+        try:
+            found = taken(ClientIntroduction, unpacked(reply.content))
+        except MisfitError as flaw:
+            self._refuse(node, str(flaw))
+            return
+        if found.client_id in self.nodes:
+            # A node that restarts without a registered key comes back under another id, before Flower misses the old.
+            self._rivals[node] = found
+            rank_zero_warn(
+                f"node {node} says that it is client {found.client_id}, which node {self.nodes[found.client_id]} is: "
+                "it takes part once that one has gone"
+            )
+            return
+        self._take(node, found)
+
+    def _take(self, node: int, found: ClientIntroduction) -> None:
+        key = self._key(node)
+        flaw, refusal = self._flaw(found, key), self._server.refusal(found)
+        if flaw is not None or refusal is not None:
+            self._refuse(node, flaw or f"it is client {found.client_id}; {refusal}")
+            return
+        self._server.register(found)
+        self.nodes[found.client_id] = node
+        rank_zero_info(f"client {client_label(found.client_id, self._server.client_names)} is connected")
+        if self.keys is not None:
+            self.keys[found.client_id] = key
+
+    def _refuse(self, node: int, why: str) -> None:
+        self.refused[node] = said(why)
+        rank_zero_warn(f"node {node} cannot take part: {self.refused[node]}")
+
+    def _key(self, node: int) -> str:
+        """The public key of a node, in hexadecimal digits; empty where keys do not count."""
+        if self.keys is None:
+            return ""
+        return next((bytes(found.public_key).hex() for found in self._grid.get_nodes() if found.node_id == node), "")
+
+    def _flaw(self, found: ClientIntroduction, key: str) -> str | None:
+        client = found.client_id
+        if self.keys is not None and not key:
+            return f"it has no registered key, and keys say who client {client} is"
+        if self.keys is not None and self.keys.get(client, key) != key:
+            return f"it says that it is client {client}, which has another key"
+        return None

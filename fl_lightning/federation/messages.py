@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What server and clients of a real federation send one another, once per client and round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from fl_lightning.algorithms.base import ClientRule
+from fl_lightning.algorithms.records import State
+from fl_lightning.arguments import checked
+from fl_lightning.core.finite import all_finite
+from fl_lightning.federation.door import CLIENT, LOSS, NAME, RATE, ROUND, ROUNDS, SAMPLES, STEPS, STEPS_PER_ROUND
+from fl_lightning.lightning.round_clock import VisitPlan
+
+
+@checked(round=ROUND, counted=ROUND, steps_per_round=STEPS_PER_ROUND, rounds=ROUNDS)
+@dataclass(frozen=True)
+class ServerMessage:
+    """What a client needs to train in a round.
+
+    The fields hold tensors, numbers, strings, and lists or dicts of them: ``torch.save(vars(message), file)`` writes a
+    message, ``ServerMessage(**torch.load(file))`` reads it.
+
+    Attributes:
+        round: index of the round, from 0.
+        params: ``[n]`` the global parameters, in the order of :class:`fl_lightning.ParamLayout`.
+        broadcast: what the method sends to every client of the round (:meth:`ClientRule.broadcast`).
+        client_state: what the method sends to this client alone (:meth:`ClientRule.state_for`).
+        counted: the last round in which this client's message entered the step; ``None``: there is none. What the
+            client kept in that round is its own, and what it kept since is forgotten.
+        buffers: the module's global buffers, by name; empty: the client's module has them already.
+        steps_per_round: what a round counts as (:attr:`FitDescription.steps_per_round`): mean optimizer steps of a
+            client's visit, rounded up. A client with its own data alone needs it if schedulers step within visits.
+        rounds: of the whole federation, which is the client's ``trainer.max_epochs``. Schedules that ask for it, or for
+            ``estimated_stepping_batches``, need it.
+
+    Raises:
+        ValueError: ``round`` is negative or not below ``rounds``, ``counted`` is no earlier round, or
+            ``steps_per_round`` is not positive.
+    """
+
+    round: int
+    params: Tensor
+    broadcast: State = field(default_factory=dict)
+    client_state: State = field(default_factory=dict)
+    counted: int | None = None
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    steps_per_round: int | None = None
+    rounds: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rounds is not None and self.rounds <= self.round:
+            raise ValueError(f"rounds must be None or more than round {self.round}, found {self.rounds}")
+        if self.counted is not None and self.counted >= self.round:
+            raise ValueError(f"counted must be None or a round before round {self.round}, found {self.counted}")
+
+    def check_params(self, theta: Tensor) -> None:
+        """Compares the parameters with those of a client's module ``[n]``.
+
+        Raises:
+            ValueError: they have another shape or dtype, or are not finite.
+        """
+        if self.params.shape != theta.shape or self.params.dtype != theta.dtype:
+            found = f"{self.params.dtype} {list(self.params.shape)}"
+            raise ValueError(f"params must be {theta.dtype} {list(theta.shape)}, found {found}")
+        if not bool(all_finite(self.params)):
+            raise ValueError("params must be finite, found NaN or infinity")
+
+    @classmethod
+    @checked(client_id=CLIENT)
+    def to_client(
+        cls,
+        client_id: int,
+        rule: ClientRule,
+        round: int,  # noqa: A002
+        params: Tensor,
+        counted: int | None = None,
+        buffers: Mapping[str, Tensor] | None = None,
+        steps_per_round: int | None = None,
+        rounds: int | None = None,
+    ) -> ServerMessage:
+        """The message for one client, with what the server's object of the client rule says; tensors are not copied.
+
+        Args:
+            client_id: the client.
+            rule: the client half of the method, which the server commits with every round.
+            round: as the attribute.
+            params: as the attribute.
+            counted: as the attribute.
+            buffers: as the attribute; ``None``: empty.
+            steps_per_round: as the attribute.
+            rounds: as the attribute.
+        """
+        return cls(
+            round, params, rule.broadcast(), rule.state_for(client_id), counted, buffers or {}, steps_per_round, rounds
+        )
+
+
+def give(message: ServerMessage, rule: ClientRule, client_id: int) -> None:
+    """Gives a client's object of the client rule what the server keeps for it, in place of what it has.
+
+    Args:
+        message: from the server.
+        rule: the client half of the method, at the client.
+        client_id: the client.
+
+    Raises:
+        ValueError: it is not what the method's server sends.
+    """
+    rule.reset()
+    try:
+        rule.take_broadcast(message.broadcast)
+        rule.take_state(client_id, message.client_state)
+    except (AttributeError, IndexError, KeyError, TypeError, RuntimeError) as error:
+        raise ValueError(f"broadcast and client_state must be those of {type(rule).__name__}: {error}") from error
+
+
+@checked(client_id=CLIENT, round=ROUND, size=SAMPLES, loss=LOSS, train_loss=LOSS, client_lr=RATE, steps=STEPS)
+@dataclass(frozen=True)
+class ClientMessage:
+    """What a client sends after its local training; it is written and read as a :class:`ServerMessage` is.
+
+    Attributes:
+        client_id: the client.
+        round: index of the round.
+        update: ``[n]`` ``theta - theta_i`` (or learning rate times full gradient), the client's row of the cohort.
+        size: training samples.
+        loss: the client's loss at the parameters that it received; ``None`` if the method does not ask for it.
+        train_loss: mean local training loss; ``None`` if the module reported none.
+        client_lr: mean learning rate of the client's steps, where its optimizer defines one.
+        extras: what the method sends besides, one tensor per name.
+        companions: ``[n]`` vectors that become companion rows of the cohort.
+        buffers: the module's buffers after training, by name; empty if the server does not combine them.
+        steps: optimizer steps of the visit.
+    """
+
+    client_id: int
+    round: int
+    update: Tensor
+    size: int
+    loss: float | None
+    train_loss: float | None
+    client_lr: float | None
+    extras: Mapping[str, Tensor]
+    companions: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+    steps: int = 0
+
+
+@checked(client_id=CLIENT, name=NAME, size=SAMPLES, steps=STEPS, frozen=NAME)
+@dataclass(frozen=True)
+class ClientIntroduction:
+    """What a client says of itself before its first round; it is written and read as a :class:`ServerMessage` is.
+
+    Attributes:
+        client_id: the client.
+        name: what people call it.
+        size: training samples.
+        steps: optimizer steps that its visit takes.
+        description: :attr:`FederatedClient.fit_description` as :meth:`FitDescription.state_dict` writes it.
+        frozen: a digest of the parameters without gradients, which no message holds.
+    """
+
+    client_id: int
+    name: str
+    size: int
+    steps: int
+    description: Mapping[str, Any]
+    frozen: str
+
+
+def federation_plan(
+    message: ServerMessage, own: VisitPlan, has_all: bool, local_epochs: int, full_gradients: bool
+) -> VisitPlan | None:
+    """The same as far as a client of a real federation can know it; ``None`` if it does not.
+
+    Args:
+        message: from the server.
+        own: the plan by the data that the client has.
+        has_all: these are the data of all clients.
+        local_epochs: passes over the data per round.
+        full_gradients: clients take one step per round.
+
+    Raises:
+        ValueError: the message and the data say different things.
+    """
+    given = message.steps_per_round
+    if has_all and given not in (None, own.steps):
+        raise ValueError(f"steps_per_round must be that of the federation, {own.steps}, found {given}")
+    if has_all or given is None:
+        return own if has_all else None
+    if full_gradients:
+        return replace(own, steps=given)
+    batches = given * own.window
+    return VisitPlan(given, batches, -(-batches // local_epochs), own.window)

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of a server: its checkpoint, its loggers and callbacks, and what it says of every round."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from math import nan
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from fl_lightning.core.client_names import client_label
+from fl_lightning.core.records import EvaluationRecord, RoundRecord, round_metrics
+from fl_lightning.core.storage.files import read_whole, write_whole
+from fl_lightning.federation.federated_server import FederatedServer
+from fl_lightning.federation.server_trainer import ServerTrainer
+from fl_lightning.fit.evaluation.report import EvaluationReport
+from fl_lightning.fit.evaluation.summary import client_metrics, evaluation_metrics, shown_angle
+from fl_lightning.lightning.names import Callback, Logger, rank_zero_info
+from fl_lightning.lightning.versions import package_versions
+from fl_lightning.metrics.functional import Mode
+from fl_lightning.report.callbacks import ClientTable
+from fl_lightning.report.callbacks.client_table import format_client_table
+
+_MANY_CLIENTS = 200
+
+
+class ServerRun:
+    """Writes down what a :class:`FederatedServer` does, whatever carries its messages.
+
+    Logged names are those of docs/logged.md. Values of an evaluation may arrive with the answers of the next round;
+    they are logged under the round after which they were taken.
+
+    Args:
+        server: the server.
+        rounds: of the whole federation.
+        folder: where ``last.ckpt`` lies, the checkpoint of the last round.
+        loggers: Lightning's loggers.
+        callbacks: of this package, those that read records.
+        fairness_metric: as in the strategy; the line of each round shows it.
+        fairness_mode: as in the strategy.
+        log_client_names: as in the strategy.
+
+    Raises:
+        TypeError: a callback needs a Trainer.
+    """
+
+    def __init__(
+        self,
+        server: FederatedServer,
+        rounds: int,
+        folder: Path,
+        loggers: Sequence[Logger] = (),
+        callbacks: Sequence[Callback] = (),
+        fairness_metric: str | None = None,
+        fairness_mode: Mode | Mapping[str, Mode] = "max",
+        log_client_names: bool = False,
+    ) -> None:
+        self._server, self._rounds, self._loggers = server, rounds, list(loggers)
+        self._report = EvaluationReport(fairness_metric, fairness_mode, log_client_names)
+        self._metric, self._by_name = fairness_metric, log_client_names
+        self.trainer = ServerTrainer(server, rounds, loggers, callbacks, folder)
+        self._path = folder / "last.ckpt"
+
+    @property
+    def path(self) -> Path:
+        """The checkpoint."""
+        return self._path
+
+    # ---- checkpoint
+
+    def resume(self) -> dict[str, Any] | None:
+        """Goes on from the checkpoint, if there is one; returns what :meth:`save` was given besides.
+
+        Raises:
+            ValueError: it is damaged, or of another federation; names what differs.
+        """
+        path = self._path
+        if not path.exists():
+            return None
+        load = partial(torch.load, path, map_location="cpu", weights_only=True)
+        state = read_whole(path, load, "take another folder to begin anew, or bring back a copy")
+        self._server.load_state_dict(state["server"], f"the checkpoint {path}")
+        for callback, kept in zip(self.trainer.callbacks, state["callbacks"], strict=False):
+            if kept["name"] == type(callback).__name__:
+                callback.load_state_dict(kept["state"])
+        self.trainer.ckpt_path = str(path)
+        rank_zero_info(f"goes on from {path}: {self._server.round} of {self._rounds} rounds are done")
+        return dict(state["extra"])
+
+    def save(self, extra: Mapping[str, Any]) -> None:
+        """Writes the checkpoint: as a whole, or not at all."""
+        callbacks = [{"name": type(c).__name__, "state": c.state_dict()} for c in self.trainer.callbacks]
+        server = self._server.state_dict()
+        # Lightning's names, too: Module.load_from_checkpoint(path) reads the file.
+        content = {"state_dict": server["state_dict"], "pytorch-lightning_version": package_versions()["lightning"]}
+        write_whole(self._path, {**content, "server": server, "callbacks": callbacks, "extra": dict(extra)})
+
+    # ---- a run
+
+    def begin(self) -> None:
+        """All that the first round needs is there."""
+        self._server.begin()
+        self.trainer.call("setup", "fit")
+        self.trainer.call("on_fit_start")
+        self.trainer.call("on_train_start")
+
+    def closed(self, record: RoundRecord) -> None:
+        """A round is over."""
+        self.trainer.last_round = record
+        self.trainer.call("on_train_epoch_start")
+        self._log(round_metrics(record), record.round)
+        self.trainer.call("on_train_epoch_end")
+        rank_zero_info(self._line(record))
+
+    def evaluated(
+        self, answers: Iterable[EvaluationRecord], stage: Literal["val", "test"], round: int  # noqa: A002
+    ) -> EvaluationRecord | None:  # fmt: skip
+        """Clients have evaluated the model after so many rounds; returns all values, ``None`` if nobody has any."""
+        found = joined(answers, stage, round, self._server.client_names)
+        if found is None:
+            return None
+        record = self._report.oriented(found)
+        self._report.check(record)
+        metrics = evaluation_metrics(record)
+        shown = client_metrics(record, self._by_name) if len(record.client_ids) <= _MANY_CLIENTS else {}
+        self._log({**metrics, **shown}, round - 1)
+        self.trainer.evaluated(record)
+        rank_zero_info(self._values(record, metrics))
+        if stage == "test" and not any(isinstance(c, ClientTable) for c in self.trainer.callbacks):
+            self.trainer.print(format_client_table(record))
+        return record
+
+    def finish(self) -> None:
+        """All rounds are over."""
+        words = self._server.finish()
+        if words is not None:
+            rank_zero_info(words)
+        self.trainer.call("on_train_end")
+        self.trainer.call("on_fit_end")
+        for logger in self._loggers:
+            logger.finalize("success")
+
+    def abort(self, error: BaseException) -> None:
+        """The run ends before its time."""
+        self.trainer.call("on_exception", error)
+        for logger in self._loggers:
+            logger.finalize("failed")
+
+    def _log(self, metrics: Mapping[str, float], round: int) -> None:  # noqa: A002
+        """Gives numbers to the loggers, at the step and epoch that a simulation gives them."""
+        places = self._server.cohort_size
+        for logger in self._loggers:
+            logger.log_metrics({**metrics, "epoch": round}, step=(round + 1) * places - 1)
+            logger.save()
+
+    def _line(self, record: RoundRecord) -> str:
+        names = self._server.client_names
+        number = f"round {record.round + 1}/{self._rounds}"
+        if record.skipped is not None:
+            return f"{number} changed nothing: {record.skipped} ({record.seconds:.1f} s)"
+        out = ", ".join(f"client {client_label(k, names)} ({why})" for k, why in record.dropped.items())
+        parts = [
+            f"{len(record.client_ids)} clients" + (f", without {out}" if out else ""),
+            f"training loss {record.train_loss:.4g}",
+            f"{record.conflicts} in conflict with the step",
+            f"{record.seconds:.1f} s, of these {record.seconds - record.training_seconds:.2f} s on the server",
+        ]
+        return f"{number}: {'; '.join(parts)}"
+
+    def _values(self, record: EvaluationRecord, metrics: Mapping[str, float]) -> str:
+        shown = [name for name in record.values if self._metric in (None, name)]
+        parts = [
+            f"{n} mean {metrics[f'fed/{n}/mean']:.4g}, worst 10 % {metrics[f'fed/{n}/worst_10']:.4g}" for n in shown
+        ]
+        angle = shown_angle(record, metrics, self._metric)
+        end = "" if angle is None else f"; fairness angle {angle:.3f}"
+        stage = "test" if record.stage == "test" else "evaluation"
+        return f"{stage} after round {record.round}: {len(record.client_ids)} clients; {'; '.join(parts)}{end}"
+
+
+def joined(
+    answers: Iterable[EvaluationRecord], stage: Literal["val", "test"], round: int, names: Sequence[str]  # noqa: A002
+) -> EvaluationRecord | None:  # fmt: skip
+    """One record of what clients have found, each for itself; ``None`` if nobody has anything.
+
+    Args:
+        answers: in any order, one per client.
+        stage: which data.
+        round: rounds finished.
+        names: what people call the clients.
+    """
+    rows = {client: found for found in answers for client in found.client_ids}
+    clients = sorted(rows)
+    if not clients:
+        return None
+    found = list(dict.fromkeys(name for client in clients for name in rows[client].values))
+    one = torch.tensor([nan], dtype=torch.float64)
+    values = {name: torch.cat([rows[c].values.get(name, one).double() for c in clients]) for name in found}
+    undefined = {n: {c: rows[c].undefined[n][c] for c in clients if c in rows[c].undefined.get(n, {})} for n in found}
+    votes: dict[str, Counter[Mode]] = defaultdict(Counter)  # one client alone must not turn a metric around
+    for client in clients:
+        for name, mode in rows[client].modes.items():
+            votes[name][mode] += 1
+    modes = {name: said.most_common(1)[0][0] for name, said in votes.items()}
+    sizes = torch.cat([rows[client].sizes for client in clients])
+    undefined = {name: reasons for name, reasons in undefined.items() if reasons}
+    record = EvaluationRecord(round, stage, tuple(clients), sizes, values, undefined, modes)
+    return replace(record, client_names=tuple(names[client] for client in clients))

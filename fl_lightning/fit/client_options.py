@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What decides how one client trains, in one frozen record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from fl_lightning.algorithms.attacks import Attack
+from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.algorithms.records import Needs
+from fl_lightning.arguments import check_unused
+from fl_lightning.clients.local_options import LocalOptions
+from fl_lightning.fit.checks import Method, paired_client_rule
+from fl_lightning.lightning.fit_description import plain
+
+
+@dataclass(frozen=True)
+class ClientOptions:
+    """The arguments that a client of a real federation has, too; see :class:`fl_lightning.FederatedStrategy`.
+
+    Attributes:
+        client_rule: the client half in use: that of ``client``, or the algorithm's own.
+
+    Raises:
+        ValueError: arguments do not fit together.
+    """
+
+    algorithm: ServerRule
+    client: ClientRule | ServerRule | None
+    local_epochs: int
+    local_steps: int | None
+    full_gradients: bool
+    client_optimizer_state: Literal["reset", "keep"]
+    buffers: Literal["mean", "global", "largest"]
+    attack: Attack | None
+    seed: int
+    loss_batch_size: int | None
+    planned_steps: bool
+    client_rule: ClientRule = field(init=False)
+
+    def __post_init__(self) -> None:
+        rule = paired_client_rule(self.algorithm, self.client, self.full_gradients)
+        object.__setattr__(self, "client_rule", rule)
+        if self.local_steps is not None:
+            check_unused("local_epochs", self.local_epochs, 1, f"with local_steps={self.local_steps}")
+        if self.needs.full_gradients:
+            why = f"with {self.method.asking('full_gradients')}, which sends full gradients and trains nothing locally"
+            check_unused("client_optimizer_state", self.client_optimizer_state, "reset", why)
+        if self.needs.full_gradients and (self.local_epochs != 1 or self.local_steps is not None):
+            asking = "full_gradients=True" if self.full_gradients else type(self.algorithm).__name__
+            raise ValueError(
+                f"{asking} trains nothing locally: leave local_epochs and local_steps out, "
+                f"found local_epochs={self.local_epochs}, local_steps={self.local_steps}"
+            )
+
+    @property
+    def needs(self) -> Needs:
+        """What both halves of the method ask for."""
+        return self.algorithm.needs | self.client_rule.needs | Needs(full_gradients=self.full_gradients)
+
+    @property
+    def method(self) -> Method:
+        """The method under the names that the user gave its halves."""
+        server, given = self.algorithm, self.algorithm if self.client is None else self.client
+        own = server.needs | Needs(full_gradients=self.full_gradients)
+        return Method(type(server).__name__, type(given).__name__, own, self.needs, self.client_rule)
+
+    @property
+    def keeps_optimizer(self) -> bool:
+        """Whether clients get their optimizer's state of their last round back."""
+        return self.client_optimizer_state == "keep"
+
+    def settings(self) -> dict[str, Any]:
+        """The options that change results, apart from the method, as plain values."""
+        names = ("local_epochs", "local_steps", "client_optimizer_state", "buffers", "seed", "loss_batch_size")
+        return {**{name: plain(getattr(self, name)) for name in names}, "full_gradients": self.needs.full_gradients}
+
+    def local(self, limit: int | float) -> LocalOptions:
+        """The options of local training.
+
+        Args:
+            limit: the trainer's ``limit_train_batches``.
+        """
+        return LocalOptions(
+            seed=self.seed,
+            epochs=self.local_epochs,
+            steps=self.local_steps,
+            limit=limit,
+            keep_optimizer=self.keeps_optimizer,
+            loss_batch_size=self.loss_batch_size,
+            attack=self.attack,
+            planned=self.planned_steps,
+        )

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The clients' side of a fit: a module in which clients can train, whoever opens their rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fl_lightning.algorithms.base import ClientRule
+from fl_lightning.algorithms.records import Needs
+from fl_lightning.clients.base import CohortRunner, Executor
+from fl_lightning.clients.bound_parameters import BoundParameters
+from fl_lightning.clients.buffers import BufferBank
+from fl_lightning.clients.client_optimizers import client_learning_rate
+from fl_lightning.clients.client_runner import ClientRunner
+from fl_lightning.clients.log_recorder import LogRecorder
+from fl_lightning.clients.schedules import Schedules
+from fl_lightning.clients.sequential import SequentialRunner
+from fl_lightning.clients.upload import Upload
+from fl_lightning.data.client_loaders import ClientLoaders
+from fl_lightning.fit.checks import (
+    check_accumulation,
+    check_module,
+    check_schedulers,
+    warn_of_unused_settings,
+)
+from fl_lightning.fit.client_options import ClientOptions
+from fl_lightning.lightning.epoch_loop import ClientTask, FederatedEpochLoop
+from fl_lightning.lightning.names import Trainer, rank_zero_info, rank_zero_warn
+
+_LOSSES = Needs(losses=True)
+
+
+class ClientSide:
+    """Trains the clients of rounds and hands over their uploads; knows no server.
+
+    Args:
+        trainer: the trainer; its optimizers exist and the module is on its device.
+        loop: the federated epoch loop.
+        options: how clients train.
+        limit: the trainer's ``limit_train_batches``.
+        binding: the bound module.
+        loaders: the clients' training data.
+        capacity: the largest number of clients in a round.
+        executor: runs the clients of a round.
+        rule: the client rule, if not the options' own object.
+
+    Attributes:
+        needs: what both halves of the method ask for.
+        buffers: the module's buffers.
+        runner: trains single clients.
+
+    Raises:
+        ValueError: the module, the optimizers or the data lack what the method needs.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        loop: FederatedEpochLoop,
+        options: ClientOptions,
+        limit: int | float,
+        binding: BoundParameters,
+        loaders: ClientLoaders,
+        capacity: int,
+        executor: Executor,
+        rule: ClientRule | None = None,
+    ) -> None:
+        self._trainer, self._options, self._binding = trainer, options, binding
+        self.needs = options.needs
+        check_schedulers(trainer)
+        self._check_module()
+        warn_of_unused_settings(trainer, options.method, limit)
+        self.buffers = BufferBank(trainer.lightning_module, options.buffers, binding.layout.names)
+        self.runner = ClientRunner(
+            trainer, loop, rule or options.client_rule, binding, options.local(limit), self.needs, loaders,
+            executor.update_rows(binding, capacity), self.buffers,
+        )  # fmt: skip
+        for words in self.runner.visits.in_turn():
+            name = type(trainer.lightning_module).__name__
+            rank_zero_info(f"{name} passes something on from one client of a round to the next: {words}")
+        self._crew = self._cohort_runner(executor)
+        self._notice: str | None = None  # empty once it was given
+
+    def _check_module(self) -> None:
+        trainer, options = self._trainer, self._options
+        client_lr, _ = client_learning_rate(trainer.optimizers)
+        check_module(trainer.lightning_module, options.method, self._binding.layout, trainer.optimizers, client_lr)
+
+    def _cohort_runner(self, executor: Executor) -> CohortRunner:
+        obstacle = executor.obstacle(self.runner)
+        if obstacle is None:
+            return executor.runner(self.runner)
+        rank_zero_info(f"{type(executor).__name__} trains this fit's clients one after the other: {obstacle}")
+        return SequentialRunner(self.runner, obstacle)
+
+    @property
+    def schedules(self) -> Schedules:
+        """The learning-rate schedulers on the clock of the fit."""
+        return self.runner.schedules
+
+    @property
+    def fallback(self) -> str | None:
+        """Why clients train one after the other although another executor was asked for, or ``None``."""
+        return self._crew.fallback
+
+    @property
+    def loaders(self) -> ClientLoaders:
+        """The clients' training data."""
+        return self.runner.batches.loaders
+
+    # ---- a round
+
+    def begin_round(self, tasks: Sequence[ClientTask]) -> None:
+        """A round of these clients begins, from the module's present buffers and the optimizers' present options."""
+        self.follow_optimizers()
+        check_accumulation(self._trainer, self.runner.batches.window)
+        self.runner.begin_round()
+        self._crew.begin_round(tasks)
+
+    def train(self, task: ClientTask) -> Upload:
+        """Trains the next client of the round; the module holds the global model before and after.
+
+        Raises:
+            Exception: what its training raised; the round may go on with the next client.
+        """
+        failed = True
+        try:
+            upload = self._crew.train(task)
+            failed = False
+            self._note_skipped(upload)
+            return upload
+        finally:
+            self.runner.restore(failed)
+
+    def _note_skipped(self, upload: Upload) -> None:
+        """Notes the fit's first client with batches that trained nothing; a warning now could pass for its error."""
+        if upload.skipped == 0 or self._notice is not None:
+            return
+        kind = type(self._trainer.lightning_module).__name__
+        self._notice = (
+            f"{upload.skipped} of {upload.pace.batches} batches of client {upload.client_id} trained nothing, because "
+            f"{kind}.training_step returned None, or collate_fn in place of a batch: return the loss, or ignore this "
+            "if such batches are left out on purpose"
+        )
+
+    def follow_optimizers(self) -> None:
+        """Uses the trainer's present optimizers from now on, if they were replaced since the last client.
+
+        Raises:
+            ValueError: the method needs something that they lack.
+        """
+        if self.runner.follow_optimizers():
+            self._check_module()
+
+    def losses_at(self, round: int, params: Tensor, clients: Sequence[int]) -> Tensor:  # noqa: A002
+        """Losses of clients at other parameters ``[n]``, as they were measured in this round: float64 on the CPU."""
+        self._binding.bind_flat(params.detach().to(self._binding.theta.dtype).contiguous())
+        try:
+            losses = self._crew.losses(clients, lambda c: self.runner.measure(c, round, _LOSSES)["loss"])
+            return torch.tensor(losses, dtype=torch.float64)
+        finally:
+            self._binding.bind_global()
+
+    def end_round(self) -> str | None:
+        """All clients of the round were trained.
+
+        Returns:
+            Why they have to be trained again: steps from plans turned out to be others than PyTorch's.
+
+        Raises:
+            ValueError: local training has changed parameters without gradients.
+        """
+        distrusted = self._crew.end_round()
+        self.runner.optimizers.restore()
+        self.runner.check_frozen()
+        if self._notice:
+            rank_zero_warn(self._notice)
+            self._notice = ""
+        if distrusted is not None and self.runner.plans is not None:
+            self.runner.plans.give_up(distrusted)
+        return distrusted
+
+    def repeat(self, task: ClientTask) -> Upload:
+        """Trains a client of the round once more, in this process and unheard by loggers.
+
+        Raises:
+            Exception: what its training raised.
+        """
+        failed = True
+        try:
+            with self.runner.logging_to(LogRecorder(self.runner.module)):
+                upload = self.runner.train(task)
+            failed = False
+            return upload
+        finally:
+            self.runner.restore(failed)
+
+    def merge(self, uploads: Sequence[Upload], counted: Sequence[int]) -> None:
+        """Joins what visits have left in the module.
+
+        Args:
+            uploads: of the round, in the order of the cohort.
+            counted: clients whose uploads have entered the step.
+        """
+        entered = [upload for upload in uploads if upload.client_id in counted]
+        largest = max(entered, key=lambda upload: upload.size, default=None)
+        self.runner.visits.merge([upload.left for upload in uploads], None if largest is None else largest.left)
+
+    def close(self) -> None:
+        """The fit is over, however it ended."""
+        self._crew.close()

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Divides the data that a Trainer was called with, where a project cannot wrap it itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from fl_lightning.arguments import shown
+from fl_lightning.data.client_loaders import ClientLoaders
+from fl_lightning.data.datamodule import FederatedDataModule
+from fl_lightning.data.partitions import Partition
+from fl_lightning.data.sources import StageLoaders, defines, is_module
+from fl_lightning.lightning.data_sources import DataSources
+from fl_lightning.lightning.names import LightningDataModule, Trainer, TrainerFn, rank_zero_warn
+
+PartitionLike = Partition | Sequence[Tensor] | Sequence[Sequence[int]] | Callable[[Any], FederatedDataModule]
+"""How to divide, or a function that makes the federated data from the data of a Trainer."""
+
+
+class AttachedData:
+    """Puts a :class:`FederatedDataModule` in the place of what ``trainer.fit``, ``validate`` or ``test`` was given.
+
+    Args:
+        partition: how to divide; ``None`` leaves all data as they are.
+        seed: decides the division, unless ``partition`` makes the federated data itself.
+
+    Attributes:
+        data: what was divided last.
+
+    Raises:
+        TypeError: ``partition`` is of another kind.
+        ValueError: it has no client.
+    """
+
+    def __init__(self, partition: PartitionLike | None, seed: int) -> None:
+        kinds = (Partition, Sequence, Callable, type(None))
+        if isinstance(partition, (str, type)) or not isinstance(partition, kinds):  # type: ignore[arg-type]
+            raise TypeError(
+                "partition must be a Partition such as fl.data.Dirichlet(num_clients=100, alpha=0.1), index vectors, "
+                "or a function of the data such as functools.partial(fl.FederatedDataModule, partition=..., "
+                f"holdout=0.2), found {shown(partition)}"
+            )
+        if isinstance(partition, Sequence) and len(partition) == 0:
+            raise ValueError(f"partition must hold the index vector of one client or more, found {partition!r}")
+        self._make: Callable[[Any], FederatedDataModule] | None = None
+        if isinstance(partition, (Partition, Sequence)):
+            self._make = partial(FederatedDataModule, partition=partition, seed=seed)
+        elif partition is not None:
+            self._make = partition
+        self.data: FederatedDataModule | None = None
+        self._owners: dict[str, Any] = {}
+        self._training: Any = None
+        self._sources: DataSources | None = None
+
+    def divide(self, trainer: Trainer) -> None:
+        """Lets the trainer function that has begun run on clients; predictions are made on undivided data.
+
+        Raises:
+            ValueError: the data are divided among clients already, or cannot be divided.
+            TypeError: they cannot be divided.
+        """
+        if self._make is None:
+            return
+        sources = DataSources(trainer)
+        owners = sources.owners()
+        for owner in owners.values():
+            if isinstance(owner, (FederatedDataModule, ClientLoaders)):
+                raise ValueError(
+                    f"partition must be left out of FederatedStrategy for data that is divided, found {owner!r}"
+                )
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._training = owners.get("train")
+        elif owners:
+            owners = {"train": self._training_owner(next(iter(owners.values()))), **owners}
+        if not owners:
+            return
+        if owners.get("train") is None:
+            if trainer.state.fn != TrainerFn.FITTING:
+                rank_zero_warn(
+                    "Clients are defined by their training data, and this strategy has seen none: the data are "
+                    "evaluated undivided. Call trainer.fit first, or evaluate with a datamodule that has "
+                    "train_dataloader."
+                )
+            return  # a fit without training data is Lightning's to refuse
+        sources.replace(self._federated(owners))
+        self._sources = sources
+
+    def _training_owner(self, evaluated: Any) -> Any:
+        return evaluated if is_module(evaluated) and defines(evaluated, "train_dataloader") else self._training
+
+    def _federated(self, owners: dict[str, Any]) -> FederatedDataModule:
+        assert self._make is not None
+        training = owners["train"]
+        if isinstance(training, LightningDataModule) and all(owner is training for owner in owners.values()):
+            owners, source = {"all": training}, training  # the division of a fit stays for the tests after it
+        else:
+            source = StageLoaders(owners)
+        known = self.data is not None and owners.keys() == self._owners.keys()
+        if not known or any(owners[stage] is not self._owners[stage] for stage in owners):
+            self.data, self._owners = self._make(source), owners
+            if not isinstance(self.data, FederatedDataModule):
+                raise TypeError(f"partition must return a FederatedDataModule, found {type(self.data).__name__}")
+        assert self.data is not None
+        return self.data
+
+    def give_back(self) -> None:
+        """The trainer function is over: the trainer has the data that it was called with."""
+        if self._sources is not None:
+            self._sources.restore()
+            self._sources = None

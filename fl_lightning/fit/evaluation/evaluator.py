@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluates one model on every client's data, in an order that lets each client's values be told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from inspect import signature
+from typing import Any, Protocol
+
+from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.core.records import EvaluationRecord
+from fl_lightning.core.seeding import derive_seed, isolated
+from fl_lightning.data.client_loaders import ClientLoaders
+from fl_lightning.fit.evaluation.client_evaluation import ClientEvaluation
+from fl_lightning.fit.evaluation.loader import EvaluationLoader
+from fl_lightning.fit.evaluation.personal import PersonalEvaluation, models_to_evaluate
+from fl_lightning.fit.evaluation.report import EvaluationReport
+from fl_lightning.fit.evaluation.said_once import Notices
+from fl_lightning.lightning.evaluation_batches import untagged_batches
+from fl_lightning.lightning.names import Callback, LightningModule, Trainer, TrainerFn
+
+
+class EvaluatedModel(Protocol):
+    """The parameters that the module holds while it is evaluated."""
+
+    @property
+    def trained(self) -> Sequence[str] | None:
+        """Names of the trained parameters; ``None`` before the first fit."""
+
+    def show(self) -> None:
+        """Binds the parameters that the method wants evaluated."""
+
+    def put_back(self) -> None:
+        """Binds the global parameters."""
+
+
+class Evaluator:
+    """Runs around every validation and test, whose hooks the state callback passes on.
+
+    Args:
+        model: binds the parameters to evaluate.
+        algorithm: the server rule.
+        client_rule: the client rule, whose personal models are evaluated beside the global one.
+        seed: root of the random numbers that an evaluation draws.
+        report: tells users what was found.
+
+    Attributes:
+        record: the last finished evaluation; ``None`` if it ran on data that is not divided among clients.
+    """
+
+    def __init__(
+        self, model: EvaluatedModel, algorithm: ServerRule, client_rule: ClientRule, seed: int, report: EvaluationReport
+    ) -> None:
+        self._model, self._algorithm, self._client_rule, self._seed = model, algorithm, client_rule, seed
+        self._report, self._notices = report, Notices()
+        self._loaders: dict[str, EvaluationLoader] = {}
+        self._running: ClientEvaluation | None = None
+        self._finished: ClientEvaluation | None = None
+        self._guard = ExitStack()
+        self.record: EvaluationRecord | None = None
+
+    def loader(
+        self, module: LightningModule, stage: str, loaders: ClientLoaders, limit: int | float
+    ) -> EvaluationLoader:
+        """Walks over the clients' data of a stage and remembers that it does.
+
+        Raises:
+            ValueError: the module fetches batches itself, so nobody knows whose they are.
+        """
+        step = module.validation_step if stage == "val" else module.test_step
+        if "dataloader_iter" in signature(step).parameters:
+            raise ValueError(f"{type(module).__name__}.{step.__name__} must take a batch, found dataloader_iter")
+        self._loaders[stage] = EvaluationLoader(loaders, limit)
+        return self._loaders[stage]
+
+    def forget_loaders(self) -> None:
+        """The trainer function is over."""
+        self._loaders = {}
+
+    def begin(self, trainer: Trainer, stage: str, loaded: Mapping[str, Any] | None) -> None:
+        """Binds the parameters to evaluate, and starts to collect if the stage's data is divided among clients.
+
+        Args:
+            trainer: the trainer.
+            stage: ``"val"`` or ``"test"``.
+            loaded: the federated state of the checkpoint that the trainer function has loaded, if any.
+        """
+        # Validation inside a fit follows the round whose epoch is still open.
+        rounds = trainer.current_epoch + int(trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking)
+        self._guard.close()
+        seed = derive_seed(self._seed, stage, rounds)
+        self._guard.enter_context(isolated(seed, trainer.strategy.root_device))
+        self._model.show()
+        layers = self._algorithm.layers
+        models = models_to_evaluate(trainer, self._client_rule, loaded, layers, self._model.trained)
+        loader = self._loaders.get(stage)
+        if loader is not None:
+            personal = None
+            if models is not None and not trainer.sanity_checking:
+                personal = lambda alone: PersonalEvaluation(trainer, alone, models, layers)  # noqa: E731
+            ranks = trainer.strategy.ranks  # type: ignore[attr-defined]
+            self._running = ClientEvaluation(trainer, loader, stage, rounds, self._notices, personal, seed, ranks)
+            if not trainer.sanity_checking:
+                self._running.divide_again()
+            self._guard.enter_context(self._running.listening())
+            self._guard.enter_context(untagged_batches(trainer, self._running.batch))
+        elif not trainer.sanity_checking:
+            self.record = None  # nobody may take an earlier one for this one's
+
+    def end(self, trainer: Trainer, callback: Callback) -> None:
+        """Keeps and reports what was collected, unless this was the sanity check."""
+        if self._running is not None and not trainer.sanity_checking:
+            self.record = self._report.oriented(self._running.record())
+            self._report.log(self.record, trainer, callback)
+            self._finished = self._running
+
+    def remember(self) -> None:
+        """The evaluation's last hook has run."""
+        if self._finished is not None:
+            self._finished.remember()
+            self._finished.divide_next()
+            self._finished = None
+
+    def stop(self) -> None:
+        """The evaluation is over or was cut short: the training parameters and the random state come back."""
+        self._model.put_back()
+        self._guard.close()
+        self._running = None
+
+    def print_table(self, trainer: Trainer) -> None:
+        """Prints the per-client table of the last test."""
+        if self.record is not None and self.record.stage == "test":
+            self._report.print_table(self.record, trainer)

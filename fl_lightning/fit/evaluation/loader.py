@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches of all clients in one loader, in client order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, islice
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from fl_lightning.clients.local_options import limited
+from fl_lightning.data.client_loaders import ClientLoaders
+from fl_lightning.lightning.evaluation_batches import ClientBatch
+
+
+class PredictionLoader:
+    """Walks over all clients' batches in client order.
+
+    One loader, not a list of them: a list would make Lightning demand a ``dataloader_idx`` argument and rename every
+    metric.
+
+    Args:
+        loaders: the clients' data.
+        limit: batches per client, a count or a fraction.
+
+    Attributes:
+        share: the clients that this process walks over; ``None``: all.
+    """
+
+    def __init__(self, loaders: ClientLoaders, limit: int | float) -> None:
+        self.loaders = loaders
+        self.share: Sequence[int] | None = None
+        self._counts = [limited(limit, loaders.num_batches(client)) for client in range(len(loaders))]
+
+    @property
+    def dataset(self) -> Dataset[Any]:
+        """The data of all clients, for whoever asks the trainer's loader for it."""
+        return self.loaders.dataset
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a batch."""
+        return self.loaders.batch_size
+
+    def __len__(self) -> int:
+        return sum(self._counts)
+
+    @property
+    def last_client(self) -> int:
+        """The last client that has a batch here; -1 if there is none."""
+        return max((client for client in self._walked() if self._counts[client]), default=-1)
+
+    def _walked(self) -> Sequence[int]:
+        return range(len(self._counts)) if self.share is None else self.share
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """Batches of each client."""
+        return self._counts
+
+    @property
+    def num_evaluated(self) -> int:
+        """How many clients have a batch."""
+        return sum(count > 0 for count in self._counts)
+
+    def num_batches(self, client_id: int) -> int:
+        """How many batches of the client count."""
+        return self._counts[client_id]
+
+    def of_client(self, client_id: int) -> Iterator[tuple[Any, int]]:
+        """The client's batches alone, with their numbers of samples."""
+        return islice(self.loaders.batches(client_id, seed=None), self._counts[client_id])
+
+    def __iter__(self) -> Iterator[Any]:
+        for client in self._walked():
+            for batch, _ in self.of_client(client):
+                yield batch
+
+
+class EvaluationLoader(PredictionLoader):
+    """Walks over all clients' batches and says of each one whose it is."""
+
+    def __iter__(self) -> Iterator[ClientBatch]:
+        starts = [0, *accumulate(self._counts)]
+        for client in self._walked():
+            count = self._counts[client]
+            for index, (batch, size) in enumerate(self.of_client(client)):
+                place = None if self.share is None else starts[client] + index
+                yield ClientBatch(client, index == 0, index + 1 == count, size, batch, self, place)

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a module's evaluation for one client alone, without a trace in the module or the fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from functools import partial
+from io import StringIO
+from typing import Any
+
+from torchmetrics import Metric
+
+from fl_lightning.core.modules import modes_kept, named_metrics, submodules
+from fl_lightning.fit.evaluation.recorded_logs import RecordedLogs
+from fl_lightning.lightning.batches import batch_size, device_batch
+from fl_lightning.lightning.evaluation_batches import counted_batches
+from fl_lightning.lightning.inspection import is_overridden, takes_batch_index
+from fl_lightning.lightning.logged_values import shown_metrics
+from fl_lightning.lightning.module.logged_row import LoggedRow
+from fl_lightning.lightning.module.module_state import shadowed, state_kept
+from fl_lightning.lightning.module.state_copy import StateCopy
+from fl_lightning.lightning.module.undefined_metrics import Noticed, missing_classes
+from fl_lightning.lightning.names import DummyLogger, LightningModule, Trainer
+
+_STAGES = {"val": "validation", "test": "test"}
+
+
+class Alone:
+    """Runs steps and hooks of the module as if one client were all there is.
+
+    ``self.log`` fills the client's row, loggers and ``print`` are silent, and a hook that steps optimizers or
+    schedulers ends there. Metrics, buffers and plain attributes are copies while it runs.
+
+    Args:
+        trainer: the trainer whose evaluation is running.
+        stage: ``"val"`` or ``"test"``.
+        noticed: tells undefined values.
+    """
+
+    def __init__(self, trainer: Trainer, stage: str, noticed: Noticed) -> None:
+        self._trainer, self._noticed = trainer, noticed
+        self.module: LightningModule = trainer.lightning_module
+        word = _STAGES[stage]
+        self._start, self._end = f"on_{word}_batch_start", f"on_{word}_batch_end"
+        self.hook = f"on_{word}_epoch_end"
+        self.has_hook = is_overridden(self.hook, self.module)
+        self.step_name = f"{word}_step"
+        self._step = getattr(self.module, self.step_name)
+        self._takes_index = takes_batch_index(self._step)
+
+    def end(self, state: StateCopy, row: LoggedRow) -> LoggedRow:
+        """What the epoch-end hook logs about one client.
+
+        Args:
+            state: what the module holds now; its metrics hold what this client's batches put in.
+            row: what the client's steps have logged.
+
+        Returns:
+            What it logs until it ends or raises; then the row holds the error.
+        """
+        with state_kept(self.module), state.in_place():
+            return self._run_hook(row)
+
+    def steps(
+        self, state: StateCopy, batches: Iterator[tuple[Any, int]], count: int, mode: Callable[[], Any] | None = None
+    ) -> LoggedRow:
+        """What the module logs about a client whose batches are all that it sees.
+
+        Args:
+            state: what the module held before its first evaluation batch.
+            batches: the client's batches and their numbers of samples.
+            count: how many they are.
+            mode: entered around all of it.
+
+        Returns:
+            What it logs; nothing but the error if a step raises, and what came before if the hook does.
+        """
+        with state_kept(self.module), state.in_place(), ExitStack() as stack:
+            if mode is not None:
+                stack.enter_context(mode())
+            notes = RecordedLogs(self._noticed)
+            with self._unheard(notes), counted_batches(self._trainer, count):
+                try:
+                    for index, (batch, _) in enumerate(batches):
+                        self._one(notes, batch, index)
+                except Exception as error:
+                    return LoggedRow(error=error)
+                row = notes.row()
+            if self.has_hook:
+                with counted_batches(self._trainer, count):
+                    late = self._run_hook(row)
+                    late.update(row)
+                    row = late
+        return row
+
+    def one_step(self, batch: Any) -> LoggedRow:
+        """What one evaluation step logs; the module must be prepared for it.
+
+        Raises:
+            Exception: the module's own.
+        """
+        notes = RecordedLogs(self._noticed)
+        with self._unheard(notes):
+            self._one(notes, batch, 0)
+            return notes.row()
+
+    def _one(self, notes: RecordedLogs, batch: Any, index: int) -> None:
+        """One evaluation step with the module's own batch hooks around it."""
+        module, trainer = self.module, self._trainer
+        batch = device_batch(trainer, batch)
+        notes.size = partial(batch_size, batch)
+        with self._noticed.apart():
+            getattr(module, self._start)(batch, index)
+            with trainer.precision_plugin.val_step_context():
+                output = self._step(batch, index) if self._takes_index else self._step(batch)
+            getattr(module, self._end)(output, batch, index)
+
+    def _run_hook(self, row: LoggedRow) -> LoggedRow:
+        notes = RecordedLogs(self._noticed)
+        error = None
+        with self._unheard(notes), shown_metrics(self._trainer, row.values), self._noticed.apart():
+            try:
+                getattr(self.module, self.hook)()
+            except Exception as raised:
+                error = raised
+            found = notes.row()
+        found.error = error
+        return found
+
+    @contextmanager
+    def _unheard(self, notes: RecordedLogs) -> Iterator[None]:
+        trainer = self._trainer
+        loggers = trainer.loggers
+        with ExitStack() as stack:
+            stack.enter_context(redirect_stdout(StringIO()))
+            stack.enter_context(modes_kept(submodules(self.module)))
+            stack.enter_context(
+                shadowed(self.module, log=notes.log, log_dict=notes.log_dict, optimizers=_refuse, lr_schedulers=_refuse)
+            )
+            for metric in top_metrics(self.module):
+                stack.enter_context(self._judged(metric, notes))
+            trainer.loggers = [DummyLogger()] if loggers else []
+            try:
+                yield
+            finally:
+                trainer.loggers = loggers
+
+    @contextmanager
+    def _judged(self, metric: Metric, notes: RecordedLogs) -> Iterator[None]:
+        """``compute`` gives NaN where the metric is undefined; a batch's own value in ``forward`` is nobody's value."""
+        own_compute, own_forward = metric.compute, metric.forward
+
+        def compute() -> Any:
+            value, reason = self._noticed.computed(metric, own_compute)
+            notes.came_from(value, metric, reason)
+            return value
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            with self._noticed.apart() as reasons:
+
+                def of_batch() -> Any:
+                    reasons.extend(missing_classes(metric))
+                    return own_compute()
+
+                with shadowed(metric, compute=of_batch):
+                    value = own_forward(*args, **kwargs)
+            notes.came_from(value, metric, reasons[0] if reasons else None)
+            return value
+
+        with shadowed(metric, compute=compute, forward=forward):
+            yield
+
+
+def top_metrics(module: LightningModule) -> list[Metric]:
+    """The metrics of a module, without those that are part of another one: a wrapper sees to its own."""
+    return [metric for _, metric in named_metrics(module)]
+
+
+def _refuse(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError("optimizers and schedulers step once per evaluation, not once per client")

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What users see of an evaluation: logged numbers, the angle in the progress bar, warnings, a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fl_lightning.core.client_names import named
+from fl_lightning.core.records import EvaluationRecord
+from fl_lightning.fit.evaluation.personal import PREFIX
+from fl_lightning.fit.evaluation.summary import client_metrics, evaluation_metrics, shown_angle
+from fl_lightning.lightning.logged_values import send_to_loggers, show_in_progress_bar
+from fl_lightning.lightning.names import Callback, Trainer, rank_zero_info, rank_zero_warn
+from fl_lightning.metrics.functional import Mode, guessed_mode
+from fl_lightning.report.callbacks.client_table import ClientTable, format_client_table
+
+_MANY_CLIENTS = 200
+_WORDS: Mapping[Mode, str] = {"max": "large", "min": "small", "abs": "near 0"}
+
+
+class EvaluationReport:
+    """Logs and prints how evenly the clients fare.
+
+    Args:
+        metric: the metric whose direction and angle are of interest; ``None``: see :func:`shown_angle`.
+        mode: which values of ``metric`` are good; or of every metric in the mapping.
+        by_name: log clients' values under their names.
+    """
+
+    def __init__(self, metric: str | None, mode: Mode | Mapping[str, Mode], by_name: bool = False) -> None:
+        self._metric, self._looked_for, self._by_name = metric, False, by_name
+        if isinstance(mode, str):
+            self._modes: Mapping[str, Mode] = {} if metric is None else {metric: mode}
+        else:
+            self._modes = dict(mode)
+        self._assumed: set[str] = set()
+        self._undefined: set[str] = set()
+
+    def oriented(self, record: EvaluationRecord) -> EvaluationRecord:
+        """The record with every metric's mode: what the user says, else the metric object, else the name."""
+        modes: dict[str, Mode] = {}
+        assumed = []
+        for name in record.values:
+            base = name.removeprefix(PREFIX)
+            known = self._modes.get(name) or self._modes.get(base) or record.modes.get(name) or record.modes.get(base)
+            modes[name] = known or guessed_mode(base)
+            if known is None and base not in self._assumed:
+                self._assumed.add(base)
+                assumed.append(f"{base} {_WORDS[modes[name]]}")
+        if assumed:
+            rank_zero_info(
+                f"Good values of metrics, by their names: {', '.join(assumed)}. Where that is wrong, say so: "
+                "fairness_mode={name: 'max', 'min' or 'abs'}."
+            )
+        return replace(record, modes=modes)
+
+    def log(self, record: EvaluationRecord, trainer: Trainer, callback: Callback) -> None:
+        """Logs the summary, the clients' values, and the angle for the progress bar.
+
+        Args:
+            record: the evaluation.
+            trainer: the trainer.
+            callback: whose hook runs: the summary goes through its ``log``.
+        """
+        self.check(record)
+        metrics = evaluation_metrics(record)
+        for name, value in metrics.items():
+            # The name may hold that of one of several loaders, which Lightning takes for its own to give.
+            callback.log(name, value, add_dataloader_idx=False)  # type: ignore[attr-defined]
+        if len(record.client_ids) <= _MANY_CLIENTS:
+            send_to_loggers(trainer, client_metrics(record, self._by_name))
+        angle = shown_angle(record, metrics, self._metric)
+        if angle is not None:
+            show_in_progress_bar(trainer, {"angle": angle})
+
+    def check(self, record: EvaluationRecord) -> None:
+        """Warns if nobody logs ``fairness_metric``, and of clients for which a metric is undefined."""
+        self._look_for_metric(record)
+        self._name_undefined(record)
+
+    def _name_undefined(self, record: EvaluationRecord) -> None:
+        """Warns once per metric of clients for which it is undefined."""
+        names = dict(zip(record.client_ids, record.client_names, strict=True))
+        for metric, reasons in record.undefined.items():
+            if metric in self._undefined:
+                continue
+            self._undefined.add(metric)
+            client, reason = next(iter(reasons.items()))
+            others = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
+            rank_zero_warn(
+                f"{metric} is undefined for client {named(client, names[client])}{others} ({reason}): such clients are "
+                f"left out of its mean, worst and angle, and counted in fed/{metric}/undefined"
+            )
+
+    def _look_for_metric(self, record: EvaluationRecord) -> None:
+        """Warns in the first validation if nobody logs ``fairness_metric``."""
+        if self._metric is None or self._looked_for or record.stage != "val":
+            return
+        self._looked_for = True
+        if self._metric not in record.values:
+            rank_zero_warn(
+                f"fairness_metric must be a metric that validation logs per client, found {self._metric!r}: the "
+                f"progress bar shows no angle; there are {', '.join(map(repr, record.values)) or 'none'}"
+            )
+
+    def print_table(self, record: EvaluationRecord, trainer: Trainer) -> None:
+        """Prints the clients' values, unless a ClientTable callback does."""
+        if not any(isinstance(callback, ClientTable) for callback in trainer.callbacks):  # type: ignore[attr-defined]
+            trainer.print(format_client_table(record))

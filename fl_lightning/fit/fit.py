@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One federated fit: rounds are opened, clients trained, rounds closed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from math import ceil
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fl_lightning.algorithms.records import Federation
+from fl_lightning.clients.bound_parameters import BoundParameters
+from fl_lightning.clients.upload import Upload
+from fl_lightning.core.columns import Columns
+from fl_lightning.core.digest import checksums
+from fl_lightning.core.errors import RankError
+from fl_lightning.core.records import RoundRecord
+from fl_lightning.core.seeding import derive_seed
+from fl_lightning.core.storage.column_files import for_columns, in_columns
+from fl_lightning.data.client_loaders import ClientLoaders
+from fl_lightning.fit.checks import check_selection
+from fl_lightning.fit.client_side import ClientSide
+from fl_lightning.fit.guarding import Guards
+from fl_lightning.fit.memory_plan import memory_plan
+from fl_lightning.fit.options import FitOptions
+from fl_lightning.fit.resume_checks import check_resume, remembers
+from fl_lightning.fit.server import Server
+from fl_lightning.fit.uploads import Round
+from fl_lightning.lightning.epoch_loop import ClientTask
+from fl_lightning.lightning.fit_description import FitDescription
+from fl_lightning.lightning.names import Trainer, rank_zero_info, rank_zero_warn
+
+
+class FederatedFit:
+    """Everything that lives as long as one call of ``trainer.fit``: the clients' side and the server.
+
+    Args:
+        trainer: the trainer; its optimizers exist and the module is on its device.
+        options: the strategy's arguments.
+        binding: the bound module.
+        clients: the clients' side.
+
+    Attributes:
+        clients: the clients' side.
+        description: the fit in plain values.
+        memory: what it allocates beside the module, in bytes by name.
+
+    Raises:
+        ValueError: the data have too few clients.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        options: FitOptions,
+        binding: BoundParameters,
+        clients: ClientSide,
+    ) -> None:
+        self._trainer, self._options, self._binding, self.clients = trainer, options, binding, clients
+        self._algorithm, self._rule = options.algorithm, options.client_rule
+        if options.attack is not None:
+            options.attack.check(self._num_clients)
+        for guard in options.guards:
+            guard.check(self._num_clients)
+        self._guards = Guards(options.guards)
+        self._server = Server(
+            self._algorithm, self._rule, binding, clients.buffers, self._num_clients, options.server_optimizer,
+            options.on_client_error, options.min_clients, options.max_failed_rounds,
+            self._guards, options.attack,
+        )  # fmt: skip
+        self._server.names = clients.loaders.names
+        self._server.num_samples = sum(clients.loaders.sizes)
+        options.check_rounds(len(clients.runner.rows), clients.loaders.sizes)
+        self.description = self._described()
+        self._round: Round | None = None
+        self._drop_outs: frozenset[int] = frozenset()
+        self._began = 0.0
+        self.memory: dict[str, int] = {}
+
+    # ---- the fit
+
+    def begin(self, states: Mapping[str, Any] | None) -> None:
+        """Starts from nothing, or from the states of a checkpoint or an earlier fit."""
+        algorithm, rule, server = self._algorithm, self._rule, self._server
+        if states is None:
+            algorithm.reset()
+            rule.reset()
+            self._guards.reset()
+        else:
+            path = self._trainer.ckpt_path
+            source = "the last fit's state" if path is None else f"the checkpoint {path}"
+            found = FitDescription.from_state_dict(states["fit"])
+            check_resume(found, self.description, source, remembers(states), self._options.strict_resume)
+            algorithm.load_state_dict(for_columns(states["algorithm"], algorithm.column_state, self._columns))
+            rule.load_state_dict(for_columns(states["client_rule"], rule.column_state, self._columns))
+            self._guards.load_state_dict(states.get("guards", {}), self._columns)
+            self.clients.runner.optimizers.load_state_dict(states["client_optimizers"])
+            if "schedules" in states:  # files of earlier versions have none
+                self.clients.schedules.load_state_dict(states["schedules"])
+            server.skipped_rounds = states.get("skipped_rounds", 0)  # files of earlier versions have neither
+            server.failed_rounds = states.get("failed_rounds", 0)
+            if server.optimizer is not None:
+                server.optimizer.load_state_dict(states["server_optimizer"])
+        theta, layout = self._binding.theta, self._binding.layout
+        size, rounds = len(self.clients.runner.rows), self._planned_rounds()
+        shared = self._columns if len(self._columns.spans) > 1 else None
+        federation = Federation(self._num_clients, layout, theta.device, theta.dtype, size, rounds, shared)
+        algorithm.begin_fit(federation)
+        rule.begin_fit(federation)
+        options = self._options
+        self.memory = memory_plan(
+            federation, (algorithm, rule), self.clients.buffers.nbytes, server.optimizer is not None,
+            options.keeps_optimizer,
+        )  # fmt: skip
+        plan = ", ".join(f"{name} {size:,} B" for name, size in self.memory.items())
+        reason = self.clients.runner.full_path
+        path_taken = "lean" if reason is None else f"full ({reason})"
+        steps = self.clients.schedules.steps
+        idle = self._binding.not_trained
+        idle = idle and f" {idle} require gradients and are in no optimizer: they are not trained."
+        rank_zero_info(
+            f"Federated fit on {theta.device}, {path_taken} path. Memory beside the module: {plan}. A round counts as "
+            f"{steps} step{'s' * (steps > 1)} (global_step, max_steps, learning-rate schedules). Local steps: "
+            f"{self.clients.runner.step_kind}.{idle}"
+        )
+
+    def _planned_rounds(self) -> int | None:
+        """How many rounds the trainer's limits allow; ``None`` without limits."""
+        trainer, limits = self._trainer, list[int]()
+        if trainer.max_epochs not in (None, -1):
+            limits.append(int(trainer.max_epochs))
+        if trainer.max_steps != -1:
+            limits.append(ceil(trainer.max_steps / self.clients.schedules.steps))
+        return min(limits, default=None)
+
+    def reload(self, loaders: ClientLoaders) -> None:
+        """Goes on with data loaded anew (``reload_dataloaders_every_n_epochs``).
+
+        Raises:
+            ValueError: they are of another number of clients.
+        """
+        if len(loaders) != self._num_clients:
+            raise ValueError(f"reloaded data must have the same {self._num_clients} clients, found {len(loaders)}")
+        self.clients.runner.batches.loaders = loaders
+        self._server.num_samples = sum(loaders.sizes)
+
+    @property
+    def _num_clients(self) -> int:
+        return len(self.clients.loaders)
+
+    @property
+    def _columns(self) -> Columns:
+        return self.clients.runner.rows.columns
+
+    def evaluation_params(self, params: Tensor) -> Tensor:
+        """The parameters ``[n]`` that the method wants evaluated: ``params`` itself, if it is those."""
+        mine = self._columns.part(params)
+        chosen = self._algorithm.evaluation_params(mine)
+        return params if chosen is mine else self._columns.joined(chosen)
+
+    @property
+    def evaluates_params(self) -> bool:
+        """Whether they are the global parameters."""
+        mine = self._columns.part(self._binding.theta)
+        return self._algorithm.evaluation_params(mine) is mine
+
+    def states(self) -> dict[str, Any]:
+        """Everything that a bit-exact resume needs besides weights and loop counters."""
+        optimizer = self._server.optimizer
+        return {
+            "fit": self.description.state_dict(),
+            "algorithm": in_columns(self._algorithm.state_dict(), self._algorithm.column_state, self._columns),
+            "client_rule": in_columns(self._rule.state_dict(), self._rule.column_state, self._columns),
+            "guards": self._guards.state_dict(self._columns),
+            "client_optimizers": self.clients.runner.optimizers.state_dict(),
+            "schedules": self.clients.schedules.state_dict(),
+            "skipped_rounds": self._server.skipped_rounds,
+            "failed_rounds": self._server.failed_rounds,
+            "server_optimizer": None if optimizer is None else optimizer.state_dict(),
+            "non_persistent_buffers": self.clients.buffers.unsaved(self.clients.runner.in_training),
+        }
+
+    def checksums(self) -> dict[str, int]:
+        """Numbers that are equal in processes that hold the same model and the same state of the server, by name."""
+        rule, optimizer = self._algorithm, self._server.optimizer
+        held: dict[str, Any] = {
+            "the global parameters": self._binding.theta,
+            "buffers": self.clients.buffers.global_values(),
+        }
+        shared = len(self._columns.spans) > 1
+        apart = [f"{type(rule).__name__}.{name}" for name in rule.column_state or ()] if shared else []
+        apart += [f"guards.{name}" for name in self._guards.in_columns()] if shared else []
+        held["guards"] = self._guards.states()
+        held |= {type(rule).__name__: rule.state_dict(), "server_optimizer": optimizer and optimizer.state_dict()}
+        held |= {"skipped_rounds": self._server.skipped_rounds, "schedules": self.clients.schedules.state_dict()}
+        return {name: number for key, part in held.items() for name, number in checksums(part, key, apart).items()}
+
+    def _described(self) -> FitDescription:
+        optimizer = self._server.optimizer
+        renewed = self._trainer.reload_dataloaders_every_n_epochs > 0  # type: ignore[attr-defined]
+        return FitDescription.of(
+            self._algorithm, self._rule, self._binding.layout,
+            clients=self._num_clients,
+            server_optimizer="none" if optimizer is None else type(optimizer).__name__,
+            data={} if renewed else self.clients.loaders.fingerprint(),
+            steps_per_round=None if renewed else self.clients.schedules.steps,
+            settings={"clients_per_round": len(self.clients.runner.rows), **self._options.settings()},
+        )  # fmt: skip
+
+    def scheduled_groups(self, optimizer: Optimizer) -> list[dict[str, Any]]:
+        """A client optimizer's options per parameter group, as they are between clients."""
+        return self.clients.runner.optimizers.groups(optimizer)
+
+    def global_buffers(self) -> dict[str, Tensor]:
+        """The buffers that a client in training has changed, as they were before it."""
+        return self.clients.buffers.global_values() if self.clients.runner.in_training else {}
+
+    # ---- a round
+
+    def open_round(self, index: int) -> Iterator[ClientTask]:
+        """Draws the cohort and yields one task per place."""
+        self._binding.check(self._trainer.optimizers)
+        self._began = time.perf_counter()
+        loaders, options = self.clients.loaders, self._options
+        size = len(self.clients.runner.rows)
+        seed = derive_seed(options.seed, "sampler")
+        selection = options.sampler.select(index, size, loaders.sizes, seed)
+        check_selection(selection.client_ids, size, len(loaders), type(options.sampler).__name__)
+        self._drop_outs = frozenset(selection.drop_outs)
+        self._round = Round(index)
+        tasks = [
+            ClientTask(int(client), place, index, int(loaders.sizes[client]), loaders.num_batches(client))
+            for place, client in enumerate(selection.client_ids)
+        ]
+        self.clients.begin_round([t for t in tasks if t.num_samples > 0 and t.client_id not in self._drop_outs])
+        yield from tasks
+        for place in range(len(tasks), size):
+            yield ClientTask(None, place, index)
+
+    def train_client(self, task: ClientTask) -> Tensor | None:
+        """Trains one client; returns its mean loss, or ``None`` if it was left out."""
+        current, client = self._round, task.client_id
+        assert current is not None
+        assert client is not None
+        if client in self._drop_outs:
+            current.dropped[client] = "dropped out"
+            return None
+        if task.num_samples == 0:
+            self._server.drop(current, client, "it has no training data")
+            return None
+        self.clients.follow_optimizers()
+        current.trained += 1
+        try:
+            upload = self._taken(self.clients.train(task))
+        except RankError:
+            raise
+        except Exception as error:
+            self._server.drop(current, client, f"{type(error).__name__}: {error}", error)
+            return None
+        self.clients.schedules.arrived(client, upload.pace)
+        current.uploads.append(upload)
+        current.tasks.append(task)
+        return upload.train_loss
+
+    def _repeat(self, current: Round, reason: str) -> None:
+        """Trains the clients of the round again, without plans; nothing of the round has reached the model yet."""
+        rank_zero_warn(
+            f"Round {current.index} is repeated without planned steps, because {reason}. What its clients logged stays."
+        )
+        tasks, current.tasks, current.uploads = current.tasks, [], []
+        for task in tasks:
+            assert task.client_id is not None
+            try:
+                current.uploads.append(self._taken(self.clients.repeat(task)))
+            except Exception as error:
+                self._server.drop(current, task.client_id, f"{type(error).__name__}: {error}", error)
+
+    def _taken(self, upload: Upload) -> Upload:
+        """What a client has sent; vectors beside its update are in the round's rows now."""
+        if upload.report.companions:
+            self.clients.runner.rows.take_companions(upload.index, upload.report.companions)
+            upload = replace(upload, report=replace(upload.report, companions={}))
+        return upload
+
+    def close_round(self) -> RoundRecord:
+        """Aggregates the uploads that arrived and applies the step."""
+        current, clients, runner = self._round, self.clients, self.clients.runner
+        assert current is not None
+        distrusted = clients.end_round()
+        if distrusted is not None:
+            self._repeat(current, distrusted)
+        began, index = self._began, current.index
+        trained = time.perf_counter() - began
+        record = self._server.close_round(
+            current,
+            runner.rows,
+            (lambda params, ids: clients.losses_at(index, params, ids)) if clients.needs.requery else None,
+            lambda: time.perf_counter() - began,
+        )
+        runner.optimizers.commit(record.client_ids)
+        clients.merge(current.uploads, record.client_ids)
+        self._round = None
+        return replace(
+            record,
+            local_steps=clients.schedules.count(record.client_ids),
+            training_seconds=trained,
+            planned_steps=sum(upload.planned for upload in current.uploads if upload.client_id in record.client_ids),
+        )
+
+    def close(self) -> None:
+        """The fit is over, however it ended."""
+        self.clients.close()

@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fits of one strategy: the running one, and what the next one goes on from."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fl_lightning.clients.bound_parameters import BoundParameters
+from fl_lightning.clients.client_hooks import ClientHooks
+from fl_lightning.clients.client_optimizers import scheduled_state
+from fl_lightning.clients.sequential import Sequential
+from fl_lightning.clients.trained import trained_names
+from fl_lightning.core.finite import not_finite
+from fl_lightning.core.layout import names_in
+from fl_lightning.core.records import RoundRecord, round_metrics
+from fl_lightning.data.client_loaders import ClientLoaders
+from fl_lightning.data.cohort_samplers import cohort_size
+from fl_lightning.fit.checks import refuse_undivided_data
+from fl_lightning.fit.client_side import ClientSide
+from fl_lightning.fit.fit import FederatedFit
+from fl_lightning.fit.options import FitOptions
+from fl_lightning.fit.rank_checks import Agreement, check_same_fit, check_same_start, say_processes
+from fl_lightning.fit.ranks import shared_work
+from fl_lightning.fit.round_length import visit_plan
+from fl_lightning.fit.round_loader import RoundLoader
+from fl_lightning.lightning.epoch_loop import ClientTask, FederatedEpochLoop, install
+from fl_lightning.lightning.fit_description import FitDescription
+from fl_lightning.lightning.last_checkpoint import complete_last_checkpoints
+from fl_lightning.lightning.names import Trainer, rank_zero_info
+from fl_lightning.lightning.ranks import Ranks
+
+
+class FitLifecycle:
+    """Binds the module for a fit, conducts its rounds for the epoch loop, and keeps the method's state between fits.
+
+    Args:
+        options: the strategy's arguments.
+
+    Attributes:
+        last_round: what the last finished round did.
+    """
+
+    def __init__(self, options: FitOptions) -> None:
+        self._options, self._algorithm = options, options.algorithm
+        self.last_round: RoundRecord | None = None
+        self._binding: BoundParameters | None = None
+        self._fit: FederatedFit | None = None
+        self._ranks: Ranks | None = None
+        self._agreement: Agreement | None = None
+        self._fallback: str | None = None
+        self._memory: Mapping[str, int] = {}
+        self._quiet = ExitStack()
+        self._carried: dict[str, Any] | None = None
+        self._trained: Tensor | None = None
+        self._finished = False
+
+    def install(self, trainer: Trainer) -> FederatedEpochLoop:
+        """Puts the epoch loop, which asks this object for its rounds, into the trainer."""
+        self._trainer = trainer
+        self.loop = install(trainer, self)
+        return self.loop
+
+    def bind(self, ranks: Ranks | None) -> None:
+        """A fit is set up: binds the parameters of the trainer's module.
+
+        Args:
+            ranks: the processes that run the fit; ``None`` for one.
+
+        Raises:
+            ValueError: the executor makes processes of its own, or no optimizer holds a parameter of the module.
+        """
+        self._ranks, self._agreement = ranks, None
+        if ranks is not None and not isinstance(self._options.executor, Sequential):
+            raise ValueError(
+                f"executor={self._options.executor!r} cannot be used with {ranks.size} processes, each of which trains "
+                "its share of the clients: leave executor out"
+            )
+        module = self._trainer.lightning_module
+        trained = trained_names(module, self._trainer.optimizers)
+        self._binding = BoundParameters(module, self._algorithm.layers, trained)
+        self.loop.forget_data()
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the module's parameters are bound: from the setup of a fit to its teardown."""
+        return self._binding is not None
+
+    @property
+    def hooks(self) -> ClientHooks | None:
+        """What the client rule does inside local steps; ``None`` outside a fit."""
+        return None if self._fit is None else self._fit.clients.runner.hooks
+
+    @property
+    def description(self) -> FitDescription | None:
+        """The running or last fit in plain values; ``None`` before the first."""
+        if self._fit is not None:
+            return self._fit.description
+        return None if self._carried is None else FitDescription.from_state_dict(self._carried["fit"])
+
+    @property
+    def trained(self) -> Sequence[str] | None:
+        """Names of the trained parameters of the running or last fit; ``None`` before the first."""
+        description = self.description
+        return None if description is None else names_in(description.layout)
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """What the running or last fit allocates beside the module, in bytes by name."""
+        return self._memory if self._fit is None else self._fit.memory
+
+    @property
+    def executor_fallback(self) -> str | None:
+        """Why the running or last fit trains clients one after the other although asked for something else."""
+        return self._fallback if self._fit is None else self._fit.clients.fallback
+
+    # ---- data
+
+    def training_loader(self, dataloader: object, limit: int | float, loaded: dict[str, Any] | None) -> RoundLoader:
+        """Begins the fit on the clients' data, or goes on with data loaded anew.
+
+        Args:
+            dataloader: the clients' training data.
+            limit: the trainer's ``limit_train_batches``.
+            loaded: the federated state of the checkpoint that was loaded, if any.
+
+        Raises:
+            TypeError: the data are not divided among clients.
+        """
+        if not isinstance(dataloader, ClientLoaders):
+            refuse_undivided_data(dataloader)
+        if self._fit is None:  # a fit keeps its clock when data are loaded anew
+            self.loop.clock.plan = visit_plan(self._trainer, self._options, limit, dataloader)
+        if self._binding is not None:  # None when configure_optimizers asks for the number of steps
+            self._open(dataloader, limit, loaded)
+        # Lightning is about to take clients for batches and warn that nothing will be logged.
+        self._quiet.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", message="The number of training batches")
+        size = cohort_size(self._options.clients_per_round, len(dataloader))
+        return RoundLoader(size, dataloader, self.open_round)
+
+    def _open(self, loaders: ClientLoaders, limit: int | float, loaded: dict[str, Any] | None) -> None:
+        assert self._binding is not None
+        if self._fit is not None:
+            self._fit.reload(loaders)
+            return
+        options = self._options
+        self._binding = self._binding.renewed(self._algorithm.layers, self._trainer.optimizers)
+        self._check_weights(self._binding)
+        self.loop.progress.resume()
+        carried = self._carried
+        if loaded is not None:
+            carried = loaded if "fit" in loaded else None
+        elif self._trainer.current_epoch == 0:
+            carried = None
+        capacity = cohort_size(options.clients_per_round, len(loaders))
+        executor, rule = options.executor, options.client_rule
+        if self._ranks is not None:
+            self._agreement = Agreement(self._ranks)
+            executor = shared_work(self._ranks, options, self._binding, len(loaders), self._agreement)
+            rule = rule if executor.state is None else executor.state.visiting
+        clients = ClientSide(self._trainer, self.loop, options, limit, self._binding, loaders, capacity, executor, rule)
+        self._fit = FederatedFit(self._trainer, options, self._binding, clients)
+        if self._ranks is not None:
+            check_same_fit(self._ranks, self._fit.description, self._trainer)
+            say_processes(self._ranks, options, loaders.sizes.tolist(), clients.runner.rows)
+        if loaded is not None:
+            clients.buffers.load_unsaved(loaded.get("non_persistent_buffers", {}))
+        self._fit.begin(carried)
+        self._trained, self._finished = None, False
+        trained, theta = (carried or {}).get("trained"), self._binding.theta
+        # A checkpoint and a fit that is over leave the parameters to evaluate in the module: go on from those that were
+        # trained, unless the module was given other weights since. Another device may compute them a little otherwise.
+        if trained is not None and _same(self._fit.evaluation_params(trained.to(theta)), theta):
+            theta.copy_(trained)
+        if self._ranks is not None:
+            check_same_start(self._ranks, self._fit.checksums())
+
+    def _check_weights(self, binding: BoundParameters) -> None:
+        """Raises ValueError if the fit would begin with weights that are not finite."""
+        broken = not_finite(dict(zip(binding.layout.names, binding.global_views, strict=True)))
+        if broken:
+            raise ValueError(
+                f"the parameters of {type(binding.module).__name__} must be finite when a fit begins, found NaN or "
+                f"infinity in {', '.join(broken)}: no client could train with them"
+            )
+
+    # ---- rounds, as the epoch loop asks for them
+
+    def open_round(self) -> Iterator[ClientTask]:
+        """Draws the cohort of the current epoch."""
+        self._quiet.close()
+        return self.running.open_round(self._trainer.current_epoch)
+
+    def train_client(self, task: ClientTask) -> Tensor | None:
+        """Trains one client; the module holds the global weights before and after."""
+        loss = self.running.train_client(task)
+        # As text: the Rich bar shows numbers with three decimals.
+        self.loop.publish({}, {"round": str(task.round), "client": str(task.client_id)})
+        return loss
+
+    def close_round(self) -> None:
+        """Aggregates and applies the server step."""
+        self.last_round = self.running.close_round()
+        if self._agreement is not None:
+            self.last_round = self._agreement.compared(self.last_round, self.running.checksums())
+
+    def advance_schedules(self) -> None:
+        """Moves schedulers and clock to the end of the round."""
+        self.running.clients.schedules.close_round()
+
+    def publish_round(self) -> None:
+        """Logs the round that was closed."""
+        assert self.last_round is not None
+        self.loop.publish(round_metrics(self.last_round), {"conflicts": str(self.last_round.conflicts)})
+        if self._ranks is not None:
+            self._ranks.follow_requests()  # whoever stops validates first
+
+    def end_epoch(self) -> None:
+        """Ranks stop together."""
+        if self._ranks is not None:
+            self._ranks.follow_requests(ends_round=True)
+
+    @property
+    def running(self) -> FederatedFit:
+        """The running fit."""
+        assert self._fit is not None
+        return self._fit
+
+    # ---- checkpoints
+
+    def states(self) -> Mapping[str, Any]:
+        """What a checkpoint holds of the running fit, or of the last."""
+        if self._fit is None:
+            return self._carried or {}
+        assert self._binding is not None
+        theta = self._binding.theta
+        trained = self._trained if self._finished or self._fit.evaluates_params else theta
+        return {**self._fit.states(), "trained": trained}
+
+    def scheduler_states(self) -> list[dict[str, Any]] | None:
+        """What a checkpoint holds of the learning-rate schedulers; ``None`` outside a fit."""
+        return None if self._fit is None else self._fit.clients.schedules.scheduler_states()
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """What a checkpoint holds of a client optimizer: its scheduled options (learning rate), not its state."""
+        return scheduled_state(optimizer, None if self._fit is None else self._fit.scheduled_groups(optimizer))
+
+    @contextmanager
+    def showing(self) -> Iterator[None]:
+        """Lets the module show what a checkpoint is to hold: the parameters that the method wants evaluated."""
+        assert self._binding is not None
+        self._binding.fetch()
+        with self._binding.showing(self._shown()):
+            yield
+
+    def _shown(self) -> Tensor:
+        assert self._binding is not None
+        theta = self._binding.theta
+        return theta if self._fit is None or self._finished else self._fit.evaluation_params(theta)
+
+    def with_global_buffers(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The module's state dictionary with the buffers that a client in training has changed as they were."""
+        buffers = {} if self._fit is None else self._fit.global_buffers()
+        return {name: buffers.get(name, value) for name, value in state.items()}
+
+    def finish(self) -> None:
+        """All rounds are over: the module keeps the parameters that the method wants evaluated."""
+        assert self._binding is not None
+        assert self._fit is not None
+        self._finished = True
+        words = self._algorithm.end_fit()
+        if words is not None:
+            rank_zero_info(words)
+        theta = self._binding.theta
+        final = self._fit.evaluation_params(theta)
+        if final is not theta:
+            self._trained = theta.clone()
+            theta.copy_(final)
+
+    def show(self) -> None:
+        """Binds the parameters that the method wants evaluated."""
+        if self._binding is not None:
+            self._binding.fetch()
+            params = self._shown()
+            if params is not self._binding.theta:
+                self._binding.bind_flat(params)
+
+    def put_back(self) -> None:
+        """Binds the global parameters."""
+        self._quiet.close()
+        if self._binding is not None:
+            self._binding.bind_global()
+
+    def abort(self) -> None:
+        """Something was raised: ends workers, and leaves the submodules in training mode."""
+        if self._fit is not None:
+            self._fit.close()
+        if self._binding is not None:
+            self.loop.leave_validation()
+
+    def close(self, interrupted: bool) -> None:
+        """Gives the parameters storage of their own and keeps what the next fit may go on from."""
+        if self._fit is not None:
+            # Lightning calls no hooks when nothing is left to do for a resumed fit.
+            if not self._finished and not interrupted:
+                self.finish()
+                complete_last_checkpoints(self._trainer)
+            self._fit.close()
+            self._fallback, self._memory = self._fit.clients.fallback, self._fit.memory
+            self._carried = dict(self.states())
+        if self._binding is not None:
+            self._binding.release()
+        self._fit, self._binding = None, None
+
+
+def _same(params: Tensor, others: Tensor) -> bool:
+    return torch.allclose(params, others, rtol=8 * torch.finfo(params.dtype).eps, atol=0.0, equal_nan=True)

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The guards of a fit, one after the other, between the uploads of a round and the method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fl_lightning.algorithms.guards.base import Guard
+from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.columns import Columns
+from fl_lightning.core.storage.column_files import for_columns, in_columns
+
+_MANY = 100_000
+"""Clients among which a guard's smallest cohort is looked for."""
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """What the guards made of a round.
+
+    Attributes:
+        cohort: what the method sees.
+        places: where its clients were in the cohort that came in.
+        scalars: numbers to log, by the guard's class, with ``_2`` for the second of a class.
+    """
+
+    cohort: Cohort
+    places: list[int]
+    scalars: dict[str, float]
+
+
+def check_guards(guards: Sequence[Guard], most: int, who: str) -> None:
+    """Refuses guards that can judge no round.
+
+    Args:
+        guards: in the order in which they see the updates.
+        most: the largest number of usable reports.
+        who: the clients behind them, for the error.
+
+    Raises:
+        ValueError: says how many reports it takes.
+    """
+    for guard in guards:
+        judged = [m for m in range(1, most + 1) if guard.needed(m) <= m]
+        if not judged:
+            enough = next((m for m in range(most + 1, _MANY) if guard.needed(m) <= m), None)
+            takes = "which no number of clients is enough for" if enough is None else f"which takes {enough} of them"
+            raise ValueError(
+                f"guard must be able to judge rounds with {who}, found {guard!r}, {takes}: sample more clients per "
+                "round, or lower the numbers that the guard was given"
+            )
+        most = max(map(guard.most_left, judged))
+        who = f"the {most} clients at most whom {guard!r} leaves"
+
+
+class Guards:
+    """Runs the guards of a fit.
+
+    Args:
+        guards: in the order in which they see the updates.
+    """
+
+    def __init__(self, guards: Sequence[Guard]) -> None:
+        self._guards, kinds = guards, [type(guard).__name__ for guard in guards]
+        earlier = [kinds[:place].count(kind) for place, kind in enumerate(kinds)]
+        self._logged = [f"{kind}_{k + 1}" if k else kind for kind, k in zip(kinds, earlier, strict=True)]
+
+    def guarded(
+        self, cohort: Cohort, rebuild: Callable[[list[int], bool], Cohort], leave_out: Callable[[int, str], None]
+    ) -> Guarded:
+        """Lets every guard see what the one before has left; rows change in place.
+
+        Args:
+            cohort: the round's usable uploads.
+            rebuild: makes the cohort anew, from the clients at these of its present places; whether rows have changed
+                since their norms were taken is the second argument.
+            leave_out: called with the place of each client that takes no part, in the cohort that came in, and the
+                reason; also when a later guard raises.
+
+        Raises:
+            CannotGuardError: a guard can make nothing of the cohort.
+        """
+        places, scalars, changed = list(range(len(cohort))), dict[str, float](), False
+        for guard, logged in zip(self._guards, self._logged, strict=True):
+            verdict = guard.judge(cohort)
+            kept = verdict.kept(len(cohort))
+            for place, reason in sorted(verdict.left_out.items()):
+                leave_out(places[place], reason)
+            named = {"left_out": float(len(verdict.left_out)), **verdict.scalars}
+            scalars |= {f"{logged}/{name}": value for name, value in named.items()}
+            places = [places[place] for place in kept]
+            if verdict.left_out or verdict.changes_rows:
+                changed = changed or verdict.changes_rows
+                cohort = rebuild(kept, changed)
+                verdict.change(cohort.updates.rows, kept)
+        return Guarded(cohort, places, scalars)
+
+    def commit(self) -> None:
+        """The round has happened."""
+        for guard in self._guards:
+            guard.commit()
+
+    def reset(self) -> None:
+        """A fresh fit begins."""
+        for guard in self._guards:
+            guard.reset()
+
+    def states(self) -> dict[str, Any]:
+        """The guards' states, by name."""
+        return {name: guard.state_dict() for name, guard in self._named()}
+
+    def state_dict(self, columns: Columns) -> dict[str, Any]:
+        """What a checkpoint holds of each guard."""
+        return {name: in_columns(guard.state_dict(), guard.column_state, columns) for name, guard in self._named()}
+
+    def load_state_dict(self, states: Mapping[str, Any], columns: Columns) -> None:
+        """Restores what :meth:`state_dict` returned; guards that it lacks begin anew."""
+        self.reset()
+        for name, guard in self._named():
+            if name in states:
+                guard.load_state_dict(for_columns(states[name], guard.column_state, columns))
+
+    def in_columns(self) -> list[str]:
+        """Names of what lies in columns, among the states."""
+        return [f"{name}.{entry}" for name, guard in self._named() for entry in guard.column_state or ()]
+
+    def _named(self) -> list[tuple[str, Guard]]:
+        return [(f"{type(guard).__name__} {place}", guard) for place, guard in enumerate(self._guards)]

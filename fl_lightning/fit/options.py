@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The strategy's arguments in one frozen record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fl_lightning.algorithms.differential_privacy import DifferentialPrivacy, accounting
+from fl_lightning.algorithms.guards.base import Guard
+from fl_lightning.arguments import check_unused
+from fl_lightning.clients.base import Executor
+from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler, check_clients_per_round
+from fl_lightning.fit.client_options import ClientOptions
+from fl_lightning.fit.guarding import check_guards
+from fl_lightning.lightning.fit_description import plain
+from fl_lightning.lightning.names import rank_zero_warn
+from fl_lightning.metrics.functional import Mode
+
+_GUESSED = 2**32
+"""Seeds below can all be tried."""
+
+
+@dataclass(frozen=True)
+class FitOptions(ClientOptions):
+    """What shapes a fit; see :class:`fl_lightning.FederatedStrategy`, whose arguments these are.
+
+    Raises:
+        ValueError: arguments do not fit together.
+    """
+
+    clients_per_round: int | float
+    server_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None
+    sampler: CohortSampler
+    fairness_metric: str | None
+    fairness_mode: Mode | Mapping[str, Mode]
+    on_client_error: Literal["raise", "drop"]
+    executor: Executor
+    min_clients: int
+    strict_resume: bool
+    max_failed_rounds: int | None
+    guard: Guard | Sequence[Guard] | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.server_optimizer is not None and self.needs.exact_step:
+            raise ValueError(
+                f"server_optimizer must be left out with {type(self.algorithm).__name__}, which goes back to earlier "
+                f"parameters by steps of its own, found {self.server_optimizer!r}: it would take other steps"
+            )
+        if self.guard is not None and not self.guards:
+            raise ValueError(f"guard of FederatedStrategy must be None or at least one guard, found {self.guard!r}")
+        if self.fairness_metric is None and isinstance(self.fairness_mode, str):
+            check_unused("fairness_mode", self.fairness_mode, "max", "without fairness_metric, or map metrics to modes")
+        check_clients_per_round(self.clients_per_round)
+        if isinstance(self.clients_per_round, int):
+            self.check_rounds(self.clients_per_round)
+        self._check_privacy()
+
+    def _check_privacy(self) -> None:
+        """Raises an error where differential privacy would not hold what it promises, or could not say it."""
+        rule = self.client_rule
+        if not isinstance(rule, DifferentialPrivacy):
+            return
+        accounting()
+        if rule.where == "central" and self.guard is not None:
+            raise ValueError(
+                "guard must be left out with DifferentialPrivacy(where='central'), whose noise covers a plain mean: "
+                f"use where='local', found {self.guard!r}"
+            )
+        if rule.amplified and self.sampler != UniformSampler():
+            raise ValueError(
+                "sampler must be UniformSampler() with DifferentialPrivacy(amplified=True), which counts on uniform "
+                f"draws, found {self.sampler!r}"
+            )
+        if rule.amplified and rule.seed is None and self.seed < _GUESSED:
+            rank_zero_warn(
+                f"DifferentialPrivacy(amplified=True) counts on nobody knowing who was drawn, but seed={self.seed} of "
+                "FederatedStrategy can be guessed, and it decides who is drawn: give seed=secrets.randbits(63) and "
+                "keep it secret"
+            )
+
+    @property
+    def guards(self) -> tuple[Guard, ...]:
+        """The guards, in the order in which they see the updates."""
+        if self.guard is None:
+            return ()
+        return (self.guard,) if isinstance(self.guard, Guard) else tuple(self.guard)
+
+    def check_rounds(self, cohort_size: int, sizes: Tensor | None = None) -> None:
+        """Raises ValueError if no round can have ``min_clients`` usable uploads, or so many as a guard needs.
+
+        Args:
+            cohort_size: clients sampled per round.
+            sizes: ``[N]`` training samples of all registered clients, once they are known.
+        """
+        most, who = cohort_size, f"sampled per round (clients_per_round={self.clients_per_round})"
+        if sizes is not None and self.sampler.most_reports(cohort_size, sizes) < most:
+            most, who = self.sampler.most_reports(cohort_size, sizes), f"that have data and report by {self.sampler!r}"
+        if self.min_clients > most:
+            raise ValueError(
+                f"min_clients must be at most the {most} clients {who}, found {self.min_clients}: no round would "
+                "change the model"
+            )
+        check_guards(self.guards, most, f"the {most} clients {who}")
+
+    def settings(self) -> dict[str, Any]:
+        """Those of the clients, and what decides who takes part."""
+        own = {name: plain(getattr(self, name)) for name in ("sampler", "attack", "min_clients")}
+        own["guard"] = plain(self.guards)
+        return {**super().settings(), **own}

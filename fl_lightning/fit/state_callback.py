@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The callback through which a federated fit enters and leaves checkpoints and hears of rounds and evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from fl_lightning.fit.evaluation.evaluator import Evaluator
+from fl_lightning.lightning.checkpoint_io import STATE_KEY
+from fl_lightning.lightning.names import Callback, LightningModule, Trainer
+from fl_lightning.lightning.round_progress import RoundPhase, RoundProgress
+
+VERSION = 1
+
+
+class SavedFit(Protocol):
+    """What the callback asks of a fit."""
+
+    def states(self) -> Mapping[str, Any]:
+        """What a checkpoint holds of it."""
+
+    def scheduler_states(self) -> list[dict[str, Any]] | None:
+        """What it holds of the learning-rate schedulers; ``None`` if that is what they say themselves."""
+
+    def finish(self) -> None:
+        """All rounds are over."""
+
+
+class FederatedState(Callback):
+    """Inserted by the strategy as the first callback; users do not add it.
+
+    A strategy has no section of its own in a Lightning checkpoint, callbacks do. The state holds tensors, numbers and
+    strings only, so the file loads with ``weights_only=True``, also where this package is not installed.
+
+    Args:
+        fit: gives the state to save.
+        evaluator: runs around validations and tests.
+
+    Attributes:
+        loaded: the state of the checkpoint that the running trainer function loads, if any.
+    """
+
+    def __init__(self, fit: SavedFit, evaluator: Evaluator) -> None:
+        self._fit, self._evaluator = fit, evaluator
+        self._progress: RoundProgress | None = None
+        self.loaded: dict[str, Any] | None = None
+
+    def attach(self, progress: RoundProgress) -> None:
+        """A trainer function begins.
+
+        Args:
+            progress: where in a round the trainer's epoch loop is.
+        """
+        self._progress, self.loaded = progress, None
+
+    @property
+    def state_key(self) -> str:
+        """Fixed, so that checkpoints do not depend on arguments."""
+        return STATE_KEY
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rule states and optimizer states; where in the round the fit is, the loop writes down."""
+        return {"version": VERSION, **self._fit.states()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keeps the state until the strategy is set up: parameters are not bound yet.
+
+        Raises:
+            ValueError: the state was written by a version of this package that stores other things.
+        """
+        if state_dict["version"] != VERSION:
+            raise ValueError(
+                f"the checkpoint's federated state has version {state_dict['version']}, and this fl_lightning reads "
+                f"version {VERSION}: use the fl_lightning that wrote it"
+            )
+        self.loaded = dict(state_dict)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Schedulers are saved where the round began, also while a client trains."""
+        states = self._fit.scheduler_states()
+        if states is not None:
+            checkpoint["lr_schedulers"] = states
+
+    # ---- where in the round we are; first in the list, so other callbacks' checkpoints see it right
+
+    @property
+    def progress(self) -> RoundProgress:
+        """Where in a round the fit is."""
+        assert self._progress is not None
+        return self._progress
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A round begins."""
+        self.progress.open_round()
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Binds the parameters to evaluate."""
+        self._evaluator.begin(trainer, "val", self.loaded)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Logs the fairness of the per-client values."""
+        self._evaluator.end(trainer, self)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Puts the training parameters back before anybody saves a checkpoint."""
+        self._evaluator.stop()
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self.progress.enter(RoundPhase.VALIDATED)
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Binds the parameters to evaluate."""
+        self._evaluator.begin(trainer, "test", self.loaded)
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Logs the fairness of the per-client values."""
+        self._evaluator.end(trainer, self)
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Prints the per-client table."""
+        self._evaluator.stop()
+        self._evaluator.print_table(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The round is over but for what Lightning does at the end of an epoch.
+
+        Raises:
+            RuntimeError: the epoch ended without a server step.
+        """
+        self.progress.enter(RoundPhase.EPOCH_END)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The module leaves the fit with the parameters to evaluate."""
+        self.progress.enter(RoundPhase.BETWEEN)
+        self._fit.finish()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Comes before other callbacks save a checkpoint, for which other processes no longer wait."""
+        trainer.strategy.leave(exception)  # type: ignore[attr-defined]

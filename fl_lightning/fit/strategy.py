@@ -1,0 +1,412 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FederatedStrategy: what a Trainer calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from datetime import timedelta
+from functools import wraps
+from inspect import signature
+from typing import Any, Literal, TypeVar, cast
+
+from torch import nn
+from torch.optim import Optimizer
+
+from fl_lightning.algorithms import FedAvg
+from fl_lightning.algorithms.attacks import Attack
+from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.algorithms.guards.base import Guard
+from fl_lightning.arguments import ANY, Bounds, Example, checked
+from fl_lightning.clients.base import Executor
+from fl_lightning.clients.client_optimizers import load_scheduled_states
+from fl_lightning.clients.sequential import Sequential
+from fl_lightning.core.records import EvaluationRecord, RoundRecord
+from fl_lightning.data.client_loaders import ClientLoaders
+from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler
+from fl_lightning.data.datamodule import FederatedDataModule
+from fl_lightning.fit.checks import check_trainer
+from fl_lightning.fit.data_of_trainer import AttachedData, PartitionLike
+from fl_lightning.fit.evaluation.evaluator import Evaluator
+from fl_lightning.fit.evaluation.loader import PredictionLoader
+from fl_lightning.fit.evaluation.report import EvaluationReport
+from fl_lightning.fit.fit_lifecycle import FitLifecycle
+from fl_lightning.fit.options import FitOptions
+from fl_lightning.fit.rank_checks import check_same_data
+from fl_lightning.fit.state_callback import FederatedState
+from fl_lightning.lightning.checkpoint_io import STATE_KEY, remedy, weights_not_finite
+from fl_lightning.lightning.checkpoint_names import keep_names_in_one_folder
+from fl_lightning.lightning.fit_description import FitDescription
+from fl_lightning.lightning.names import (
+    LightningModule,
+    RunningStage,
+    StrategyRegistry,
+    Trainer,
+    TrainerFn,
+)
+from fl_lightning.lightning.single_device import OneDevice
+
+_Init = TypeVar("_Init", bound=Callable[..., None])
+
+
+def _remembered(init: _Init) -> _Init:
+    """A constructor that keeps its arguments; those of a subclass count, if it has a constructor of its own."""
+
+    @wraps(init)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
+        vars(self).setdefault("_arguments", (args, kwargs))
+        init(self, *args, **kwargs)
+
+    return cast("_Init", wrapper)
+
+
+class FederatedStrategy(OneDevice):
+    """Turns ``trainer.fit`` into federated training: one epoch is one communication round.
+
+    In each round some clients are sampled. Each of them trains the global model on its own data. The server rule then
+    combines their updates into the next global model. One device (CPU, CUDA or MPS) simulates all clients,
+    or several processes with a device each share them (``Trainer(devices=..., num_nodes=...)``).
+
+    ``max_epochs`` counts rounds. ``limit_*_batches`` count per client. ``max_steps`` and ``global_step`` count a round
+    as the mean number of optimizer steps of a client's visit (:attr:`FitDescription.steps_per_round`), and training
+    stops at the end of the round.
+
+    Args:
+        algorithm: the method; default :class:`fl_lightning.algorithms.FedAvg`. It brings its server half and, if it
+            changes local training, its client half.
+        client: the client half of another method, to combine with ``algorithm``.
+        clients_per_round: clients sampled per round: an int is a count, a float a fraction (rounded up).
+        local_epochs: passes over a client's data per round.
+        local_steps: optimizer steps per client and round, in place of ``local_epochs``; all take equally many.
+        full_gradients: clients do not train locally but send the learning rate times the gradient of all their data
+            (FedSGD). Works with every algorithm that does not change local training. Momentum, weight decay, gradient
+            clipping and ``limit_train_batches`` have no effect then, and the fit warns of it.
+        server_optimizer: factory of the optimizer that applies the server's step, which it takes as its gradient. For
+            instance ``functools.partial(torch.optim.SGD, lr=1.0, momentum=0.9)`` (FedAvgM) or one of
+            :mod:`fl_lightning.optim`. Default: subtract the step.
+        sampler: draws the clients of each round; default uniform without replacement.
+        client_optimizer_state: ``"reset"`` gives every client a new optimizer in each round. ``"keep"`` gives it the
+            optimizer state of its last round.
+        buffers: how BatchNorm statistics and other buffers are combined: ``"mean"`` weights clients by samples,
+            ``"global"`` keeps the server's, ``"largest"`` takes those of the client with the most samples. Integer
+            buffers are never averaged. Parameters that are not trained and have the shape of a trained one (EMA
+            teachers) and non-persistent buffers (memory banks) follow the same policy where clients change them.
+        fairness_metric: the validation metric whose fairness angle the progress bar shows.
+        fairness_mode: whether larger (``"max"``) or smaller (``"min"``) values of ``fairness_metric`` are better, or
+            those near 0 (``"abs"``, for gaps with a sign). A mapping says it of several metrics. Where it says nothing,
+            logged torchmetrics objects do, and of the rest the names are taken as hints.
+        on_client_error: what happens if a client has no data, its training raises, or its update or loss is not finite.
+            ``"raise"`` stops with an error that names the client. ``"drop"`` leaves the client out of the round, counts
+            and logs it, and warns. Where updates are finite and the step or the model that it leads to would not be,
+            the round changes nothing: ``"raise"`` stops with the largest norms, ``"drop"`` warns of them.
+        guard: a defence against dishonest clients (:mod:`fl_lightning.guards`), or several, each of which sees what the
+            one before has left. They leave clients out of a round, or change updates, before the method sees them.
+        attack: what dishonest clients send instead of their updates (:mod:`fl_lightning.attacks`), for robustness runs.
+        seed: seed of sampling, shuffling and local randomness. These depend only on (seed, round, client).
+        executor: trains the clients of a round (:mod:`fl_lightning.executors`); default one after the other.
+        min_clients: fewest usable uploads of a round. A round with fewer changes nothing: not the model, nor what the
+            method, the server optimizer and kept client optimizers remember. It is counted and logged, and warns.
+        max_failed_rounds: stop with an error after so many rounds in a row in which clients trained and nothing came of
+            it, because no upload was usable or the step was not finite. ``None`` never stops.
+        strict_resume: refuse to go on from a checkpoint that was written with other data or other arguments of the
+            method, if the method remembers anything of them. ``False`` warns instead.
+        loss_batch_size: samples per forward pass when a method asks for clients' losses or accuracies; default the
+            training batch size. A larger number is faster. It gives the same values if the loss is a mean over samples.
+        log_client_names: log clients' values under their names instead of their numbers, where they have names
+            (:class:`fl_lightning.data.ByKey`).
+        partition: divides the data that the Trainer is given, where a library calls ``Trainer.fit`` itself and nobody
+            can wrap its data: a partition or ready index vectors as for :class:`fl_lightning.FederatedDataModule`,
+            which does the dividing with this strategy's ``seed``. With more to say, pass a function of the data, such
+            as ``functools.partial(fl.FederatedDataModule, partition=fl.data.IID(10), holdout=0.2)``. Leave it out for
+            data that is wrapped.
+        timeout: with several processes (``Trainer(devices=..., num_nodes=...)``), how long one waits for the others. It
+            waits while they train their last clients of a round.
+        planned_steps: on the CPU, record the operations of a local step once with ``torch.compile`` and repeat them in
+            memory that stays. Small networks train faster, with the same bits; what cannot be recorded is computed as
+            ever, and the log says why. What a step reads is checked as well as ``torch.compile`` checks it: see
+            docs/speed.md.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range, or ``algorithm`` and ``client`` do not fit together.
+    """
+
+    strategy_name = "federated"
+    _arguments: tuple[tuple[Any, ...], dict[str, Any]]
+
+    @_remembered
+    @checked(
+        algorithm=Example("fl.algorithms.FedLF()"),
+        clients_per_round=Bounds(above=0),
+        local_epochs=Bounds(1),
+        local_steps=Bounds(1),
+        server_optimizer=Example("functools.partial(torch.optim.SGD, lr=1.0, momentum=0.9)"),
+        sampler=Example("fl.data.UniformSampler()"),
+        guard=Example("fl.guards.MultiKrum(dishonest=0.1)"),
+        attack=Example("fl.attacks.ZeroUpdates(clients=(3, 7))"),
+        executor=Example("fl.executors.Sequential()"),
+        loss_batch_size=Bounds(1),
+        max_failed_rounds=Bounds(1),
+        min_clients=Bounds(1),
+        partition=ANY,
+    )
+    def __init__(
+        self,
+        algorithm: ServerRule | None = None,
+        client: ClientRule | ServerRule | None = None,
+        clients_per_round: int | float = 1.0,
+        local_epochs: int = 1,
+        local_steps: int | None = None,
+        full_gradients: bool = False,
+        server_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
+        sampler: CohortSampler | None = None,
+        client_optimizer_state: Literal["reset", "keep"] = "reset",
+        buffers: Literal["mean", "global", "largest"] = "mean",
+        fairness_metric: str | None = None,
+        fairness_mode: Literal["max", "min", "abs"] | Mapping[str, Literal["max", "min", "abs"]] = "max",
+        on_client_error: Literal["raise", "drop"] = "raise",
+        guard: Guard | list[Guard] | tuple[Guard, ...] | None = None,
+        attack: Attack | None = None,
+        seed: int = 0,
+        executor: Executor | None = None,
+        loss_batch_size: int | None = None,
+        min_clients: int = 1,
+        max_failed_rounds: int | None = 3,
+        strict_resume: bool = True,
+        log_client_names: bool = False,
+        partition: PartitionLike | None = None,
+        timeout: timedelta = timedelta(minutes=30),
+        planned_steps: bool = False,
+    ) -> None:
+        super().__init__(timeout)
+        self._options = options = FitOptions(
+            algorithm=FedAvg() if algorithm is None else algorithm,
+            client=client,
+            clients_per_round=clients_per_round,
+            local_epochs=local_epochs,
+            local_steps=local_steps,
+            full_gradients=full_gradients,
+            server_optimizer=server_optimizer,
+            sampler=UniformSampler() if sampler is None else sampler,
+            client_optimizer_state=client_optimizer_state,
+            buffers=buffers,
+            fairness_metric=fairness_metric,
+            fairness_mode=fairness_mode,
+            on_client_error=on_client_error,
+            guard=guard,
+            attack=attack,
+            seed=seed,
+            executor=Sequential() if executor is None else executor,
+            loss_batch_size=loss_batch_size,
+            planned_steps=planned_steps,
+            min_clients=min_clients,
+            max_failed_rounds=max_failed_rounds,
+            strict_resume=strict_resume,
+        )
+        self.algorithm, self.client_rule = options.algorithm, options.client_rule
+        self._fits = FitLifecycle(options)
+        report = EvaluationReport(fairness_metric, fairness_mode, log_client_names)
+        self._evaluator = Evaluator(self._fits, self.algorithm, self.client_rule, options.seed, report)
+        self._state = FederatedState(self._fits, self._evaluator)
+        self._data = AttachedData(partition, options.seed)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            setattr(cls, "__init__", _remembered(vars(cls)["__init__"]))  # noqa: B010
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles and copies have the arguments, not the fits.
+
+        Libraries save the arguments of their Trainer as hyperparameters, so that every checkpoint holds the strategy.
+        """
+        return _made, (type(self), *self._arguments)
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """What the constructor was called with, by name."""
+        args, kwargs = self._arguments
+        return {**dict(zip(signature(type(self)).parameters, args, strict=False)), **kwargs}
+
+    def with_arguments(self, **changes: Any) -> FederatedStrategy:
+        """A new strategy of this class with the same arguments but those named here.
+
+        Nothing is shared: the method and other objects among the arguments are copied.
+
+        Args:
+            **changes: arguments of the constructor.
+
+        Raises:
+            TypeError: the constructor does not take such an argument, or not such a value.
+            ValueError: an argument is out of range.
+        """
+        return type(self)(**{**deepcopy(dict(self.arguments)), **changes})
+
+    # ---- what users and monitors read
+
+    @property
+    def last_round(self) -> RoundRecord | None:
+        """What the last finished round did."""
+        return self._fits.last_round
+
+    @property
+    def fit_description(self) -> FitDescription | None:
+        """The running or last fit as checkpoints describe it, to be compared with another one."""
+        return self._fits.description
+
+    @property
+    def memory_plan(self) -> Mapping[str, int]:
+        """What the running or last fit allocates beside the module, in bytes by name; empty before the first."""
+        return self._fits.memory
+
+    @property
+    def executor_fallback(self) -> str | None:
+        """Why the running or last fit could not use ``executor`` and trains clients sequentially, or ``None``."""
+        return self._fits.executor_fallback
+
+    @property
+    def federated_data(self) -> FederatedDataModule | None:
+        """The data as ``partition`` divided it; ``None`` before that, and for data that is wrapped."""
+        return self._data.data
+
+    @property
+    def trainer(self) -> Trainer:
+        """The trainer that runs this strategy."""
+        assert self.lightning_module is not None
+        return self.lightning_module.trainer
+
+    # ---- the life of a trainer function
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: Any) -> None:
+        """Makes ``Trainer(strategy="federated")`` known."""
+        if cls.strategy_name not in strategy_registry:
+            strategy_registry.register(cls.strategy_name, cls, description="FederatedStrategy with FedAvg")
+
+    def connect(self, model: LightningModule) -> None:
+        """Installs the epoch loop and the state callback; runs at the start of every trainer function."""
+        super().connect(model)
+        trainer = model.trainer
+        check_trainer(trainer)
+        self._state.attach(self._fits.install(trainer).progress)
+        if self._state not in trainer.callbacks:  # type: ignore[attr-defined]
+            trainer.callbacks.insert(0, self._state)  # type: ignore[attr-defined]
+        keep_names_in_one_folder(trainer, "fed/")
+        self._data.divide(trainer)
+        self.take_limits(trainer)
+
+    def setup(self, trainer: Trainer) -> None:
+        """Moves the module to its device, makes the optimizers, and binds the parameters."""
+        super().setup(trainer)
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._fits.bind(self.ranks)
+
+    def process_dataloader(self, dataloader: object) -> object:
+        """Turns the clients' data into what Lightning's loops iterate over."""
+        trainer = self.trainer
+        if trainer.state.stage == RunningStage.TRAINING:
+            return self._fits.training_loader(dataloader, self.limits["limit_train_batches"], self._state.loaded)
+        name = "test" if trainer.testing else "val"
+        if not isinstance(dataloader, ClientLoaders):
+            setattr(trainer, f"limit_{name}_batches", self.limits[f"limit_{name}_batches"])  # Lightning applies it
+            return dataloader
+        limit = self.limits[f"limit_{name}_batches"]
+        if trainer.predicting:
+            return PredictionLoader(dataloader, limit)
+        if self.ranks is not None:
+            check_same_data(self.ranks, name, dataloader.fingerprint())
+        return self._evaluator.loader(trainer.lightning_module, name, dataloader, limit)
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Puts the global weights back into the module, in training mode, after any error."""
+        self.leave(exception)
+        self._evaluator.stop()
+        self._fits.abort()
+        super().on_exception(exception)
+
+    def teardown(self) -> None:
+        """Gives the parameters their own storage and restores the trainer's limits."""
+        self._evaluator.stop()
+        self._fits.close(self.trainer.interrupted)
+        self._evaluator.forget_loaders()
+        self._data.give_back()
+        self.give_limits_back(self.trainer)
+        super().teardown()
+
+    # ---- checkpoints
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """The global model as validation evaluates it, even if the module holds a client's parameters at the moment."""
+        if not self._fits.is_bound:
+            return super().lightning_module_state_dict()
+        with self._fits.showing():
+            return self._fits.with_global_buffers(super().lightning_module_state_dict())
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Client optimizers are not part of the global state; their scheduled options (learning rate) are."""
+        return self._fits.optimizer_state(optimizer)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Restores the scheduled options.
+
+        Raises:
+            ValueError: the checkpoint has other optimizers.
+        """
+        load_scheduled_states(self.optimizers, checkpoint["optimizer_states"])
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """Loads a checkpoint. A fit can resume only from the checkpoint of a federated fit.
+
+        Raises:
+            ValueError: the file is damaged, of another fit, or holds weights that are not finite.
+        """
+        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+        if self.trainer.state.fn != TrainerFn.FITTING:
+            return checkpoint
+        if STATE_KEY not in checkpoint.get("callbacks", {}):
+            raise ValueError(
+                f"ckpt_path must be a checkpoint of a federated fit, found {checkpoint_path}: "
+                "to start from its weights, load them with load_from_checkpoint"
+            )
+        broken = weights_not_finite(checkpoint)
+        if broken:
+            raise ValueError(
+                f"the checkpoint {checkpoint_path} holds weights that are not finite, in {', '.join(broken)}: "
+                f"{remedy(checkpoint_path)}"
+            )
+        return checkpoint
+
+    # ---- local steps on Lightning's full path
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's training step, with the client rule's term added to its loss."""
+        hooks, step = self._fits.hooks, super().training_step
+        return step(*args, **kwargs) if hooks is None else hooks.training_step(step, *args, **kwargs)
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        """Lets the client rule correct gradients after the backward pass, before clipping and stepping."""
+        hooks = self._fits.hooks
+        closure = closure if hooks is None else hooks.corrected(closure, self.precision_plugin)
+        return super().optimizer_step(optimizer, closure, model, **kwargs)
+
+    # ---- evaluation
+
+    def on_validation_end(self) -> None:
+        """Runs after the module's own hook of this name."""
+        self._evaluator.remember()
+
+    def on_test_end(self) -> None:
+        """Runs after the module's own hook of this name."""
+        self._evaluator.remember()
+
+    @property
+    def last_evaluation(self) -> EvaluationRecord | None:
+        """Per-client values of the last validation or test; None if it ran on data that is not divided."""
+        return self._evaluator.record
+
+
+def _made(kind: type[FederatedStrategy], args: tuple[Any, ...], kwargs: dict[str, Any]) -> FederatedStrategy:
+    return kind(*args, **kwargs)  # a function with a name: YAML writes calls of these only
+
+
+FederatedStrategy.register_strategies(StrategyRegistry)

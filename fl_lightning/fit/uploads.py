@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What clients send in a round, and which of it may enter the aggregation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fl_lightning.algorithms.base import ClientRule
+from fl_lightning.clients.buffers import BufferBank
+from fl_lightning.clients.update_rows import UpdateRows
+from fl_lightning.clients.upload import Upload
+from fl_lightning.lightning.epoch_loop import ClientTask
+
+ErrorPolicy = Literal["raise", "drop"]
+
+
+@dataclass
+class Round:
+    """A round in progress.
+
+    Attributes:
+        index: from 0.
+        uploads: what has arrived.
+        dropped: clients that are left out, with the reason.
+        trained: clients whose training began, whatever came of it.
+        tasks: of the clients whose uploads have arrived, in their order.
+    """
+
+    index: int
+    uploads: list[Upload] = field(default_factory=list)
+    dropped: dict[int, str] = field(default_factory=dict)
+    trained: int = 0
+    tasks: list[ClientTask] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class UsableUploads:
+    """What may enter the aggregation.
+
+    Attributes:
+        uploads: ``m`` uploads, by ascending row.
+        norms: ``[m]`` norms of the updates, float64 on the CPU.
+        train_losses: mean training losses.
+    """
+
+    uploads: list[Upload]
+    norms: Tensor
+    train_losses: list[float | None]
+
+    def at(self, places: Sequence[int]) -> UsableUploads:
+        """Those at these places."""
+        return UsableUploads(
+            [self.uploads[k] for k in places], self.norms[places], [self.train_losses[k] for k in places]
+        )
+
+
+def usable(
+    uploads: Sequence[Upload],
+    rows: UpdateRows,
+    bank: BufferBank,
+    rule: ClientRule,
+    drop: Callable[[Upload, str, bool], None],
+) -> UsableUploads:
+    """Leaves out uploads that hold NaN or infinity.
+
+    Args:
+        uploads: by ascending row.
+        rows: the round's rows.
+        bank: the buffers before the round.
+        rule: the client rule, which says what its extras may hold.
+        drop: called with every upload that is left out, why, and whether any is left.
+    """
+    if not uploads:
+        return UsableUploads([], torch.zeros(0, dtype=torch.float64), [])
+    norms, losses = _magnitudes(uploads, rows)
+    buffers = bank.finite([upload.buffers for upload in uploads]).tolist()
+    kept: list[int] = []
+    flawed: list[tuple[Upload, str]] = []
+    for place, upload in enumerate(uploads):
+        loss, companions = losses[place], rows.companion_norms(upload.index)
+        extras = _not_finite(upload.report.extras, rule)
+        if not isfinite(float(norms[place])):
+            flawed.append((upload, "its update is not finite"))
+        elif loss is not None and not isfinite(loss):
+            flawed.append((upload, f"its training loss is {loss}"))
+        elif upload.loss is not None and not isfinite(upload.loss):
+            flawed.append((upload, f"its loss at the global model is {upload.loss}"))
+        elif not buffers[place]:
+            flawed.append((upload, "its buffers are not finite"))
+        elif not all(map(isfinite, companions.values())):
+            flawed.append((upload, f"what it sends besides its update is not finite ({', '.join(companions)})"))
+        elif extras:
+            what = f"what {type(rule).__name__} sends besides its update"
+            flawed.append((upload, f"{what} is not finite (extras {extras})"))
+        else:
+            kept.append(place)
+    for upload, why in flawed:
+        drop(upload, why, bool(kept))
+    return UsableUploads(list(uploads), norms, losses).at(kept)
+
+
+def stacked(parts: Sequence[Mapping[str, Tensor]], client_ids: Sequence[int], what: str) -> dict[str, Tensor]:
+    """Joins what all clients sent under the same name: ``[m, ...]``.
+
+    Args:
+        parts: the clients' tensors by name.
+        client_ids: for the error.
+        what: for the error.
+
+    Raises:
+        ValueError: names or shapes differ between clients.
+    """
+    shapes = [{name: tuple(value.shape) for name, value in part.items()} for part in parts]
+    if any(shape != shapes[0] for shape in shapes):
+        found = dict(zip(client_ids, shapes, strict=True))
+        raise ValueError(f"{what} must have the same names and shapes from all clients, found {found}")
+    return {name: torch.stack([part[name] for part in parts]) for name in shapes[0]}
+
+
+def _not_finite(extras: Mapping[str, Tensor], rule: ClientRule) -> str:
+    """Names of extras with infinity, or with NaN where the rule does not allow for it."""
+    allowed = rule.undefined_extras
+    sound = {k: v.isfinite() | v.isnan() if k in allowed else v.isfinite() for k, v in extras.items()}
+    return ", ".join(repr(name) for name, each in sound.items() if not bool(each.all()))
+
+
+def _magnitudes(uploads: Sequence[Upload], rows: UpdateRows) -> tuple[Tensor, list[float | None]]:
+    """Norms and training losses, fetched from the device at once."""
+    norms = rows.norms([upload.index for upload in uploads])
+    losses = [upload.train_loss for upload in uploads if upload.train_loss is not None]
+    given = [loss.detach().reshape(1).to(norms.device, norms.dtype) for loss in losses]
+    fetched = torch.cat([norms, *given]).cpu()
+    norms, remaining = fetched[: len(uploads)], iter(fetched[len(uploads) :].tolist())
+    return norms, [None if upload.train_loss is None else next(remaining) for upload in uploads]

@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lightning's training epoch loop with a client in place of a batch: one epoch is one communication round.
+
+Only this folder touches Lightning's private loops. :func:`check_contract` raises if a Lightning release moves what is
+used here.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
+
+from fl_lightning.lightning.contract import check_contract
+from fl_lightning.lightning.fast_log import FastLog
+from fl_lightning.lightning.grouped_optimization import GroupedOptimization
+from fl_lightning.lightning.names import Trainer, lightning_module
+from fl_lightning.lightning.results_patch import settle_results
+from fl_lightning.lightning.round_clock import VisitClock
+from fl_lightning.lightning.round_progress import RoundPhase, RoundProgress
+from fl_lightning.lightning.step_values import StepValues
+from fl_lightning.lightning.trainer_numbers import count_visits
+
+if TYPE_CHECKING:
+    from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+    from lightning.pytorch.trainer import call
+else:
+    _TrainingEpochLoop = lightning_module("loops.training_epoch_loop")._TrainingEpochLoop
+    call = lightning_module("trainer.call")
+
+
+@dataclass(frozen=True)
+class ClientTask:
+    """What callbacks see as a "batch": one client of the round.
+
+    Attributes:
+        client_id: the client, or ``None`` for an empty place.
+        index: place in the cohort.
+        round: index of the round.
+        num_samples: the client's training samples.
+        num_batches: local batches of one local epoch.
+    """
+
+    client_id: int | None
+    index: int
+    round: int
+    num_samples: int = 0
+    num_batches: int = 0
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    def __getitem__(self, key: object) -> Any:
+        raise TypeError(_no_batch(f"batch[{key!r}]"))
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name if name.startswith("__") else _no_batch(f"batch.{name}"))
+
+
+def _no_batch(use: str) -> str:
+    return (
+        "callbacks run on the server, where what Lightning calls a batch is the training of one client (a ClientTask "
+        f"with client_id, num_samples and num_batches), found {use}: read batches in the module's own hooks, such as "
+        "on_train_batch_start, which run for every local batch"
+    )
+
+
+class RoundConductor(Protocol):
+    """What the loop asks of the strategy."""
+
+    def train_client(self, task: ClientTask) -> Tensor | None:
+        """Trains one client and returns its mean loss, or None if it was dropped."""
+
+    def close_round(self) -> None:
+        """Aggregates and applies the server step; called once per round, before validation."""
+
+    def advance_schedules(self) -> None:
+        """Moves schedulers and clock to the end of the round; called after :meth:`close_round`."""
+
+    def publish_round(self) -> None:
+        """Logs the round that was closed."""
+
+    def end_epoch(self) -> None:
+        """All hooks of the epoch's end have run."""
+
+
+class FederatedEpochLoop(_TrainingEpochLoop):
+    """Runs the clients of a round, then the server step, then validation.
+
+    Callbacks live on the server: their ``on_train_batch_*`` hooks run once per client, with the global weights in the
+    module. Module hooks live on the client: they run once per local batch.
+    """
+
+    def __init__(self, trainer: Trainer, conductor: RoundConductor, replaced: _TrainingEpochLoop) -> None:
+        super().__init__(trainer, min_steps=replaced.min_steps, max_steps=replaced.max_steps)
+        # The old validation loop already knows its data source.
+        self.val_loop = replaced.val_loop
+        self.conductor = conductor
+        self.progress = RoundProgress(trainer)
+        self.clock = VisitClock(self)
+        self.automatic_optimization = GroupedOptimization(trainer, self.clock)
+        self._step_values = StepValues(trainer)
+
+    # ---- the round
+
+    @property
+    def done(self) -> bool:
+        """A round ends when all its clients are done: stop requests wait for that.
+
+        One that a checkpoint left unfinished has clients that are done, and is yet to end. Lightning would take a
+        validation of an earlier fit of this trainer for this round's, end it at once, and never train again.
+        """
+        over = self._num_ready_batches_reached() and not self.restarting
+        if self.trainer.should_stop and not over:
+            _ = super().done  # says so where min_epochs or min_steps forbid to stop
+        return over
+
+    def advance(self, data_fetcher: Any) -> None:
+        """Trains one client; after the last one, takes the server step."""
+        if self.restarting:
+            # The checkpoint was taken after this round's server step: validation or the end of the epoch is left.
+            self._skip_next_val = self.progress.phase is RoundPhase.VALIDATED
+            if not self._skip_next_val:
+                self.val_loop.batch_progress.total.reset()
+            self.val_loop.restarting = False
+            # Or Lightning would leave out plateau schedulers at the end of this epoch; their metrics are there.
+            self.trainer.fit_loop._restarting = False
+            return
+        self.val_loop.restarting = False
+        trainer, connector = self.trainer, self.trainer._logger_connector
+        task, _, _ = next(data_fetcher)
+        index = self.batch_idx + 1
+        self.batch_progress.is_last_batch = data_fetcher.done
+        self.batch_progress.increment_ready()
+        connector.on_batch_start(task)
+        if task.client_id is None:
+            self.batch_progress.increment_started()
+            self.batch_progress.increment_processed()
+        else:
+            # What callbacks log here counts as much as the client has samples, not as its last local batch.
+            self.expect(task, task.num_samples)
+            with self.clock.counting_clients():
+                call._call_callback_hooks(trainer, "on_train_batch_start", task, index)
+            self.batch_progress.increment_started()
+            with trainer.profiler.profile("run_training_batch"):
+                loss = self.conductor.train_client(task)
+            self.batch_progress.increment_processed()
+            outputs = {} if loss is None else {"loss": loss}
+            self.expect(task, task.num_samples)
+            with self.clock.counting_clients():
+                call._call_callback_hooks(trainer, "on_train_batch_end", outputs, task, index)
+        connector.on_batch_end()
+        self.batch_progress.increment_completed()
+        if self._num_ready_batches_reached():
+            self.conductor.close_round()
+            self.progress.enter(RoundPhase.AGGREGATED)
+            self._end_of_schedules(self.conductor.advance_schedules)
+            self.conductor.publish_round()
+            self._step_values.warn(self._results)
+        if task.client_id is not None:
+            connector.update_train_step_metrics()
+
+    def _end_of_schedules(self, advance: Callable[[], None]) -> None:
+        """Moves the schedulers to the end of the round: those of steps by ``advance``, then those of epochs."""
+        for optimizer in self.trainer.optimizers:
+            optimizer._opt_called = True  # or schedulers warn where clients took no step of this very optimizer
+        advance()
+        self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+
+    def pass_rounds(self, count: int) -> None:
+        """Moves schedulers that begin anew through the rounds before round ``count``, in which others have trained."""
+        assert self.clock.plan is not None
+        steps = self.clock.plan.steps
+        for index in range(count):
+            self.progress.begin_at(index)
+            self.clock.begin_round(steps, steps)
+            self._end_of_schedules(partial(self.clock.close_round, steps))
+        self.progress.begin_at(count)
+
+    def _should_check_val_fx(self, data_fetcher: Any) -> bool:
+        # Lightning validates at once when somebody asks it to stop. A round has no new model before its server step.
+        if not self._num_ready_batches_reached():
+            return False
+        trainer = self.trainer
+        if trainer.check_val_every_n_epoch is not None:
+            return bool(super()._should_check_val_fx(data_fetcher))
+        # Every n steps, wherever epochs begin: after the round in which the n-th is taken.
+        every = int(trainer.val_check_interval)
+        passed = self.global_step // every > self.progress.steps_before // every
+        return bool(trainer.enable_validation and (passed or trainer.should_stop))
+
+    def _num_ready_batches_reached(self) -> bool:
+        # Not trainer.num_training_batches, which are a client's.
+        done = self.batch_progress.current.ready == self.trainer.fit_loop.max_batches
+        return bool(done or self.batch_progress.is_last_batch)
+
+    def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
+        """Steps schedulers; Lightning does so last of all in an epoch, before it looks whether to stop."""
+        super().update_lr_schedulers(interval, update_plateau_schedulers)
+        if interval == "epoch" and update_plateau_schedulers:
+            self.conductor.end_epoch()
+
+    def _should_accumulate(self) -> bool:
+        return not self.clock.ends_group
+
+    # ---- one local batch through Lightning's own optimization
+
+    def local_step(self, batch: Any, batch_idx: int, num_samples: int) -> tuple[Tensor | None, bool]:
+        """Runs every hook that Lightning runs for a batch.
+
+        Args:
+            batch: the batch.
+            batch_idx: its place in the visit.
+            num_samples: its samples.
+
+        Returns:
+            The detached loss (``None`` if the step gave none), and whether ``on_train_batch_start`` asked to stop.
+        """
+        trainer, module = self.trainer, self.trainer.lightning_module
+        batch = trainer.precision_plugin.convert_input(batch)
+        batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
+        batch = call._call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
+        self.expect(batch, num_samples)
+        if call._call_lightning_module_hook(trainer, "on_train_batch_start", batch, batch_idx) == -1:
+            return None, True
+        kwargs = self._build_kwargs(OrderedDict(), batch, batch_idx)
+        if module.automatic_optimization:
+            outputs: Any = self.automatic_optimization.run(trainer.optimizers[0], batch_idx, kwargs)
+            if self.clock.ends_group and self.clock.scheduled:
+                self.clock.end_step()
+        else:
+            outputs = self.manual_optimization.run(kwargs)
+        call._call_lightning_module_hook(trainer, "on_train_batch_end", outputs, batch, batch_idx)
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if not isinstance(loss, Tensor):
+            return None, False
+        window = trainer.accumulate_grad_batches if module.automatic_optimization else 1
+        return loss.detach() if window == 1 else loss.detach() * window, False  # Lightning has divided it
+
+    def expect(self, batch: Any, num_samples: int | None) -> None:
+        """Tells ``self.log`` how much the next values weigh."""
+        connector = self.trainer._logger_connector
+        if connector._current_fx is not None and connector._first_loop_iter:
+            # Only the first batch of a round may reset what was logged before.
+            connector._first_loop_iter = False
+        self._results.batch = batch
+        self._results.batch_size = num_samples
+
+    def count_step(self) -> None:
+        """Counts an optimizer step that was taken outside Lightning's optimization loop."""
+        # As increment_by of both does, whose calls take as long as a small operation.
+        progress = self.automatic_optimization.optim_progress.optimizer
+        for tracker in (progress.step.total, progress.step.current):
+            tracker.ready += 1
+            tracker.completed += 1
+        for tracker in (progress.zero_grad.total, progress.zero_grad.current):
+            tracker.ready += 1
+            tracker.started += 1  # type: ignore[attr-defined]  # its class says less than it is
+            tracker.completed += 1
+
+    # ---- what local training asks for
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples of the batch in training."""
+        return self._results.batch_size
+
+    def fast_log(self) -> FastLog:
+        """``self.log`` for local training, into this loop's results."""
+        return FastLog(self.trainer.lightning_module, self._results)
+
+    def leave_validation(self) -> None:
+        """Ends a validation that was interrupted: the submodules are in training mode again where they were before."""
+        if self.trainer.validating or self.trainer.sanity_checking:
+            self.val_loop._on_evaluation_model_train()
+
+    def forget_data(self) -> None:
+        """Lets Lightning ask for the training data again if it was read before the fit was set up."""
+        self.trainer.fit_loop._combined_loader = None
+
+    # ---- logging beside self.log
+
+    def publish(self, metrics: Mapping[str, float], bar: Mapping[str, float | str]) -> None:
+        """Makes numbers available to loggers, monitors (``callback_metrics``) and progress bars."""
+        connector = self.trainer._logger_connector
+        if metrics:
+            connector._callback_metrics.update({name: _scalar(value) for name, value in metrics.items()})
+            connector.log_metrics(dict(metrics))
+        connector._progress_bar_metrics.update(bar)
+
+    # ---- resuming
+
+    def on_save_checkpoint(self) -> dict[str, Any]:
+        """Lightning's counters, and where in the round they were taken."""
+        return {**super().on_save_checkpoint(), "federated": self.progress.state_dict()}
+
+    def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
+        """Restores what :meth:`on_save_checkpoint` returned."""
+        super().on_load_checkpoint(state_dict)
+        self.progress.load_state_dict(state_dict["federated"])
+
+    def reset(self) -> None:
+        """Starts a round from zero, or keeps the counters of the one being finished."""
+        self.progress.restore_max_steps()
+        if self.restarting:
+            self.batch_progress.reset_on_restart()
+            self.scheduler_progress.reset_on_restart()
+            self.automatic_optimization.optim_progress.reset_on_restart()
+            return
+        super().reset()
+
+
+def install(trainer: Trainer, conductor: RoundConductor) -> FederatedEpochLoop:
+    """Puts a :class:`FederatedEpochLoop` into the trainer, once."""
+    check_contract(trainer)
+    current = trainer.fit_loop.epoch_loop
+    if isinstance(current, FederatedEpochLoop) and current.conductor is conductor:
+        return current
+    loop = FederatedEpochLoop(trainer, conductor, current)
+    trainer.fit_loop.epoch_loop = loop
+    settle_results(trainer)
+    count_visits(trainer)
+    return loop
+
+
+def _scalar(value: float) -> Tensor:
+    return Tensor([value]).squeeze(0)

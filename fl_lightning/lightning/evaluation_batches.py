@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluation batches that carry their client through Lightning's data fetchers.
+
+Lightning may fetch batches ahead of the step that uses them. What a loader knows when it gives out a batch must
+therefore travel with the batch. The tag comes off where Lightning's evaluation loop turns from fetching to hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from lightning_utilities.core.apply_func import apply_to_collection
+
+from fl_lightning.lightning.names import Trainer, TrainerFn
+
+
+@dataclass(frozen=True)
+class ClientBatch:
+    """A batch and whose it is.
+
+    Attributes:
+        client_id: the client.
+        is_first: it is the client's first batch.
+        is_last: it is the client's last batch.
+        num_samples: samples in it.
+        batch: what the user's loader gave.
+        source: the loader that tagged it.
+        index: its place among all clients' batches, if other processes have some of them; ``None``: as counted here.
+    """
+
+    client_id: int
+    is_first: bool
+    is_last: bool
+    num_samples: int
+    batch: Any
+    source: object
+    index: int | None = None
+
+
+@contextmanager
+def untagged_batches(trainer: Trainer, around: Callable[[ClientBatch], AbstractContextManager[None]]) -> Iterator[None]:
+    """Takes the tags off all batches of the running evaluation before any hook sees them.
+
+    Args:
+        trainer: the trainer; its evaluation loop is as it was when the context ends.
+        around: entered with the tag before the first hook of a batch, left after the last.
+    """
+    loop = _evaluation_loop(trainer)
+    evaluation_step = loop._evaluation_step
+
+    def step(batch: Any, batch_idx: int, *args: Any, **kwargs: Any) -> None:
+        tags = list(_tags(batch))
+        if tags:
+            batch = apply_to_collection(batch, ClientBatch, attrgetter("batch"))
+            batch_idx = batch_idx if tags[0].index is None else tags[0].index
+        with ExitStack() as stack:
+            for tag in tags:
+                stack.enter_context(around(tag))
+            evaluation_step(batch, batch_idx, *args, **kwargs)
+
+    loop._evaluation_step = step
+    try:
+        yield
+    finally:
+        del loop._evaluation_step
+
+
+@contextmanager
+def counted_batches(trainer: Trainer, count: int) -> Iterator[None]:
+    """``trainer.num_val_batches`` and ``num_test_batches`` say how many batches one client has.
+
+    Args:
+        trainer: the trainer whose evaluation is running.
+        count: the client's batches.
+    """
+    loop = _evaluation_loop(trainer)
+    before, loop._max_batches = loop._max_batches, [count]
+    try:
+        yield
+    finally:
+        loop._max_batches = before
+
+
+def num_loaders(trainer: Trainer) -> int:
+    """How many loaders the running evaluation walks over."""
+    return len(_evaluation_loop(trainer)._max_batches)
+
+
+def _evaluation_loop(trainer: Trainer) -> Any:
+    if trainer.testing:
+        return trainer.test_loop
+    fitting = trainer.state.fn == TrainerFn.FITTING
+    return trainer.fit_loop.epoch_loop.val_loop if fitting else trainer.validate_loop
+
+
+def _tags(batch: Any) -> Iterator[ClientBatch]:
+    """The tags in a batch: several where a ``CombinedLoader`` gives the batches of its loaders side by side."""
+    if isinstance(batch, ClientBatch):
+        yield batch
+    elif isinstance(batch, (list, tuple, Mapping)):
+        for part in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _tags(part)

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every client's own values of what ``self.log`` collects in an evaluation.
+
+Reads Lightning's private result collection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from fl_lightning.lightning.metric_state import MetricState, is_mergeable
+from fl_lightning.lightning.module.logged_row import LoggedRow
+from fl_lightning.lightning.module.undefined_metrics import Noticed
+from fl_lightning.lightning.names import Trainer, lightning_module
+
+if TYPE_CHECKING:
+    from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric, _Sync
+else:
+    _result = lightning_module("trainer.connectors.logger_connector.result")
+    _ResultCollection = _result._ResultCollection
+    _ResultMetric = _result._ResultMetric
+    _Sync = _result._Sync
+
+
+LoggedShare = dict[str, tuple[dict[str, Any], Tensor, Tensor | None, int]]
+"""What a client adds under each key of Lightning's results: its options, the value, its weight and its updates."""
+
+
+class ClientValues:
+    """Separates one client's logged values from those accumulated over all clients.
+
+    ``begin`` puts the accumulated values aside, ``read`` gives the client's own values and ``end`` adds them to what
+    was put aside: per-client and pooled values both come out right, without touching the module.
+
+    Args:
+        results: the result collection of the running evaluation.
+        noticed: tells undefined values.
+    """
+
+    def __init__(self, results: _ResultCollection, noticed: Noticed) -> None:
+        self._results, self._noticed = results, noticed
+        self._tensors: dict[str, tuple[Tensor, Tensor | None, int]] = {}
+        self._metrics: list[MetricState] = []
+
+    def begin(self) -> None:
+        """Called before a client's first batch."""
+        self._tensors, self._metrics = {}, []
+        for key, entry in self._entries():
+            if entry.is_tensor:
+                self._tensors[key] = (entry.value, getattr(entry, "cumulated_batch_size", None), entry._update_count)
+                entry.reset()
+                entry.has_reset = False
+        for metric in {id(e.value): e.value for _, e in self._entries() if not e.is_tensor}.values():
+            if is_mergeable(metric):
+                self._metrics.append(MetricState(metric))
+        # Not before all are read: metrics of one compute group hold the same lists, which a reset empties in place.
+        for state in self._metrics:
+            state.reset()
+
+    def read(self) -> LoggedRow:
+        """Called after a client's last batch."""
+        row = LoggedRow()
+        for _, entry in self._entries():
+            value, reason = self._read(entry)
+            if value is not None and value.numel() == 1:
+                row.add(entry.meta.name, float(value), reason)
+                if not entry.is_tensor:
+                    row.note_direction(entry.meta.name, entry.value)
+        return row
+
+    def end(self) -> None:
+        """Joins the client's values with those of the clients before."""
+        for key, entry in self._entries():
+            if entry.is_tensor and key in self._tensors:
+                self._merge_tensor(entry, *self._tensors[key])
+        for state in self._metrics:
+            state.merge_back()
+        self._tensors, self._metrics = {}, []
+
+    @property
+    def logs_steps(self) -> bool:
+        """Whether steps log values of single batches."""
+        return any(entry.meta.on_step for entry in self._results.values())
+
+    def share(self) -> LoggedShare:
+        """What the client's batches have logged, beside metric objects; called before :meth:`end`."""
+        return {
+            key: (_portable(e.meta), e.value.clone(), getattr(e, "cumulated_batch_size", None), int(e._update_count))
+            for key, e in self._entries()
+            if e.is_tensor and e._update_count
+        }
+
+    def join(self, shares: Iterable[LoggedShare]) -> None:
+        """Lets the results hold what some clients have logged, in their order, and nothing else.
+
+        Args:
+            shares: of the clients, from :meth:`share`.
+        """
+        begun: set[str] = set()
+        for share in shares:
+            for key, (meta, value, size, updates) in share.items():
+                if key not in self._results:  # the clients of this process do not log it
+                    sync = next((e.meta.sync.fn for e in self._results.values()), _Sync.no_op)
+                    self._results.log(value=value, batch_size=1, sync_dist_fn=sync, **meta)
+                entry = self._results[key]
+                before = entry.value, getattr(entry, "cumulated_batch_size", None), entry._update_count
+                entry.value, entry._update_count, entry._computed = value, updates, None
+                entry.has_reset = False
+                if size is not None:
+                    entry.cumulated_batch_size = size
+                if key in begun:
+                    self._merge_tensor(entry, *before)
+                begun.add(key)
+        for entry in self._results.values():
+            entry._computed = None  # Lightning has computed this process's part when its batches were over
+
+    def _entries(self) -> Iterable[tuple[str, Any]]:
+        return [(k, e) for k, e in self._results.items() if e.meta.on_epoch and not e.has_reset]
+
+    def _read(self, entry: _ResultMetric) -> tuple[Tensor | None, str | None]:
+        if entry.is_tensor:
+            if entry._update_count == 0:
+                return None, None
+            total: Tensor = entry.value
+            return total / entry.cumulated_batch_size if entry.meta.is_mean_reduction else total, None
+        metric = entry.value
+        if not isinstance(metric, Metric) or metric._update_count == 0 or not is_mergeable(metric):
+            return None, None
+        computed, reason = self._noticed.computed(metric)
+        metric._computed = None
+        return computed if isinstance(computed, Tensor) else None, reason
+
+    @staticmethod
+    def _merge_tensor(entry: _ResultMetric, value: Tensor, size: Tensor | None, updates: int) -> None:
+        meta = entry.meta
+        if size is not None:
+            entry.value = value + entry.value
+            entry.cumulated_batch_size = entry.cumulated_batch_size + size
+        elif meta.is_sum_reduction:
+            entry.value = value + entry.value
+        else:
+            entry.value = (
+                torch.maximum(value, entry.value) if meta.is_max_reduction else torch.minimum(value, entry.value)
+            )
+        entry._update_count += updates
+        entry._computed = None
+
+
+def _portable(meta: Any) -> dict[str, Any]:
+    """The arguments of ``self.log`` as another process takes them."""
+    given = {option.name: getattr(meta, option.name) for option in fields(meta)}
+    for own in ("_sync", "dataloader_idx"):
+        del given[own]
+    return {**given, "sync_dist": bool(meta.sync._should)}
+
+
+@contextmanager
+def shown_metrics(trainer: Trainer, values: Mapping[str, float]) -> Iterator[None]:
+    """``trainer.callback_metrics`` and its like hold a client's values and those of training, and nobody else's.
+
+    Args:
+        trainer: the trainer whose evaluation is running.
+        values: the client's values.
+    """
+    connector: Any = trainer._logger_connector
+    loop: Any = trainer._active_loop
+    training: Any = trainer.fit_loop.epoch_loop._results
+    names = {entry.meta.name + end for entry in training.values() for end in ("", "_step", "_epoch")}
+    own = {name: torch.tensor(value) for name, value in values.items()}
+    results, loop._results = loop._results, _ResultCollection(training=False)
+    kept = {at: getattr(connector, at) for at in ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")}
+    for at, metrics in kept.items():
+        setattr(connector, at, {name: value for name, value in metrics.items() if name in names} | own)
+    try:
+        yield
+    finally:
+        loop._results = results
+        for at, metrics in kept.items():
+            setattr(connector, at, metrics)
+
+
+def active_results(trainer: Trainer) -> _ResultCollection:
+    """The result collection that ``self.log`` writes to right now."""
+    results = trainer._results
+    assert results is not None
+    return results
+
+
+def send_to_loggers(trainer: Trainer, metrics: Mapping[str, float]) -> None:
+    """Writes numbers to every logger at the current step, beside ``self.log``."""
+    values: dict[str, Any] = dict(metrics)
+    trainer._logger_connector.log_metrics(values)
+
+
+def show_in_progress_bar(trainer: Trainer, values: Mapping[str, float | str]) -> None:
+    """Makes values available to progress bars, beside ``self.log``."""
+    trainer._logger_connector._progress_bar_metrics.update(values)  # type: ignore[arg-type]

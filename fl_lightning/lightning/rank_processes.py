@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes of a fit as the operating system sees them: whether this one can start others, and how they end."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
+
+from fl_lightning.core.parent_process import end_with_parent
+from fl_lightning.lightning.names import lightning_module
+
+_START = timedelta(minutes=10)
+"""How long others may take to start, whatever they may take later."""
+_STARTER = "FL_LIGHTNING_STARTER"
+"""Environment variable: the id of the process that has started this one."""
+_GRACE = 10.0
+"""Seconds in which processes that were started from here may end by themselves."""
+
+
+def check_startable(environment: Any) -> None:
+    """Checks that Lightning can start processes here, unless somebody else does.
+
+    Args:
+        environment: Lightning's cluster environment.
+
+    Raises:
+        ValueError: there is no program that further processes could run.
+    """
+    if environment.creates_processes_externally:
+        return
+    interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
+    named = getattr(sys.modules["__main__"], "__spec__", None) is not None
+    if interactive or not (named or os.path.isfile(sys.argv[0])):
+        found = "an interactive Python" if interactive else f"a program without a file ({sys.argv[0] or 'stdin'})"
+        raise ValueError(
+            "Trainer(devices=..., num_nodes=...) with several processes must be run by a script, which each process "
+            f"runs from its beginning, found {found}: save the program as a file, or use one device and "
+            "FederatedStrategy(executor=fl_lightning.executors.Parallel(workers=...)), which works in notebooks"
+        )
+
+
+def announce(environment: Any) -> None:
+    """Lets the processes that Lightning will start from here know who has started them."""
+    if not environment.creates_processes_externally:
+        os.environ[_STARTER] = str(os.getpid())
+
+
+def end_with_starter(environment: Any) -> None:
+    """From here on this process ends with the one that has started it, if that was done by Lightning.
+
+    Processes of torchrun or of a cluster's scheduler are theirs to end.
+    """
+    starter = int(os.environ.get(_STARTER, "0"))
+    own = isinstance(environment, lightning_module("plugins.environments").LightningEnvironment)
+    if not own or starter in (0, os.getpid()):
+        return
+    if os.getppid() == starter or not _is_alive(starter):  # else the variable came down from further up
+        end_with_parent(starter)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def connect(backend: str, address: tuple[str, int], rank: int, size: int, timeout: timedelta) -> None:
+    """Connects this process with the others, until the program ends.
+
+    Raises:
+        RuntimeError: some of them have not come within ``timeout``, or 10 minutes if that is longer.
+    """
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address[0], str(address[1])
+    patience = max(timeout, _START)
+    meeting, _, _ = next(rendezvous("env://", rank, size, timeout=patience))
+    store = _fresh_store(meeting, address[0], rank, patience)
+    store.set_timeout(timeout)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    atexit.register(_disconnect)
+
+
+def _fresh_store(meeting: Any, host: str, rank: int, patience: timedelta) -> Any:
+    """A store without a past. torchrun starts a fit again with one that still has the addresses of the dead."""
+    if rank == 0:
+        store = TCPStore(host, 0, is_master=True, timeout=patience, wait_for_workers=False)
+        meeting.set("fl_lightning", str(store.port))
+        return store
+    end = time.monotonic() + patience.total_seconds()
+    while True:
+        port = int(meeting.get("fl_lightning"))
+        try:
+            return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=5))
+        except RuntimeError:  # this is the port of a dead process, and the first rank is yet to come
+            if time.monotonic() > end:
+                raise
+
+
+def _disconnect() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def end_at_exit(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """A fit has failed: processes that this one has started do not outlive it, even if they hang."""
+    atexit.register(_end, list(processes))
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    _disconnect()  # those that wait for this process end with an error of their own
+    end = time.monotonic() + _GRACE
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, end - time.monotonic()))
+        if process.returncode is None:
+            process.kill()
+            process.wait()

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a Trainer hands to a strategy: devices, plugins, and the limits on batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, TypeVar
+
+import torch
+
+from fl_lightning.core.storage.column_files import SECTION, StoredColumns, joined, taken_out, with_stored, write_part
+from fl_lightning.lightning.checkpoint_io import STATE_KEY, AtomicCheckpointIO, federated_state
+from fl_lightning.lightning.names import (
+    SingleDeviceStrategy,
+    Trainer,
+    TrainerFn,
+    lightning_module,
+    rank_zero_warn,
+)
+from fl_lightning.lightning.rank_processes import check_startable
+from fl_lightning.lightning.rank_signals import HeldSignals, is_termination
+from fl_lightning.lightning.ranks import Ranks, epoch_logs_quiet, metrics_apart
+
+_T = TypeVar("_T")
+_LIMITS = ("limit_train_batches", "limit_val_batches", "limit_test_batches")
+
+
+class OneDevice(SingleDeviceStrategy):
+    """Runs a fit on one device per process, in one process or in several that Lightning starts.
+
+    It follows whichever trainer uses it. To modules and callbacks several processes are one fit on one device.
+
+    Args:
+        timeout: longest wait for another process.
+
+    Attributes:
+        limits: the trainer's limits on batches while the strategy applies them per client.
+        ranks: the processes; ``None`` for one.
+
+    Raises:
+        ValueError: ``timeout`` is not positive.
+    """
+
+    def __init__(self, timeout: timedelta = timedelta(minutes=30)) -> None:
+        if timeout <= timedelta(0):
+            raise ValueError(f"timeout of {type(self).__name__} must be longer than 0 s, found {timeout!r}")
+        self._given: dict[str, Any] = {}
+        super().__init__()
+        self.limits: dict[str, int | float] = {}
+        self.ranks: Ranks | None = None
+        self._timeout, self._undo = timeout, ExitStack()
+
+    # ---- what a trainer hands over, in this order
+
+    @property
+    def cluster_environment(self) -> Any:
+        """Of the trainer that was made last with this strategy; ``None`` between trainers."""
+        return self._given.get("cluster_environment")
+
+    @cluster_environment.setter
+    def cluster_environment(self, environment: Any) -> None:
+        self._given["cluster_environment"] = environment
+
+    @property
+    def parallel_devices(self) -> None:
+        """Always None, so that Lightning hands over the devices of every trainer anew."""
+        return
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: list[torch.device] | None) -> None:
+        self._given["devices"] = list(devices or [torch.device("cpu")])
+
+    @property
+    def num_nodes(self) -> int:
+        """Machines that take part."""
+        return int(self._given.get("num_nodes", 1))
+
+    @num_nodes.setter
+    def num_nodes(self, num_nodes: int) -> None:
+        self._given["num_nodes"] = num_nodes
+
+    def set_world_ranks(self) -> None:
+        """Everything was handed over: finds this process's place and device."""
+        devices, environment = self._given["devices"], self.cluster_environment
+        number = len(devices) * self.num_nodes
+        check_devices(devices, number, environment)
+        self.ranks = None
+        self._root_device, self.global_rank, self.local_rank, self.node_rank = devices[0], 0, 0, 0
+        if devices[0].type == "cpu":
+            self._root_device = torch.device("cpu")
+        if number > 1:
+            check_startable(environment)
+            ranks = self.ranks = Ranks(self.accelerator, devices, environment, self.num_nodes, self._timeout)
+            self._root_device = ranks.device
+            self.global_rank, self.local_rank, self.node_rank = ranks.rank, ranks.local_rank, ranks.node_rank
+
+    def _configure_launcher(self) -> None:
+        self._launcher = None if self.ranks is None else self.ranks.launcher
+
+    # ---- several processes
+
+    def setup_environment(self) -> None:
+        """Connects the processes."""
+        super().setup_environment()
+        if self.ranks is not None:
+            self.ranks.join()
+
+    def setup(self, trainer: Trainer) -> None:
+        """Gives all processes the weights of the first."""
+        super().setup(trainer)
+        if self.ranks is not None:
+            self.ranks.share_module(trainer.lightning_module)
+            self._undo.enter_context(metrics_apart(trainer.lightning_module))
+            self._undo.enter_context(epoch_logs_quiet())
+            if trainer.state.fn == TrainerFn.FITTING:
+                self.ranks.signals = signals = HeldSignals(trainer)
+                self._undo.enter_context(signals.holding())
+
+    def leave(self, exception: BaseException) -> None:
+        """The trainer function ends with an exception, in this process alone unless it is a signal that all follow."""
+        if self.ranks is not None and not is_termination(exception):
+            self.ranks.abandon()
+
+    def teardown(self) -> None:
+        """Leaves the module's metrics as they were, and lets another trainer hand over its plugins."""
+        self._undo.close()
+        if self.ranks is not None:
+            self.ranks.signals = None
+            self.ranks.part()
+        self._given.pop("cluster_environment", None)
+        super().teardown()
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this is the first process, which alone writes logs and checkpoints."""
+        return self.global_rank == 0
+
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        """Waits for all processes."""
+        if self.ranks is not None:
+            self.ranks.barrier()
+
+    def broadcast(self, obj: _T, src: int = 0) -> _T:
+        """The object of one process, on all."""
+        return obj if self.ranks is None else self.ranks.broadcast(obj, src)
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:  # noqa: A002
+        """What all processes, or any of them, have decided."""
+        if self.ranks is None:
+            return decision
+        decisions = self.ranks.gather(decision)
+        return decisions.count(True) == len(decisions) if all else any(decisions)
+
+    # Lightning takes what lies in a strategy's own fields for the user's choice, against which a second trainer's
+    # accelerator, precision or plugins would be refused or ignored. What a trainer hands over is kept elsewhere.
+
+    @property
+    def accelerator(self) -> Any:
+        """Of the trainer that was made last with this strategy."""
+        return self._given.get("accelerator")
+
+    @accelerator.setter
+    def accelerator(self, accelerator: Any) -> None:
+        self._given = {"accelerator": accelerator}  # a trainer hands this over first
+
+    @property
+    def precision_plugin(self) -> Any:
+        """Of the trainer that was made last with this strategy."""
+        return self._given.get("precision_plugin") or super().precision_plugin
+
+    @precision_plugin.setter
+    def precision_plugin(self, precision_plugin: Any) -> None:
+        self._given["precision_plugin"] = precision_plugin
+
+    @property
+    def checkpoint_io(self) -> Any:
+        """Writes checkpoints atomically unless another plugin was given."""
+        io = self._given.setdefault("checkpoint_io", AtomicCheckpointIO())
+        if getattr(io, "checkpoint_io", io) is None:  # a wrapper, such as AsyncCheckpointIO
+            io.checkpoint_io = AtomicCheckpointIO()
+        return io
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, io: Any) -> None:
+        self._given["checkpoint_io"] = io
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
+    ) -> None:
+        """Saves a checkpoint; called by all processes. What they hold in columns lies beside it, in a file of each.
+
+        A process that has left the fit with an error saves none that needs the columns of others; it warns.
+
+        Raises:
+            OSError: a file could not be written, or processes do not see each other's.
+        """
+        ranks = self.ranks
+        state, parts = taken_out(federated_state(checkpoint))
+        if ranks is not None and parts:
+            if ranks.has_left:
+                rank_zero_warn(f"{filepath} is not saved: other processes hold parts of it, and this one has left them")
+                return
+            local = "://" not in str(filepath) and storage_options is None
+            if not local or type(self.checkpoint_io) is not AtomicCheckpointIO:
+                state = joined(federated_state(checkpoint))  # by means that know of one file
+            else:
+                path = Path(filepath)
+                state[SECTION] = write_part(path, ranks.broadcast(token_hex(4)), parts)
+                ranks.barrier()
+                unseen = [str(file) for file in StoredColumns.listed(path, state[SECTION]) if not file.exists()]
+                if any(ranks.gather(bool(unseen))):
+                    raise OSError(
+                        f"{path.parent} must lie on a file system that all machines of the fit share, found that a "
+                        f"process does not see what another has written there: {unseen or 'its own output says what'}"
+                    )
+            checkpoint["callbacks"] = {**checkpoint["callbacks"], STATE_KEY: state}
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """Loads a checkpoint, whatever number of processes has saved it.
+
+        Raises:
+            ValueError: the file is damaged, or what lies beside it is missing.
+        """
+        options = {} if weights_only is None else {"weights_only": weights_only}  # Lightning 2.5 does not know it
+        checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, **options)
+        state = federated_state(checkpoint)
+        if SECTION in state:
+            checkpoint["callbacks"][STATE_KEY] = with_stored(state, Path(checkpoint_path).resolve())
+        return checkpoint
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Restores the weights, in double precision if that is what the fit runs in."""
+        if isinstance(self.precision_plugin, lightning_module("plugins.precision").DoublePrecision):
+            # Lightning converts the module after it has loaded the weights, which would round them.
+            self.precision_plugin.convert_module(self.lightning_module)
+        super().load_model_state_dict(checkpoint, strict)
+
+    def take_limits(self, trainer: Trainer) -> None:
+        """Lightning would count clients; per-client limits are applied where batches are drawn."""
+        for name in _LIMITS:
+            self.limits[name] = limit = getattr(trainer, name)
+            if limit != 0:
+                setattr(trainer, name, 1.0)
+
+    def give_limits_back(self, trainer: Trainer) -> None:
+        """The trainer is as its user made it."""
+        for name, limit in self.limits.items():
+            setattr(trainer, name, limit)
+        self.limits = {}
+
+
+def check_devices(devices: Sequence[torch.device], number: int, environment: Any) -> None:
+    """Checks what kind of devices and how many processes a trainer asks for.
+
+    Args:
+        devices: one per process of this machine.
+        number: processes of all machines.
+        environment: Lightning's cluster environment.
+
+    Raises:
+        ValueError: a kind that is not supported, or not in this number.
+    """
+    kind = devices[0].type
+    if kind not in ("cpu", "cuda", "mps"):
+        raise ValueError(f"FederatedStrategy runs on CPU, CUDA or MPS, found {devices[0]}")
+    if kind == "mps" and number > 1:
+        raise ValueError(f"MPS has one device, found Trainer(devices=...) that asks for {number} processes")
+    torchrun = lightning_module("plugins.environments").TorchElasticEnvironment
+    if number == 1 and isinstance(environment, torchrun) and environment.world_size() > 1:
+        raise ValueError(
+            f"torchrun has started {environment.world_size()} processes, and Trainer(devices=1, num_nodes=1) uses one: "
+            "each would run the whole fit and write the same files. Pass Trainer(devices=..., num_nodes=...) as given "
+            "to torchrun"
+        )

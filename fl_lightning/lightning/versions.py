@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is installed here, and which implementation of each op runs: the facts that a bug report needs."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import TextIO
+
+import torch
+
+from fl_lightning import ops
+from fl_lightning.arguments import ANY, checked, shown
+from fl_lightning.lightning.names import TREE, pl
+
+
+def _installed(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+__version__ = _installed("fl-lightning") or "0+source"
+
+
+@dataclass(frozen=True)
+class Versions:
+    """What runs in this process.
+
+    Attributes:
+        fl_lightning: version of this package, ``"0+source"`` if it runs from a checkout that is not installed.
+        python: version of the interpreter.
+        platform: operating system, its version and the processor.
+        torch: version of PyTorch.
+        cuda_build: the CUDA (or ROCm) version that PyTorch was built for; ``None`` for a build without.
+        devices: accelerators that PyTorch can use now, for instance ``"cuda:0 NVIDIA H100"`` or ``"mps"``.
+        threads: threads inside one operation on the CPU.
+        lightning_tree: the copy of Lightning in use, ``"lightning.pytorch"`` or ``"pytorch_lightning"``.
+        lightning: version of that copy.
+        torchmetrics: version of torchmetrics.
+        torchvision: version of torchvision; ``None`` if it is not installed.
+        ops: implementation of each op and why nothing faster runs.
+    """
+
+    fl_lightning: str
+    python: str
+    platform: str
+    torch: str
+    cuda_build: str | None
+    devices: tuple[str, ...]
+    threads: int
+    lightning_tree: str
+    lightning: str
+    torchmetrics: str | None
+    torchvision: str | None
+    ops: Mapping[str, ops.Backend]
+
+    def __str__(self) -> str:
+        rows = {
+            "fl_lightning": self.fl_lightning,
+            "python": self.python,
+            "platform": self.platform,
+            "torch": f"{self.torch} ({f'built for {self.cuda_build}' if self.cuda_build else 'CPU build'})",
+            "accelerators": ", ".join(self.devices) or "none",
+            "CPU threads": str(self.threads),
+            "lightning": f"{self.lightning} ({self.lightning_tree})",
+            "torchmetrics": self.torchmetrics or "not installed",
+            "torchvision": self.torchvision or "not installed",
+        }
+        lines = [f"{name:<16}{value}" for name, value in rows.items()]
+        width = max(len(name) for name in self.ops) + 2
+        lines += ["", f"{'op':<{width}}{'runs':<8}why nothing faster runs"]
+        for name, op in self.ops.items():
+            lines.append(f"{name:<{width}}{op.implementation:<8}{op.reason or 'this is the fastest'}")
+        return "\n".join(lines)
+
+
+def versions() -> Versions:
+    """Collects the versions without importing anything new; torchvision is looked up, not loaded."""
+    return Versions(
+        fl_lightning=__version__,
+        python=platform.python_version(),
+        platform=f"{platform.system()} {platform.release()} {platform.machine()}",
+        torch=torch.__version__,
+        cuda_build=_accelerator_build(),
+        devices=_devices(),
+        threads=torch.get_num_threads(),
+        lightning_tree=TREE,
+        lightning=str(vars(pl)["__version__"]),
+        torchmetrics=_installed("torchmetrics"),
+        torchvision=_installed("torchvision"),
+        ops=ops.backend(),
+    )
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of the packages that decide what a fit computes."""
+    return {"fl_lightning": __version__, "torch": str(torch.__version__), "lightning": str(vars(pl)["__version__"])}
+
+
+@checked(file=ANY)
+def show_versions(file: TextIO | None = None) -> None:
+    """Prints versions, devices and the implementation of each op; paste it into bug reports.
+
+    Args:
+        file: where to write; standard output by default.
+    """
+    stream = sys.stdout if file is None else file
+    if not hasattr(stream, "write"):
+        raise TypeError(f"file of show_versions must be None or an open text file, found {shown(file)}")
+    stream.write(f"{versions()}\n")
+
+
+def _accelerator_build() -> str | None:
+    if torch.version.cuda is not None:
+        return f"CUDA {torch.version.cuda}"
+    return None if torch.version.hip is None else f"ROCm {torch.version.hip}"
+
+
+def _devices() -> tuple[str, ...]:
+    cuda = [f"cuda:{index} {torch.cuda.get_device_name(index)}" for index in range(torch.cuda.device_count())]
+    return tuple(cuda + (["mps"] if torch.backends.mps.is_available() else []))

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every client's numbers: a CSV file over the rounds, and a table at the end of a test."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from fl_lightning.arguments import Bounds, Example, checked
+from fl_lightning.core.records import EvaluationRecord
+from fl_lightning.lightning.names import Callback, LightningModule, Trainer
+from fl_lightning.lightning.trackers import hand_over, run_folder
+from fl_lightning.metrics.functional import Mode
+from fl_lightning.report.callbacks._federated import evaluation, is_fitting, is_fresh_fit, records
+
+COLUMNS = ("round", "stage", "client", "samples", "metric", "value", "name")
+_SUMMARY = {
+    "mean": "mean",
+    "weighted_mean": "weighted mean",
+    "std": "std",
+    "angle": "angle (rad)",
+    "worst_5": "worst 5 %",
+    "worst_10": "worst 10 %",
+    "best_5": "best 5 %",
+    "best_10": "best 10 %",
+    "min": "min",
+    "max": "max",
+}
+_SHOWN_EACH_END = 10
+_FEW = 10
+"""Samples: a client with fewer is noted, because one of its samples moves its accuracy by more than a tenth."""
+
+
+class ClientTable(Callback):
+    """Writes per-client values to ``clients.csv`` and prints a table after ``trainer.test``.
+
+    The file has one row per client and metric: round, stage, client, samples, metric, value, and the client's name.
+    Rows are appended. A fit that resumes first drops the rows of the round in hand and of later ones, which an
+    interrupted run left; a fresh fit drops those of all rounds from 1 on; a repeated test or validation replaces its
+    own rows. With ``fast_dev_run`` nothing is written.
+
+    At the end of a fit, a validation and a test the file also goes to MLflow and W&B as an artifact, and the table to
+    TensorBoard as a text.
+
+    Args:
+        dirpath: folder of the file; by default that of the first logger's run. Without either no file is written.
+        max_clients: above this number the printed table is cut to the worst and best 10 clients.
+        larger_is_better: orientation of metrics where ``fairness_mode`` of the strategy does not say it.
+        artifact: whether loggers that keep files and texts get the table.
+
+    Raises:
+        ValueError: ``max_clients`` is below 2; later, if ``clients.csv`` is a file of some other kind.
+    """
+
+    @checked(max_clients=Bounds(2))
+    def __init__(
+        self,
+        dirpath: str | Path | None = None,
+        max_clients: int = 40,
+        larger_is_better: Mapping[str, bool] | None = None,
+        artifact: bool = True,
+    ) -> None:
+        self.dirpath = None if dirpath is None else Path(dirpath)
+        self.artifact = artifact
+        self.max_clients = max_clients
+        self.larger_is_better = dict(larger_is_better or {})
+        self._fresh = False
+        self._tail: tuple[Path, int] | None = None  # file and round of the last rows that this fit wrote
+        self._written: tuple[Path, EvaluationRecord] | None = None  # what loggers have not got yet
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuses strategies that are not federated."""
+        records(trainer, self)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Notes whether the fit continues an earlier one."""
+        self._fresh = is_fresh_fit(trainer)
+        self._tail = None
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the clients' validation values."""
+        record = evaluation(trainer, self, "val")
+        if record is not None:
+            self._write(trainer, record)
+            if not is_fitting(trainer):
+                self._hand_over(trainer)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Gives the table to loggers."""
+        self._hand_over(trainer)
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the clients' test values, prints the table and gives it to loggers."""
+        record = evaluation(trainer, self, "test")
+        if record is not None:
+            self._write(trainer, record)
+            trainer.print(self._text(record))
+            self._hand_over(trainer)
+
+    def _text(self, record: EvaluationRecord) -> str:
+        return format_client_table(record, self.max_clients, self.larger_is_better)
+
+    def _hand_over(self, trainer: Trainer) -> None:
+        if self.artifact and self._written is not None:
+            path, record = self._written
+            hand_over(trainer, path, f"clients/{record.stage}", self._text(record), record.round)
+        self._written = None
+
+    def _write(self, trainer: Trainer, record: EvaluationRecord) -> None:
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]  # Trainer sets it outside its class
+            return
+        folder = run_folder(trainer) if self.dirpath is None else self.dirpath
+        if folder is None or not trainer.is_global_zero:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "clients.csv"
+        fitting = is_fitting(trainer)
+        # Within a fit rounds ascend, so a long file is read once per fit and not once per round.
+        continues = fitting and self._tail is not None and self._tail[0] == path and self._tail[1] < record.round
+        if path.exists() and not continues:
+            abandoned = None
+            if fitting:
+                abandoned = min(1, record.round) if self._fresh and self._tail is None else record.round
+            _drop_rows(path, record, abandoned)
+        _append_rows(path, record)
+        self._written = path, record
+        if fitting:
+            self._tail = (path, record.round)
+
+
+@checked(record=Example("strategy.last_evaluation after a validation or a test"), max_clients=Bounds(2))
+def format_client_table(
+    record: EvaluationRecord, max_clients: int = 40, larger_is_better: Mapping[str, bool] | None = None
+) -> str:
+    """Lays out the clients' values and their summary as aligned plain text.
+
+    Numbers that rest on some of the clients, such as the mean over the best 5 %, have the samples of these clients in
+    brackets behind them. Clients with fewer than 10 samples are noted below.
+
+    Args:
+        record: an evaluation.
+        max_clients: with more clients than this only the worst 10 and best 10 are listed, ordered by the first metric
+            where larger is better (or else the first); clients without a value for it are not among them.
+        larger_is_better: orientation of metrics where ``fairness_mode`` of the strategy does not say it.
+
+    Returns:
+        Lines without a final line break.
+
+    Raises:
+        ValueError: ``max_clients`` is below 2.
+    """
+    modes: dict[str, Mode] = {name: record.mode(name) for name in record.values}
+    modes |= {name: "max" if larger else "min" for name, larger in (larger_is_better or {}).items() if name in modes}
+    title = f"{record.stage}, round {record.round}: {len(record.client_ids)} clients"
+    if not record.client_ids or not record.values:
+        return f"{title}, no values"
+    shown: list[int | None] = list(range(len(record.client_ids)))
+    if len(shown) > max_clients:
+        metric = next((name for name, mode in modes.items() if mode == "max"), next(iter(modes)))
+        shown = _both_ends(record.ranking(metric, modes[metric]), max_clients)
+        title += f", the worst and the best by {metric}"
+    behind = {name: _samples_behind(record, name, modes[name]) for name in record.values}
+    widths = [max(len(text) for text in behind[name].values()) for name in record.values]
+    rows = [["client", "samples", *record.values]]
+    for index in shown:
+        if index is None:
+            rows.append(["..."] * len(rows[0]))
+            continue
+        values = [_number(float(v[index])) + " " * w for v, w in zip(record.values.values(), widths, strict=True)]
+        rows.append([record.client_names[index], str(int(record.sizes[index])), *values])
+    summaries = [record.summary(name, modes[name]) for name in record.values]
+    for key, label in _SUMMARY.items():
+        cells = [_number(float(s[key])) if key in s else "-" for s in summaries]
+        marks = [behind[name].get(key, "").ljust(w) for name, w in zip(record.values, widths, strict=True)]
+        rows.append([label, "", *(cell + mark for cell, mark in zip(cells, marks, strict=True))])
+    if record.undefined:
+        counts = [str(len(record.undefined.get(name, ()))) for name in record.values]
+        rows.append(["undefined", "", *(count + " " * w for count, w in zip(counts, widths, strict=True))])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
+        for row in rows
+    ]
+    rule = "-" * len(lines[0])
+    end = len(shown) + 1
+    lines = [title, lines[0], rule, *lines[1:end], rule, *lines[end:], *_note(record)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _samples_behind(record: EvaluationRecord, name: str, mode: Mode) -> dict[str, str]:
+    """In brackets, the evaluation samples of the clients that a summary number rests on, where these are not all."""
+    ranking, values = record.ranking(name, mode), record.values[name].abs() if mode == "abs" else record.values[name]
+    order = [int(index) for index in ranking.argsort(stable=True) if not ranking[index].isnan()]
+    if not order:
+        return {"min": ""}
+    ends = {percent: max(1, round(percent / 100 * len(order))) for percent in (5, 10)}
+    chosen = {f"worst_{percent}": order[:count] for percent, count in ends.items()}
+    chosen |= {f"best_{percent}": order[-count:] for percent, count in ends.items()}
+    ascending = sorted(order, key=lambda index: float(values[index]))
+    chosen |= {"min": ascending[:1], "max": ascending[-1:]}
+    return {key: f" ({int(record.sizes[indices].sum())})" for key, indices in chosen.items()}
+
+
+def _note(record: EvaluationRecord) -> list[str]:
+    """A line about clients with few samples; none without such clients."""
+    few = [index for index, size in enumerate(record.sizes.tolist()) if size < _FEW]
+    if not few:
+        return []
+    named = [f"{record.client_names[index]} ({int(record.sizes[index])})" for index in few[:_SHOWN_EACH_END]]
+    rest = f" and {len(few) - len(named)} more" if len(few) > len(named) else ""
+    return [
+        f"fewer than {_FEW} samples: {', '.join(named)}{rest}. The best, the worst, min and max may be theirs by "
+        "chance: in brackets are the samples behind a number"
+    ]
+
+
+def _both_ends(values: Tensor, max_clients: int) -> list[int | None]:
+    """Indices of the worst and the best clients from worst to best, ``None`` where clients are left out between."""
+    order = values.argsort(stable=True)
+    ranked: list[int | None] = [int(index) for index in order if not values[index].isnan()]
+    each = min(_SHOWN_EACH_END, max_clients // 2)
+    return ranked if len(ranked) <= 2 * each else [*ranked[:each], None, *ranked[-each:]]
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.4g}"
+
+
+def _rows(record: EvaluationRecord) -> Iterator[tuple[object, ...]]:
+    sizes = record.sizes.tolist()
+    for name, values in record.values.items():
+        columns = zip(record.client_ids, sizes, values.tolist(), record.client_names, strict=True)
+        for client, samples, value, called in columns:
+            yield record.round, record.stage, client, samples, name, repr(float(value)), called
+
+
+def _append_rows(path: Path, record: EvaluationRecord) -> None:
+    is_new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        if is_new:
+            writer.writerow(COLUMNS)
+        writer.writerows(_rows(record))
+
+
+def _drop_rows(path: Path, record: EvaluationRecord, abandoned_from: int | None) -> None:
+    """Drops the record's own rows, those of rounds from ``abandoned_from`` on, and a row cut short by a killed run."""
+    scratch = path.with_suffix(".csv.tmp")
+    with path.open(newline="") as old:
+        reader = csv.reader(old)
+        header = next(reader, list(COLUMNS))
+        if tuple(header) != COLUMNS:
+            raise ValueError(f"{path} must have the columns {','.join(COLUMNS)}, found {','.join(header)}")
+        with scratch.open("w", newline="") as new:
+            writer = csv.writer(new, lineterminator="\n")
+            writer.writerow(COLUMNS)
+            for row in reader:
+                if len(row) != len(COLUMNS) or not row[0].isdecimal():
+                    continue
+                stale = abandoned_from is not None and int(row[0]) >= abandoned_from
+                if not stale and (int(row[0]), row[1]) != (record.round, record.stage):
+                    writer.writerow(row)
+    os.replace(scratch, path)

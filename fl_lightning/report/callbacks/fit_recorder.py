@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records everything that a report shows of a fit."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from fl_lightning.arguments import FILLED, checked
+from fl_lightning.core.layout import names_in
+from fl_lightning.core.modules import trained_parameters
+from fl_lightning.core.records import RoundRecord
+from fl_lightning.lightning.fit_description import constructor_arguments, plain
+from fl_lightning.lightning.names import Callback, LightningModule, Trainer
+from fl_lightning.lightning.versions import versions
+from fl_lightning.report.callbacks._federated import evaluation, is_fitting, is_fresh_fit, records
+from fl_lightning.report.json_form import record_from_json, record_to_json
+from fl_lightning.report.record import FitRecord, Holdings
+from fl_lightning.report.record_builder import RecordBuilder, plain_json
+
+_CELLS = 250_000
+"""Of larger tables of clients by classes, none is kept."""
+
+
+class FitRecorder(Callback):
+    """Keeps a :class:`fl_lightning.report.FitRecord` of the fit in memory.
+
+    The record travels with the checkpoint. A resumed fit continues it: rounds that an interrupted run left behind are
+    replaced. ``trainer.test`` adds the clients' test values, ``trainer.validate`` nothing.
+
+    Args:
+        method: what the record calls the method; default the name of its class.
+        domains: one domain per training sample, such as the camera that took it: the record then says how many samples
+            of each domain the clients hold. By default it says so of classes, where the data's labels are known without
+            reading all samples.
+
+    Raises:
+        ValueError: in a fit, ``domains`` has not one entry per training sample.
+
+    Example::
+
+        recorder = fl.callbacks.FitRecorder()
+        trainer = L.Trainer(strategy=fl.FederatedStrategy(fl.algorithms.FedLF()), callbacks=[recorder])
+        trainer.fit(model, data)
+        fl.report.write_report([recorder.record], "report.html")
+    """
+
+    @checked(domains=FILLED)
+    def __init__(self, method: str | None = None, domains: Sequence[str | int] | None = None) -> None:
+        self.method, self.domains = method, domains
+        self._builder: RecordBuilder | None = None
+        self._last: RoundRecord | None = None
+        self._learning_rate: float | None = None
+        self._validation_began = 0.0
+        self._seconds = 0.0
+
+    @property
+    def record(self) -> FitRecord:
+        """What was recorded so far; it can be asked for during the fit.
+
+        Raises:
+            ValueError: no fit has begun.
+        """
+        if self._builder is None:
+            raise ValueError(
+                "record needs a fit that has begun, found none: pass the callback to Trainer(callbacks=[...])"
+            )
+        return self._builder.record(recording_seconds=self._seconds)
+
+    # ---- the fit
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuses strategies that are not federated."""
+        records(trainer, self)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Forgets an earlier fit unless this one continues it."""
+        self._last = None
+        if is_fresh_fit(trainer):
+            self._builder, self._seconds = None, 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Notes what is known before the first round."""
+        with self._counted():
+            known = _described(trainer, pl_module)
+            known["holdings"] = _classes(trainer) if self.domains is None else _domains(trainer, self.domains)
+            if self.method is not None:
+                known["method"] = self.method
+            if self._builder is None:
+                self._builder = RecordBuilder(FitRecord(**known))
+            self._builder.record(**known)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Notes the learning rate with which the round begins."""
+        rates = {float(group["lr"]) for o in trainer.optimizers for group in o.param_groups if "lr" in group}
+        self._learning_rate = rates.pop() if len(rates) == 1 else None
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Starts the clock of the validation."""
+        self._validation_began = time.perf_counter()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Adds the round, because a checkpoint written after validation has to hold it, and its clients' values."""
+        if not is_fitting(trainer) or trainer.sanity_checking:
+            return
+        took = time.perf_counter() - self._validation_began
+        with self._counted():
+            self._add_round(trainer)
+            found = evaluation(trainer, self, "val")
+            if self._builder is not None:
+                self._builder.add_evaluation_seconds(took)
+                if found is not None:
+                    self._builder.add_evaluation(found)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Adds the round that just finished."""
+        with self._counted():
+            self._add_round(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """All rounds are over."""
+        if self._builder is not None:
+            self._builder.record(status="finished")
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """The fit ends before its time."""
+        if self._builder is not None and is_fitting(trainer):
+            self._builder.record(status="interrupted")
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Adds the clients' test values."""
+        found = evaluation(trainer, self, "test")
+        if found is not None and self._builder is not None:
+            self._builder.add_evaluation(found)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The record, as JSON text."""
+        with self._counted():
+            return {} if self._builder is None else {"record": record_to_json(self.record)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned."""
+        if "record" in state_dict:
+            record = record_from_json(state_dict["record"])
+            self._builder, self._seconds = RecordBuilder(record), record.recording_seconds
+
+    def _add_round(self, trainer: Trainer) -> None:
+        found = records(trainer, self).last_round
+        if found is None or found is self._last or self._builder is None:
+            return
+        self._last = found
+        first = self._builder.add_round(found, self._learning_rate)
+        if first:
+            self._builder.record(learning_rate=self._learning_rate)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._seconds += time.perf_counter() - began
+
+
+def _described(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
+    """The entries of a record that are known before the first round."""
+    strategy: Any = trainer.strategy
+    fit, loaders = strategy.fit_description, trainer.train_dataloader.loaders  # type: ignore[union-attr]
+    method = fit.method.removesuffix(" with ClientRule")
+    return {
+        "method": method,
+        "seed": fit.settings.get("seed"),
+        "status": "runs",
+        "planned_rounds": trainer.max_epochs if (trainer.max_epochs or -1) > 0 else None,
+        "settings": plain_json({**fit.settings, "server_optimizer": fit.server_optimizer}),
+        "arguments": plain_json({rule: given for rule, given in fit.arguments.items() if given}),
+        "configuration": plain_json(_configuration(trainer, module)),
+        "versions": _versions(),
+        "command": "" if "ipykernel" in sys.modules else shlex.join(sys.orig_argv),
+        "client_names": tuple(loaders.names),
+        "client_sizes": tuple(loaders.sizes.tolist()),
+        "memory": dict(strategy.memory_plan),
+    }
+
+
+def _configuration(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
+    strategy: Any = trainer.strategy
+    data = strategy.federated_data or getattr(trainer, "datamodule", None)
+    trained = trained_parameters(module, names_in(strategy.fit_description.layout))
+    names = ("max_epochs", "max_steps", "check_val_every_n_epoch", "precision", "gradient_clip_val", "num_nodes")
+    return {
+        "module": type(module).__name__,
+        "trained parameters": sum(parameter.numel() for parameter in trained.values()),
+        "hyperparameters": {name: plain(value) for name, value in dict(module.hparams).items()},
+        "data": "" if data is None else str(data),
+        "device": str(strategy.root_device),
+        "executor": strategy.executor_fallback or "",
+        "trainer": {name: plain(getattr(trainer, name, None)) for name in names},
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = versions()
+    shown = constructor_arguments(found, without=("ops", "devices", "threads", "cuda_build", "lightning_tree"))
+    compiled = sorted({backend.implementation for backend in found.ops.values()})
+    known = {name: str(value) for name, value in shown.items() if value is not None}
+    return {**known, "accelerators": ", ".join(found.devices) or "none", "ops run on": ", ".join(compiled)}
+
+
+def _domains(trainer: Trainer, domains: Sequence[str | int]) -> Holdings | None:
+    loaders: Any = trainer.train_dataloader.loaders  # type: ignore[union-attr]
+    if len(domains) != len(loaders.dataset):
+        raise ValueError(
+            f"domains must have one entry for each of the {len(loaders.dataset)} training samples, found {len(domains)}"
+        )
+    held = [Counter(str(domains[k]) for k in loaders.indices(client).tolist()) for client in range(len(loaders))]
+    names = tuple(dict.fromkeys(map(str, domains)))
+    if len(names) * len(held) > _CELLS:
+        return None
+    return Holdings("domain", names, tuple(tuple(count[name] for name in names) for count in held))
+
+
+def _classes(trainer: Trainer) -> Holdings | None:
+    strategy: Any = trainer.strategy
+    data = strategy.federated_data or getattr(trainer, "datamodule", None)
+    known = getattr(data, "known_label_counts", None)
+    found = None if known is None else known()
+    if found is None or found[1].numel() > _CELLS:
+        return None
+    return Holdings("class", found[0], tuple(map(tuple, found[1].tolist())))

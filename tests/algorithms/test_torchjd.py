@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TorchJD's weightings as server rules."""
+
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+import torch
+from algorithm_cohorts import COLUMNS, SIZES, make_cohort, random_rows
+from sealed_rows import RefusedError, sealed
+from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
+
+import fl_lightning as fl
+
+aggregation = pytest.importorskip("torchjd.aggregation")
+from fl_lightning.algorithms.torchjd import DualCone, TorchJD  # noqa: E402
+
+
+def upgrad():
+    return aggregation.UPGradWeighting(projector=DualCone())
+
+
+WEIGHTINGS = {
+    "UPGrad": upgrad,
+    "DualProj": lambda: aggregation.DualProjWeighting(projector=DualCone()),
+    "MGDA": aggregation.MGDAWeighting,
+    "AlignedMTL": aggregation.AlignedMTLWeighting,
+    "IMTLG": aggregation.IMTLGWeighting,
+    "PCGrad": aggregation.PCGradWeighting,
+    "Mean": aggregation.MeanWeighting,
+}
+STARTS = [sum(SIZES[:i]) for i in range(len(SIZES) + 1)]
+
+
+def test_reads_inner_products_and_nothing_else():
+    cohort = make_cohort(random_rows(5, 0))
+    assert torch.equal(TorchJD(upgrad()).aggregate(sealed(cohort, "gram")), TorchJD(upgrad()).aggregate(cohort))
+    with pytest.raises(RefusedError):
+        TorchJD(upgrad()).aggregate(sealed(cohort, "sums"))
+    assert TorchJD.reads == "gram"
+
+
+@pytest.mark.parametrize("name", ["UPGrad", "Mean", "MGDA"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_rows_that_are_not_finite_name_their_client(name, value):
+    rows = random_rows(4, 1)
+    rows[2, 40] = value
+    with pytest.raises(ValueError, match=r"updates must be finite for TorchJD, found NaN .* rows of clients \[8\]"):
+        TorchJD(WEIGHTINGS[name]()).aggregate(make_cohort(rows, ids=[6, 7, 8, 9]))
+
+
+@pytest.mark.parametrize("name", WEIGHTINGS)
+@pytest.mark.parametrize("layers", ["module", "model"])
+def test_every_layer_as_the_weighting_on_its_own(name, layers):
+    rows = random_rows(5, 0)
+    layout = fl.ParamLayout.from_sizes(SIZES) if layers == "module" else fl.ParamLayout.from_sizes((COLUMNS,))
+    rule = TorchJD(WEIGHTINGS[name](), layers=layers)
+    step = rule.aggregate(make_cohort(rows, layout=layout))
+    again = TorchJD(WEIGHTINGS[name](), layers=layers).aggregate(make_cohort(rows, layout=layout))
+    assert torch.equal(step, again)
+    if name == "PCGrad":  # draws its orders
+        return
+    edges = STARTS if layers == "module" else [0, COLUMNS]
+    for start, end in pairwise(edges):
+        part = rows[:, start:end]
+        gram = part @ part.T
+        expected = WEIGHTINGS[name]()(gram / gram.diagonal().mean()) @ part
+        torch.testing.assert_close(step[start:end], expected, rtol=1e-9, atol=1e-12)
+
+
+def test_layer_wise_upgrad_conflicts_with_nobody_in_any_layer():
+    for seed in range(20):
+        rows = random_rows(8, seed)
+        rows[3] = -rows[0] + 0.1 * rows[1]
+        step = TorchJD(upgrad()).aggregate(make_cohort(rows))
+        for start, end in pairwise(STARTS):
+            part = rows[:, start:end]
+            cosines = part @ step[start:end] / (part.norm(dim=1) * step[start:end].norm())
+            assert float(cosines.min()) >= -1e-9
+
+
+def test_the_projector_agrees_with_quadprog():
+    pytest.importorskip("quadprog")
+    pytest.importorskip("qpsolvers")
+    rows = random_rows(6, 3)
+    gram = rows @ rows.T / rows.square().sum(1).mean()
+    exact, theirs = DualCone()(torch.eye(6).double(), gram), aggregation.UPGradWeighting().projector
+    close = type(theirs)(reg_eps=1e-12)(torch.eye(6).double(), gram)
+    torch.testing.assert_close(exact, close, rtol=1e-6, atol=1e-6)
+
+
+def test_degenerate_cohorts():
+    rule = TorchJD(upgrad())
+    one = random_rows(1, 0)
+    torch.testing.assert_close(rule.aggregate(make_cohort(one)), one[0])
+    assert not rule.aggregate(make_cohort(torch.zeros(3, COLUMNS, dtype=torch.float64))).any()
+    still = random_rows(3, 0)
+    still[:, : SIZES[0]] = 0
+    step = rule.aggregate(make_cohort(still))
+    assert not step[: SIZES[0]].any()
+    assert step[SIZES[0] :].any()
+    assert rule.report.weights.shape == (3,)
+
+
+def test_scale_does_not_matter():
+    rows = random_rows(5, 1)
+    step = TorchJD(upgrad()).aggregate(make_cohort(rows))
+    for scale in (1e-9, 1e9):
+        torch.testing.assert_close(TorchJD(upgrad()).aggregate(make_cohort(scale * rows)) / scale, step)
+
+
+def test_refusals():
+    with pytest.raises(TypeError, match=r"must be a TorchJD weighting .* found UPGrad"):
+        TorchJD(aggregation.UPGrad(projector=DualCone()))
+    with pytest.raises(ValueError, match="must not keep state: GradVacWeighting keeps it by row"):
+        TorchJD(aggregation.GradVacWeighting())
+    with pytest.raises(RuntimeError, match=r"must return 5 finite weights, found .* in layer 'layer0'"):
+        TorchJD(aggregation.ConstantWeighting(torch.tensor([float("nan")] * 5))).aggregate(
+            make_cohort(random_rows(5, 0))
+        )
+
+
+def test_in_a_trainer():
+    def run():
+        module = fresh(Classifier, norm=True)
+        strategy = fl.FederatedStrategy(TorchJD(upgrad()), clients_per_round=4, seed=1)
+        quiet_trainer(strategy, 3).fit(module, federated_blobs())
+        return weights(module), strategy.last_round
+
+    first, record = run()
+    assert torch.equal(first, run()[0])
+    assert record.conflicts == 0
+    assert not any(record.layer_conflicts.values())
+
+
+def test_without_torchjd_the_import_says_what_to_install():
+    code = "import sys; sys.modules['torchjd'] = None; import fl_lightning.algorithms.torchjd"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "needs TorchJD: pip install '.[torchjd]' in a checkout" in done.stderr

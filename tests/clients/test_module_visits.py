@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a module keeps from step to step: every visit begins as the round found it, and the round goes on from there."""
+
+from collections import deque
+
+import lightning as L
+import pytest
+import torch
+from resuming import Marks, Rows, SaveAt
+from support import quiet_trainer
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import SumMetric
+from visit_variants import WIDTH, Together
+
+import fl_lightning as fl
+from fl_lightning.clients.module_visits import ModuleVisits
+
+
+class Samples(L.LightningDataModule):
+    """A batch size that leaves a short batch, in the same order at every pass."""
+
+    def __init__(self, number=44):
+        super().__init__()
+        torch.manual_seed(4)
+        x = torch.randn(number, WIDTH)
+        self.samples = TensorDataset(x, x.sum(1))
+
+    def train_dataloader(self):
+        return DataLoader(self.samples, batch_size=10)
+
+
+def differing(one, other):
+    return sorted(name for name in one if not torch.equal(one[name], other[name]))
+
+
+@pytest.mark.fit
+def test_one_client_with_all_data_is_plain_lightning():
+    ends = []
+    for strategy in ("auto", fl.FederatedStrategy()):
+        module, data = Together(), Samples()
+        divided = data if strategy == "auto" else fl.FederatedDataModule(data, [torch.arange(44)])
+        quiet_trainer(strategy, 3).fit(module, divided)
+        ends.append(module.found())
+    assert not differing(*ends)
+
+
+@pytest.mark.fit
+@pytest.mark.parametrize(("workers", "method"), [(2, fl.algorithms.FedAvg), (3, fl.algorithms.FedLF)])
+def test_worker_processes_give_the_same_bits(workers, method):
+    ends = []
+    for executor in (None, fl.executors.Parallel(workers)):
+        module, parts = Together(), list(torch.arange(44).split([12, 9, 23]))
+        strategy = fl.FederatedStrategy(method(), executor=executor)
+        quiet_trainer(strategy, 3).fit(module, fl.FederatedDataModule(Samples(), parts))
+        assert strategy.executor_fallback is None
+        ends.append(module.found())
+    assert not differing(*ends)
+
+
+class Between(L.Callback):
+    """Changes an attribute between two clients of a round."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        for part in pl_module.parts.values():
+            part.n = 10 * batch_idx
+
+
+@pytest.mark.fit
+@pytest.mark.parametrize("executor", [None, fl.executors.Parallel(2)])
+def test_what_callbacks_change_between_clients_stays(executor):
+    module = Together(["counts_steps"])
+    strategy = fl.FederatedStrategy(executor=executor)
+    data = fl.FederatedDataModule(Samples(), torch.arange(44).split([9, 12, 23]))
+    quiet_trainer(strategy, 1, callbacks=[Between()]).fit(module, data)
+    assert module.parts["counts_steps"].n == 20 + 3  # the last client has most samples, and three batches
+
+
+class Gathers(L.LightningModule):
+    """Keeps a bit of everything that is joined or chosen."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(WIDTH))
+        self.seen, self.by_name, self.last = [], {}, deque([-1], maxlen=4)
+        self.count, self.latest, self.sizes = 0, None, SumMetric()
+        self.starts = []
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 0:
+            self.starts.append((self.count, len(self.seen), float(self.sizes.compute())))
+        self.count += 1
+        self.latest = float(batch[0][0, 0])
+        self.seen.append(self.latest)
+        self.by_name.setdefault("first", []).append(self.latest)
+        self.last.append(len(batch[0]))
+        self.sizes.update(len(batch[0]))
+        return (batch[0] @ self.w - batch[1]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+@pytest.mark.fit
+@pytest.mark.filterwarnings("ignore:The ``compute`` method")
+@pytest.mark.parametrize("executor", [None, fl.executors.Parallel(2)])
+def test_outcomes_are_joined_in_the_order_of_the_cohort(executor):
+    module, data, parts = Gathers(), Samples(), torch.arange(44).split([12, 9, 23])
+    strategy = fl.FederatedStrategy(executor=executor)
+    quiet_trainer(strategy, 2).fit(module, fl.FederatedDataModule(data, parts))
+    firsts = [float(data.samples.tensors[0][i, 0]) for i in (0, 10, 12, 21, 31, 41)]  # two, one and three batches
+    assert module.seen == module.by_name["first"] == 2 * firsts
+    assert (module.count, module.latest) == (6, firsts[-1])  # three steps of the largest client in each round
+    assert list(module.last) == [9, 10, 10, 3]
+    assert module.sizes.compute() == 88
+    assert module.starts == 3 * [(0, 0, 0.0)] + 3 * [(3, 6, 0.0)]
+
+
+def test_objects_that_hold_one_another_come_back_and_go_on(tmp_path):
+    class Holder(torch.nn.Module):
+        pass
+
+    module = Holder()
+    module.shared = [1.0]
+    module.twice = {"a": module.shared, "b": [module.shared]}
+    module.file = (tmp_path / "file").open("w")
+    visits, shared = ModuleVisits(module), module.shared
+    assert visits.in_turn() == ["attribute 'file' (TextIOWrapper) cannot be put back after a client"]
+    outcomes = []
+    for value in (2.0, 3.0):
+        visits.begin()
+        module.shared[0] = value
+        module.twice["b"].append(module.shared)
+        del module.twice["a"]
+        outcomes.append(visits.end())
+        visits.put_back()
+        assert shared == [1.0]
+        assert module.twice == {"a": shared, "b": [shared]}
+    visits.merge([visits.unpacked(visits.packed(outcome)) for outcome in outcomes], None)
+    assert module.twice["b"] == [shared, shared, shared]
+    visits.merge([], outcomes[0])
+    chosen = visits.unpacked(visits.packed(outcomes[1]))
+    visits.merge([chosen], chosen)
+    assert module.shared is shared
+    assert shared == [3.0]
+    assert list(module.twice) == ["b"]
+    assert all(item is shared for item in module.twice["b"])
+    module.file.close()
+
+
+class Saves(Gathers):
+    """Writes its attributes into checkpoints itself, and anneals."""
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * 0.9**self.count
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["own"] = {"count": self.count, "last": list(self.last)}
+
+    def on_load_checkpoint(self, checkpoint):
+        self.count, self.last = checkpoint["own"]["count"], deque(checkpoint["own"]["last"], maxlen=4)
+
+
+@pytest.mark.fit
+@pytest.mark.filterwarnings("ignore:The ``compute`` method")
+def test_a_fit_that_is_resumed_in_the_middle_of_a_round_goes_on_from_the_same_attributes(tmp_path):
+    ends, save = [], SaveAt(tmp_path, 1, ("on_train_batch_end-1",))
+    for checkpoint in (None, tmp_path / "on_train_batch_end-1.ckpt"):
+        module = Saves()
+        data = fl.FederatedDataModule(Samples(), torch.arange(44).split([12, 9, 23]))
+        trainer = quiet_trainer(fl.FederatedStrategy(), 3, logger=Rows(), callbacks=[Marks(), save])
+        trainer.fit(module, data, ckpt_path=checkpoint)
+        ends.append((module.w.tolist(), module.count, list(module.last)))
+    assert ends[0] == ends[1]
+    assert ends[0][1] == 9

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Worker processes beside others: their threads, their children, and clients that take no time at all."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from support import Classifier, fit, fresh, weights
+from worker_processes import FORKS, TWO
+
+from fl_lightning.clients.workers import worker
+
+pytestmark = FORKS
+
+
+@pytest.mark.timeout(120)
+def test_workers_have_one_thread():
+    class Threads(Classifier):
+        def training_step(self, batch, batch_idx):
+            self.log("threads", float(torch.get_num_threads()), on_epoch=True)
+            return super().training_step(batch, batch_idx)
+
+    torch.set_num_threads(2)
+    done = fit(fresh(Threads), 1, executor=TWO)
+    assert done.strategy.executor_fallback is None
+    assert done.trainer.callback_metrics["threads"] == 1
+    assert torch.get_num_threads() == 2
+
+
+def runs(pid):
+    """Whether a process is there and has not ended."""
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_what_workers_have_started_ends_with_them():
+    class Starting(Classifier):
+        def training_step(self, batch, batch_idx):
+            child = subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL)
+            Path(f"started-{child.pid}").touch()
+            return super().training_step(batch, batch_idx)
+
+    fit(fresh(Starting), 1, executor=TWO)
+    children = [int(path.name.partition("-")[2]) for path in Path().glob("started-*")]
+    try:
+        until = time.monotonic() + 5
+        while any(map(runs, children)) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert children
+        assert not any(map(runs, children))
+    finally:
+        for child in filter(runs, children):
+            os.kill(child, signal.SIGKILL)
+
+
+def test_clients_that_take_no_time_are_sent_at_the_end_of_the_round(monkeypatch):
+    monkeypatch.setattr(worker, "_MOMENT", 1e9)
+    done = fit(executor=TWO)
+    assert done.strategy.executor_fallback is None
+    assert torch.equal(weights(done.module), weights(fit().module))

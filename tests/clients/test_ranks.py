@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fits on several processes have the bits of one."""
+
+import json
+import re
+import subprocess
+import sys
+from datetime import timedelta
+
+import pytest
+import rank_session
+import torch
+from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
+from rank_runs import (
+    SESSION,
+    TORCHRUN,
+    differences,
+    environment,
+    finished,
+    folder_of,
+    forked,
+    free_port,
+    results,
+    session,
+    started,
+)
+
+import fl_lightning as fl
+from fl_lightning.core.fair_shares import fair_shares
+from fl_lightning.lightning.ranks import metrics_apart
+from fl_lightning.lightning.single_device import check_devices
+
+QUICK = (
+    "FedLF", "SCAFFOLD with FedLF", "Ditto", "FedMDFG", "FedPW behind a guard", "kept optimizers", "gathering",
+    "failing client",
+)  # fmt: skip
+
+pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")]
+
+
+@pytest.mark.parametrize(
+    ("cases", "ranks"),
+    [(QUICK, 2), pytest.param(tuple(rank_session.FITS), 3, marks=pytest.mark.slow)],
+    ids=["2 ranks", "all cases on 3 ranks"],
+)
+def test_several_processes_have_the_bits_of_one(tmp_path, cases, ranks):
+    start = forked if ranks == 2 else session
+    said = start(tmp_path, ranks, "fits", *cases)
+    many = results(tmp_path)
+    assert len(many) == ranks
+    session(tmp_path, 1, "fits", *cases)
+    (one,) = results(tmp_path)
+    assert set(one) == set(cases)
+    for rank in many:
+        assert differences(one, rank) == {}
+    steps = re.findall(r"STEP (\d) (\d)", said)
+    later = {rank: steps.count((str(rank), "2")) for rank in range(ranks)}
+    whole = steps.count(("0", "0"))  # with the sanity check; the first evaluation shows that the module can be divided
+    assert sum(later.values()) < whole
+    assert all(later.values()), "every rank evaluates some clients"
+
+
+def test_a_script_starts_its_own_processes(tmp_path):
+    said = session(tmp_path, 2, "fits", "FedAvg", torchrun=False)
+    one, two = results(tmp_path)
+    assert differences(one, two) == {}
+    assert "2 processes on 1 machine" in said
+
+
+@pytest.mark.slow
+def test_two_machines(tmp_path):
+    """Two agents of torchrun with one process each, as on two machines."""
+    port, agents = str(free_port()), []
+    for node in range(2):
+        line = [sys.executable, *TORCHRUN, "--nnodes", "2", "--node_rank", str(node), "--nproc_per_node", "1"]
+        line += ["--master_addr", "127.0.0.1", "--master_port", port, str(SESSION), str(folder_of(tmp_path))]
+        agents.append(started(tmp_path, [*line, "2", "nodes"]))
+    for agent in agents:
+        finished(tmp_path, agent)
+    one, two = results(tmp_path)
+    session(tmp_path, 1, "fits", "FedLF")
+    assert differences(one, two) == differences(one, results(tmp_path)[0]) == {}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(2, 1), pytest.param(1, 3, marks=pytest.mark.slow), pytest.param(2, 3, marks=pytest.mark.slow)],
+)
+def test_another_number_of_processes_goes_on_from_a_checkpoint(tmp_path, before, after):
+    case = "SCAFFOLD with FedLF"
+    session(tmp_path, before, "save", case)
+    files = [path.name for path in folder_of(tmp_path).iterdir() if ".ckpt" in path.name]
+    names = sorted(name.partition(".columns-")[0] for name in files)
+    copies = ["after-2.ckpt", "round-1.ckpt", "same.ckpt"]
+    assert names == (sorted(copies * 2) if before > 1 else copies), "folders of older checkpoints are gone"
+    session(tmp_path, after, "resume", case)
+    resumed = results(tmp_path)
+    _, *whole = rank_session.trained(case, 1, rounds=4)
+    assert all(differences({case: json.loads(json.dumps(whole))}, rank) == {} for rank in resumed)
+
+
+def test_the_same_trainer_goes_on_with_more_rounds(tmp_path):
+    session(tmp_path, 2, "again")
+    many = results(tmp_path)
+    session(tmp_path, 1, "again")
+    (one,) = results(tmp_path)
+    assert one["round"] == 3
+    assert many == [one, one]
+
+
+@pytest.mark.slow
+def test_evaluations_without_a_fit(tmp_path):
+    said = session(tmp_path, 2, "alone")
+    many = results(tmp_path)
+    whole = session(tmp_path, 1, "alone").count("STEP")
+    (one,) = results(tmp_path)
+    assert many == [one, one]
+    steps = [said.count(f"STEP {rank}") for rank in range(2)]
+    assert sum(steps) == whole * 3 // 2, "the first validation is whole on both ranks, the second is divided"
+    assert all(number > whole // 2 for number in steps)
+
+
+def test_shares_are_fair():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        ranks = int(torch.randint(1, 9, (), generator=generator))
+        costs = torch.randint(0, 50, (30,), generator=generator).tolist()
+        shares = fair_shares(costs, ranks)
+        assert sorted(client for share in shares for client in share) == [c for c, cost in enumerate(costs) if cost]
+        loads = [sum(costs[client] for client in share) for share in shares]
+        bound = max(sum(costs) / ranks, max(costs))
+        assert max(loads) <= bound * (4 / 3 - 1 / (3 * ranks)) + 1e-9  # Graham 1969
+
+
+@pytest.mark.slow
+def test_a_program_without_a_file_is_refused(tmp_path):
+    code = "import lightning as L, fl_lightning as fl; L.Trainer(devices=2, accelerator='cpu', strategy='federated')"
+    for line in ([sys.executable, "-c", code], [sys.executable, "-i", "-c", code]):
+        said = subprocess.run(line, env=environment(), input="", capture_output=True, text=True, cwd=tmp_path).stderr
+        assert re.search(
+            r"ValueError: .* must be run by a script, .* found (an interactive Python|a program without)", said
+        )
+
+
+def test_metrics_come_back_as_they_were():
+    module = rank_session.Gathering(**rank_session.OPTIONS)
+    before = [metric.distributed_available_fn for metric in (module.acc, module.both["a"])]
+    with metrics_apart(module):
+        assert not module.acc.distributed_available_fn()
+        assert not module.both["a"].distributed_available_fn()
+    assert [metric.distributed_available_fn for metric in (module.acc, module.both["a"])] == before
+
+
+@pytest.mark.parametrize("seconds", [0, -1])
+def test_ranks_wait_for_some_time(seconds):
+    with pytest.raises(ValueError, match="timeout of FederatedStrategy must be longer than 0 s, found"):
+        fl.FederatedStrategy(timeout=timedelta(seconds=seconds))
+
+
+def test_what_cannot_run_on_several_processes_is_refused(monkeypatch):
+    cpu, mps = torch.device("cpu"), torch.device("mps", 0)
+    check_devices([cpu] * 3, 3, LightningEnvironment())
+    with pytest.raises(ValueError, match=r"MPS has one device, found .* 2 processes"):
+        check_devices([mps], 2, LightningEnvironment())
+    with pytest.raises(ValueError, match="runs on CPU, CUDA or MPS, found xla"):
+        check_devices([torch.device("xla", 0)], 1, LightningEnvironment())
+    monkeypatch.setattr(TorchElasticEnvironment, "world_size", lambda self: 4)
+    with pytest.raises(ValueError, match=r"torchrun has started 4 processes, and Trainer\(devices=1, num_nodes=1\)"):
+        check_devices([cpu], 1, TorchElasticEnvironment())

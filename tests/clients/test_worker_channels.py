@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What passes between a process and its workers: tensors of every kind, and more places than a pipe holds."""
+
+import os
+import time
+from multiprocessing.connection import Pipe
+
+import pytest
+import torch
+from worker_processes import FORKS
+
+from fl_lightning.clients.workers import messages
+from fl_lightning.clients.workers.pool import WorkerPool
+from fl_lightning.clients.workers.worker import STOP, RoundDone
+
+COMPLEX = torch.tensor([1 + 2j, 3 - 4j])
+TENSORS = {
+    "other memory format": torch.arange(24.0).view(1, 2, 3, 4).to(memory_format=torch.channels_last),
+    "transposed": torch.arange(6).view(2, 3).T,
+    "every second": torch.arange(6.0)[::2],
+    "conjugated": COMPLEX.conj(),
+    "negated": COMPLEX.conj().imag,
+    "negated as a whole": torch._neg_view(torch.arange(3.0)),
+    "empty": torch.empty(3, 0),
+    "with gradient": torch.ones(2, requires_grad=True),
+}
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+def test_tensors_arrive_as_they_were(kind):
+    sent, (ours, theirs) = TENSORS[kind], Pipe()
+    messages.send(ours, sent)
+    received = messages.receive(theirs)
+    assert torch.equal(received, sent)
+    assert received.dtype == sent.dtype
+    assert received.requires_grad == sent.requires_grad
+    if kind in ("other memory format", "transposed"):
+        assert received.stride() == sent.stride()
+
+
+def count_places(index, channel, queue):
+    """Reads places to the end, and says which."""
+    seen = []
+    while (place := int.from_bytes(os.read(queue, 4), "little", signed=True)) != STOP:
+        seen.append(place)
+        if len(seen) % 5000 == 0:
+            messages.send(channel, len(seen))
+    messages.send(channel, seen)
+    messages.send(channel, RoundDone())
+
+
+@pytest.mark.timeout(60)
+@FORKS[0]
+@FORKS[1]
+def test_more_places_than_the_queue_holds():
+    pool, places = WorkerPool(1), list(range(30_000))
+    try:
+        for _ in range(2):
+            pool.start(count_places, places)
+            time.sleep(0.2)  # the queue runs empty
+            heard = []
+            while pool.busy:
+                heard += [message for _, message in pool.messages()]
+            assert heard[-2] == places
+    finally:
+        pool.stop()

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+from flwr.app import Context
+from task import Data, Model
+
+import fl_lightning as fl
+from fl_lightning.federation.flower import lightning_client_app
+
+
+def model(context: Context) -> Model:
+    return Model(context.node_config["client-id"], context.node_config.get("hidden", 8))
+
+
+def data(context: Context) -> Data:
+    return Data(context.node_config["client-id"])
+
+
+app = lightning_client_app(
+    model, data, algorithm=fl.algorithms.FedLF, trainer={"accelerator": "cpu"}, state_dir="state"
+)

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluation batches know their client however Lightning fetches them, and hooks see what the loaders gave."""
+
+import lightning as L
+import lightning.pytorch.loops.evaluation_loop as evaluation_loop
+import pytest
+import torch
+from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
+from lightning.pytorch.utilities import CombinedLoader
+from plain_loop import client_batches
+from support import Blobs, Classifier, federated_blobs, fresh, quiet_trainer
+from torch.utils.data import DataLoader
+
+import fl_lightning as fl
+from fl_lightning.fit.evaluation.loader import EvaluationLoader, PredictionLoader
+from fl_lightning.lightning.evaluation_batches import ClientBatch
+
+
+class Several(Classifier):
+    """Evaluates on one loader or several."""
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        super().validation_step(batch, batch_idx)
+
+    def predict_step(self, batch, batch_idx, dataloader_idx=0):
+        return super().predict_step(batch, batch_idx)
+
+
+def evaluate(module, data, stage="val", **options):
+    strategy = fl.FederatedStrategy()
+    trainer = quiet_trainer(strategy, **options)
+    (trainer.validate if stage == "val" else trainer.test)(module, data, verbose=False)
+    return strategy.last_evaluation, dict(trainer.callback_metrics)
+
+
+def assert_same(found, expected):
+    (record, metrics), (other, others) = found, expected
+    assert (record.client_ids, record.sizes.tolist()) == (other.client_ids, other.sizes.tolist())
+    assert record.values.keys() == other.values.keys()
+    for name, values in other.values.items():
+        assert torch.equal(record.values[name], values), name
+    assert metrics == others
+
+
+@pytest.mark.parametrize("batches", [1, 2, 50])
+@pytest.mark.parametrize("stage", ["val", "test"])
+def test_batches_may_be_fetched_ahead(batches, stage, monkeypatch):
+    expected = evaluate(fresh(), federated_blobs(), stage)
+    fetched, counted = [], []
+
+    class Ahead(_PrefetchDataFetcher):
+        def __next__(self):
+            counted.append(len(self.batches))
+            fetched.append(super().__next__())
+            return fetched[-1]
+
+    def no_length(loader):
+        raise TypeError
+
+    monkeypatch.setattr(evaluation_loop, "_select_data_fetcher", lambda *args: Ahead(batches))
+    monkeypatch.setattr(EvaluationLoader, "__len__", no_length)
+    assert_same(evaluate(fresh(), federated_blobs(), stage), expected)
+    assert counted[0] == min(batches, len(fetched))  # they were ahead
+
+
+def test_the_first_batches_of_clients_fetched_ahead_within_a_fit(monkeypatch):
+    def fit():
+        strategy = fl.FederatedStrategy()
+        trainer = quiet_trainer(strategy, 2, num_sanity_val_steps=2, limit_val_batches=2)
+        trainer.fit(fresh(), federated_blobs())
+        return strategy.last_evaluation, {n: v for n, v in trainer.callback_metrics.items() if n != "fed/seconds"}
+
+    expected = fit()
+    monkeypatch.delattr(PredictionLoader, "__len__")
+    assert_same(fit(), expected)
+
+
+class Seeing(Several):
+    """Keeps what each of its hooks is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = Seen()
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        return self.seen.add("before", batch)
+
+    def transfer_batch_to_device(self, batch, device, dataloader_idx):
+        return self.seen.add("transfer", batch)
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return self.seen.add("after", batch)
+
+    def on_validation_batch_start(self, batch, batch_idx, dataloader_idx=0):
+        self.seen.add("start", batch)
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        super().validation_step(self.seen.add("step", batch), batch_idx)
+
+    def on_validation_batch_end(self, outputs, batch, batch_idx, dataloader_idx=0):
+        self.seen.add("end", batch)
+
+
+class Seen(L.Callback):
+    def __init__(self):
+        self.batches = {}
+
+    def add(self, name, batch):
+        self.batches.setdefault(name, []).append(batch)
+        return batch
+
+    def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
+        self.add("callback start", batch)
+
+    def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
+        self.add("callback end", batch)
+
+
+def test_hooks_and_callbacks_get_the_batch_of_the_loader(monkeypatch):
+    given, module = [], fresh(Seeing)
+    loaders = client_batches("val")
+    batches = type(loaders).batches
+
+    def noted(self, *args, **kwargs):
+        for batch, size in batches(self, *args, **kwargs):
+            given.append(batch)
+            yield batch, size
+
+    monkeypatch.setattr(type(loaders), "batches", noted)
+    strategy = fl.FederatedStrategy()
+    trainer = quiet_trainer(strategy, callbacks=[module.seen])
+    trainer.validate(module, loaders, verbose=False)
+    assert len(module.seen.batches) == 8
+    assert strategy.last_evaluation.sizes.sum() == 80
+    for name, seen in module.seen.batches.items():
+        assert [id(batch) for batch in seen] == [id(batch) for batch in given], name
+    for loop in (trainer.validate_loop, trainer.fit_loop.epoch_loop.val_loop):
+        assert "_evaluation_step" not in vars(loop)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_clients_beside_a_loader_of_undivided_data(first):
+    expected, _ = evaluate(fresh(), client_batches("val"))
+    plain = Blobs().test_dataloader()
+    loaders = [client_batches("val"), plain] if first else [plain, client_batches("val")]
+    found, metrics = evaluate(fresh(Several), loaders)
+    assert (found.client_ids, found.sizes.tolist()) == (expected.client_ids, expected.sizes.tolist())
+    for name, values in expected.values.items():
+        torch.testing.assert_close(found.values[name], values)
+    assert {"val_acc/dataloader_idx_0", "val_acc/dataloader_idx_1"} <= metrics.keys()
+
+
+def test_clients_of_two_loaders_are_those_of_the_last():
+    expected, _ = evaluate(fresh(), client_batches("test"))
+    found, _ = evaluate(fresh(Several), [client_batches("val"), client_batches("test")])
+    assert found.sizes.tolist() == expected.sizes.tolist()
+    torch.testing.assert_close(found.values["val_loss"], expected.values["val_loss"])
+
+
+class Pairs(Classifier):
+    def validation_step(self, batch, batch_idx):
+        assert set(batch) == {"one", "other"}
+        if batch["one"] is not None:
+            self.log("samples", float(len(batch["one"][0])), reduce_fx="sum", batch_size=1)
+
+
+def test_loaders_side_by_side():
+    loader = CombinedLoader({"other": DataLoader(torch.arange(40)), "one": client_batches("val")}, "max_size")
+    found, _ = evaluate(fresh(Pairs), loader)
+    assert found.client_ids == tuple(range(6))
+    assert found.values["samples"].tolist() == found.sizes.tolist()
+
+
+class InBatchHooks(Classifier):
+    def on_validation_batch_start(self, batch, batch_idx):
+        self.log("early", float(len(batch[0])), on_epoch=True, reduce_fx="sum")
+
+    def on_validation_batch_end(self, outputs, batch, batch_idx):
+        self.log("late", float(len(batch[0])), on_epoch=True, reduce_fx="sum")
+
+
+def test_what_batch_hooks_log_counts_for_the_client_of_the_batch():
+    record, metrics = evaluate(fresh(InBatchHooks), federated_blobs())
+    for name in ("early", "late"):
+        assert record.values[name].tolist() == record.sizes.tolist()
+        assert metrics[name] == 80
+
+
+class Fetches(Classifier):
+    def validation_step(self, dataloader_iter):
+        batch, batch_idx, _ = next(dataloader_iter)
+        super().validation_step(batch, batch_idx)
+
+
+@pytest.mark.filterwarnings("ignore:.*dataloader_iter")  # Lightning calls it experimental
+def test_a_step_that_fetches_batches_itself():
+    with pytest.raises(ValueError, match=r"Fetches\.validation_step must take a batch, found dataloader_iter"):
+        evaluate(fresh(Fetches), federated_blobs())
+    assert evaluate(fresh(Fetches), Blobs().val_dataloader())[0] is None
+
+
+def test_prediction_on_divided_data_gets_plain_batches():
+    trainer = quiet_trainer(fl.FederatedStrategy())
+    loaders = client_batches("val")
+    found = torch.cat(trainer.predict(fresh(Several), loaders))
+    batches = [b for client in range(len(loaders)) for b, _ in loaders.batches(client, seed=None)]
+    with torch.no_grad():
+        assert torch.equal(found, fresh().eval()(torch.cat([x for x, _ in batches])).argmax(1))
+
+
+def test_every_batch_says_where_in_its_clients_data_it_is():
+    loader = EvaluationLoader(client_batches("val"), 2)
+    batches = list(loader)
+    assert all(type(batch) is ClientBatch and batch.source is loader for batch in batches)
+    assert len(batches) == len(loader)
+    for client in range(6):
+        own = [batch for batch in batches if batch.client_id == client]
+        assert [batch.is_first for batch in own] == [True, False][: len(own)]
+        assert [batch.is_last for batch in own] == [False, True][-len(own) :]
+        assert [batch.num_samples for batch in own] == [len(batch.batch[0]) for batch in own]

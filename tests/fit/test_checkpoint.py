@@ -1,0 +1,436 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoint files: what is in them, who can read them, and which of them a fit may go on from."""
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from resuming import ALGORITHMS, Project, SaveAt, assert_equal, differences
+from support import Blobs, Classifier, federated_blobs, fresh, place_of_client, quiet_trainer, weights
+from torch import nn
+
+import fl_lightning as fl
+from fl_lightning.lightning.checkpoint_io import AtomicCheckpointIO
+
+# ---- what is in a file
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_files_load_with_weights_only(tmp_path, algorithm):
+    needs = ALGORITHMS[algorithm]().needs
+    project = Project(
+        ALGORITHMS[algorithm],
+        options={"momentum": 0.9, "norm": True, "log": True},
+        strategy={
+            "client_optimizer_state": "reset" if needs.full_gradients else "keep",
+            "server_optimizer": None if needs.exact_step else partial(torch.optim.Adam, lr=0.1),
+            "fairness_metric": "val_acc",
+        },
+    )
+    hooks = ("on_train_batch_end-1", "on_validation_start", "on_validation_end", "on_train_epoch_end")
+    saver = SaveAt(tmp_path, 1, hooks)
+    project.fit(tmp_path, rounds=2, extra=(saver, ModelCheckpoint(tmp_path / "files"))).save(tmp_path / "after.ckpt")
+    files = list(tmp_path.rglob("*.ckpt"))
+    assert len(files) == 6
+    for file in files:
+        content = torch.load(file, weights_only=True)
+        assert {"state_dict", "loops", "callbacks", "optimizer_states"} <= set(content)
+        states = content["callbacks"]["fl_lightning"]
+        assert needs.exact_step or states["server_optimizer"]["state"]
+        assert bool(states["client_optimizers"]) == (not needs.full_gradients)
+        assert set(Classifier.load_from_checkpoint(file).state_dict()) == set(content["state_dict"])
+
+
+@pytest.mark.parametrize("algorithm", [partial(fl.algorithms.AFL, 0.1), partial(fl.algorithms.MMPF, inner_rounds=2)])
+def test_a_file_holds_the_model_that_was_evaluated(tmp_path, algorithm):
+    """Also where a method trains other parameters than it evaluates; a fit goes on from those that were trained."""
+    saver = ModelCheckpoint(tmp_path, monitor="val_loss", save_top_k=-1, filename="{epoch}")
+    whole = Project(algorithm, callbacks=lambda folder: [saver]).fit(tmp_path, 4)
+    scores = [row["val_loss"] for _, row in whole.rows if "val_loss" in row]
+    assert len(scores) == 4
+    for index, score in enumerate(scores):
+        trainer = quiet_trainer(fl.FederatedStrategy(algorithm()))
+        path = tmp_path / f"epoch={index}.ckpt"
+        (found,) = trainer.validate(fresh(seed=9), federated_blobs(), ckpt_path=path, verbose=False)
+        assert found["val_loss"] == pytest.approx(score, abs=1e-6)
+    resumed = Project(algorithm).fit(tmp_path, 4, tmp_path / "epoch=1.ckpt")
+    assert not differences(resumed.state["weights"], whole.state["weights"])
+
+
+NUMPY = {
+    "FCFL": partial(fl.algorithms.FCFL, delta=np.float64(0.5), beta=np.float64(0.5)),
+    "FedHEAL": partial(fl.algorithms.FedHEAL, tau=np.float64(0.3), beta=np.float64(0.4)),
+    "FedMDFG": partial(fl.algorithms.FedMDFG, s=np.int64(2)),
+}
+
+
+@pytest.mark.parametrize("algorithm", NUMPY)
+def test_files_with_numbers_of_numpy_among_the_arguments_load_too(tmp_path, algorithm):
+    whole = Project(NUMPY[algorithm], strategy={"seed": np.int64(5)}).fit(tmp_path, rounds=2)
+    whole.save(tmp_path / "last.ckpt")
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["callbacks"]["fl_lightning"]["fit"]["seed"] == 5
+    usual = Project(NUMPY[algorithm], strategy={"seed": 5}).fit(tmp_path, rounds=2)
+    assert not differences(whole.state, usual.state)
+
+
+class Wide(nn.Linear):
+    """Most of the weights of the module below."""
+
+
+class Large(Classifier):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.net = nn.Sequential(Wide(12, 4000), nn.ReLU(), nn.Linear(4000, 4))
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if self.trainer.current_epoch == 1 and batch_idx == 0:
+            self.trainer.save_checkpoint(f"{self.trainer.default_root_dir}/inside.ckpt")
+
+
+def test_a_file_is_as_large_as_the_weights_and_the_state(tmp_path):
+    hooks = ("on_train_batch_end", "on_validation_start", "on_validation_end", "on_train_epoch_end", "on_train_end")
+    weights_size = 4 * (12 * 4000 + 4000 + 4 * 4000 + 4)
+    for algorithm, copies in (("FedAvg", 1), ("SCAFFOLD", 1 + 1 + 5)):
+        folder = tmp_path / algorithm
+        project = Project(ALGORITHMS[algorithm], Large, trainer={"default_root_dir": folder})
+        outcome = project.fit(folder, rounds=2, extra=(SaveAt(folder, 1, hooks),))
+        outcome.save(folder / "after.ckpt")
+        found = {file.stem: file.stat().st_size for file in folder.glob("*.ckpt")}
+        assert len(found) == 9
+        assert max(found.values()) < copies * weights_size + 40_000, found
+        assert min(found.values()) > weights_size
+
+
+MODULE = """
+import lightning as L
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, random_split
+
+
+class Alone(L.LightningModule):
+    def __init__(self, width=8):
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = nn.Sequential(nn.Linear(12, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 4))
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+"""
+LOADER = """
+import sys
+
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "fl_lightning":
+            raise ModuleNotFoundError("No module named 'fl_lightning'", name="fl_lightning")
+
+
+sys.meta_path.insert(0, Missing())
+from alone import Alone
+
+model = Alone.load_from_checkpoint(sys.argv[1])
+assert not any(name.split(".")[0] == "fl_lightning" for name in sys.modules)
+print(model.hparams.width, repr(float(sum(t.double().sum() for t in model.state_dict().values()))))
+"""
+
+
+@pytest.fixture
+def alone(tmp_path, monkeypatch):
+    """A checkpoint of a module whose file knows nothing of this package, and the sum of its weights."""
+    (tmp_path / "alone.py").write_text(MODULE)
+    (tmp_path / "load.py").write_text(LOADER)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "alone", raising=False)
+    module = importlib.import_module("alone").Alone
+    project = Project(ALGORITHMS["FedLF"], module, {"width": 6}, callbacks=lambda f: [ModelCheckpoint(f)])
+    outcome = project.fit(tmp_path / "files", rounds=2)
+    (file,) = (tmp_path / "files").glob("*.ckpt")
+    return tmp_path, file, float(sum(t.double().sum() for t in outcome.module.state_dict().values()))
+
+
+validates_nothing = pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader` but")
+
+
+@validates_nothing
+def test_the_model_loads_without_this_package(alone, monkeypatch, capsys):
+    folder, file, total = alone
+    for name in [name for name in sys.modules if name.split(".")[0] == "fl_lightning"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "argv", ["load.py", str(file)])
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    exec((folder / "load.py").read_text(), {})
+    width, found = capsys.readouterr().out.split()
+    assert (int(width), float(found)) == (6, total)
+    with pytest.raises(ModuleNotFoundError, match="No module named 'fl_lightning'"):
+        importlib.import_module("fl_lightning.fit.strategy")
+
+
+@validates_nothing
+@pytest.mark.slow
+def test_the_model_loads_in_a_process_without_this_package(alone):
+    folder, file, total = alone
+    environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, folder / "load.py", file]
+    width, found = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True
+    ).stdout.split()  # fmt: skip
+    assert (int(width), float(found)) == (6, total)
+
+
+def test_a_stock_trainer_goes_on_from_a_federated_file(tmp_path):
+    Project(module=Classifier, callbacks=lambda f: [ModelCheckpoint(f)]).fit(tmp_path, rounds=2)
+    (file,) = tmp_path.glob("*.ckpt")
+    trainer = L.Trainer(
+        max_epochs=3, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False,
+    )  # fmt: skip
+    module = Classifier.load_from_checkpoint(file)
+    before = weights(module)
+    with pytest.warns(UserWarning, match="fl_lightning"):  # Lightning names the callback that is not there
+        trainer.fit(module, Blobs(), ckpt_path=file)
+    assert trainer.current_epoch == 3
+    assert not torch.equal(weights(module), before)
+
+
+# ---- how a file is written
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
+    io, path = AtomicCheckpointIO(), tmp_path / "deep" / "a.ckpt"
+    io.save_checkpoint({"x": torch.ones(3)}, path)
+    before = path.read_bytes()
+
+    def fail(content, file):
+        file.write(before[:100])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", fail)
+        with pytest.raises(OSError, match="No space left"):
+            io.save_checkpoint({"x": torch.zeros(3)}, path)
+    assert path.read_bytes() == before
+    assert [file.name for file in path.parent.iterdir()] == ["a.ckpt"]
+    io.save_checkpoint({"x": torch.zeros(3)}, str(path))
+    assert torch.equal(io.load_checkpoint(path)["x"], torch.zeros(3))
+
+
+def test_a_save_replaces_a_link_and_not_its_target(tmp_path):
+    io = AtomicCheckpointIO()
+    io.save_checkpoint({"x": 1}, tmp_path / "best.ckpt")
+    (tmp_path / "last.ckpt").symlink_to("best.ckpt")
+    io.save_checkpoint({"x": 2}, tmp_path / "last.ckpt")
+    assert io.load_checkpoint(tmp_path / "best.ckpt") == {"x": 1}
+    assert io.load_checkpoint(tmp_path / "last.ckpt") == {"x": 2}
+
+
+def test_remote_paths_and_storage_options_go_lightnings_way(tmp_path):
+    io = AtomicCheckpointIO()
+    io.save_checkpoint({"x": 3}, "memory://somewhere/a.ckpt")
+    assert io.load_checkpoint("memory://somewhere/a.ckpt") == {"x": 3}
+    with pytest.raises(TypeError, match="storage_options"):
+        io.save_checkpoint({"x": 3}, tmp_path / "a.ckpt", storage_options={"key": 1})
+
+
+# ---- which file is the newest
+
+
+def dated(path: Path, seconds: int) -> Path:
+    os.utime(path, (seconds, seconds))
+    return path
+
+
+def federated(**more):
+    return {"state_dict": {}, "callbacks": {"fl_lightning": {"version": 1}}, **more}
+
+
+def test_newest_checkpoint(tmp_path, recwarn):
+    assert fl.newest_checkpoint(tmp_path) is None
+    assert fl.newest_checkpoint(tmp_path / "missing") is None
+    io = AtomicCheckpointIO()
+    for name, age in (("a.ckpt", 300), ("deep/er/b.ckpt", 200), ("c.txt", 400)):
+        io.save_checkpoint(federated(), tmp_path / name)
+        dated(tmp_path / name, age)
+    assert fl.newest_checkpoint(str(tmp_path)) == tmp_path / "a.ckpt"
+    dated(tmp_path / "deep/er/b.ckpt", 301)
+    assert fl.newest_checkpoint(tmp_path) == tmp_path / "deep/er/b.ckpt"
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("kind", ["cut short", "empty", "text", "a folder", "plain", "weights only", "a number"])
+def test_newest_checkpoint_skips_what_a_fit_cannot_go_on_from(tmp_path, kind):
+    io = AtomicCheckpointIO()
+    io.save_checkpoint(federated(x=torch.zeros(10_000)), tmp_path / "good.ckpt")
+    content = dated(tmp_path / "good.ckpt", 100).read_bytes()
+    bad = tmp_path / "bad.ckpt"
+    if kind == "a folder":
+        bad.mkdir()
+    elif kind in ("plain", "weights only", "a number"):
+        file = {"plain": {"state_dict": {}, "callbacks": {}}, "weights only": {"state_dict": {}}, "a number": 3}[kind]
+        io.save_checkpoint(file, bad)
+    else:
+        bad.write_bytes({"cut short": content[: len(content) // 2], "empty": b"", "text": b"epoch,step\n"}[kind])
+    reason = "holds no federated fit" if kind in ("plain", "weights only", "a number") else "does not load"
+    with pytest.warns(UserWarning, match=f"skipping checkpoint .*bad.ckpt: it {reason}"):
+        assert fl.newest_checkpoint(tmp_path) == tmp_path / "good.ckpt"
+
+
+def test_newest_checkpoint_passes_over_links_to_nothing(tmp_path):
+    AtomicCheckpointIO().save_checkpoint(federated(), tmp_path / "good.ckpt")
+    (tmp_path / "last.ckpt").symlink_to("gone.ckpt")
+    assert fl.newest_checkpoint(tmp_path) == tmp_path / "good.ckpt"
+
+
+def test_newest_checkpoint_with_other_objects_in_it(tmp_path):
+    AtomicCheckpointIO().save_checkpoint(federated(hyper_parameters={"path": Path("a")}), tmp_path / "a.ckpt")
+    with pytest.warns(UserWarning, match="does not load"):
+        assert fl.newest_checkpoint(tmp_path) is None
+    assert fl.newest_checkpoint(tmp_path, weights_only=False) == tmp_path / "a.ckpt"
+
+
+# ---- interrupted without a file
+
+
+class Interrupted(Classifier):
+    """Fails once, in the second round."""
+
+    where: str
+    error: type[BaseException]
+
+    def fail(self, where):
+        if where == self.where and self.trainer.current_epoch == 1 and not self.trainer.sanity_checking:
+            type(self).where = "nowhere"
+            raise self.error("interrupted here")
+
+    def training_step(self, batch, batch_idx):
+        if place_of_client(self.trainer) == 1 and batch_idx == 1:
+            self.fail("training")
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch, batch_idx):
+        self.fail("validation")
+        return super().validation_step(batch, batch_idx)
+
+
+class FailingRule(fl.algorithms.FedLF):
+    def aggregate(self, cohort):
+        if self.module is not None:
+            self.module.fail("rule")
+        return super().aggregate(cohort)
+
+    module: Interrupted | None = None
+
+
+class FailingCallback(L.Callback):
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if batch_idx == 1:
+            module.fail("client end")
+
+    def on_validation_end(self, trainer, module):
+        module.fail("validation end")
+
+    def on_train_epoch_end(self, trainer, module):
+        module.fail("epoch end")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """States after so many rounds."""
+    project = Project(FailingRule, Classifier, {"norm": True, "dropout": 0.2})
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    return {rounds: project.fit(folder, rounds).state for rounds in (1, 2, 4)}
+
+
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [
+        ("training", RuntimeError), ("training", KeyboardInterrupt), ("client end", RuntimeError),
+        ("rule", RuntimeError), ("rule", KeyboardInterrupt), ("validation", RuntimeError),
+        ("validation", KeyboardInterrupt), ("validation end", RuntimeError), ("epoch end", RuntimeError),
+    ],
+)  # fmt: skip
+def test_interruptions_cost_no_finished_round(uninterrupted, where, error):
+    module_class = type("Failing", (Interrupted,), {"where": where, "error": error})
+    module = fresh(module_class, norm=True, dropout=0.2)
+    rule = FailingRule()
+    rule.module = module
+    strategy = fl.FederatedStrategy(rule, clients_per_round=3, seed=5)
+    limits = {"limit_train_batches": 100, "limit_val_batches": 50, "limit_test_batches": 0.9}
+    trainer = quiet_trainer(strategy, 4, callbacks=[FailingCallback()], **limits)
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit if error is KeyboardInterrupt else RuntimeError):
+            trainer.fit(module, federated_blobs())
+    finally:
+        signal.signal(signal.SIGINT, handler)  # Lightning ignores Ctrl-C from then on
+
+    finished, whole = uninterrupted[1 if where in ("training", "client end", "rule") else 2], uninterrupted[4]
+    assert not differences(dict(module.state_dict()), finished["weights"])
+    assert module.training
+    assert {p.untyped_storage().nbytes() for p in module.parameters()} == {4 * p.numel() for p in module.parameters()}
+    assert {name: getattr(trainer, name) for name in limits} == limits
+
+    trainer.fit(module, federated_blobs())
+    assert not differences(dict(module.state_dict()), whole["weights"])
+    for name in ("global_step", "current_epoch"):
+        assert getattr(trainer, name) == whole[name]
+    assert not differences(strategy._fits.states()["algorithm"], whole["rules"]["algorithm"])
+    progress = trainer.fit_loop.epoch_progress
+    assert progress.total == progress.current
+    assert {progress.total.ready, progress.total.started, progress.total.processed, progress.total.completed} == {4}
+    assert trainer.fit_loop.epoch_loop._batches_that_stepped == whole["counters"]["epoch_loop.state_dict"]
+
+
+def test_a_checkpoint_after_an_interruption_is_as_good_as_any(tmp_path):
+    project = Project(FailingRule, Classifier)
+    whole = project.fit(tmp_path, 3)
+    module = fresh(type("Failing", (Interrupted,), {"where": "training", "error": RuntimeError}))
+    trainer = quiet_trainer(fl.FederatedStrategy(FailingRule(), clients_per_round=3, seed=5), 3)
+    with pytest.raises(fl.ClientError, match="interrupted here"):
+        trainer.fit(module, federated_blobs())
+    trainer.save_checkpoint(tmp_path / "later.ckpt")
+    resumed = project.fit(tmp_path, 3, ckpt_path=tmp_path / "later.ckpt")
+    assert_equal(resumed, whole, len(whole.rows) - len(resumed.rows))
+    assert resumed.rows[0][1]["epoch"] == 1
+
+
+# ---- nothing left to do
+
+
+@pytest.mark.parametrize("killed", ["before last.ckpt", "in last.ckpt", "in the first last.ckpt"])
+def test_a_resumed_fit_with_nothing_left_completes_last(tmp_path, killed):
+    def trainer():
+        saving = ModelCheckpoint(tmp_path, save_last=True, save_top_k=-1, filename="{epoch}")
+        return quiet_trainer(
+            fl.FederatedStrategy(clients_per_round=3), 2, callbacks=[saving], enable_checkpointing=True
+        )
+
+    trainer().fit(fresh(), federated_blobs())
+    last, newest = tmp_path / "last.ckpt", tmp_path / "epoch=1.ckpt"
+    if killed == "in the first last.ckpt":
+        last.unlink()
+    else:
+        last.write_bytes((tmp_path / "epoch=0.ckpt").read_bytes())
+        dated(last, 100)
+    if killed != "before last.ckpt":
+        (tmp_path / "last.ckpt.part").write_bytes(b"PK")
+    resumed = trainer()
+    resumed.fit(fresh(seed=3), federated_blobs(), ckpt_path=newest)
+    assert last.read_bytes() == newest.read_bytes()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["epoch=0.ckpt", "epoch=1.ckpt", "last.ckpt"]
+    written = last.stat().st_mtime_ns
+    trainer().fit(fresh(seed=3), federated_blobs(), ckpt_path=newest)
+    assert last.stat().st_mtime_ns == written, "a newer one is left alone"

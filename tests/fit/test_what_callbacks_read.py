@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What callbacks and libraries read of a trainer: its loaders, its data module, the batch, numbers in file names."""
+
+import copy
+import pickle
+import re
+
+import lightning as L
+import pytest
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ThroughputMonitor
+from support import Blobs, federated_blobs, fit
+
+import fl_lightning as fl
+from fl_lightning.lightning.epoch_loop import ClientTask
+
+
+class Named(Blobs):
+    name = "blobs"
+    category = "round"
+
+
+def test_attributes_of_the_data_module_are_forwarded():
+    data = fl.FederatedDataModule(Named(), fl.data.IID(2))
+    assert (data.name, data.category) == ("blobs", "round")
+    data.name = "others"
+    assert data.data.name == data.name == "others"
+    assert Named.name == "blobs"
+    assert fl.FederatedDataModule(Blobs(), fl.data.IID(2)).name is L.LightningDataModule.name
+
+
+def test_the_trainers_loaders_have_a_dataset_and_a_batch_size():
+    class Reads(Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            loader = trainer.train_dataloader
+            self.train = (len(loader.dataset), loader.batch_size)
+
+        def on_validation_epoch_start(self, trainer, pl_module):
+            loader = trainer.val_dataloaders
+            self.val = (len(loader.dataset), loader.batch_size)
+
+    reads = Reads()
+    fit(rounds=1, callbacks=[reads])
+    assert reads.train == (240, 10)
+    assert reads.val == (80, 10)
+
+
+def unpacks(batch):
+    x, _ = batch
+    return len(x)
+
+
+@pytest.mark.parametrize(
+    ("read", "use"),
+    [
+        (lambda batch: batch[0], r"batch\[0\]"),
+        (lambda batch: batch["image"], r"batch\['image'\]"),
+        (lambda batch: batch.image, r"batch\.image"),
+        (unpacks, r"batch\[0\]"),
+    ],
+)
+@pytest.mark.parametrize("hook", ["on_train_batch_start", "on_train_batch_end"])
+def test_callbacks_that_read_the_batch_are_told_where_it_is(read, use, hook):
+    callback = Callback()
+    place = 2 if hook == "on_train_batch_start" else 3
+    setattr(callback, hook, lambda *args: read(args[place]))
+    message = rf"a ClientTask with .*found {use}: read batches in the module's own hooks"
+    with pytest.raises((TypeError, AttributeError), match=message):
+        fit(rounds=1, callbacks=[callback])
+
+
+@pytest.mark.filterwarnings("ignore:When using the `ThroughputMonitor`")
+def test_throughput_is_measured_in_samples_of_clients():
+    def samples(batch):
+        return batch.num_samples if isinstance(batch, ClientTask) else len(batch[0])
+
+    fit(rounds=1, callbacks=[ThroughputMonitor(samples, window_size=2)], limit_val_batches=0)
+    with pytest.raises(TypeError, match="callbacks run on the server"):
+        fit(rounds=1, callbacks=[ThroughputMonitor(lambda batch: len(batch[0]), window_size=2)])
+
+
+def test_tasks_are_copied_and_pickled():
+    task = ClientTask(3, 0, 1, 20, 2)
+    assert copy.deepcopy(task) == pickle.loads(pickle.dumps(task)) == task
+    assert not hasattr(task, "image")
+    assert len(task) == 2
+
+
+# ---- names of checkpoints
+
+
+@pytest.mark.parametrize(
+    ("pattern", "shown"),
+    [("{epoch}-{fed/val_acc/mean:.2f}", "epoch=N-fed_val_acc_mean=N"), ("{epoch}-{val_acc:.2f}", "epoch=N-val_acc=N")],
+)
+def test_numbers_of_rounds_in_file_names_make_no_folders(tmp_path, pattern, shown):
+    keep = ModelCheckpoint(tmp_path, filename=pattern, save_top_k=-1, save_last=True)
+    fit(rounds=2, callbacks=[keep], enable_checkpointing=True)
+    files = [path.stem for path in tmp_path.iterdir() if path.is_file()]
+    assert len(files) == len(list(tmp_path.iterdir())) == 3
+    assert {re.sub(r"\d+(\.\d+)?", "N", file) for file in files} == {shown, "last"}
+
+
+def test_names_are_spelled_out_once_and_as_the_user_wants(tmp_path):
+    keep = ModelCheckpoint(tmp_path, filename="{epoch}-{fed/clients}-{val/loss:.2f}")
+    plain = ModelCheckpoint(tmp_path, filename="r{fed/clients}", every_n_epochs=2, auto_insert_metric_name=False)
+    for _ in range(2):
+        fit(rounds=1, callbacks=[keep, plain], enable_checkpointing=True, data=federated_blobs())
+    assert keep.filename == "epoch={epoch}-fed_clients={fed/clients}-val/loss={val/loss:.2f}"
+    assert not keep.auto_insert_metric_name
+    assert plain.filename == "r{fed/clients}"

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The monitors in a real Trainer, on a stand-in strategy that makes up its records."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from callback_fakes import evaluation_record, fake_trainer, round_record
+
+from fl_lightning.lightning.names import TREE, LightningModule, SingleDeviceStrategy, Trainer, lightning_module
+from fl_lightning.report.callbacks import ClientTable, ConflictMonitor, FairnessMonitor
+
+CSVLogger = lightning_module("loggers").CSVLogger
+
+
+class StandIn(SingleDeviceStrategy):
+    last_round = None
+    last_evaluation = None
+
+
+class Model(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch).sum()
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    test_step = validation_step
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def on_validation_epoch_end(self):
+        number = self.current_epoch + 1
+        self.trainer.strategy.last_round = round_record(number - 1, conflicts=number)
+        self.trainer.strategy.last_evaluation = evaluation_record(number, acc=[0.1 * number, 0.2, 0.3])
+
+    def on_test_epoch_end(self):
+        self.trainer.strategy.last_evaluation = evaluation_record(self.current_epoch, stage="test")
+
+
+def make_trainer(folder, rounds, callbacks, **options):
+    return Trainer(
+        max_epochs=rounds,
+        accelerator="cpu",
+        strategy=StandIn(device=torch.device("cpu")),
+        logger=CSVLogger(folder, name="run", version=0),
+        callbacks=list(callbacks),  # Lightning adds its own to the list
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        log_every_n_steps=1,
+        **options,
+    )
+
+
+def loader():
+    return torch.utils.data.DataLoader(torch.ones(4, 2), batch_size=2)
+
+
+def rounds_in(path):
+    return sorted({tuple(line.split(",")[:2]) for line in path.read_text().splitlines()[1:]})
+
+
+@pytest.mark.filterwarnings("ignore:Experiment logs directory")
+def test_fit_resume_and_test(tmp_path, capsys):
+    callbacks = [FairnessMonitor(), ConflictMonitor(), ClientTable()]
+    trainer = make_trainer(tmp_path, 3, callbacks)
+    trainer.fit(Model(), loader(), loader())
+    fairness, conflicts, _ = callbacks
+    assert fairness.metrics == ("acc",)  # the sanity check left nothing
+    assert fairness.curves("acc").rounds == [1, 2, 3]
+    assert [entry.round for entry in conflicts.rounds] == [0, 1, 2]
+    trainer.save_checkpoint(tmp_path / "three.ckpt")
+
+    longer = [FairnessMonitor(), ConflictMonitor(), ClientTable()]
+    continued = make_trainer(tmp_path, 5, longer)
+    continued.fit(Model(), loader(), loader(), ckpt_path=tmp_path / "three.ckpt")
+    assert longer[0].curves("acc").rounds == [1, 2, 3, 4, 5]
+    assert longer[0].curves("acc").mean[:3] == fairness.curves("acc").mean
+    assert [entry.model for entry in longer[1].rounds] == [1, 2, 3, 4, 5]
+    file = tmp_path / "run" / "version_0" / "clients.csv"
+    assert rounds_in(file) == [(str(n), "val") for n in range(1, 6)]
+
+    # Back to round 3: what the longer run wrote for rounds 4 and 5 belongs to another future.
+    again = [FairnessMonitor(), ConflictMonitor(), ClientTable()]
+    make_trainer(tmp_path, 4, again).fit(Model(), loader(), loader(), ckpt_path=tmp_path / "three.ckpt")
+    assert rounds_in(file) == [(str(n), "val") for n in range(1, 5)]
+    assert again[0].curves("acc").rounds == [1, 2, 3, 4]
+
+    capsys.readouterr()
+    continued.test(Model(), loader(), verbose=False)
+    assert "test, round 5: 3 clients" in capsys.readouterr().out
+    assert ("5", "test") in rounds_in(file)
+
+
+def test_second_fit_continues_and_fast_dev_run_writes_nothing(tmp_path):
+    callbacks = [FairnessMonitor(), ClientTable(tmp_path / "out")]
+    trainer, model = make_trainer(tmp_path, 2, callbacks), Model()
+    trainer.fit(model, loader(), loader())
+    trainer.fit_loop.max_epochs = 4
+    trainer.fit(model, loader(), loader())
+    assert callbacks[0].curves("acc").rounds == [1, 2, 3, 4]
+    before = (tmp_path / "out" / "clients.csv").read_bytes()
+    dry = make_trainer(tmp_path, 2, [ClientTable(tmp_path / "out"), ClientTable()], fast_dev_run=True)
+    dry.fit(Model(), loader(), loader())
+    assert (tmp_path / "out" / "clients.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize("make", [FairnessMonitor, ConflictMonitor, ClientTable])
+def test_other_strategies_are_refused_before_anything_runs(make):
+    trainer = Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=[make()])
+    message = (
+        rf"{make.__name__} needs Trainer\(strategy=FederatedStrategy\(...\)\), found strategy SingleDeviceStrategy"
+    )
+    with pytest.raises(ValueError, match=message):
+        trainer.fit(Model(), loader())
+    make().setup(fake_trainer(), None, "fit")
+
+
+def test_import_stays_cheap():
+    script = (
+        f"import sys, {TREE}; before = set(sys.modules)\n"
+        "import fl_lightning.metrics, fl_lightning.report.callbacks, fl_lightning.models\n"
+        "new = {name.split('.')[0] for name in set(sys.modules) - before}\n"
+        "assert not new & {'matplotlib', 'torchvision', 'sklearn', 'scipy', 'pandas'}, new"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    subprocess.run([sys.executable, "-c", script], check=True, env=env)

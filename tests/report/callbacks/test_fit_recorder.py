@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+from dataclasses import replace
+
+import lightning as L
+import pytest
+import torch
+from callback_fakes import fake_trainer
+from support import Blobs, Classifier, blobs, federated_blobs, fresh, quiet_trainer
+
+import fl_lightning as fl
+from fl_lightning.report import RoundSeries, record_from_json, record_to_json
+from fl_lightning.report.callbacks import ConflictMonitor, FairnessMonitor, FitRecorder
+
+
+def strategy(**options):
+    return fl.FederatedStrategy(options.pop("algorithm", None), clients_per_round=3, seed=1, **options)
+
+
+def timeless(record):
+    """A record without what differs between two runs of the same fit."""
+    seconds = dict.fromkeys(("training_seconds", "server_seconds", "evaluation_seconds"), (0.0,) * len(record.rounds))
+    return replace(record, rounds=replace(record.rounds, **seconds), recording_seconds=0.0, memory={})
+
+
+@pytest.mark.fit
+def test_a_record_says_what_the_monitors_say():
+    recorder, fairness, conflicts = FitRecorder(), FairnessMonitor(), ConflictMonitor()
+    chosen = strategy(algorithm=fl.algorithms.FedLF(max_history=2))
+    trainer = quiet_trainer(chosen, 4, callbacks=[recorder, fairness, conflicts])
+    module, data = fresh(lr=0.05), federated_blobs()
+    trainer.fit(module, data)
+    trainer.test(module, data, verbose=False)
+    record = recorder.record
+    assert (record.method, record.seed, record.learning_rate) == ("FedLF", 1, 0.05)
+    assert (record.status, record.planned_rounds) == ("finished", 4)
+    assert record.client_sizes == tuple(data.client_sizes.tolist())
+    assert record.holdings.counts == tuple(map(tuple, data.label_counts().tolist()))
+    assert record.arguments["FedLF"]["max_history"] == 2
+    assert record.settings["clients_per_round"] == 3
+    assert record.configuration["hyperparameters"]["lr"] == 0.05
+    assert record.configuration["trained parameters"] == sum(p.numel() for p in module.parameters())
+    assert record.memory == chosen.memory_plan
+    assert record.versions["torch"] == str(torch.__version__)
+    assert record.rounds.round == (0, 1, 2, 3)
+    assert record.rounds.learning_rate == (0.05,) * 4
+    assert all(seconds > 0 for seconds in (*record.rounds.training_seconds, *record.rounds.server_seconds))
+    assert all(seconds > 0 for seconds in record.rounds.evaluation_seconds)
+    assert record.rounds.conflicts == tuple(entry.model for entry in conflicts.rounds)
+    curve = fairness.curves("val_acc")
+    series = next(s for s in record.metrics if s.metric == "val_acc")
+    assert list(series.rounds) == curve.rounds
+    assert list(series.summaries["mean"]) == curve.mean
+    assert list(series.summaries["worst_10"]) == curve.worst_10
+    assert record.last_values().values["test_acc"] == tuple(chosen.last_evaluation.values["test_acc"].tolist())
+    assert record.weights.rows == data.client_names
+    assert sum(map(sum, record.weights.counts)) == 12
+    assert record_from_json(record_to_json(record)) == record
+
+
+@pytest.mark.fit
+def test_a_resumed_fit_has_the_rounds_of_both_runs(tmp_path):
+    def run(rounds, ckpt_path=None):
+        recorder = FitRecorder()
+        trainer = quiet_trainer(strategy(), rounds, callbacks=[recorder])
+        trainer.fit(fresh(), federated_blobs(), ckpt_path=ckpt_path)
+        return recorder.record, trainer
+
+    whole, _ = run(5)
+    _, trainer = run(2)
+    trainer.save_checkpoint(tmp_path / "two.ckpt")
+    resumed, _ = run(5, tmp_path / "two.ckpt")
+    assert resumed.rounds.round == (0, 1, 2, 3, 4)
+    assert timeless(resumed) == replace(timeless(whole), configuration=resumed.configuration)
+    assert torch.load(tmp_path / "two.ckpt", weights_only=True)["callbacks"]["FitRecorder"]["record"]
+
+
+@pytest.mark.fit
+def test_a_second_fit_of_the_trainer_goes_on_and_a_fresh_one_begins_anew():
+    recorder = FitRecorder(method="plain averaging")
+    trainer, data = quiet_trainer(strategy(), 2, callbacks=[recorder]), federated_blobs()
+    module = fresh()
+    trainer.fit(module, data)
+    trainer.fit_loop.max_epochs = 3
+    trainer.fit(module, data)
+    assert recorder.record.rounds.round == (0, 1, 2)
+    assert recorder.record.method == "plain averaging"
+    quiet_trainer(strategy(), 1, callbacks=[recorder]).fit(fresh(), federated_blobs())
+    assert recorder.record.rounds.round == (0,)
+
+
+@pytest.mark.fit
+@pytest.mark.filterwarnings("ignore:client .* is left out of round", "ignore:round 1 had no usable report")
+def test_drop_outs_and_errors_are_told_apart():
+    class Breaks(Classifier):
+        def training_step(self, batch, batch_idx):
+            if self.trainer.current_epoch == 1:
+                raise RuntimeError("no disk")
+            return super().training_step(batch, batch_idx)
+
+    recorder, sampler = FitRecorder(), fl.data.AvailabilitySampler(1.0, drop_out=0.3)
+    chosen = strategy(on_client_error="drop", sampler=sampler)
+    quiet_trainer(chosen, 4, callbacks=[recorder]).fit(Breaks(), federated_blobs())
+    rounds = recorder.record.rounds
+    assert rounds.errors[0] == 0
+    assert rounds.errors[1] + rounds.drop_outs[1] == 3
+    assert rounds.skipped == (False, True, False, False)
+    reasons = {entry.reason: entry for entry in recorder.record.absences}
+    assert reasons["RuntimeError: no disk"].count == rounds.errors[1]
+    assert not reasons["RuntimeError: no disk"].drop_out
+    assert reasons["dropped out"].count == sum(rounds.drop_outs)
+
+
+@pytest.mark.fit
+def test_an_interrupted_fit_says_so():
+    class Stops(L.Callback):
+        def on_train_epoch_end(self, trainer, module):
+            if trainer.current_epoch == 1:
+                raise ValueError("enough")
+
+    recorder = FitRecorder()
+    with pytest.raises(ValueError, match="enough"):
+        quiet_trainer(strategy(), 3, callbacks=[recorder, Stops()]).fit(fresh(), federated_blobs())
+    assert recorder.record.status == "interrupted"
+    assert recorder.record.rounds.round == (0, 1)
+
+
+@pytest.mark.fit
+def test_data_without_classes_and_without_validation():
+    class Reads(torch.utils.data.Dataset):
+        reads = 0
+
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, index):
+            Reads.reads += 1
+            return blobs(40)[index]
+
+    recorder = FitRecorder()
+    data = fl.FederatedDataModule(Reads(), fl.data.IID(4))
+    quiet_trainer(strategy(), 1, callbacks=[recorder]).fit(Classifier(), data)
+    assert recorder.record.holdings is None  # nobody reads all samples for a picture
+    assert Reads.reads == 30
+    assert recorder.record.evaluations == ()
+    assert recorder.record.rounds.evaluation_seconds == (0.0,)
+
+
+@pytest.mark.fit
+def test_domains_are_counted_in_place_of_classes():
+    cameras = ["east", "west", 3] * 80
+    recorder, data = FitRecorder(domains=cameras), federated_blobs()
+    quiet_trainer(strategy(), 1, callbacks=[recorder]).fit(fresh(), data)
+    held = recorder.record.holdings
+    assert (held.kind, held.columns) == ("domain", ("east", "west", "3"))
+    assert [sum(row) for row in held.counts] == data.client_sizes.tolist()
+    assert [sum(column) for column in zip(*held.counts, strict=True)] == [80, 80, 80]
+    with pytest.raises(ValueError, match="domains must have one entry for each of the 240 training samples, found 2"):
+        quiet_trainer(strategy(), 1, callbacks=[FitRecorder(domains=[0, 1])]).fit(fresh(), federated_blobs())
+
+
+def test_classes_have_the_datasets_names():
+    dataset = blobs(40)
+    dataset.classes = ["cat", "dog", "horse", "mouse"]
+    names, counts = fl.FederatedDataModule(dataset, fl.data.IID(4)).known_label_counts()
+    assert names == ("cat", "dog", "horse", "mouse")
+    assert counts.sum() == 40
+    assert fl.FederatedDataModule(Blobs(), fl.data.IID(4)).known_label_counts()[0] == ("0", "1", "2", "3")
+
+
+def test_a_record_needs_a_fit_and_a_federated_strategy():
+    with pytest.raises(ValueError, match="record needs a fit that has begun, found none"):
+        _ = FitRecorder().record
+    assert FitRecorder().state_dict() == {}
+    with pytest.raises(ValueError, match="FitRecorder needs Trainer"):
+        FitRecorder().setup(fake_trainer(strategy=object()), None, "fit")
+    assert RoundSeries().round == ()
