@@ -53,7 +53,7 @@ class WholeState(ObjectState):
         module: the module.
 
     Attributes:
-        attributes: what is kept outside metrics that cannot be joined.
+        attributes: attributes and buffers among what is kept, those of metrics that cannot be joined left out.
         states: of the metrics whose states can be joined.
     """
 
@@ -62,11 +62,12 @@ class WholeState(ObjectState):
         waiting = deque[tuple[Any, str]]()
         parts = outside_metrics(submodules(module))
         named = [(f"{prefix}." if prefix else "", part) for prefix, part in parts]
-        self._keep(_Bindings([(at, own) for at, p in named for own in (p._modules, p._buffers)], ""), waiting)
+        self._keep(_Bindings([(at, part._buffers) for at, part in named], ""), waiting)
         for _, _, name, buffer in all_buffers_of(module):
             for kind in kinds_of(buffer) or ():
                 self._keep(kind(buffer, name), waiting)
         self.attributes = list(self.kept)
+        self._keep(_Bindings([(at, part._modules) for at, part in named], ""), waiting)
         wrappers = [(n.rpartition(" in ")[2], metric) for n, metric in self.metrics.items() if not is_mergeable(metric)]
         inside = [(name, part) for name, metric in wrappers for _, part in submodules(metric)]
         self._seen.update(id(own) for _, part in inside for own in (part, *part._parameters.values()))
