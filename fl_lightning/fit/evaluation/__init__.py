@@ -3,4 +3,6 @@
 
 The evaluation itself runs as it would without clients. ``client_parts`` keeps apart what each client adds, and
 ``one_client`` runs a client's batches once more where that does not tell its own values.
+
+Uses ``clients``, ``report``, ``metrics`` and the rooms below them.
 """
