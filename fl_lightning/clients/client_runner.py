@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms.base import ClientRule
+from fl_lightning.algorithms.base import ClientRule, overrides
 from fl_lightning.algorithms.records import LocalWork, Needs
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
@@ -38,7 +38,6 @@ from fl_lightning.lightning.epoch_loop import ClientTask, FederatedEpochLoop
 from fl_lightning.lightning.fast_log import LogCall, TrainingLog, replay
 from fl_lightning.lightning.inspection import accumulation, full_path_reason
 from fl_lightning.lightning.module.generators import generators_in, seeded
-from fl_lightning.lightning.module.module_state import silenced
 from fl_lightning.lightning.names import LightningModule, Trainer
 
 
@@ -208,9 +207,9 @@ class ClientRunner:
     def _upload_gradient(self, work: LocalWork, row: Tensor) -> Tensor:
         """One full-batch step: ``row`` becomes the learning rate times the full gradient."""
         precision = self.trainer.precision_plugin
-        if self.rule.overrides("begin_client"):  # it looks at the client's data at the global parameters
+        if overrides(self.rule, "begin_client"):  # it looks at the client's data at the global parameters
             work.forward_context = precision.val_step_context
-            with silenced(self.module):
+            with self._calls.undone():
                 self.rule.begin_client(work)
 
         batches = self.batches.loaders.num_batches(work.client_id, merge_single=self.batches.merges)

@@ -30,6 +30,7 @@ visits = In("fl_lightning/clients/visits.py", f"tests/clients/test_visits.py {WO
 VISITS = "tests/clients/test_module_visits.py"
 module_visits = In("fl_lightning/clients/module_visits.py", VISITS)
 kept = In("fl_lightning/lightning/module/kept_objects.py", VISITS)
+contents = In("fl_lightning/lightning/module/contents.py", VISITS)
 banks = In("fl_lightning/clients/memory_banks.py", "tests/clients/test_memory_banks.py")
 FAILURES = "tests/clients/test_rank_failures.py"
 ranked = In("fl_lightning/clients/ranks/ranks.py", f"{FAILURES} -k 'between and script'")
@@ -42,7 +43,7 @@ MUTATIONS = [
         "if self._between is not None:\n            self._check",
         "if False:\n            self._check",
     ),
-    compared("ranks do not compare the server's state", "type(rule).__name__: rule.state_dict(), ", ""),
+    compared("ranks do not compare the server's state", "type(rule).__name__: kept.state(rule), ", ""),
     processes("a process that hangs is left", "            process.kill()\n", "            continue\n"),
     pool("the longest client always begins", "end(plain) <= 1.05 * end(longest)", "end(plain) < end(longest)"),
     pool("a full queue is not filled up", "        if self._waiting:\n            self._feed()\n", ""),
@@ -61,11 +62,9 @@ MUTATIONS = [
     kept("a full deque has not grown", "range(len(before) + 1 if full else 1)", "range(1)"),
     kept("what is new is not taken away", "[n for n in now if n not in content]", "[]"),
     kept("slots are not looked at", "return {**slots, **", "return {**"),
-    kept("dictionaries have no attributes", '*((Names,) if hasattr(value, "__dict__") else ()))', ")"),
-    kept("keys do not count", "all(map(is_, now, then)) and ", ""),
-    kept(
-        "tensors of other shapes do not come back", "            self.value.data = content.clone()", "            pass"
-    ),
+    kept("dictionaries have no attributes", "        return (Items, *names)", "        return (Items,)"),
+    contents("keys do not count", "all(map(is_, now, then)) and ", ""),
+    contents("tensors of other shapes do not come back", "        tensor.data = content.clone()", "        pass"),
     banks("columns are not looked at", "{0, old.dim() - 1}", "{0}"),
     banks("a bank is one wherever its pointer is", "all(within for row", "any(within for row"),
     banks("no pointer goes several times around", '"perhaps" if', '"no" if'),

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from fl_lightning.algorithms.base import ClientRule
+from fl_lightning.algorithms.base import ClientRule, overrides
 from fl_lightning.core.layout import LayerSpec, ParamLayout, layout_difference, layout_fingerprint, names_in
 from fl_lightning.core.model_snapshot import ModelPart, Snapshot, standing_in
 from fl_lightning.core.modules import trained_parameters
+from fl_lightning.core.storage import kept
 from fl_lightning.lightning.names import Trainer, TrainerFn, rank_zero_warn
 
 PREFIX = "personal/"
@@ -45,7 +46,7 @@ def models_to_evaluate(
         layers: the order of the models' parameters.
         trained: names of the parameters that the running or last fit trains; ``None`` before the first.
     """
-    if not rule.overrides("personal_model"):
+    if not overrides(rule, "personal_model"):
         return None
     if trainer.state.fn == TrainerFn.FITTING or trainer.ckpt_path is None:
         return PersonalModels(rule.personal_model, trained)
@@ -56,7 +57,7 @@ def models_to_evaluate(
     else:
         try:
             trained = _laid_out(fit, trainer.lightning_module, layers)
-            return PersonalModels(rule.personal_models(state["client_rule"]), trained)
+            return PersonalModels(kept.at(rule, state["client_rule"]).personal_model, trained)
         except (FileNotFoundError, ValueError) as error:
             reason = str(error)
     rank_zero_warn(f"personal models are not evaluated with the checkpoint {trainer.ckpt_path}: {reason}")

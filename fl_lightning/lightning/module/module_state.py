@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 from torchmetrics import Metric
 
-from fl_lightning.core.modules import modes_kept, submodules
+from fl_lightning.core.modules import submodules
 from fl_lightning.lightning.metric_state import MetricState
 from fl_lightning.lightning.names import LightningModule
 
@@ -88,26 +88,3 @@ def shadowed(owner: object, **values: Any) -> Iterator[None]:
         for name in values:
             del attributes[name]
         attributes.update(hidden)
-
-
-@contextmanager
-def silenced(module: LightningModule, evaluate: bool = True) -> Iterator[None]:
-    """Eval mode without side effects: ``self.log`` does nothing, metric states and plain attributes come back.
-
-    Args:
-        module: the module.
-        evaluate: False leaves the training modes alone.
-    """
-    state = ModuleState(module)
-    try:
-        state.reset_metrics()
-        with shadowed(module, log=_ignore, log_dict=_ignore), modes_kept(submodules(module)):
-            if evaluate:
-                module.eval()
-            yield
-    finally:
-        state.restore()
-
-
-def _ignore(*args: Any, **kwargs: Any) -> None:
-    return None

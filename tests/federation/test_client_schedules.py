@@ -7,7 +7,7 @@ import pytest
 import torch
 from by_hand import own_loader
 from schedules import ByHand, Counted, Glue, Inner, Noam, OneCycle, Rated, Wrapped
-from support import federated_blobs, fit, fresh
+from support import federated_blobs, fresh, train
 from test_federated_client import compare, message, one_client
 
 import fl_lightning as fl
@@ -91,7 +91,7 @@ def test_a_client_that_cannot_know_the_length_of_rounds_asks_for_it():
 
 def test_a_client_with_all_data_knows_it():
     client = one_client(federated_blobs(4), module=fresh(Wrapped))
-    steps = fit(fresh(), 1, data=federated_blobs(4)).strategy.fit_description.steps_per_round
+    steps = train(fresh(), 1, data=federated_blobs(4)).strategy.fit_description.steps_per_round
     sent = client.train(message(2))
     assert torch.equal(sent.update, client.train(message(2, steps_per_round=steps)).update)
     with pytest.raises(ValueError, match=f"steps_per_round must be that of the federation, {steps}, found {steps + 1}"):

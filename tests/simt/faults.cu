@@ -24,6 +24,12 @@ enum class Fault : int {
   too_much_shared_memory,
   half_a_warpgroup,
   copy_that_is_not_aligned,
+  device_memory_without_barrier,
+  device_memory_written_while_read,
+  device_memory_of_another_block,
+  device_memory_that_nobody_wrote,
+  outside_of_device_memory,
+  input_that_is_written,
 };
 
 void faulty(Fault fault, const double* in, double* out) {
@@ -62,7 +68,14 @@ void faulty(Fault fault, const double* in, double* out) {
     if (fault != Fault::partial_warp_at_shuffle || t != 3) value = __shfl_xor_sync(mask, other, 1);
     __syncthreads();
   }
+  if (fault == Fault::device_memory_that_nobody_wrote) value += out[t];
+  if (fault == Fault::outside_of_device_memory) value += in[t + 1];
+  if (fault == Fault::input_that_is_written) const_cast<double*>(in)[t] = value;
+  if (t / 32u != blockIdx.x && fault != Fault::device_memory_of_another_block) return;
   out[t] = value;
+  if (fault == Fault::device_memory_without_barrier) out[t] = value + out[t ^ 1];
+  __syncwarp();
+  if (fault == Fault::device_memory_written_while_read) out[t] = out[t ^ 1];
 }
 
 }  // namespace
@@ -71,7 +84,8 @@ extern "C" const char* simt_fault(int fault, const double* in, double* out) {
   static std::string message;
   message.clear();
   try {
-    simt::run(2, kThreads, [&] { faulty(static_cast<Fault>(fault), in, out); });
+    const auto body = [&] { faulty(static_cast<Fault>(fault), in, out); };
+    simt::run(2, kThreads, std::ref(body));
   } catch (const std::exception& error) {
     message = error.what();
   }
