@@ -3,49 +3,20 @@
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from operator import is_
-from pathlib import PurePath
-from types import BuiltinFunctionType, FunctionType, MappingProxyType, MemberDescriptorType, MethodType, ModuleType
+from types import MemberDescriptorType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset
-from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.lightning.metric_state import beside_states
-from fl_lightning.lightning.module.contents import ITEMS, NUMBERS, OTHERS, How, same_entries
-from fl_lightning.lightning.names import Callback, LightningDataModule, Logger, SingleDeviceStrategy, Trainer
-
-PLAIN = (
-    type(None), bool, int, float, complex, str, bytes, range, slice, PurePath, enum.Enum, np.generic, np.dtype,
-    torch.dtype, torch.device, torch.layout, torch.memory_format, type(Ellipsis), MappingProxyType,
-)  # fmt: skip
-"""Values that never change inside."""
-
-SHARED = (
-    Trainer, SingleDeviceStrategy, Callback, LightningDataModule, Logger, Optimizer, Dataset, DataLoader, Metric,
-    MetricCollection, ModuleType, FunctionType, BuiltinFunctionType, type, torch.Size,
-    torch.optim.lr_scheduler.LRScheduler,
-)  # fmt: skip
-"""What a module refers to and does not own, and what others look after."""
-
-_LIBRARIES = frozenset(
-    ("torch", "lightning", "pytorch_lightning", "lightning_fabric", "lightning_utilities", "torchmetrics",
-     "fl_lightning", "weakref", "logging", "re", "functools", "_thread", "threading")
-)  # fmt: skip
-"""Their objects are looked into only if they are modules, tensors, generators or containers."""
-
-_SYSTEM = frozenset(
-    ("io", "_io", "socket", "multiprocessing", "concurrent", "asyncio", "subprocess", "sqlite3", "mmap")
-)
-"""Their objects stand for something outside the process's own memory."""
+from fl_lightning.lightning.module.contents import NUMBERS, OTHERS, How
+from fl_lightning.lightning.module.opaque import LIBRARIES, SHARED, SYSTEM
 
 
 class Kept:
@@ -117,7 +88,7 @@ class Names(Kept):
 
     def is_same(self) -> bool:
         """See :meth:`Kept.is_same`."""
-        return same_entries(self.now(), self.content)
+        return _same_entries(self.now(), self.content)
 
     def put(self, content: dict[str, Any]) -> None:
         """See :meth:`Kept.put`."""
@@ -201,7 +172,35 @@ NOT_ATTRIBUTES = frozenset(
 class Items(Kept):
     """Items of a list, a deque, a dictionary or a set."""
 
-    how = ITEMS
+    def now(self) -> Any:
+        """See :meth:`Kept.now`."""
+        value = self.value
+        if isinstance(value, dict):
+            return dict(value.items())
+        return set(value) if isinstance(value, set) else list(value)
+
+    def is_same(self) -> bool:
+        """See :meth:`Kept.is_same`."""
+        value, content = self.value, self.content
+        if isinstance(value, dict):
+            return _same_entries(value, content)
+        if isinstance(value, set):
+            return bool(value == content)
+        return len(value) == len(content) and all(map(is_, value, content))
+
+    def put(self, content: Any) -> None:
+        """See :meth:`Kept.put`."""
+        self.value.clear()
+        if isinstance(self.value, (dict, set)):
+            self.value.update(content)
+        else:
+            self.value.extend(content)
+
+    def parts(self) -> Iterable[tuple[Any, str]]:
+        """See :meth:`Kept.parts`."""
+        content = self.content
+        values = [*content.keys(), *content.values()] if isinstance(content, dict) else content
+        return ((value, self.name) for value in values)
 
     def new_lists(self, change: Any) -> dict[Any, Any]:
         """See :meth:`Kept.new_lists`."""
@@ -250,6 +249,11 @@ class Numbers(Kept):
     how = NUMBERS
 
 
+def _same_entries(now: dict[Any, Any], then: dict[Any, Any]) -> bool:
+    """Whether keys and values are the same objects in the same order."""
+    return len(now) == len(then) and all(map(is_, now, then)) and all(map(is_, now.values(), then.values()))
+
+
 def _lists_in(values: dict[Any, Any], known: dict[Any, Any]) -> dict[Any, Any]:
     return {name: value for name, value in values.items() if type(value) in (list, deque) and name not in known}
 
@@ -284,15 +288,11 @@ def kinds_of(value: Any) -> tuple[Callable[[Any, str], Kept], ...] | None:
     if isinstance(value, nn.Module):
         return names
     home = type(value).__module__.partition(".")[0]
-    if hasattr(value, "__next__") or home in _SYSTEM:
+    if hasattr(value, "__next__") or home in SYSTEM:
         return None
-    return (Names,) if home not in _LIBRARIES and (names or _slots_of(type(value))) else ()
+    return (Names,) if home not in LIBRARIES and (names or _slots_of(type(value))) else ()
 
 
-def held_by(value: Any) -> Iterable[Any] | None:
-    """What an object holds that never changes itself; ``None`` if it may."""
-    if isinstance(value, (tuple, frozenset)):
-        return value
-    if isinstance(value, partial):
-        return (value.func, value.args, value.keywords)
-    return (value.__self__,) if isinstance(value, MethodType) else None
+def differing(objects: Iterable[Kept]) -> list[Kept]:
+    """Those that hold something else now."""
+    return [kept for kept in objects if not kept.is_same()]
