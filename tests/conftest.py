@@ -7,11 +7,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if os.environ.get("FL_LIGHTNING_TEST_DEVICE") != "cuda":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
+import functools
+import importlib.metadata
 import logging
 
 import pytest
 import torch
 
+# Every Trainer asks for plug-ins, and reads what all installed packages say of themselves. Lightning comes later.
+importlib.metadata.entry_points = functools.cache(importlib.metadata.entry_points)
 # Some warnings of torch come once in a process: an error in whichever test is the first. They come every time here.
 torch.set_warn_always(True)
 # The first backward pass of a process decides whether autograd starts threads, which copies of the process cannot have.

@@ -25,7 +25,7 @@ def assert_trained_to(module, expected, atol=1e-6):
     assert not torch.allclose(weights(module), weights(fresh(type(module))), atol=1e-2)
 
 
-def federate(module, rounds, train_client, *, data=None, cohort=3, seed=5, limit=None, after_round=None):
+def federate(module, rounds, train_client, *, data=None, cohort=3, seed=5, epochs=1, limit=None, after_round=None):
     """FedAvg by hand.
 
     ``train_client(module, batches, round)`` does all that a client does; ``after_round(module, round)`` runs once the
@@ -40,7 +40,8 @@ def federate(module, rounds, train_client, *, data=None, cohort=3, seed=5, limit
         for client in chosen:
             assign(module, start)
             with isolated(derive_seed(seed, "client", index, client), torch.device("cpu")):
-                batches = list(loaders.batches(client, seed=derive_seed(seed, "shuffle", index, client, 0)))
+                seeds = [derive_seed(seed, "shuffle", index, client, epoch) for epoch in range(epochs)]
+                batches = [batch for each in seeds for batch in loaders.batches(client, seed=each)]
                 kept = len(batches) if limit is None else limit(len(batches))
                 train_client(module, [batch for batch, _ in batches[:kept]], index)
             for t, p in zip(total, module.parameters(), strict=True):
@@ -57,12 +58,12 @@ def assign(module, values):
         p.copy_(v)
 
 
-def sgd(lr=0.1, change_gradients=None):
-    """A client that takes one step of plain SGD per batch."""
+def sgd(lr=0.1, change_gradients=None, momentum=0.0):
+    """A client that takes one step of SGD per batch."""
 
     def train_client(module, batches, index):
         rate = lr(index) if callable(lr) else lr
-        optimizer = torch.optim.SGD(module.parameters(), lr=rate)
+        optimizer = torch.optim.SGD(module.parameters(), lr=rate, momentum=momentum)
         for x, y in batches:
             optimizer.zero_grad()
             F.cross_entropy(module(x), y).backward()

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import torch
-from support import Classifier, fit, fresh, weights
+from support import Classifier, fresh, train, weights
 
 OLD = torch.__version__ < torch.torch_version.TorchVersion("2.10")
 """BatchNorm is a call that no plan can repeat."""
@@ -17,10 +17,10 @@ OTHER_WORDS = torch.__version__ < torch.torch_version.TorchVersion("2.15")
 def both(caplog, module=Classifier, rounds=3, options=None, **strategy):
     """The same fit without plans and with them, and what the second one said about its steps."""
     options = {"log": True, **(options or {})}
-    eager = fit(fresh(module, **options), rounds, planned_steps=False, **strategy)
+    eager = train(fresh(module, **options), rounds, planned_steps=False, **strategy)
     caplog.clear()
     with caplog.at_level("INFO"):
-        planned = fit(fresh(module, **options), rounds, planned_steps=True, **strategy)
+        planned = train(fresh(module, **options), rounds, planned_steps=True, **strategy)
     return eager, planned, [m for m in caplog.messages if m.startswith("Local steps")]
 
 

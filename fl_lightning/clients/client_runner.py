@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms.base import ClientRule
+from fl_lightning.algorithms.base import ClientRule, overrides
 from fl_lightning.algorithms.records import LocalWork, Needs
 from fl_lightning.arguments import trusted
 from fl_lightning.clients.bound_parameters import BoundParameters
@@ -207,7 +207,7 @@ class ClientRunner:
     def _upload_gradient(self, work: LocalWork, row: Tensor) -> Tensor:
         """One full-batch step: ``row`` becomes the learning rate times the full gradient."""
         precision = self.trainer.precision_plugin
-        if self.rule.overrides("begin_client"):  # it looks at the client's data at the global parameters
+        if overrides(self.rule, "begin_client"):  # it looks at the client's data at the global parameters
             work.forward_context = precision.val_step_context
             with self._calls.undone():
                 self.rule.begin_client(work)

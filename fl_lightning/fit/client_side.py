@@ -28,6 +28,7 @@ from fl_lightning.fit.checks import (
     warn_of_unused_settings,
 )
 from fl_lightning.fit.client_options import ClientOptions
+from fl_lightning.fit.uploads import merge_left
 from fl_lightning.lightning.epoch_loop import ClientTask, FederatedEpochLoop
 from fl_lightning.lightning.inspection import accumulation
 from fl_lightning.lightning.names import Trainer, rank_zero_info, rank_zero_warn
@@ -208,9 +209,7 @@ class ClientSide:
             uploads: of the round, in the order of the cohort.
             counted: clients whose uploads have entered the step.
         """
-        entered = [upload for upload in uploads if upload.client_id in counted]
-        largest = max(entered, key=lambda upload: upload.size, default=None)
-        self.runner.visits.merge([upload.left for upload in uploads], None if largest is None else largest.left)
+        merge_left(self.runner.visits, uploads, counted)
 
     def close(self) -> None:
         """The fit is over, however it ended."""

@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from math import isfinite, nan
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.algorithms.guards.base import CannotGuardError
-from fl_lightning.algorithms.records import StepReport
+from fl_lightning.algorithms.records import Federation, StepReport
 from fl_lightning.arguments import trusted
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
@@ -21,11 +21,15 @@ from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.clients.upload import Upload
 from fl_lightning.core.client_names import client_label, numbered
 from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.columns import Columns
 from fl_lightning.core.errors import ClientError, ModuleError
 from fl_lightning.core.records import RoundRecord
+from fl_lightning.core.storage import kept
+from fl_lightning.core.storage.column_files import for_columns, in_columns
 from fl_lightning.fit.cohorts import Cohorts
 from fl_lightning.fit.global_step import GlobalStep, RefusedStepError
 from fl_lightning.fit.guarding import Guards
+from fl_lightning.fit.memory_plan import memory_plan
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.uploads import Round, UsableUploads, usable
 from fl_lightning.lightning.names import rank_zero_warn
@@ -77,6 +81,46 @@ class Server:
         """The server optimizer, if there is one."""
         return self._step.optimizer
 
+    # ---- what lasts from round to round
+
+    def begin(self, federation: Federation, keeps_client_optimizers: bool) -> dict[str, int]:
+        """All that the first round needs is there; returns bytes that are held beside the module, by name."""
+        rules = self._algorithm, self._rule
+        for rule in rules:
+            rule.begin_fit(federation)
+        return memory_plan(federation, rules, self.optimizer is not None, keeps_client_optimizers)
+
+    def reset(self) -> None:
+        """Begins anew."""
+        kept.reset(self._algorithm)
+        kept.reset(self._rule)
+        self._guards.reset()
+
+    def states(self, columns: Columns) -> dict[str, Any]:
+        """What a bit-exact continuation needs of the method, the guards and the server optimizer.
+
+        Args:
+            columns: of this process.
+        """
+        rules = {"algorithm": self._algorithm, "client_rule": self._rule}
+        return {
+            **{name: in_columns(kept.state(rule), kept.columns(rule), columns) for name, rule in rules.items()},
+            "guards": self._guards.state_dict(columns),
+            "server_optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
+            "skipped_rounds": self.skipped_rounds,
+            "failed_rounds": self.failed_rounds,
+        }
+
+    def load(self, states: Mapping[str, Any], columns: Columns) -> None:
+        """Goes on from what :meth:`states` returned; files of earlier versions lack guards and counts."""
+        for name, rule in (("algorithm", self._algorithm), ("client_rule", self._rule)):
+            kept.load(rule, for_columns(states[name], kept.columns(rule), columns))
+        self._guards.load_state_dict(states.get("guards", {}), columns)
+        self.skipped_rounds = states.get("skipped_rounds", 0)
+        self.failed_rounds = states.get("failed_rounds", 0)
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(states["server_optimizer"])
+
     def drop(
         self, current: Round, client_id: int, reason: str, cause: Exception | None = None, others: bool = True
     ) -> None:
@@ -127,11 +171,14 @@ class Server:
             reason = f"{count} usable report{'s' * (count > 1)}, fewer than min_clients={self._options.min_clients}"
             reason = reason if uploads else "no usable report"
             return self._skip(current, uploads, f"had {reason}", reason, current.trained > 0 and count == 0)
+        settle = kept.tentatively(self._algorithm, self._rule, *self._guards.each)
         try:
             cohort, reports, scalars = self._guarded(current, reports)
-        except CannotGuardError as flaw:
+        except BaseException as flaw:
+            settle(False)
+            if not isinstance(flaw, CannotGuardError):
+                raise
             return self._skip(current, uploads, f"had {flaw}", str(flaw), failed=True)
-        settle = self._algorithm.tentatively()
         try:
             step, step_norm = self._aggregate(cohort)
             take = self._step.tried(self._rows.columns.joined(step), step_norm)
@@ -144,10 +191,9 @@ class Server:
             settle(False)
             raise
         settle(True)
-        self._guards.commit()
         for upload in reports.uploads:
             if upload.report.kept:
-                self._rule.keep(upload.client_id, upload.report.kept, current.index)
+                kept.keep(self._rule, upload.client_id, upload.report.kept, current.index)
         take()
         self._buffers.commit([upload.buffers for upload in reports.uploads])
         self.failed_rounds = 0
@@ -162,12 +208,12 @@ class Server:
         if not reports.uploads:
             return None
         indices = [upload.index for upload in reports.uploads]
-        settle = self._algorithm.tentatively()
+        settle = kept.tentatively(self._algorithm, self._rule)
         try:
             cohort = self.cohorts.of(current, reports, indices, reports.norms)
             step, norm = self._aggregate(cohort)
             self._step.tried(self._rows.columns.joined(step), norm)
-            deepcopy(self._rule).commit(cohort)
+            self._rule.commit(cohort)
         except Exception as error:
             return self._flaw(error)
         finally:
@@ -247,7 +293,7 @@ class Server:
             layer_conflicts=dict(zip(layout.layer_names, counts.layers.tolist(), strict=True)),
             flagged=report.flagged,
             weights=report.weights,
-            scalars={**report.scalars, **self._rule.scalars(), **scalars},
+            scalars={**report.scalars, **self._rule.scalars, **scalars},
             seconds=current.seconds,
             skipped_rounds=self.skipped_rounds,
             client_names=tuple(self.names[client] for client in cohort.client_ids),

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, nan
 from typing import Literal
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.clients.buffers import BufferBank
+from fl_lightning.clients.module_visits import ModuleVisits
 from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.clients.upload import Upload
 from fl_lightning.lightning.epoch_loop import ClientTask
@@ -75,6 +76,19 @@ class UsableUploads:
         return UsableUploads(
             [self.uploads[k] for k in places], self.norms[places], [self.train_losses[k] for k in places]
         )
+
+
+def merge_left(visits: ModuleVisits, uploads: Sequence[Upload], counted: Collection[int]) -> None:
+    """Joins what visits of a round have left in the module.
+
+    Args:
+        visits: of the module.
+        uploads: of the round, in the order of the cohort.
+        counted: clients whose uploads have entered the step.
+    """
+    entered = [upload for upload in uploads if upload.client_id in counted]
+    largest = max(entered, key=lambda upload: upload.size, default=None)
+    visits.merge([upload.left for upload in uploads], None if largest is None else largest.left)
 
 
 def usable(

@@ -10,6 +10,7 @@ from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.ranks.column_state import ColumnState
 from fl_lightning.clients.ranks.ranked_runner import Ranked
 from fl_lightning.core.columns import Columns
+from fl_lightning.core.storage import kept
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.rank_checks import Agreement, whole_rows_reason
 from fl_lightning.lightning.ranks import Ranks
@@ -31,7 +32,7 @@ def shared_work(
     if whole_rows_reason(options) is not None:
         return Ranked(ranks, Columns((0, total), note=agreement.note))
     columns = Columns(Columns.cut(total, ranks.size), ranks.rank, ranks.gather_parts, agreement.note)
-    if not rule.column_state:
+    if not kept.columns(rule):
         return Ranked(ranks, columns)
     theta = binding.theta
     federation = Federation(num_clients, binding.layout, theta.device, theta.dtype)

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 from algorithm_cohorts import make_cohort, random_rows
-from support import Classifier, federated_blobs, fresh, quiet_trainer
+from support import Classifier, federated_blobs, fresh, training_only
 from torch import nn
 
 import fl_lightning as fl
@@ -38,14 +38,11 @@ Watching.__name__ = "FedAvg"
 class Uncounted(DifferentialPrivacy):
     """Without the accountant, for tests of everything else."""
 
-    column_state = ()
-    reads = "sums"
-
     def refusal(self, server):
         return None
 
-    def scalars(self):
-        return {}
+    def epsilon(self, rounds, num_clients=None, cohort_size=None):
+        return 0.0
 
 
 @pytest.fixture
@@ -56,7 +53,7 @@ def no_accountant(monkeypatch):
 def fitted(rule, rounds=1, **options):
     watching = Watching()
     strategy = fl.FederatedStrategy(watching, client=rule, seed=2, **options)
-    quiet_trainer(strategy, rounds).fit(fresh(Classifier), federated_blobs())
+    training_only(strategy, rounds).fit(fresh(Classifier), federated_blobs())
     return watching, strategy
 
 
@@ -217,7 +214,7 @@ def test_what_training_changes_beside_parameters_is_refused(where, changes, foun
         )
         module = fresh(Teaching, teaches=changes[0], counts=changes[1])
         before = module.teacher.weight.clone(), module.seen.clone()
-        quiet_trainer(strategy, 1).fit(module, federated_blobs())
+        training_only(strategy, 1).fit(module, federated_blobs())
         assert all(map(torch.equal, before, (module.teacher.weight, module.seen)))
 
     if found is None:
@@ -245,7 +242,7 @@ def test_cohorts_that_can_be_guessed_are_warned_of():
     with pytest.warns(UserWarning, match="but seed=0 of FederatedStrategy can be guessed"):
         fl.FederatedStrategy(FedAvg("uniform"), client=rule)
     strategy = fl.FederatedStrategy(FedAvg("uniform"), client=rule, seed=secrets.randbits(62) + 2**62, **clients)
-    quiet_trainer(strategy, 1).fit(fresh(Classifier), federated_blobs())
+    training_only(strategy, 1).fit(fresh(Classifier), federated_blobs())
     assert len(strategy.last_round.client_ids) == 3
 
 
@@ -303,7 +300,7 @@ def test_epsilon_is_logged_every_round_and_goes_on_after_a_checkpoint(tmp_path):
     def fit(rounds, ckpt=None):
         rule = DifferentialPrivacy(0.1, 8.0, amplified=True, seed=4)
         strategy = fl.FederatedStrategy(FedAvg("uniform"), client=rule, clients_per_round=3, seed=2)
-        trainer = quiet_trainer(strategy, rounds)
+        trainer = training_only(strategy, rounds)
         trainer.fit(fresh(Classifier), federated_blobs(), ckpt_path=ckpt)
         return float(trainer.callback_metrics["fed/epsilon"]), trainer, rule
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fl_lightning.algorithms import DRFL, FedAvg
 
-few = settings(max_examples=40, deadline=None, derandomize=True)
+few = settings(max_examples=20, deadline=None, derandomize=True)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from algorithm_cohorts import make_cohort
+from cases import in_turn
 
 from fl_lightning.algorithms import AFL, DRFL, TERM, FedAvg, FedFV, FedGini, FedLF, FedMDFG, FedMGDAPlus, QFedAvg
 from fl_lightning.core.layout import ParamLayout
@@ -44,8 +45,7 @@ def test_every_client_improves_in_every_early_round(rule):
     assert path[-1].max() < path[0].max()
 
 
-@pytest.mark.parametrize("rule", [FedLF, FedMDFG, FedFV], ids=["FedLF", "FedMDFG", "FedFV"])
-@pytest.mark.parametrize("clients_per_round", [N, 4])
+@pytest.mark.parametrize(("rule", "clients_per_round"), [(FedLF, N), (FedLF, 4), (FedMDFG, 4), (FedFV, 4)])
 def test_worst_client_ends_better_off_than_under_fedavg(rule, clients_per_round):
     average = federate(FedAvg(), clients_per_round)[-10:].max(1).values.mean()
     fair = federate(rule(), clients_per_round)[-10:].max(1).values.mean()
@@ -67,8 +67,7 @@ WEIGHING = {
 }
 
 
-@pytest.mark.parametrize("name", WEIGHING)
-@pytest.mark.parametrize("clients_per_round", [N, 4])
+@pytest.mark.parametrize(("name", "clients_per_round"), in_turn(WEIGHING, [N, 4]))
 def test_weights_by_loss_help_the_worst_client(name, clients_per_round):
     average = federate(FedAvg("uniform"), clients_per_round)[-10:].max(1).values.mean()
     fair = federate(WEIGHING[name](), clients_per_round)[-10:].max(1).values.mean()

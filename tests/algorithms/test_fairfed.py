@@ -5,7 +5,6 @@ import pytest
 import torch
 from algorithm_cohorts import make_cohort, random_rows
 from client_rounds import Net, Rounds, client_data
-from method_fits import assert_paths_agree, assert_resumes
 
 import fl_lightning as fl
 from fl_lightning.algorithms import FairFed, FedAvg, FedProx
@@ -116,13 +115,3 @@ def test_what_does_not_fit_is_refused():
         fl.FederatedStrategy(FedAvg(), client=FairFed())
     with pytest.raises(ValueError, match="FairFed"):
         fl.FederatedStrategy(FairFed(), client=FedProx())
-
-
-@pytest.mark.fit
-def test_lean_and_full_path_agree():
-    assert_paths_agree(FairFed)
-
-
-@pytest.mark.fit
-def test_fit_resumes_bit_for_bit(tmp_path):
-    assert_resumes(FairFed, tmp_path)

@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 import torch
 from algorithm_cohorts import make_cohort, random_rows, switched
+from cases import in_turn
 from cohort_families import FAMILIES, LAYOUT
 from fcfl_vectors import VectorFCFL
 
 from fl_lightning.algorithms import FCFL, FairReg, Federation
 from fl_lightning.algorithms._shared.min_max import min_max
+from fl_lightning.algorithms.base import overrides
 from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.storage import kept
 from fl_lightning.core.updates import UpdateMatrix
 
 CLIENTS, LR = 6, 8.0
@@ -53,8 +56,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "form"), in_turn(FAMILIES, FORMS) + in_turn(list(FAMILIES)[1:], FORMS))
 def test_gram_form_equals_vector_form(family, form):
     public = {name: value for name, value in FORMS[form].items() if name == "budget"}
     switches = {name: value for name, value in FORMS[form].items() if name != "budget"}
@@ -158,7 +160,7 @@ def test_stage_2_begins_after_stage1_rounds_or_at_rest():
     rule = FCFL(tol=1e6)
     rule.aggregate(cohorts[0])
     assert rule.stage == 2
-    rule.reset()
+    kept.reset(rule)
     assert rule.stage == 1
     resting = FCFL(stage1_rounds=1)
     zero = torch.zeros(2, LAYOUT.numel, dtype=torch.float64)
@@ -191,34 +193,13 @@ def test_state_goes_through_a_checkpoint():
         whole.aggregate(cohort)
         first.aggregate(cohort)
     file = io.BytesIO()
-    torch.save(first.state_dict(), file)
+    torch.save(kept.state(first), file)
     file.seek(0)
     second = FCFL(stage1_rounds=4)
-    second.load_state_dict(torch.load(file, weights_only=True))
+    kept.load(second, torch.load(file, weights_only=True))
     for cohort in cohorts[3:]:
         assert torch.equal(whole.aggregate(cohort), second.aggregate(cohort))
         assert whole.report.scalars == second.report.scalars
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"budget": -0.1}, r"budget of FCFL must be .*found -0.1"),
-        ({"budget": (0.1, math.nan)}, r"budget\[1\] of FCFL must be .*found nan"),
-        ({"budget": []}, r"budget of FCFL must be .*found"),
-        ({"notion": "ap"}, r"notion of FCFL must be .*found 'ap'"),
-        ({"notion": "ap", "budget": None}, "notion of FCFL"),
-        ({"stage1_rounds": -1}, r"stage1_rounds of FCFL must be .*found -1"),
-        ({"tol": -1.0}, "tol of FCFL"),
-        ({"delta": 0.0}, r"delta of FCFL must be .*found 0.0"),
-        ({"beta": 1.5}, r"beta of FCFL must be .*found 1.5"),
-        ({"sharpness": 0.0}, "sharpness of FCFL must be a positive"),
-        ({"reading": "both"}, r"reading of FCFL must be .*found 'both'"),
-    ],
-)
-def test_arguments_out_of_range_are_refused(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        FCFL(**arguments)
 
 
 def test_budgets_must_fit_the_clients():
@@ -243,7 +224,7 @@ def test_cohorts_without_disparities_are_refused():
         broken[1, 3] = torch.nan
         with pytest.raises(ValueError, match=r"rows of clients \[8\]"):
             rule.aggregate(cohort_of(rows, broken, [1.0, 1.0], [0.1, 0.1], ids=[7, 8]))
-    assert not FCFL(None).client_rule().overrides()
+    assert not overrides(FCFL(None).client_rule())
     assert FCFL(None).aggregate(make_cohort(rows, extras={}, companions={})).isfinite().all()
 
 
@@ -253,7 +234,9 @@ END_POINTS = {
 }
 
 
-@pytest.mark.parametrize(("start", "budget"), [(start, budget) for start in END_POINTS for budget in END_POINTS[start]])
+@pytest.mark.parametrize(
+    ("start", "budget"), [("satisfying", 0.8), ("satisfying", 0.2), ("violating", 0.6), ("violating", 0.4)]
+)
 def test_synthetic_problem_ends_where_the_published_code_does(start, budget):
     """Section 5.2: minimise ``l1`` under ``l2 <= budget``, where linear scalarisation finds no point in between."""
     n = 20

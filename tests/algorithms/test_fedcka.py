@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 from client_rounds import Net, Rounds, assign, client_data, flat
-from method_fits import assert_paths_agree, assert_resumes, fit_method, trained
-from support import Classifier, fresh, weights
+from method_fits import fit_method, trained
+from support import Classifier, fresh
 from torch import nn
 
 import fl_lightning as fl
-from fl_lightning.algorithms import FedAvg, FedCKA, FedHEAL, FedMDFG
+from fl_lightning.algorithms import FedAvg, FedCKA, FedMDFG
 from fl_lightning.algorithms.fedcka import linear_cka
 
 MU, LR = 2.0, 0.2
@@ -139,22 +139,6 @@ def test_term_is_mu_log_2_where_both_models_are_equal():
     assert not run.module.encoder[0]._forward_hooks
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"mu": -1.0}, r"mu of FedCKA must be .*found -1.0"),
-        ({"mu": float("nan")}, "mu of FedCKA"),
-        ({"layers": []}, r"layers of FedCKA must be .*found \[\]"),
-        ({"layers": "net.0"}, r"layers of FedCKA must be .*found 'net.0'"),
-        ({"num_layers": 0}, r"num_layers of FedCKA must be .*found 0"),
-        ({"max_models": 0}, r"max_models of FedCKA must be .*found 0"),
-    ],
-)
-def test_arguments_out_of_range(options, words):
-    with pytest.raises((TypeError, ValueError), match=words):
-        FedCKA(**options)
-
-
 # ---- in a trainer
 
 
@@ -195,18 +179,5 @@ def test_mu_0_is_fedavg_bit_for_bit():
 
 
 @pytest.mark.fit
-def test_lean_and_full_path_agree():
-    assert not torch.allclose(assert_paths_agree(FedCKA), trained(FedAvg()), atol=1e-3)
-
-
-@pytest.mark.fit
-def test_fit_resumes_bit_for_bit(tmp_path):
-    assert_resumes(FedCKA, tmp_path)
-
-
-@pytest.mark.fit
-def test_with_fedheal():
-    module, _ = fit_method(FedHEAL(), client=FedCKA(), rounds=4)
-    assert weights(module).isfinite().all()
-    assert not torch.allclose(weights(module), trained(FedHEAL(), rounds=4), atol=1e-4)
-    assert all(not layer._forward_hooks for layer in module.modules())
+def test_it_is_not_fedavg():
+    assert not torch.allclose(trained(FedCKA()), trained(FedAvg()), atol=1e-3)

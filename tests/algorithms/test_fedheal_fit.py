@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from support import federated_blobs, fresh, quiet_trainer, weights
+from support import federated_blobs, fresh, training_only, weights
 
 import fl_lightning as fl
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.fit
 def test_it_combines_with_local_methods(client):
     module, before = fresh(norm=True), weights(fresh(norm=True))
     strategy = fl.FederatedStrategy(fl.algorithms.FedHEAL(), client=client, clients_per_round=3, seed=1)
-    quiet_trainer(strategy, 4).fit(module, federated_blobs())
+    training_only(strategy, 4).fit(module, federated_blobs())
     assert torch.isfinite(weights(module)).all()
     assert not torch.equal(weights(module), before)
     assert 0 < strategy.last_round.scalars["kept_share"] <= 1

@@ -7,7 +7,6 @@ import pytest
 import torch
 from algorithm_cohorts import make_cohort, random_rows
 from client_rounds import Net, Rounds, client_data, flat
-from method_fits import assert_paths_agree, assert_resumes
 from support import Manual, fresh
 
 from fl_lightning.algorithms import FedAvg, FedISM, LocalWork
@@ -135,20 +134,3 @@ def test_what_does_not_fit_is_refused():
             FedISM().aggregate(make_cohort(random_rows(2, 1), extras={"sharpness": torch.tensor(told)}))
     with pytest.raises(ValueError, match=r"FedISM takes the loss of Manual\.training_step a second time"):
         FedISM().client_rule().check_module(module := fresh(Manual), ParamLayout.from_module(module))
-
-
-@pytest.mark.parametrize("options", [{"rho": 0.0}, {"alpha": -1.0}, {"q": -1.0}, {"beta": 0.0}, {"beta": 1.1}])
-def test_arguments_out_of_range(options):
-    (name,) = options
-    with pytest.raises(ValueError, match=f"{name} of FedISM must be"):
-        FedISM(**options)
-
-
-@pytest.mark.fit
-def test_lean_and_full_path_agree():
-    assert_paths_agree(FedISM)
-
-
-@pytest.mark.fit
-def test_fit_resumes_bit_for_bit(tmp_path):
-    assert_resumes(FedISM, tmp_path)

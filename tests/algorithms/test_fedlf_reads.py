@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 from algorithm_cohorts import make_cohort, random_rows, sampled_rounds, switched
+from cases import pairwise
 from remote_device import RemoteDevice
 
 from fl_lightning.algorithms import FedFV, FedLF
@@ -51,11 +52,14 @@ def assert_same(step, want, report, other):
     assert (report.flagged, report.scalars) == (other.flagged, other.scalars)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize(
-    "switches", [{}, {"equal_lengths": False}, {"fair_kind": "h"}, {"fair_kind": "none"}, {"fair_row": "needed"}]
+    ("window", "switches", "dtype"),
+    pairwise(
+        ["none", "last", "all"],
+        [{}, {"equal_lengths": False}, {"fair_kind": "h"}, {"fair_kind": "none"}, {"fair_row": "needed"}],
+        [torch.float64, torch.float32],
+    ),
 )
-@pytest.mark.parametrize("window", ["none", "last", "all"])
 def test_one_look_per_step(window, switches, dtype):
     layout = ParamLayout.from_sizes([300, 0, 80, 120])
     cohorts, rows = sampled_rounds(6, 9, 3, 51, dtype, 500, layout), 0.0

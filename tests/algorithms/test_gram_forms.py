@@ -12,16 +12,15 @@ import numpy as np
 import pytest
 import qp_cases
 import vector_forms
+from cases import pairwise
 from cohort_families import FAMILIES, LAYOUT, rounds_of
 
 from fl_lightning import ops
 from fl_lightning.algorithms import FedFV, FedLF, FedMDFG, FedMGDAPlus
 from fl_lightning.ops import _common_descent
 
-every_family = pytest.mark.parametrize("family", FAMILIES)
 SCALES = (1e-12, 1.0, 1e12)
-SLOW = [pytest.param(m, clients, marks=pytest.mark.slow) for m, clients in ((5, 9), (8, 20))]
-cohorts = pytest.mark.parametrize(("m", "clients"), [(1, 1), (1, 4), (3, 3), (3, 7), *SLOW])
+COHORTS = [(1, 1), (1, 4), (3, 3), (3, 7), (5, 9)]
 
 
 class Replay:
@@ -75,10 +74,9 @@ def assert_equal(step, expected):
     assert np.linalg.norm(step.numpy() - expected) <= 1e-9 * np.linalg.norm(expected)
 
 
-@every_family
-@pytest.mark.parametrize("equalise", [True, False])
-@cohorts
-def test_fedlf(family, equalise, m, clients, monkeypatch):
+@pytest.mark.parametrize(("family", "equalise", "cohort"), pairwise(FAMILIES, [True, False], COHORTS))
+def test_fedlf(family, equalise, cohort, monkeypatch):
+    m, clients = cohort
     replay = Replay(monkeypatch)
     compared = total = 0
     for scale in SCALES:
@@ -104,10 +102,9 @@ def test_fedlf(family, equalise, m, clients, monkeypatch):
     assert compared > 0.5 * total
 
 
-@every_family
-@pytest.mark.parametrize("theta", [0.01, 1.5])
-@cohorts
-def test_fedmdfg(family, theta, m, clients, monkeypatch):
+@pytest.mark.parametrize(("family", "theta", "cohort"), pairwise(FAMILIES, [0.01, 1.5], COHORTS))
+def test_fedmdfg(family, theta, cohort, monkeypatch):
+    m, clients = cohort
     replay = Replay(monkeypatch)
     compared = total = 0
     for scale in SCALES:
@@ -131,11 +128,12 @@ def test_fedmdfg(family, theta, m, clients, monkeypatch):
     assert compared > 0.5 * total
 
 
-@every_family
-@pytest.mark.parametrize(("reading", "window"), [("library", "absent"), ("code", "reference")])
-@pytest.mark.parametrize("alpha", [0.0, 0.34, 1.0])
-@pytest.mark.parametrize(("m", "clients"), [(1, 1), (1, 4), (3, 3), (3, 7), (6, 15)])
-def test_fedfv(family, reading, window, alpha, m, clients):
+@pytest.mark.parametrize(
+    ("family", "kind", "alpha", "cohort"),
+    pairwise(FAMILIES, [("library", "absent"), ("code", "reference")], [0.0, 0.34, 1.0], [*COHORTS, (6, 15)]),
+)
+def test_fedfv(family, kind, alpha, cohort):
+    (reading, window), (m, clients) = kind, cohort
     compared = total = 0
     for scale in SCALES:
         rule, other = FedFV(alpha, 2, reading), vector_forms.FedFV(alpha, 2, window)
@@ -149,9 +147,7 @@ def test_fedfv(family, reading, window, alpha, m, clients):
     assert compared > 0.5 * total
 
 
-@every_family
-@pytest.mark.parametrize("epsilon", [0.0, 0.1, 1.0])
-@pytest.mark.parametrize("m", [1, 3, 5])
+@pytest.mark.parametrize(("family", "epsilon", "m"), pairwise(FAMILIES, [0.0, 0.1, 1.0], [1, 3, 5]))
 def test_fedmgda(family, epsilon, m):
     for scale in SCALES:
         for cohort in rounds_of(family, m, 6, 3, m, scale):

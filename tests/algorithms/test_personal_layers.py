@@ -7,13 +7,15 @@ import copy
 
 import pytest
 import torch
+from cases import pairwise
 from client_rounds import Net, Rounds, client_data, flat
-from method_fits import assert_paths_agree, assert_resumes, fit_method
+from method_fits import assert_resumes, fit_method
 from support import Classifier, federated_blobs, fresh, on_path, quiet_trainer
 from torch import nn
 
 import fl_lightning as fl
 from fl_lightning.algorithms import AFL, FedAvg, FedBN, FedHEAL, FedLF, FedPer, FedRep
+from fl_lightning.core.storage import kept
 
 LR, EPOCHS = 0.2, 3
 
@@ -83,9 +85,7 @@ def test_layers_that_diverge_are_refused(name):
         run.train(1)
 
 
-@every_method
-@every_home
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize(("name", "in_files", "momentum"), pairwise(METHODS, [False, True], [0.0, 0.5]))
 def test_equals_models_with_layers_of_their_own(name, in_files, momentum, tmp_path):
     """Late joiners, a drop-out, BatchNorm, three local epochs, a reload in the middle."""
     folder, data = tmp_path if in_files else None, unequal_data()
@@ -93,9 +93,9 @@ def test_equals_models_with_layers_of_their_own(name, in_files, momentum, tmp_pa
     run = Rounds(method, method.client_rule(), data, lr=LR, epochs=EPOCHS, momentum=momentum)
     for t in range(5):
         if t == 3:
-            state, run.server = run.client.state_dict(), made(name, folder)
+            state, run.server = kept.state(run.client), made(name, folder)
             run.client = run.server.client_rule()
-            run.client.load_state_dict(state)
+            kept.load(run.client, state)
             run.begin()
         cohort, _ = run.round(partial(t), lost(t))
         personal = torch.cat([torch.full((p.numel(),), METHODS[name][1](k)) for k, p in Net().named_parameters()])
@@ -207,22 +207,7 @@ def test_memory_plan_counts_the_layers_alone():
     layout = fl.ParamLayout.from_module(module)
     rule.check_module(module, layout)
     federation = fl.algorithms.Federation(10, layout, torch.device("cpu"), torch.float64, 3)
-    assert rule.memory(federation, 3) == {"personal_layers (CPU)": 13 * 8 * (6 * 4 + 4)}
-
-
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [
-        (FedBN, {"keep_checkpoints": 0}),
-        (FedPer, {"num_layers": 0}),
-        (FedPer, {"personal": []}),
-        (FedRep, {"head_epochs": -1}),
-    ],
-)
-def test_arguments_out_of_range(method, options):
-    (name,) = options
-    with pytest.raises(ValueError, match=f"{name} of {method.__name__} must be"):
-        method(**options)
+    assert rule.memory(federation, 3) == {"LocalLayers.own": 13 * 8 * (6 * 4 + 4)}
 
 
 def own_loss(run, client):
@@ -256,18 +241,9 @@ FITS = {"FedBN": FedBN, "FedPer": FedPer, "FedRep": lambda **o: FedRep(head_epoc
 every_fit = pytest.mark.parametrize("name", FITS)
 
 
-@every_fit
-@every_home
 @pytest.mark.fit
-def test_fit_resumes_bit_for_bit(name, in_files, tmp_path):
-    folder = {"directory": str(tmp_path / "own")} if in_files else {}
-    assert_resumes(lambda: FITS[name](**folder), tmp_path, local_epochs=2)
-
-
-@every_fit
-@pytest.mark.fit
-def test_lean_and_full_path_agree(name):
-    assert_paths_agree(FITS[name], local_epochs=2)
+def test_a_fit_with_files_resumes_bit_for_bit(tmp_path):
+    assert_resumes(lambda: FITS["FedRep"](directory=str(tmp_path / "own")), tmp_path, local_epochs=2)
 
 
 def own_accuracies(strategy, module, data):

@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 from client_rounds import Net, Rounds, client_data, flat
-from method_fits import assert_paths_agree, assert_resumes
 
 from fl_lightning.algorithms import FedAvg, PropFair
 
@@ -71,20 +70,3 @@ def test_a_large_base_is_fedavg_with_a_smaller_rate():
             run.round(list(data))
         runs.append(run.params)
     torch.testing.assert_close(*runs, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("options", [{"base": 0.0}, {"epsilon": 0.0}, {"base": 1.0, "epsilon": 1.0}])
-def test_arguments_out_of_range(options):
-    name = next(reversed(options))
-    with pytest.raises(ValueError, match=f"{name} of PropFair must be"):
-        PropFair(**options)
-
-
-@pytest.mark.fit
-def test_lean_and_full_path_agree():
-    assert_paths_agree(PropFair)
-
-
-@pytest.mark.fit
-def test_fit_resumes_bit_for_bit(tmp_path):
-    assert_resumes(PropFair, tmp_path)

@@ -3,20 +3,20 @@ import pytest
 import torch
 import weight_forms
 from algorithm_cohorts import make_cohort, random_rows
+from cases import pairwise
 from cohort_families import FAMILIES, rounds_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_lightning.algorithms import FedAvg, Needs, QFedAvg
 
-few = settings(max_examples=40, deadline=None, derandomize=True)
+few = settings(max_examples=20, deadline=None, derandomize=True)
 losses_of = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=7)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("q", [0.0, 0.1, 1.0, 5.0])
-@pytest.mark.parametrize(("m", "clients"), [(1, 1), (3, 7), (6, 6)])
-def test_equals_the_vector_form(family, q, m, clients):
+@pytest.mark.parametrize(("family", "q", "cohort"), pairwise(FAMILIES, [0.0, 0.1, 1.0, 5.0], [(1, 1), (3, 7), (6, 6)]))
+def test_equals_the_vector_form(family, q, cohort):
+    m, clients = cohort
     for scale in (1e-12, 1.0, 1e12):
         cohorts = rounds_of(family, m, 1, 3, clients, scale, lr=0.05 * scale**2)
         weight_forms.compare(QFedAvg(q), weight_forms.QFedAvg(q), cohorts)
@@ -102,12 +102,6 @@ def test_nobody_moved():
 def test_negative_losses_are_refused():
     with pytest.raises(ValueError, match=r"losses must not be negative for QFedAvg, found \[1.0, -0.5\] from clients"):
         QFedAvg().aggregate(make_cohort(random_rows(2, 7), [1.0, -0.5]))
-
-
-@pytest.mark.parametrize("q", [-0.1, float("nan"), float("inf")])
-def test_q_out_of_range(q):
-    with pytest.raises(ValueError, match="q of QFedAvg must be a finite number from 0"):
-        QFedAvg(q)
 
 
 def test_needs():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """TorchJD's weightings as server rules."""
 
-import subprocess
+import importlib
 import sys
 from itertools import pairwise
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from algorithm_cohorts import COLUMNS, SIZES, make_cohort, random_rows
 from sealed_rows import RefusedError, sealed
-from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
+from support import Classifier, federated_blobs, fresh, training_only, weights
 
 import fl_lightning as fl
 
@@ -121,11 +121,12 @@ def test_refusals():
         )
 
 
+@pytest.mark.fit
 def test_in_a_trainer():
     def run():
         module = fresh(Classifier, norm=True)
         strategy = fl.FederatedStrategy(TorchJD(upgrad()), clients_per_round=4, seed=1)
-        quiet_trainer(strategy, 3).fit(module, federated_blobs())
+        training_only(strategy, 3).fit(module, federated_blobs())
         return weights(module), strategy.last_round
 
     first, record = run()
@@ -134,7 +135,9 @@ def test_in_a_trainer():
     assert not any(record.layer_conflicts.values())
 
 
-def test_without_torchjd_the_import_says_what_to_install():
-    code = "import sys; sys.modules['torchjd'] = None; import fl_lightning.algorithms.torchjd"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "needs TorchJD: pip install '.[torchjd]' in a checkout" in done.stderr
+def test_without_torchjd_the_import_says_what_to_install(monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchjd"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "fl_lightning.algorithms.torchjd")
+    with pytest.raises(ImportError, match=r"needs TorchJD: pip install '.\[torchjd\]' in a checkout"):
+        importlib.import_module("fl_lightning.algorithms.torchjd")

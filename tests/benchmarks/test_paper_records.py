@@ -3,14 +3,12 @@
 
 import lzma
 import queue
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.papers.experiment import Case, Job, Log
-from benchmarks.papers.records import claim, pack, reached, read, recorded
+from benchmarks.papers.records import claim, pack, recorded
 from benchmarks.papers.runner import work
 
 ORIGIN = {"commit": "c0ffee", "fl_lightning": "0", "torch": "1", "lightning": "2", "python": "3"}
@@ -154,38 +152,3 @@ def test_two_processes_do_not_do_the_same_run(tmp_path):
     said = [messages.get_nowait()[2] for _ in range(3)]
     assert said == ["left to another process, which is at it", "4 rounds in 0:00 min", "completed by another process"]
     assert rounds_of(job) == [2, 4]
-
-
-WRITER = """
-import sys
-from pathlib import Path
-from benchmarks.papers.experiment import Job, Log
-from benchmarks.papers.records import claim, pack
-out, half = Path(sys.argv[1]), int(sys.argv[2])
-for seed in range(half, 30, 2):
-    job = Job("trial", "case", seed, 5, out, out, "cpu", {})
-    with claim(job.lock):
-        log = Log(job)
-        log.cut(0)
-        for number in range(1, 6):
-            log.write(number, {"mean": seed}, 1.0)
-    pack(out, "trial")
-"""
-
-
-def test_two_processes_at_once_keep_all_lines(tmp_path):
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-c", WRITER, str(tmp_path)]
-    both = [subprocess.Popen([*command, str(half)], cwd=root) for half in (0, 1)]
-    seen = 0
-    while any(process.poll() is None for process in both):
-        now = sum(map(len, recorded(tmp_path, "trial").values()))
-        assert now >= seen, "lines never disappear while they are packed"
-        seen = now
-    assert [process.returncode for process in both] == [0, 0]
-    pack(tmp_path, "trial")
-    assert own_files(tmp_path) == []
-    assert {run: reached(lines) for run, lines in recorded(tmp_path, "trial").items()} == {
-        ("case", seed): 5 for seed in range(30)
-    }
-    assert len(read(packed(tmp_path))) == 150

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import rounds
 from benchmarks._rounds import fits
 from benchmarks._rounds.shape import SHAPES, TINY, HandWritten
 from benchmarks._rounds.timing import Median
@@ -36,14 +35,6 @@ def test_every_case_is_measured_and_written_down(tmp_path):
         assert min(*values, *row["step_norms"]) > 0
         assert (row["losses"] is not None) == row["case"].startswith("FedLF")
         assert f"| tiny | {row['case']} |" in (tmp_path / "rounds.md").read_text()
-
-
-@pytest.mark.parametrize("arguments", [("--pairs", "2"), ("--shapes", "W3"), ("--cases", "9")])
-def test_wrong_arguments_are_named(arguments, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["rounds", *arguments])
-    with pytest.raises(SystemExit):
-        rounds.main()
-    assert arguments[0] in capsys.readouterr().err
 
 
 def test_sides_that_do_not_do_the_same_work_are_refused(monkeypatch, tmp_path):

@@ -196,10 +196,3 @@ def test_a_run_is_written_as_it_goes_and_reported(tmp_path, monkeypatch, capsys)
     with pytest.raises(SystemExit):
         run(monkeypatch, tmp_path, "--clients", "5")
     assert "choose another --name" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("arguments", [("--rounds", "0"), ("--ranks", "0"), ("--races", "nobody"), ("--device", "tpu")])
-def test_wrong_arguments_are_named(arguments, monkeypatch, capsys, tmp_path):
-    with pytest.raises(SystemExit):
-        run(monkeypatch, tmp_path, *arguments)
-    assert arguments[0] in capsys.readouterr().err

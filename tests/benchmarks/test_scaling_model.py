@@ -22,8 +22,9 @@ def sizes(clients, mean=600, seed=0):
     return np.random.default_rng(seed).permutation(client_sizes(10 * clients, mean, 0.1, seed))[:clients].tolist()
 
 
-@pytest.mark.parametrize("work", WORKLOADS, ids=lambda work: work.name)
-@pytest.mark.parametrize("gpus", [1, 2, 8, 16, 64, 256])
+@pytest.mark.parametrize(
+    ("work", "gpus"), [(RESNET, 1), (VIT, 2), (LANGUAGE, 8), (RESNET, 16), (VIT, 64), (LANGUAGE, 256)]
+)
 def test_nothing_is_lost(work, gpus):
     given = sizes(100, work.samples)
     found = simulate(work, RATES, given, gpus)
@@ -39,8 +40,7 @@ def test_nothing_is_lost(work, gpus):
     assert (gpus == 1) == (found.sent == 0) == (found.late == 0) == (found.sums == 0)
 
 
-@pytest.mark.parametrize("clients", [100, 1000])
-@pytest.mark.parametrize("work", WORKLOADS, ids=lambda work: work.name)
+@pytest.mark.parametrize(("work", "clients"), [(RESNET, 100), (VIT, 1000), (LANGUAGE, 1000)])
 def test_more_gpus_have_less_to_do_each(work, clients):
     given = sizes(clients, work.samples)
     found = [simulate(work, RATES, given, gpus) for gpus in (8, 16, 32, 64, 128, 256)]
@@ -97,12 +97,8 @@ def test_columns_and_sums_are_divided_as_the_package_divides_them():
     ("clients", "parameters", "gpus", "adding", "columns", "rows", "share"),
     [
         (10, 11.7e6, 8, 0.082, 0.092, 0.47, 0.12),
-        (100, 11.7e6, 8, 0.082, 0.56, 4.7, 1.2),
-        (100, 25.6e6, 8, 0.18, 1.2, 10, 2.6),
         (100, 86e6, 16, 0.65, 2.4, 34, 4.3),
         (1000, 86e6, 64, 0.68, 5.6, 344, 11),
-        (100, 1e9, 16, 7.5, 27, 400, 50),
-        (1000, 1e9, 64, 7.9, 65, 4000, 125),
         (1000, 1e9, 256, 8.0, 20, 4000, 31),
     ],
 )
@@ -199,19 +195,3 @@ def test_tables_and_sources_are_printed(monkeypatch, capsys, tmp_path):
     assert [line.split()[1] for line in lines] == ["8", "16"]
     assert {line.count("|") for line in lines} == {head.count("|")}
     assert float(lines[0].split("|")[2]) > 12.5  # 100 visits of a second on 8 GPUs
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--set", "speed=1"), "names of rates must be among"),
-        (("--set", "network=0"), "network must be above 0, found 0.0"),
-        (("--set", "network"), "--set"),
-        (("--gpus", "0"), "--gpus must be above 0, found [0]"),
-        (("--rounds", "0"), "--rounds must be above 0, found 0"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments, words, monkeypatch, capsys):
-    with pytest.raises(SystemExit):
-        run(monkeypatch, *arguments)
-    assert words in capsys.readouterr().err

@@ -22,8 +22,8 @@ from support import Blobs, blobs
 from torch.utils.data import DataLoader
 
 import fl_lightning as fl
-from fl_lightning.core import versions
 from fl_lightning.core.updates import UpdateMatrix
+from fl_lightning.lightning import versions
 from fl_lightning.lightning.ranks import Pending, Ranks
 
 OUT, DEVICES, KIND = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
@@ -104,7 +104,7 @@ class Misbehaves(L.Callback):
         if KIND == "between" and batch_idx == 2:
             pl_module.temperature = 2.0
         if KIND == "state" and batch_idx == 4 and trainer.global_rank == 1:
-            weights = trainer.strategy.algorithm._lambda
+            weights = trainer.strategy.algorithm.lam
             weights[min(weights)] += 1e-6
 
     def on_train_epoch_end(self, trainer, pl_module):
@@ -169,7 +169,7 @@ def saving():
     return [ModelCheckpoint(dirpath=OUT, save_top_k=-1), OnExceptionCheckpoint(OUT, "interrupted"), Tells()]
 
 
-def main():
+def main(*_):
     case = "SCAFFOLD with FedLF"
     if KIND in IN_VISITS:
         seconds = {"hang": 5}.get(KIND, 120)

@@ -11,7 +11,7 @@ import lightning as L
 import pytest
 import torch
 import torch.nn.functional as F
-from support import fresh, quiet_trainer
+from support import fresh, training_only
 from torch import nn
 from torch.utils.data import TensorDataset
 from worker_processes import FORKS, TWO
@@ -89,7 +89,7 @@ def updates(clients, executor, precision, **options):
     rule = Keeping()
     options = {"clients_per_round": len(clients), "sampler": Chosen(clients), "executor": executor, **options}
     strategy = fl.FederatedStrategy(rule, **options)
-    quiet_trainer(strategy, 1, precision=precision).fit(fresh(Odd), data)
+    training_only(strategy, 1, precision=precision).fit(fresh(Odd), data)
     assert len(clients) == 1 or strategy.executor_fallback is None
     return rule.rows
 

@@ -2,13 +2,13 @@
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from support import CLASSES, FEATURES, Classifier, federated_blobs, fresh, quiet_trainer, weights
+from plain_loop import federate, sgd
+from support import CLASSES, FEATURES, Classifier, federated_blobs, fresh, quiet_trainer, training_only, weights
 from torch import nn
 
 import fl_lightning as fl
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.core.aligned import ALIGNMENT
-from fl_lightning.core.seeding import derive_seed
 
 
 def net():
@@ -230,7 +230,7 @@ def test_parameters_that_move_to_another_storage_are_followed(algorithm):
     results = []
     for in_place in (True, False):
         module = fresh(Clipped, in_place=in_place)
-        quiet_trainer(fl.FederatedStrategy(algorithm(), clients_per_round=3), 3).fit(module, federated_blobs())
+        training_only(fl.FederatedStrategy(algorithm(), clients_per_round=3), 3).fit(module, federated_blobs())
         results.append(weights(module))
     assert torch.equal(*results)
     assert results[0].abs().max() <= 0.3 + 1e-6
@@ -249,35 +249,8 @@ def test_parameters_that_are_given_new_tensors_between_rounds_count():
     halved, plain = fresh(Averaged), fresh()
     for module in (halved, plain):
         strategy = fl.FederatedStrategy(clients_per_round=1.0, local_steps=1)
-        quiet_trainer(strategy, 2, limit_train_batches=1).fit(module, federated_blobs())
+        training_only(strategy, 2, limit_train_batches=1).fit(module, federated_blobs())
     assert not torch.allclose(weights(halved), weights(plain), atol=1e-3)
-
-
-def sgd_rounds(module, forward, rounds, seed=0, cohort=None):
-    """Federated averaging by hand over all clients, on whatever parameters the module has."""
-    data = federated_blobs()
-    data.prepare_data()
-    data.setup("fit")
-    loaders = data.train_dataloader()
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    for index in range(rounds):
-        start, total = [p.detach().clone() for p in parameters], [torch.zeros_like(p) for p in parameters]
-        for client in range(len(loaders)):
-            with torch.no_grad():
-                for p, s in zip(parameters, start, strict=True):
-                    p.copy_(s)
-            optimizer = torch.optim.SGD(parameters, lr=0.1)
-            for (x, y), _ in loaders.batches(client, seed=derive_seed(seed, "shuffle", index, client, 0)):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(forward(module, x), y).backward()
-                optimizer.step()
-            with torch.no_grad():
-                for t, p in zip(total, parameters, strict=True):
-                    t += p * int(loaders.sizes[client]) / int(loaders.sizes.sum())
-        with torch.no_grad():
-            for p, t in zip(parameters, total, strict=True):
-                p.copy_(t)
-    return module
 
 
 class TiedNet(Classifier):
@@ -317,8 +290,8 @@ class ChannelsLast(Classifier):
 @pytest.mark.parametrize("kind", [TiedNet, PartlyFrozen, ChannelsLast])
 def test_unusual_modules_train_as_in_a_plain_loop(kind):
     module = fresh(kind)
-    quiet_trainer(fl.FederatedStrategy(seed=0), 2).fit(module, federated_blobs())
-    expected = sgd_rounds(fresh(kind), lambda m, x: m(x), 2)
+    training_only(fl.FederatedStrategy(seed=0), 2).fit(module, federated_blobs())
+    expected = federate(fresh(kind), 2, sgd(), cohort=6, seed=0)
     assert torch.allclose(weights(module), weights(expected), atol=1e-6, rtol=0)
     assert not torch.allclose(weights(module), weights(fresh(kind)), atol=1e-2)
     if kind is TiedNet:
@@ -343,14 +316,14 @@ class Counts(Classifier):
 
 @pytest.mark.parametrize("policy", ["raise", "drop"])
 def test_frozen_parameters_that_clients_change_are_refused(policy):
-    quiet_trainer(fl.FederatedStrategy(clients_per_round=2), 1).fit(Counts(False), federated_blobs())
+    training_only(fl.FederatedStrategy(clients_per_round=2), 1).fit(Counts(False), federated_blobs())
     strategy = fl.FederatedStrategy(clients_per_round=2, on_client_error=policy)
     with pytest.raises(ValueError, match=r"found changes in 'counter'"):
-        quiet_trainer(strategy, 1).fit(Counts(True), federated_blobs())
+        training_only(strategy, 1).fit(Counts(True), federated_blobs())
 
 
 def test_mixed_dtypes_are_refused_in_a_fit():
     module = fresh()
     module.net[2].double()
     with pytest.raises(ValueError, match=r"float64 on cpu: 'net\.2\.weight'"):
-        quiet_trainer(fl.FederatedStrategy(), 1).fit(module, federated_blobs())
+        training_only(fl.FederatedStrategy(), 1).fit(module, federated_blobs())

@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from support import CLASSES, FEATURES, Classifier, blobs, federated_blobs, fresh, quiet_trainer, weights
+from support import CLASSES, FEATURES, Classifier, blobs, federated_blobs, fresh, quiet_trainer, training_only, weights
 from torch import nn
 from torch.utils.data import Subset
 from torchmetrics import Metric
@@ -178,7 +178,7 @@ def seen_after(module, data, client, seed=0, drop_last_single=True):
 def test_batch_norm_under_each_policy_equals_a_plain_loop(policy):
     module, strategy = fresh(norm=True), fl.FederatedStrategy(buffers=policy)
     data = federated_blobs()
-    quiet_trainer(strategy, 1).fit(module, data)
+    training_only(strategy, 1).fit(module, data)
     loaders = data.train_dataloader()
     clients = [seen_after(fresh(norm=True), loaders, client) for client in range(len(loaders))]
     sizes = loaders.sizes.double()
@@ -219,7 +219,7 @@ class Watching(Classifier):
 def test_every_client_starts_from_the_same_buffers(algorithm):
     module = fresh(Watching, fail=(2, 5))
     strategy = fl.FederatedStrategy(algorithm(), clients_per_round=4, on_client_error="drop")
-    quiet_trainer(strategy, 2).fit(module, federated_blobs())
+    training_only(strategy, 2).fit(module, federated_blobs())
     first, second = module.started[:4], module.started[4:]
     assert len(second) == 4
     for group in (first, second):
@@ -234,7 +234,7 @@ def test_an_exception_leaves_the_global_buffers_in_the_module():
     module = fresh(Watching, fail=(3,))
     start = weights(module)
     with pytest.raises(fl.ClientError):
-        quiet_trainer(fl.FederatedStrategy(), 1).fit(module, federated_blobs())
+        training_only(fl.FederatedStrategy(), 1).fit(module, federated_blobs())
     assert len(module.started) == 3
     assert torch.equal(weights(module), start)
 
@@ -278,7 +278,7 @@ def test_metrics_inside_the_module_accumulate_over_clients():
             return nn.functional.cross_entropy(logits, y)
 
     module, data = fresh(Counting), federated_blobs()
-    quiet_trainer(fl.FederatedStrategy(fl.algorithms.FedLF()), 1).fit(module, data)
+    training_only(fl.FederatedStrategy(fl.algorithms.FedLF()), 1).fit(module, data)
     confusion = module.accuracy.tp.sum() + module.accuracy.fn.sum()
     assert confusion == 240, "every training sample once, none twice for the loss at the global model"
 
@@ -291,11 +291,11 @@ def batch_norm_parts(*sizes):
 def test_one_trailing_sample_joins_the_batch_before_it():
     data = fl.FederatedDataModule(blobs(30), batch_norm_parts(11, 19), batch_size=10)
     module = fresh(norm=True)
-    quiet_trainer(fl.FederatedStrategy(buffers="largest"), 1).fit(module, data)
+    training_only(fl.FederatedStrategy(buffers="largest"), 1).fit(module, data)
     assert module.net[1].num_batches_tracked.item() == 2
     small = fl.FederatedDataModule(Subset(blobs(30), range(11)), [list(range(11))], batch_size=10)
     module = fresh(norm=True)
-    quiet_trainer(fl.FederatedStrategy(), 1).fit(module, small)
+    training_only(fl.FederatedStrategy(), 1).fit(module, small)
     assert module.net[1].num_batches_tracked.item() == 1
 
 
@@ -309,16 +309,16 @@ class First(CohortSampler):
 def test_a_client_of_one_sample_cannot_train_batch_norm():
     data = fl.FederatedDataModule(blobs(30), batch_norm_parts(12, 1, 17), batch_size=10)
     with pytest.raises(fl.ClientError, match="client 1 in round 0: ValueError: Expected more than 1 value per channel"):
-        quiet_trainer(fl.FederatedStrategy(sampler=First()), 1).fit(fresh(norm=True), data)
+        training_only(fl.FederatedStrategy(sampler=First()), 1).fit(fresh(norm=True), data)
     module, strategy = fresh(norm=True), fl.FederatedStrategy(on_client_error="drop")
     with pytest.warns(UserWarning, match="client 1 is left out of round 0"):
-        quiet_trainer(strategy, 1).fit(module, data)
+        training_only(strategy, 1).fit(module, data)
     assert strategy.last_round.client_ids == (0, 2)
     assert module.net[1].num_batches_tracked.item() == 2
     assert torch.isfinite(weights(module)).all()
     plain = fl.FederatedDataModule(blobs(30), batch_norm_parts(12, 1, 17), batch_size=10)
     strategy = fl.FederatedStrategy()
-    quiet_trainer(strategy, 1).fit(fresh(), plain)
+    training_only(strategy, 1).fit(fresh(), plain)
     assert strategy.last_round.client_ids == (0, 1, 2), "without BatchNorm one sample is enough"
 
 
@@ -339,11 +339,11 @@ def test_buffers_that_are_not_finite_drop_their_client():
     data = fl.FederatedDataModule(dataset, batch_norm_parts(10, 10, 10), batch_size=10)
     module, strategy = fresh(Exploding), fl.FederatedStrategy(on_client_error="drop")
     with pytest.warns(UserWarning, match="its buffers are not finite"):
-        quiet_trainer(strategy, 1).fit(module, data)
+        training_only(strategy, 1).fit(module, data)
     assert strategy.last_round.dropped == {0: "its buffers are not finite"}
     assert module.peak.isfinite().all()
     with pytest.raises(fl.ClientError, match="client 0 in round 0: its buffers are not finite"):
-        quiet_trainer(fl.FederatedStrategy(), 1).fit(fresh(Exploding), data)
+        training_only(fl.FederatedStrategy(), 1).fit(fresh(Exploding), data)
     module = fresh(Exploding)
-    quiet_trainer(fl.FederatedStrategy(buffers="global"), 1).fit(module, data)
+    training_only(fl.FederatedStrategy(buffers="global"), 1).fit(module, data)
     assert not module.peak.any()

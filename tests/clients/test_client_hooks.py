@@ -51,8 +51,7 @@ class Watching(ClientRule):
         return
 
 
-@both_paths
-@pytest.mark.parametrize("module", [Classifier, NoIndex])
+@pytest.mark.parametrize(("module", "path"), [(Classifier, PATHS[1]), (NoIndex, PATHS[0])])
 def test_begin_batch_and_loss_term_see_every_batch_with_its_place(path, module):
     rule = Watching()
     trained = fit_with(rule, fresh(module), **path).module
@@ -75,12 +74,12 @@ def test_begin_batch_and_loss_term_see_every_batch_with_its_place(path, module):
 
 
 class Half(ClientRule):
-    def loss_weight(self, work):
-        return 0.5
+    def shape_loss(self, work, loss):
+        return 0.5 * loss
 
 
 @both_paths
-def test_loss_weight_scales_the_modules_own_loss(path):
+def test_a_shaped_loss_takes_the_place_of_the_modules_own(path):
     halved = fit_with(Half(), fresh(lr=0.2), **path).module
     plain = fit_with(ClientRule(), fresh(lr=0.1), **path).module
     torch.testing.assert_close(weights(halved), weights(plain), rtol=0, atol=1e-6)

@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from support import Classifier, blobs, federated_blobs, fresh, quiet_trainer, weights
+from support import Classifier, blobs, federated_blobs, fresh, training_only, weights
 from torch.nn import functional as F
 
 import fl_lightning as fl
@@ -19,7 +19,7 @@ class Noted(fl.algorithms.DRFL):
 
 def losses(module, **options):
     rule = Noted()
-    quiet_trainer(fl.FederatedStrategy(rule, seed=5, **options), 1).fit(module, federated_blobs())
+    training_only(fl.FederatedStrategy(rule, seed=5, **options), 1).fit(module, federated_blobs())
     return rule.seen
 
 
@@ -46,7 +46,7 @@ def test_a_single_last_sample_joins_the_batch_before_as_in_training():
     """Where a module has BatchNorm; some modules squeeze a batch of one away."""
     SIZES.clear()
     data = fl.FederatedDataModule(blobs(18), fl.data.IID(2), batch_size=4)
-    quiet_trainer(fl.FederatedStrategy(Noted()), 1).fit(fresh(OfBatch, norm=True), data)
+    training_only(fl.FederatedStrategy(Noted()), 1).fit(fresh(OfBatch, norm=True), data)
     assert [size for _, size in SIZES] == [4, 5] * 4
 
 
@@ -83,7 +83,7 @@ def test_a_training_step_may_differentiate(algorithm):
     ends = []
     for module_class in (Penalised, Explicit):
         module = fresh(module_class)
-        quiet_trainer(fl.FederatedStrategy(algorithm(), seed=5), 2).fit(module, federated_blobs())
+        training_only(fl.FederatedStrategy(algorithm(), seed=5), 2).fit(module, federated_blobs())
         ends.append(weights(module))
     assert torch.equal(*ends)
     assert losses(fresh(Penalised)) == losses(fresh(Explicit))

@@ -5,7 +5,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
+from support import Classifier, federated_blobs, fresh, training_only, weights
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import fl_lightning as fl
@@ -97,7 +97,7 @@ def test_schedulers_do_not_warn(recwarn):
 def test_in_a_trainer_it_steps_instead_of_the_optimizer(monkeypatch):
     def run():
         module = fresh(Classifier)
-        quiet_trainer(fl.FederatedStrategy(clients_per_round=3), 2).fit(module, federated_blobs())
+        training_only(fl.FederatedStrategy(clients_per_round=3), 2).fit(module, federated_blobs())
         return weights(module)
 
     quick = run()

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.plugins.precision import MixedPrecision
 from plain_loop import assert_trained_to, evaluate, federate, sgd
-from support import CLASSES, FEATURES, Classifier, Manual, fit, fresh, on_path, weights
+from support import CLASSES, FEATURES, Classifier, Manual, fit, fresh, on_path, train, weights
 from torch import nn
 
 from fl_lightning.algorithms import SCAFFOLD, FedDyn, FedISM
@@ -43,9 +43,9 @@ class Adversaries(Manual):
 
 def test_manual_optimization_equals_automatic():
     module = fresh(Manual, log=True)
-    trainer = fit(module).trainer
+    trainer = train(module).trainer
     assert_trained_to(module, federate(fresh(), 3, sgd()))
-    automatic = fit().trainer
+    automatic = train().trainer
     assert trainer.global_step == automatic.global_step
     assert trainer.strategy.last_round.local_steps == automatic.strategy.last_round.local_steps
 
@@ -60,9 +60,9 @@ def test_several_optimizers_equal_a_loop_by_hand():
                 optimizer.step()
 
     module = fresh(Adversaries)
-    strategy = fit(module).strategy
+    strategy = train(module).strategy
     assert_trained_to(module, federate(fresh(Adversaries), 3, train_client))
-    assert strategy.last_round.local_steps == 2 * fit().strategy.last_round.local_steps
+    assert strategy.last_round.local_steps == 2 * train().strategy.last_round.local_steps
 
 
 # ---- precision
@@ -80,7 +80,7 @@ def test_double_precision():
         sgd()(module, [(x.double(), y) for x, y in batches], index)
 
     module = fresh(Double)
-    fit(module, precision="64-true")
+    train(module, precision="64-true")
     assert seen == {torch.float64}
     assert {p.dtype for p in module.parameters()} == {torch.float64}
     expected = federate(fresh(Double).double(), 3, train_client)
@@ -106,8 +106,8 @@ class Scaling(MixedPrecision):
 )
 def test_gradients_are_corrected_unscaled(method, kind):
     plain, scaled = fresh(kind), fresh(kind)
-    fit(plain, algorithm=method(), clients_per_round=1.0, **on_path(False))
-    fit(scaled, algorithm=method(), clients_per_round=1.0, plugins=[Scaling()])
+    train(plain, algorithm=method(), clients_per_round=1.0, **on_path(False))
+    train(scaled, algorithm=method(), clients_per_round=1.0, plugins=[Scaling()])
     torch.testing.assert_close(weights(scaled), weights(plain), rtol=1e-5, atol=1e-6)
 
 
@@ -122,7 +122,7 @@ def test_mixed_precision():
             optimizer.step()
 
     module = fresh()
-    fit(module, precision="bf16-mixed")
+    train(module, precision="bf16-mixed")
     assert {p.dtype for p in module.parameters()} == {torch.float32}
     expected = federate(fresh(), 3, train_client)
     assert_trained_to(module, expected)
@@ -145,8 +145,8 @@ def test_a_compiled_submodule_trains_as_the_plain_one(backend):
     module, plain = fresh(), fresh()
     torch._dynamo.reset()
     module.net = torch.compile(module.net, backend=backend, dynamic=True)
-    fit(module)
-    fit(plain)
+    train(module)
+    train(plain)
     assert torch.allclose(weights(module), weights(plain), atol=1e-6, rtol=0)
     torch._dynamo.reset()
 
@@ -173,9 +173,9 @@ def test_an_optimizer_that_calls_for_a_closure():
             optimizer.step(closure)
 
     module = fresh(Newton)
-    trainer = fit(module, 2, precision="64-true").trainer  # curvature from differences magnifies rounding
+    trainer = train(module, 2, precision="64-true").trainer  # curvature from differences magnifies rounding
     assert_trained_to(module, federate(fresh(Newton).double(), 2, train_client))
-    assert trainer.global_step == fit(rounds=2).trainer.global_step
+    assert trainer.global_step == train(rounds=2).trainer.global_step
     single = fresh(Newton)
-    fit(single, 2)
+    train(single, 2)
     assert torch.allclose(weights(single), weights(module), atol=1e-2, rtol=0)

@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from support import Classifier, blobs, fit, fresh
+from support import Classifier, blobs, fresh, train
 
 import fl_lightning as fl
 from fl_lightning.clients.memory_banks import MemoryBanks, agreed
@@ -55,7 +55,7 @@ def test_bank_and_pointer_are_those_of_the_largest_client(kind):
     SEEN.clear()
     module = fresh(type("Bank", (Bank,), KINDS[kind]))
     expected, at = torch.zeros(module.rows, 4), 0
-    fit(
+    train(
         module,
         2,
         clients_per_round=2,
@@ -95,7 +95,7 @@ LEFT: list[torch.Tensor] = []
 def test_averages_beside_counters_are_averaged():
     LEFT.clear()
     module = fresh(Average)
-    fit(
+    train(
         module,
         1,
         clients_per_round=2,

@@ -7,7 +7,7 @@ import lightning as L
 import pytest
 import torch
 from resuming import Marks, Rows, SaveAt
-from support import quiet_trainer
+from support import training_only
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import SumMetric
 from visit_variants import WIDTH, Together
@@ -39,7 +39,7 @@ def test_one_client_with_all_data_is_plain_lightning():
     for strategy in ("auto", fl.FederatedStrategy()):
         module, data = Together(), Samples()
         divided = data if strategy == "auto" else fl.FederatedDataModule(data, [torch.arange(44)])
-        quiet_trainer(strategy, 3).fit(module, divided)
+        training_only(strategy, 3).fit(module, divided)
         ends.append(module.found())
     assert not differing(*ends)
 
@@ -51,7 +51,7 @@ def test_worker_processes_give_the_same_bits(workers, method):
     for executor in (None, fl.executors.Parallel(workers)):
         module, parts = Together(), list(torch.arange(44).split([12, 9, 23]))
         strategy = fl.FederatedStrategy(method(), executor=executor)
-        quiet_trainer(strategy, 3).fit(module, fl.FederatedDataModule(Samples(), parts))
+        training_only(strategy, 3).fit(module, fl.FederatedDataModule(Samples(), parts))
         assert strategy.executor_fallback is None
         ends.append(module.found())
     assert not differing(*ends)
@@ -71,7 +71,7 @@ def test_what_callbacks_change_between_clients_stays(executor):
     module = Together(["counts_steps"])
     strategy = fl.FederatedStrategy(executor=executor)
     data = fl.FederatedDataModule(Samples(), torch.arange(44).split([9, 12, 23]))
-    quiet_trainer(strategy, 1, callbacks=[Between()]).fit(module, data)
+    training_only(strategy, 1, callbacks=[Between()]).fit(module, data)
     assert module.parts["counts_steps"].n == 20 + 3  # the last client has most samples, and three batches
 
 
@@ -106,7 +106,7 @@ class Gathers(L.LightningModule):
 def test_outcomes_are_joined_in_the_order_of_the_cohort(executor):
     module, data, parts = Gathers(), Samples(), torch.arange(44).split([12, 9, 23])
     strategy = fl.FederatedStrategy(executor=executor)
-    quiet_trainer(strategy, 2).fit(module, fl.FederatedDataModule(data, parts))
+    training_only(strategy, 2).fit(module, fl.FederatedDataModule(data, parts))
     firsts = [float(data.samples.tensors[0][i, 0]) for i in (0, 10, 12, 21, 31, 41)]  # two, one and three batches
     assert module.seen == module.by_name["first"] == 2 * firsts
     assert (module.count, module.latest) == (6, firsts[-1])  # three steps of the largest client in each round
@@ -167,7 +167,7 @@ def test_a_fit_that_is_resumed_in_the_middle_of_a_round_goes_on_from_the_same_at
     for checkpoint in (None, tmp_path / "on_train_batch_end-1.ckpt"):
         module = Saves()
         data = fl.FederatedDataModule(Samples(), torch.arange(44).split([12, 9, 23]))
-        trainer = quiet_trainer(fl.FederatedStrategy(), 3, logger=Rows(), callbacks=[Marks(), save])
+        trainer = training_only(fl.FederatedStrategy(), 3, logger=Rows(), callbacks=[Marks(), save])
         trainer.fit(module, data, ckpt_path=checkpoint)
         ends.append((module.w.tolist(), module.count, list(module.last)))
     assert ends[0] == ends[1]

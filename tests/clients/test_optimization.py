@@ -6,10 +6,11 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import in_turn
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
 from plain_loop import assert_trained_to, evaluate, federate, sgd
-from support import FEATURES, Classifier, fit, fresh, on_path, weights
+from support import FEATURES, Classifier, fit, fresh, on_path, train, weights
 from torch import nn
 
 import fl_lightning as fl
@@ -44,7 +45,7 @@ class Plateau(Scheduled):
 )
 def test_schedulers_step_once_per_round(kind, rate):
     module = fresh(kind)
-    trainer = fit(module, 4).trainer
+    trainer = train(module, 4).trainer
     assert_trained_to(module, federate(fresh(kind), 4, sgd(rate)))
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(rate(4))
 
@@ -83,12 +84,11 @@ CLIPPED = {
 }
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("kind", CLIPPED)
+@pytest.mark.parametrize(("kind", "path"), [("norm", "lean"), ("norm", "full"), ("value", "lean")])
 def test_gradient_clipping_by_norm_and_by_value(kind, path):
     clip, options = CLIPPED[kind]
     module = fresh()
-    fit(module, **options, **PATHS[path])
+    train(module, **options, **PATHS[path])
     assert_trained_to(module, federate(fresh(), 3, sgd(change_gradients=clip)))
     assert not torch.allclose(weights(module), weights(federate(fresh(), 3, sgd())), atol=1e-2)
 
@@ -105,7 +105,7 @@ def test_a_callback_may_begin_to_clip_during_a_fit(path):
         sgd(change_gradients=clip if index else None)(expected, batches, index)
 
     module = fresh()
-    fit(module, callbacks=[Later()], **PATHS[path])
+    train(module, callbacks=[Later()], **PATHS[path])
     assert_trained_to(module, federate(fresh(), 3, train_client))
 
 
@@ -133,7 +133,7 @@ def test_the_modules_own_gradient_clipping_and_gradient_hooks_see_every_local_st
         nn.utils.clip_grad_norm_(parameters, 0.1)
 
     module = fresh(Hooked)
-    trainer = fit(module).trainer
+    trainer = train(module).trainer
     assert_trained_to(module, federate(fresh(Hooked), 3, sgd(change_gradients=change)))
     assert calls == ["after_backward", "before_step", "clip"] * trainer.strategy.last_round.local_steps
 
@@ -153,7 +153,7 @@ def accumulating(size):
 
 def test_accumulation_windows_end_with_the_client():
     module = fresh()
-    trainer = fit(module, accumulate_grad_batches=2).trainer
+    trainer = train(module, accumulate_grad_batches=2).trainer
     assert_trained_to(module, federate(fresh(), 3, accumulating(2)))
     steps = []
     federate(fresh(), 3, lambda m, batches, i: steps.append((len(batches) + 1) // 2))
@@ -163,7 +163,7 @@ def test_accumulation_windows_end_with_the_client():
 @pytest.mark.parametrize("window", [1, 2, 3])
 def test_local_steps_are_optimizer_steps_with_accumulation_too(window):
     # Clients have 2 to 10 batches, so passes end inside a window.
-    _, strategy, trainer = fit(fresh(), 2, local_steps=4, accumulate_grad_batches=window)
+    _, strategy, trainer = train(fresh(), 2, local_steps=4, accumulate_grad_batches=window)
     assert (trainer.global_step, strategy.last_round.local_steps) == (2 * 4, 2 * 3 * 4)
 
 
@@ -201,16 +201,14 @@ def clips_sparse_gradients():
     return True
 
 
-@pytest.mark.parametrize("clip", [{}, {"gradient_clip_val": 0.05}], ids=["", "clipped"])
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.parametrize(("name", "path", "clip"), in_turn(SPARSE, PATHS, [{}, {}, {"gradient_clip_val": 0.05}]))
 def test_sparse_gradients_train_like_dense_ones(name, path, clip):
     if name == "Ditto" and clip and not clips_sparse_gradients():  # the others make them dense
         pytest.skip("this torch clips no sparse gradients")
     options, found = {**SPARSE[name], **clip}, []
     for sparse in (True, False):
         module = fresh(Words, sparse=sparse)
-        fit(module, **{**options, "algorithm": options["algorithm"]()}, **PATHS[path])
+        train(module, **{**options, "algorithm": options["algorithm"]()}, **PATHS[path])
         found.append(weights(module))
     assert torch.allclose(*found, atol=1e-5, rtol=0)
 
@@ -222,17 +220,19 @@ class Embedded(Words):
         return torch.optim.SparseAdam(self.embedding.parameters(), 0.01)
 
 
-@pytest.mark.parametrize("on_client_error", ["raise", "drop"])
-@pytest.mark.parametrize("method", [fl.algorithms.FedProx, fl.algorithms.FedDyn, fl.algorithms.FedISM])
+@pytest.mark.parametrize(
+    ("method", "on_client_error"),
+    [(fl.algorithms.FedProx, "raise"), (fl.algorithms.FedDyn, "drop"), (fl.algorithms.FedISM, "drop")],
+)
 def test_optimizers_of_sparse_gradients_are_refused_where_a_method_makes_dense_ones(method, on_client_error):
     words = rf"^{method.__name__} gives every parameter a dense gradient, and SparseAdam takes .* Embedded\.config"
     with pytest.raises(ValueError, match=words):
-        fit(fresh(Embedded, sparse=True), algorithm=method(), on_client_error=on_client_error)
+        train(fresh(Embedded, sparse=True), algorithm=method(), on_client_error=on_client_error)
 
 
 @pytest.mark.parametrize("method", [fl.algorithms.FedAvg, fl.algorithms.FedFV, partial(fl.algorithms.FedProx, mu=0.0)])
 def test_optimizers_of_sparse_gradients_train_with_other_methods(method):
-    module = fit(fresh(Embedded, sparse=True), algorithm=method())[0]
+    module = train(fresh(Embedded, sparse=True), algorithm=method())[0]
     assert not torch.equal(module.embedding.weight, fresh(Embedded, sparse=True).embedding.weight)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import Classifier, fit, fresh, weights
+from support import Classifier, fresh, train, weights
 from worker_processes import FORKS, TWO
 
 from fl_lightning.clients.workers import worker
@@ -25,7 +25,7 @@ def test_workers_have_one_thread():
             return super().training_step(batch, batch_idx)
 
     torch.set_num_threads(2)
-    done = fit(fresh(Threads), 1, executor=TWO)
+    done = train(fresh(Threads), 1, executor=TWO)
     assert done.strategy.executor_fallback is None
     assert done.trainer.callback_metrics["threads"] == 1
     assert torch.get_num_threads() == 2
@@ -47,7 +47,7 @@ def test_what_workers_have_started_ends_with_them():
             Path(f"started-{child.pid}").touch()
             return super().training_step(batch, batch_idx)
 
-    fit(fresh(Starting), 1, executor=TWO)
+    train(fresh(Starting), 1, executor=TWO)
     children = [int(path.name.partition("-")[2]) for path in Path().glob("started-*")]
     try:
         until = time.monotonic() + 5
@@ -62,6 +62,6 @@ def test_what_workers_have_started_ends_with_them():
 
 def test_clients_that_take_no_time_are_sent_at_the_end_of_the_round(monkeypatch):
     monkeypatch.setattr(worker, "_MOMENT", 1e9)
-    done = fit(executor=TWO)
+    done = train(executor=TWO)
     assert done.strategy.executor_fallback is None
-    assert torch.equal(weights(done.module), weights(fit().module))
+    assert torch.equal(weights(done.module), weights(train().module))

@@ -9,7 +9,7 @@ import time
 
 import lightning as L
 import pytest
-from support import Blobs, Classifier, blobs, fit, fresh
+from support import Blobs, Classifier, blobs, fresh, train
 from torch.utils.data import DataLoader, Dataset
 from worker_processes import FORKS
 
@@ -22,7 +22,7 @@ LIMIT = 3  # seconds; an honest client here takes some milliseconds
 
 def in_workers(module=None, rounds=2, timeout=LIMIT, **options):
     executor = fl.executors.Parallel(workers=2, timeout=timeout)
-    return fit(module, rounds, **{"clients_per_round": 5, "executor": executor, **options})
+    return train(module, rounds, **{"clients_per_round": 5, "executor": executor, **options})
 
 
 class Stops(Classifier):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from planned_fits import OLD, agree, both
-from support import Classifier, fit, fresh, weights
+from support import Classifier, fresh, train, weights
 
 import fl_lightning as fl
 from fl_lightning.algorithms.base import ClientRule
@@ -85,7 +85,7 @@ def test_what_python_reads_is_read_anew(what, caplog, monkeypatch):
     monkeypatch.setattr(Reads, "what", what)
     eager, planned, _ = both(caplog, Reads, callbacks=[ForOneClient()], local_epochs=2)
     agree(eager, planned)
-    plain = fit(fresh(log=True), planned_steps=False, local_epochs=2)
+    plain = train(fresh(log=True), planned_steps=False, local_epochs=2)
     assert not torch.equal(weights(planned.module), weights(plain.module))
 
 

@@ -29,6 +29,10 @@ def session(out, ranks, *words, **options):
     return rank_runs.session(out, ranks, *words, program=TROUBLE, **options)
 
 
+def forked(out, *words, **options):
+    return rank_runs.forked(out, 2, *words, program=TROUBLE, **options)
+
+
 def uninterrupted(resume=None):
     _, *whole = rank_session.trained(CASE, 1, ROUNDS, resume=resume)
     return {CASE: json.loads(json.dumps(whole))}
@@ -44,9 +48,8 @@ def wait_for(file):
         time.sleep(0.05)
 
 
-@on_both
-def test_one_rank_that_is_terminated_in_a_round_ends_all_between_clients(tmp_path, torchrun):
-    session(tmp_path, 2, "terminate", torchrun=torchrun)
+def test_one_rank_that_is_terminated_in_a_round_ends_all_between_clients(tmp_path):
+    forked(tmp_path, "terminate")
     assert results(tmp_path) == [{"round": 1, "error": "SIGTERMException"}] * 2
     assert (folder_of(tmp_path) / "interrupted.ckpt").exists()
     assert differences(uninterrupted(), resumed(tmp_path)) == {}
@@ -107,7 +110,7 @@ def test_a_rank_that_hangs_ends_all_within_the_timeout(tmp_path, torchrun):
 
 
 def test_one_rank_stops_all(tmp_path):
-    session(tmp_path, 2, "stop")
+    forked(tmp_path, "stop")
     assert [rank["round"] for rank in results(tmp_path)] == [2, 2]
 
 
@@ -122,10 +125,14 @@ FAILURES = {
 }
 
 
-@on_both
-@pytest.mark.parametrize(
-    "what", [pytest.param(name, marks=[] if name == "weights" else pytest.mark.slow) for name in FAILURES]
-)
+def test_weights_that_differ_are_noticed(tmp_path):
+    said = forked(tmp_path, "weights", fails=True)
+    assert re.search(FAILURES["weights"], said), said[-4000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("torchrun", [False, True], ids=["script", "torchrun"])
+@pytest.mark.parametrize("what", FAILURES)
 def test_all_processes_end_with_one_that_fails(tmp_path, what, torchrun):
     said = session(tmp_path, 2, what, torchrun=torchrun, fails=True)
     assert re.search(FAILURES[what], said), said[-4000:]
@@ -145,7 +152,7 @@ REFUSED = {
 
 
 def test_ranks_that_differ_are_refused_by_rank_and_difference(tmp_path):
-    session(tmp_path, 2, "differ", torchrun=False)
+    forked(tmp_path, "differ")
     for said in results(tmp_path):
         assert said.keys() == REFUSED.keys()
         assert {name: words for name, words in said.items() if not re.search(REFUSED[name], words)} == {}

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from by_hand import Federation
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from support import FEATURES, Classifier, blobs, federated_blobs, fit, fresh, on_path, quiet_trainer, weights
+from support import FEATURES, Classifier, blobs, federated_blobs, fresh, on_path, train, training_only, weights
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -69,7 +69,7 @@ def in_order(samples=40):
 def test_one_client_that_holds_all_data_is_plain_lightning(kind, lean):
     def trained(strategy, data):
         module = fresh(kind)
-        quiet_trainer(strategy, 4, limit_val_batches=0, **on_path(lean)).fit(module, data)
+        training_only(strategy, 4, limit_val_batches=0, **on_path(lean)).fit(module, data)
         return module
 
     plain = trained("auto", in_order())
@@ -111,7 +111,7 @@ def test_teachers_are_averaged_by_samples(executor, rebinds):
 
     module = fresh(Byol, rebinds=rebinds)
     strategy = fl.FederatedStrategy(executor=executor)
-    quiet_trainer(strategy, 3).fit(module, data())
+    training_only(strategy, 3).fit(module, data())
     assert strategy.executor_fallback is None
     expected = by_hand(fresh(Byol), data(), 3)
     for name, value in expected.state_dict().items():
@@ -125,7 +125,7 @@ def test_teachers_are_averaged_by_samples(executor, rebinds):
 def test_workers_and_one_process_give_the_same(kind):
     def trained(executor):
         module = fresh(kind)
-        quiet_trainer(fl.FederatedStrategy(clients_per_round=3, seed=5, executor=executor), 3).fit(
+        training_only(fl.FederatedStrategy(clients_per_round=3, seed=5, executor=executor), 3).fit(
             module, federated_blobs()
         )
         return torch.cat([weights(module), *(b.double().flatten() for b in module.buffers())])
@@ -138,7 +138,7 @@ def test_workers_and_one_process_give_the_same(kind):
 @pytest.mark.parametrize("policy", ["mean", "largest", "global"])
 def test_clients_on_their_own_give_the_bits_of_a_fit(kind, policy):
     module, apart = fresh(kind), Federation(fl.algorithms.FedAvg, lambda seed: fresh(kind, seed), buffers=policy)
-    quiet_trainer(fl.FederatedStrategy(buffers=policy), 3).fit(module, federated_blobs(4))
+    training_only(fl.FederatedStrategy(buffers=policy), 3).fit(module, federated_blobs(4))
     for when in range(3):
         apart.round(when, range(4))
     assert torch.equal(apart.weights(), weights(module))
@@ -149,7 +149,7 @@ def test_clients_on_their_own_give_the_bits_of_a_fit(kind, policy):
 @pytest.mark.fit
 def test_the_policy_global_keeps_the_servers_teacher():
     module = fresh(Byol)
-    quiet_trainer(fl.FederatedStrategy(buffers="global"), 2).fit(module, federated_blobs())
+    training_only(fl.FederatedStrategy(buffers="global"), 2).fit(module, federated_blobs())
     assert torch.equal(module.teacher[0].weight, fresh(Byol).teacher[0].weight)
 
 
@@ -168,7 +168,7 @@ def test_a_fit_with_a_teacher_or_a_bank_resumes_from_any_place(kind, executor, t
     def run():
         module = fresh(Saving)
         keep = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
-        fit(module, 4, ckpt_path=path, executor=executor, callbacks=[keep], enable_checkpointing=True)
+        train(module, 4, ckpt_path=path, executor=executor, callbacks=[keep], enable_checkpointing=True)
         return torch.cat([weights(module), *(buffer.double().flatten() for buffer in module.buffers())])
 
     path = None
@@ -184,7 +184,7 @@ def test_a_teacher_that_a_callback_moves_is_refused_with_a_way_out():
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             pl_module.teacher[0].weight.data.mul_(0.9)
 
-    trainer = quiet_trainer(fl.FederatedStrategy(), 1, callbacks=[Follows()])
+    trainer = training_only(fl.FederatedStrategy(), 1, callbacks=[Follows()])
     with pytest.raises(ValueError, match=r"found changes in 'teacher\.0\.weight' after a client: a callback's"):
         trainer.fit(fresh(Byol, keeps=1.0), federated_blobs())
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from planned_fits import OLD, agree, both
-from support import Blobs, fit, fresh, weights
+from support import Blobs, fresh, train, weights
 
 import fl_lightning as fl
 from fl_lightning.clients.planned import plan
@@ -44,13 +44,13 @@ def test_a_round_with_wrong_plans_is_repeated_without(case, caplog, monkeypatch)
     if OLD and "norm" in options:
         pytest.skip("steps with BatchNorm are not planned")
     options, kept = {"log": True, **options}, {"client_optimizer_state": "keep", **strategy}
-    eager = fit(fresh(**options), 4, planned_steps=False, **kept)
+    eager = train(fresh(**options), 4, planned_steps=False, **kept)
     broken_after(30, monkeypatch)
     with (
         caplog.at_level("INFO"),
         pytest.warns(UserWarning, match="is repeated without planned steps, because a gradient"),
     ):
-        planned = fit(fresh(**options), 4, planned_steps=True, **kept)
+        planned = train(fresh(**options), 4, planned_steps=True, **kept)
     assert torch.equal(weights(eager.module), weights(planned.module))
     assert planned.strategy.last_round.planned_steps == 0
     assert sum("eager from now on" in message for message in caplog.messages) == 1
@@ -63,20 +63,20 @@ def alike():
 
 def test_the_end_of_a_round_finds_what_no_first_step_shows(monkeypatch):
     """All batches have one shape, so after the first step of the fit no plan is new."""
-    eager = fit(fresh(), 4, planned_steps=False, data=alike())
+    eager = train(fresh(), 4, planned_steps=False, data=alike())
     broken_after(20, monkeypatch)
     with pytest.warns(UserWarning, match="Round 1 is repeated without planned steps, because a gradient"):
-        planned = fit(fresh(), 4, planned_steps=True, data=alike())
+        planned = train(fresh(), 4, planned_steps=True, data=alike())
     assert torch.equal(weights(eager.module), weights(planned.module))
 
 
 def test_a_round_with_wrong_plans_in_workers_is_repeated_without(monkeypatch):
     if torch.cuda.is_available():
         pytest.skip("worker processes are copies of this one, in which CUDA may have been used")
-    eager = fit(fresh(), 4, planned_steps=False, data=alike())
+    eager = train(fresh(), 4, planned_steps=False, data=alike())
     broken_after(3, monkeypatch)  # steps of each worker, which is new in every round
     with pytest.warns(UserWarning, match="is repeated without planned steps, because a gradient"):
-        planned = fit(fresh(), 4, planned_steps=True, data=alike(), executor=fl.executors.Parallel(workers=2))
+        planned = train(fresh(), 4, planned_steps=True, data=alike(), executor=fl.executors.Parallel(workers=2))
     assert torch.equal(weights(eager.module), weights(planned.module))
 
 

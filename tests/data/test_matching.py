@@ -17,7 +17,7 @@ def exactly_once(parts, n):
     st.integers(1, 8),
     st.integers(0, 2**40),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_every_sample_once_and_shares_are_proportional(train, evaluation, clients, seed):
     train, evaluation = torch.tensor(train), torch.tensor(evaluation, dtype=torch.int64)
     parts = dirichlet(train, clients, 0.3, seed)

@@ -55,7 +55,7 @@ def test_deal_leaves_clients_empty_when_samples_are_few():
 
 
 @given(LABELS, st.integers(1, 12), st.floats(1e-310, 1e4), SEEDS, st.integers(0, 4), st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_dirichlet_uses_every_sample_and_honours_min_size(labels, clients, alpha, seed, min_size, capped):
     if clients * max(min_size, 1 if min_size else 0) > len(labels):
         with pytest.raises(ValueError, match=r"min_size|num_clients"):
@@ -68,7 +68,7 @@ def test_dirichlet_uses_every_sample_and_honours_min_size(labels, clients, alpha
 
 
 @given(st.integers(1, 12), st.floats(1e-3, 1e2), SEEDS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_capped_dirichlet_gives_nothing_more_to_those_who_have_their_part(clients, alpha, seed):
     labels = labels_10(500)
     held = label_counts(labels, dirichlet(labels, clients, alpha, seed, min_size=0, capped=True))
@@ -130,7 +130,7 @@ def test_dirichlet_fills_small_clients_from_the_largest_one():
 
 
 @given(LABELS, st.integers(1, 12), st.floats(1e-310, 1e4), SEEDS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_dirichlet_over_classes_uses_every_sample_and_gives_equal_sizes(labels, clients, alpha, seed):
     if clients > len(labels):
         with pytest.raises(ValueError, match="num_clients"):
@@ -205,7 +205,7 @@ def test_dirichlet_refuses_bad_alpha(alpha):
 
 
 @given(st.integers(2, 8), st.integers(1, 30), st.integers(1, 8), SEEDS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_pathological_gives_exactly_k_classes_and_uses_all(classes, clients, k, seed):
     labels = torch.arange(classes).repeat(40)
     if k > classes or clients * k < classes:

@@ -3,8 +3,7 @@
 
 import contextlib
 import io
-import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -170,14 +169,13 @@ def test_a_bad_value_is_named(config, capsys):
         assert option in capsys.readouterr().err
 
 
-def test_the_module_runs_as_a_command(config, tmp_path):
-    environment = {
-        **os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))), "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
+def test_the_module_runs_as_a_command(config, tmp_path, monkeypatch):
     arguments = ["fit", "--config", str(config), "--trainer.enable_checkpointing", "true"]
-    command = [sys.executable, "-m", "fl_lightning", *arguments]
-    result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+    monkeypatch.setattr(sys, "argv", ["fl_lightning", *arguments])
+    monkeypatch.delitem(sys.modules, "fl_lightning.__main__", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("fl_lightning", run_name="__main__")
+    assert ended.value.code == 0
     (checkpoint,) = tmp_path.rglob("*.ckpt")
     restored = Classifier.load_from_checkpoint(checkpoint)
     assert torch.equal(weights(restored), weights(by_hand()[0]))

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
-from support import federated_blobs, fresh, quiet_trainer
+from support import federated_blobs, fresh, training_only
 
 import fl_lightning as fl
 from fl_lightning.core.model_snapshot import Snapshot
@@ -29,7 +29,7 @@ from fl_lightning.lightning.checkpoint_io import AtomicCheckpointIO
 def resumed(path, rounds=2, module=None):
     module = fresh() if module is None else module
     strategy = fl.FederatedStrategy(fl.algorithms.FedLF(), clients_per_round=3, seed=5)
-    quiet_trainer(strategy, rounds).fit(module, federated_blobs(), ckpt_path=path)
+    training_only(strategy, rounds).fit(module, federated_blobs(), ckpt_path=path)
     return module
 
 
@@ -37,7 +37,7 @@ def resumed(path, rounds=2, module=None):
 def saved(tmp_path):
     """A checkpoint of one round, and an older one beside it."""
     strategy = fl.FederatedStrategy(fl.algorithms.FedLF(), clients_per_round=3, seed=5)
-    trainer = quiet_trainer(strategy, 1)
+    trainer = training_only(strategy, 1)
     trainer.fit(fresh(), federated_blobs())
     for name, when in (("older.ckpt", 100), ("newer.ckpt", 200)):
         trainer.save_checkpoint(tmp_path / name)
@@ -153,7 +153,7 @@ def test_a_full_disk_names_the_file_and_leaves_nothing(tmp_path, no_room):
     with pytest.raises(OSError, match=rf"File too large; a file of this name is as it was before: make room.*{path}"):
         io.save_checkpoint({"x": torch.ones(20_000)}, path)
     with pytest.raises(OSError, match=r"File too large; no file of this name was made: make room .*round-000003\.pt"):
-        ClientFiles(tmp_path / "models").set(1, MODEL, 3)
+        ClientFiles(tmp_path / "models").keep(1, MODEL, 3)
     assert [file.name for file in tmp_path.rglob("*") if file.is_file()] == ["a.ckpt"]
     assert torch.equal(io.load_checkpoint(path)["x"], torch.ones(3))
 
@@ -202,7 +202,7 @@ def test_whether_others_write_checksums_is_left_to_them(tmp_path, chosen):
 
 def test_a_damaged_model_of_a_client_is_named(tmp_path):
     files = ClientFiles(tmp_path)
-    files.set(7, MODEL, 3)
+    files.keep(7, MODEL, 3)
     (path,) = tmp_path.rglob("*.pt")
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(ValueError, match=rf"{path} is damaged, it is cut short: .* a checkpoint of before round 3"):
@@ -226,7 +226,7 @@ def open_umask():
 
 
 def test_what_clients_keep_is_for_its_owner_only(tmp_path, open_umask):
-    ClientFiles(tmp_path / "new" / "models").set(7, MODEL, 3)
+    ClientFiles(tmp_path / "new" / "models").keep(7, MODEL, 3)
     KeptStates(7, tmp_path / "kept").put(3, {"x": torch.ones(3)})
     AtomicCheckpointIO().save_checkpoint({"x": 1}, tmp_path / "checkpoints" / "a.ckpt")
     modes = {str(p.relative_to(tmp_path)): stat.S_IMODE(p.stat().st_mode) for p in tmp_path.rglob("*")}

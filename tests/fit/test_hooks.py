@@ -129,8 +129,7 @@ def moved(client):
 
 
 @pytest.mark.filterwarnings("ignore:You have overridden `.*batch.*`")
-@pytest.mark.parametrize("where", ["data", "module"])
-@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize(("where", "lean"), [("data", True), ("module", True), ("module", False)])
 def test_transfer_hooks_are_called(where, lean):
     plain = TransferringBlobs() if where == "data" else Blobs()
     data = fl.FederatedDataModule(plain, fl.data.Dirichlet(6, 1.0), seed=0)

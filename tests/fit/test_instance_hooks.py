@@ -27,8 +27,14 @@ def patched_callback(hook, calls):
     return {"callbacks": [callback]}
 
 
-@pytest.mark.parametrize("make", [lambda_callback, patched_callback])
-@pytest.mark.parametrize("hook", ["on_before_backward", "on_after_backward", "on_before_optimizer_step"])
+@pytest.mark.parametrize(
+    ("make", "hook"),
+    [
+        (lambda_callback, "on_before_backward"),
+        (patched_callback, "on_after_backward"),
+        (patched_callback, "on_before_optimizer_step"),
+    ],
+)
 def test_step_hooks_on_callback_instances_run(make, hook):
     calls = []
     fit(rounds=1, local_steps=STEPS, **make(hook, calls))
@@ -107,8 +113,7 @@ def test_a_log_method_of_the_modules_own_sees_every_call(lean):
     assert len(module.seen["train_loss"]) == 2 * 3 * STEPS
 
 
-@pytest.mark.parametrize("executor", [None, fl.executors.Parallel(2)])
-@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize(("lean", "executor"), [(True, None), (False, None), (True, fl.executors.Parallel(2))])
 def test_a_log_function_on_the_instance_sees_every_call_and_stays(lean, executor):
     module, seen = fresh(log=True), []
     own = module.log

@@ -162,8 +162,7 @@ def test_other_data_are_warned_of_where_nothing_is_remembered(tmp_path, kind):
         go_on(tmp_path, fl.algorithms.FedAvg, data, other_data=other)
 
 
-@pytest.mark.parametrize("name", RULES_WITH_MEMORY)
-@pytest.mark.parametrize("kind", OTHER_DATA)
+@pytest.mark.parametrize(("kind", "name"), [*zip(OTHER_DATA, RULES_WITH_MEMORY, strict=True)])
 def test_other_data_are_refused_where_something_is_remembered(tmp_path, kind, name):
     data, other, words = OTHER_DATA[kind]
     memory = "its client half" if name in ("SCAFFOLD", "MOON") else "the method"

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 import signal
@@ -11,7 +10,9 @@ import warnings
 
 import pytest
 import torch
-from support import Classifier, blobs, federated_blobs, fresh, on_path, quiet_trainer, weights
+from cases import in_turn
+from resuming import differences
+from support import Classifier, blobs, federated_blobs, fresh, on_path, quiet_trainer, training_only, weights
 from torch import nn
 
 import fl_lightning as fl
@@ -84,23 +85,23 @@ TROUBLES = {
     "loss alone": r"its training loss is inf",
     "update": r"its update is not finite",
 }
+PATHS = [*((trouble, True) for trouble in TROUBLES), ("raises", False)]
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_leaving_clients_out_is_offered_only_where_others_have_succeeded(trouble):
     strategy = fl.FederatedStrategy(sampler=Fixed(BAD), clients_per_round=1)
     with pytest.raises(fl.ClientError, match=r"^client 2 in round 0: .*\(no client has succeeded, so look at the mod"):
-        quiet_trainer(strategy, 1).fit(module_of(trouble), marked())
+        training_only(strategy, 1).fit(module_of(trouble), marked())
 
 
-@pytest.mark.parametrize("lean", [True, False])
-@pytest.mark.parametrize("trouble", TROUBLES)
+@pytest.mark.parametrize(("trouble", "lean"), PATHS)
 def test_raise_names_client_and_round_and_keeps_the_global_model(trouble, lean):
     module = module_of(trouble)
     strategy = fl.FederatedStrategy(sampler=Fixed(0, BAD, 4), clients_per_round=3)
     start = weights(module)
     with pytest.raises(fl.ClientError, match=rf"^client 2 in round 0: {TROUBLES[trouble]}") as error:
-        quiet_trainer(strategy, 1, **on_path(lean)).fit(module, marked())
+        training_only(strategy, 1, **on_path(lean)).fit(module, marked())
     assert torch.equal(weights(module), start)
     assert strategy.last_round is None
     if trouble == "raises":
@@ -108,13 +109,17 @@ def test_raise_names_client_and_round_and_keeps_the_global_model(trouble, lean):
     assert "(on_client_error='drop' leaves such clients out)" in str(error.value)
 
 
-@pytest.mark.parametrize("lean", [True, False])
-@pytest.mark.parametrize("trouble", TROUBLES)
+def kept(strategy):
+    """What methods, clients and optimizers remember."""
+    return {name: state for name, state in strategy._fits.states().items() if name != "fit"}
+
+
+@pytest.mark.parametrize(("trouble", "lean"), PATHS)
 def test_drop_leaves_no_trace_counts_logs_and_warns(trouble, lean):
     options = {"clients_per_round": 4, "client_optimizer_state": "keep", "seed": 3}
     module = module_of(trouble, momentum=0.9, norm=True)
     strategy = fl.FederatedStrategy(sampler=Fixed(0, BAD, 3, 4), on_client_error="drop", **options)
-    trainer = quiet_trainer(strategy, 2, **on_path(lean))
+    trainer = training_only(strategy, 2, **on_path(lean))
     with pytest.warns(UserWarning, match=rf"client 2 is left out of round 1: {TROUBLES[trouble]}"):
         trainer.fit(module, marked())
     record = strategy.last_round
@@ -126,9 +131,9 @@ def test_drop_leaves_no_trace_counts_logs_and_warns(trouble, lean):
 
     other = module_of(None, momentum=0.9, norm=True)
     without = fl.FederatedStrategy(sampler=Fixed(0, 3, 4), **options)
-    quiet_trainer(without, 2).fit(other, marked())
+    training_only(without, 2).fit(other, marked())
     assert torch.equal(weights(module), weights(other))
-    assert same(strategy._fits.states(), without._fits.states())
+    assert not differences(kept(strategy), kept(without))
     expected = without.last_round
     assert record.train_loss == expected.train_loss
     assert record.layer_conflicts == expected.layer_conflicts
@@ -148,44 +153,28 @@ RULES = {
 
 
 ASKING = [name for name, rule in RULES.items() if rule().needs.losses]
-CASES = [(name, trouble) for name in RULES for trouble in ("raises", "loss alone")]
 
 
-@pytest.mark.parametrize(("name", "trouble"), CASES + [(name, "loss at theta") for name in ASKING])
+@pytest.mark.parametrize(
+    ("name", "trouble"), in_turn(RULES, ("raises", "loss alone")) + [(name, "loss at theta") for name in ASKING]
+)
 def test_drop_leaves_no_trace_in_any_rule(name, trouble):
     results = []
     for sampler, what in ((Fixed(0, BAD, 3, 4), trouble), (Fixed(0, 3, 4), None)):
         module = module_of(what)
         strategy = fl.FederatedStrategy(RULES[name](), sampler=sampler, clients_per_round=4, on_client_error="drop")
-        quiet_trainer(strategy, 3).fit(module, marked())
+        training_only(strategy, 3).fit(module, marked())
         assert strategy.last_round.client_ids == (0, 3, 4)
         assert (list(strategy.last_round.dropped) == [BAD]) == (what is not None)
-        results.append((weights(module), strategy._fits.states()))
+        results.append((weights(module), kept(strategy)))
     assert torch.equal(results[0][0], results[1][0])
-    assert same(results[0][1], results[1][1])
-
-
-def same(one, two, ignored=("fit", "trained")):
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one.nan_to_num(7), two.nan_to_num(7))
-    if isinstance(one, dict):
-        return one.keys() == two.keys() and all(same(one[k], two[k]) for k in one if k not in ignored)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(two) and all(same(a, b) for a, b in zip(one, two, strict=True))
-    return one == two
-
-
-def test_same_tells_states_apart():
-    one = {"a": [torch.ones(2)], "b": {3: torch.zeros(1)}}
-    assert same(one, copy.deepcopy(one))
-    assert not same(one, {"a": [torch.ones(2)], "b": {3: torch.ones(1)}})
-    assert not same(one, {"a": [torch.ones(2)], "b": {}})
+    assert not differences(results[0][1], results[1][1])
 
 
 def test_a_loss_at_the_global_model_that_is_not_finite():
     strategy = fl.FederatedStrategy(fl.algorithms.FedLF())
     with pytest.raises(fl.ClientError, match="client 2 in round 0: its loss at the global model is nan"):
-        quiet_trainer(strategy, 1).fit(module_of("loss at theta"), marked())
+        training_only(strategy, 1).fit(module_of("loss at theta"), marked())
 
 
 # ---- clients without data
@@ -198,11 +187,11 @@ def with_an_empty_client():
 
 def test_a_client_without_data():
     with pytest.raises(fl.ClientError, match="client 1 in round 0: it has no training data"):
-        quiet_trainer(fl.FederatedStrategy(), 1).fit(fresh(), with_an_empty_client())
+        training_only(fl.FederatedStrategy(), 1).fit(fresh(), with_an_empty_client())
     for algorithm in (fl.algorithms.FedAvg(), fl.algorithms.FedLF(), fl.algorithms.SCAFFOLD()):
         strategy = fl.FederatedStrategy(algorithm, on_client_error="drop")
         with pytest.warns(UserWarning, match="client 1 is left out of round 0: it has no training data"):
-            quiet_trainer(strategy, 1).fit(fresh(), with_an_empty_client())
+            training_only(strategy, 1).fit(fresh(), with_an_empty_client())
         assert strategy.last_round.dropped == {1: "it has no training data"}
         assert strategy.last_round.client_ids == (0, 2)
 
@@ -210,8 +199,14 @@ def test_a_client_without_data():
 # ---- nobody is left
 
 
-@pytest.mark.parametrize("optimizer", [None, lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.9)])
-@pytest.mark.parametrize("algorithm", [fl.algorithms.FedAvg, fl.algorithms.SCAFFOLD, fl.algorithms.FedLF])
+@pytest.mark.parametrize(
+    ("algorithm", "optimizer"),
+    [
+        (fl.algorithms.FedAvg, lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.9)),
+        (fl.algorithms.SCAFFOLD, None),
+        (fl.algorithms.FedLF, None),
+    ],
+)
 def test_a_round_without_reports_keeps_the_model_and_says_so(algorithm, optimizer, tmp_path):
     from lightning.pytorch.loggers import CSVLogger
 
@@ -219,7 +214,7 @@ def test_a_round_without_reports_keeps_the_model_and_says_so(algorithm, optimize
     strategy = fl.FederatedStrategy(
         algorithm(), sampler=Fixed(BAD), clients_per_round=1, on_client_error="drop", server_optimizer=optimizer
     )
-    trainer = quiet_trainer(strategy, 2, logger=CSVLogger(tmp_path))
+    trainer = training_only(strategy, 2, logger=CSVLogger(tmp_path))
     start = weights(module)
     with pytest.warns(UserWarning, match="round 1 had no usable report: the global model is unchanged"):
         trainer.fit(module, marked())
@@ -269,32 +264,32 @@ def test_drop_outs_are_recorded_and_leave_no_trace():
 
     for policy in ("raise", "drop"):  # who vanishes is not an error
         module, strategy = fresh(), fl.FederatedStrategy(sampler=Half(), clients_per_round=4, on_client_error=policy)
-        trainer = quiet_trainer(strategy, 2)
+        trainer = training_only(strategy, 2)
         trainer.fit(module, federated_blobs())
         assert strategy.last_round.dropped == {1: "dropped out", 5: "dropped out"}
         assert trainer.callback_metrics["fed/dropped"] == 2
         other = fresh()
-        quiet_trainer(fl.FederatedStrategy(sampler=Fixed(0, 3), clients_per_round=2), 2).fit(other, federated_blobs())
+        training_only(fl.FederatedStrategy(sampler=Fixed(0, 3), clients_per_round=2), 2).fit(other, federated_blobs())
         assert torch.equal(weights(module), weights(other))
 
 
 def test_fewer_clients_than_places():
     sampler = AvailabilitySampler(availability=[1.0, 0.0, 1.0, 0.0, 0.0, 1.0])
     module, strategy = fresh(), fl.FederatedStrategy(sampler=sampler, clients_per_round=5)
-    trainer = quiet_trainer(strategy, 2)
+    trainer = training_only(strategy, 2)
     trainer.fit(module, federated_blobs())
     assert strategy.last_round.client_ids == (0, 2, 5)
     assert not strategy.last_round.dropped
     assert trainer.current_epoch == 2
     other = fresh()
-    quiet_trainer(fl.FederatedStrategy(sampler=Fixed(0, 2, 5), clients_per_round=3), 2).fit(other, federated_blobs())
+    training_only(fl.FederatedStrategy(sampler=Fixed(0, 2, 5), clients_per_round=3), 2).fit(other, federated_blobs())
     assert torch.equal(weights(module), weights(other))
 
 
 def test_nobody_is_available():
     module, strategy = fresh(), fl.FederatedStrategy(sampler=AvailabilitySampler(1e-9), clients_per_round=3)
     start = weights(module)
-    trainer = quiet_trainer(strategy, 2)
+    trainer = training_only(strategy, 2)
     with pytest.warns(UserWarning, match="round 0 had no usable report"):
         trainer.fit(module, federated_blobs())
     assert torch.equal(weights(module), start)
@@ -315,7 +310,7 @@ def test_availability_and_drop_out_change_with_the_rounds():
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        quiet_trainer(strategy, 8, callbacks=[Watch()]).fit(fresh(), federated_blobs())
+        training_only(strategy, 8, callbacks=[Watch()]).fit(fresh(), federated_blobs())
     assert len({len(ids) for ids, _ in seen}) > 1
     assert any(dropped for _, dropped in seen)
 
@@ -331,7 +326,7 @@ def test_availability_and_drop_out_change_with_the_rounds():
 def test_samplers_that_choose_nonsense_are_refused(clients, rule):
     strategy = fl.FederatedStrategy(sampler=Fixed(*clients), clients_per_round=2)
     with pytest.raises(ValueError, match=rule):
-        quiet_trainer(strategy, 1).fit(fresh(), federated_blobs())
+        training_only(strategy, 1).fit(fresh(), federated_blobs())
 
 
 # ---- other exceptions
@@ -357,8 +352,8 @@ def test_keyboard_interrupt_leaves_the_global_weights(policy):
     module, after_one = fresh(Interrupted), fresh()
     options = {"clients_per_round": 3, "seed": 2}
     with pytest.raises((KeyboardInterrupt, SystemExit)):
-        quiet_trainer(fl.FederatedStrategy(on_client_error=policy, **options), 3).fit(module, federated_blobs())
-    quiet_trainer(fl.FederatedStrategy(**options), 1).fit(after_one, federated_blobs())
+        training_only(fl.FederatedStrategy(on_client_error=policy, **options), 3).fit(module, federated_blobs())
+    training_only(fl.FederatedStrategy(**options), 1).fit(after_one, federated_blobs())
     assert torch.equal(weights(module), weights(after_one))
 
 
@@ -389,12 +384,12 @@ def test_an_exception_between_toggle_and_untoggle_freezes_nobody():
 
     module = fresh(Adversarial)
     strategy = fl.FederatedStrategy(on_client_error="drop")
-    quiet_trainer(strategy, 2).fit(module, federated_blobs())
+    training_only(strategy, 2).fit(module, federated_blobs())
     assert strategy.last_round.round == 1
     assert len(strategy.last_round.client_ids) == 6
     assert all(p.requires_grad for p in module.parameters())
     clean = fresh(Adversarial)
-    quiet_trainer(fl.FederatedStrategy(), 1).fit(clean, federated_blobs())
+    training_only(fl.FederatedStrategy(), 1).fit(clean, federated_blobs())
     assert not torch.equal(weights(clean), weights(module))
 
 
@@ -427,14 +422,14 @@ def test_a_server_rule_that_returns_nonsense_is_refused():
         module = fresh()
         start = weights(module)
         with pytest.raises(RuntimeError, match=r"Wrong\.aggregate must return a finite step of shape \(140,\)"):
-            quiet_trainer(fl.FederatedStrategy(Wrong(what)), 1).fit(module, federated_blobs())
+            training_only(fl.FederatedStrategy(Wrong(what)), 1).fit(module, federated_blobs())
         assert torch.equal(weights(module), start)
 
 
 def test_histories_hold_no_dropped_client():
     algorithm = fl.algorithms.FedLF()
     strategy = fl.FederatedStrategy(algorithm, on_client_error="drop")
-    quiet_trainer(strategy, 2).fit(module_of("raises"), marked())
+    training_only(strategy, 2).fit(module_of("raises"), marked())
     assert isinstance(algorithm.history, RowHistory)
     assert BAD not in algorithm.history
     assert 0 in algorithm.history

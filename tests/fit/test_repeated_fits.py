@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fits after fits: with another trainer, with the same one, and without federation."""
 
+import copy
+
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
 from plain_loop import evaluate
+from resuming import differences
 from support import Blobs, federated_blobs, fresh, quiet_trainer, weights
 
 import fl_lightning as fl
@@ -28,16 +31,17 @@ class Saving(Callback):
         trainer.save_checkpoint(self.path)
 
 
-@pytest.mark.parametrize("algorithm", [fl.algorithms.FedAvg, fl.algorithms.SCAFFOLD, fl.algorithms.FedLF])
+@pytest.mark.parametrize("algorithm", [fl.algorithms.Ditto, fl.algorithms.SCAFFOLD, fl.algorithms.FedLF])
 def test_a_second_trainer_starts_afresh(algorithm):
     federated = strategy(algorithm=algorithm(), client_optimizer_state="keep")
     module = fresh(momentum=0.9)
     quiet_trainer(federated, 2).fit(module, federated_blobs())
-    first = weights(module)
+    first, kept = weights(module), copy.deepcopy(federated._fits.states())
     # The same strategy on untrained weights: nothing of the first fit may be left in the rule.
     again = fresh(momentum=0.9)
     quiet_trainer(federated, 2).fit(again, federated_blobs())
     assert torch.equal(weights(again), first)
+    assert not differences(federated._fits.states(), kept)
     quiet_trainer(federated, 2).fit(module, federated_blobs())
     assert not torch.equal(weights(module), first)
     assert "log" not in vars(module)

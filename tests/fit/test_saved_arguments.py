@@ -7,7 +7,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from support import Classifier, blobs, quiet_trainer
+from support import Classifier, blobs, training_only
 from torch.utils.data import DataLoader
 
 import fl_lightning as fl
@@ -29,7 +29,7 @@ class Named(fl.FederatedStrategy):
 def test_a_checkpoint_holds_the_strategy_by_its_arguments(tmp_path):
     strategy = Named("mine", partition=fl.data.IID(3), clients_per_round=2)
     module = TrainsItself(strategy=strategy)
-    trainer = quiet_trainer(
+    trainer = training_only(
         strategy, 1, callbacks=[ModelCheckpoint(tmp_path)], enable_checkpointing=True, logger=CSVLogger(tmp_path)
     )
     trainer.fit(module, DataLoader(blobs(60), batch_size=10))
@@ -38,7 +38,7 @@ def test_a_checkpoint_holds_the_strategy_by_its_arguments(tmp_path):
     for other in (saved, copy.deepcopy(strategy)):
         assert (type(other), other.name) == (Named, "mine")
         assert (other.last_round, strategy.last_round.round) == (None, 0)
-        quiet_trainer(other, 1).fit(TrainsItself(), DataLoader(blobs(60), batch_size=10))
+        training_only(other, 1).fit(TrainsItself(), DataLoader(blobs(60), batch_size=10))
         assert other.last_round.client_ids == strategy.last_round.client_ids
         assert len(other.last_round.client_ids) == 2
 

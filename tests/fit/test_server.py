@@ -9,7 +9,18 @@ import re
 
 import pytest
 import torch
-from support import CLASSES, Blobs, Classifier, Tally, blobs, federated_blobs, fresh, quiet_trainer, weights
+from support import (
+    CLASSES,
+    Blobs,
+    Classifier,
+    Tally,
+    blobs,
+    federated_blobs,
+    fresh,
+    quiet_trainer,
+    training_only,
+    weights,
+)
 from torch import nn
 from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
@@ -124,7 +135,7 @@ def test_the_step_is_the_server_optimizers_gradient_and_its_state_lives_on(name)
     module, rule = fresh(), LogRecorder()
     start = flat(module)
     strategy = fl.FederatedStrategy(rule, clients_per_round=3, server_optimizer=make)
-    quiet_trainer(strategy, 4).fit(module, federated_blobs())
+    training_only(strategy, 4).fit(module, federated_blobs())
     expected = by_hand(start.double(), [step.double() for step in rule.steps])
     assert torch.allclose(flat(module).double(), expected, atol=1e-6, rtol=1e-5)
     forgetful = start.double()
@@ -148,7 +159,7 @@ def test_a_round_without_reports_takes_no_server_step():
     start = flat(module)
     make = functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9)
     strategy = fl.FederatedStrategy(rule, clients_per_round=2, server_optimizer=make, on_client_error="drop")
-    quiet_trainer(strategy, 3).fit(module, federated_blobs())
+    training_only(strategy, 3).fit(module, federated_blobs())
     assert len(rule.steps) == 2
     assert torch.allclose(flat(module), momentum_by_hand(start, rule.steps), atol=1e-6)
 
@@ -166,7 +177,7 @@ def test_full_gradient_rows_are_learning_rate_times_gradient(options):
     module, rule = fresh(lr=0.3, **options), LogRecorder(full_gradients=True)
     reference = copy.deepcopy(module)
     data = federated_blobs()
-    trainer = quiet_trainer(fl.FederatedStrategy(rule, clients_per_round=4), 2)
+    trainer = training_only(fl.FederatedStrategy(rule, clients_per_round=4), 2)
     trainer.fit(module, data)
     for cohort, rows, params in zip(rule.cohorts, rule.rows, rule.params, strict=True):
         nn.utils.vector_to_parameters(params, reference.parameters())
@@ -190,7 +201,7 @@ def dropping_last(batch_size=8):
 def test_full_gradients_see_all_samples_also_where_training_drops_some():
     module, rule = fresh(), LogRecorder(full_gradients=True)
     reference, data = copy.deepcopy(module), dropping_last()
-    quiet_trainer(fl.FederatedStrategy(rule), 1).fit(module, data)
+    training_only(fl.FederatedStrategy(rule), 1).fit(module, data)
     for client in range(2):
         x, y = client_data(data, client)
         loss = nn.functional.cross_entropy(reference(x), y)
@@ -205,7 +216,7 @@ def test_full_gradients_of_parameters_out_of_use_are_zero():
             self.spare = nn.Parameter(torch.ones(5))
 
     module, rule = fresh(Spare), LogRecorder(full_gradients=True)
-    quiet_trainer(fl.FederatedStrategy(rule), 1).fit(module, federated_blobs())
+    training_only(fl.FederatedStrategy(rule), 1).fit(module, federated_blobs())
     start = rule.cohorts[0].updates.layout.layer_starts[:2]
     assert not rule.rows[0][:, start[0] : start[1]].any()
     assert module.spare.tolist() == [1.0] * 5
@@ -215,7 +226,7 @@ def test_rows_of_local_training_are_before_minus_after():
     module, rule = fresh(), LogRecorder()
     strategy = fl.FederatedStrategy(rule, clients_per_round=1)
     start = flat(module)
-    quiet_trainer(strategy, 1).fit(module, federated_blobs())
+    training_only(strategy, 1).fit(module, federated_blobs())
     assert torch.allclose(rule.rows[0][0], start - flat(module), atol=1e-7)
     cohort = rule.cohorts[0]
     assert cohort.client_lr == pytest.approx(0.1)
@@ -238,7 +249,7 @@ def by_hand(module, data, client):
 def test_losses_are_those_of_the_global_model_in_eval_mode(options):
     module, rule = fresh(**options), LogRecorder(losses=True)
     reference, data = copy.deepcopy(module), federated_blobs()
-    quiet_trainer(fl.FederatedStrategy(rule), 1).fit(module, data)
+    training_only(fl.FederatedStrategy(rule), 1).fit(module, data)
     expected = [by_hand(reference, data, client) for client in range(6)]
     assert rule.cohorts[0].losses.tolist() == pytest.approx(expected, abs=1e-6)
     assert rule.cohorts[0].losses.dtype == torch.float64
@@ -248,7 +259,7 @@ def test_losses_are_those_of_the_global_model_in_eval_mode(options):
 def test_losses_see_all_samples_also_where_training_drops_some():
     module, rule = fresh(), LogRecorder(losses=True)
     reference, data = copy.deepcopy(module), dropping_last()
-    quiet_trainer(fl.FederatedStrategy(rule), 1).fit(module, data)
+    training_only(fl.FederatedStrategy(rule), 1).fit(module, data)
     assert rule.cohorts[0].losses.tolist() == pytest.approx([by_hand(reference, data, c) for c in range(2)], abs=1e-6)
 
 
@@ -276,7 +287,7 @@ def test_losses_leave_logs_metrics_and_random_numbers_alone():
     results = []
     for rule in (LogRecorder(), LogRecorder(losses=True), LogRecorder(losses=True, requery=True)):
         module = fresh(Logging)
-        trainer = quiet_trainer(fl.FederatedStrategy(rule), 2)
+        trainer = training_only(fl.FederatedStrategy(rule), 2)
         trainer.fit(module, federated_blobs())
         metrics = {name: float(v) for name, v in trainer.callback_metrics.items() if name.split("/")[0] != "fed"}
         results.append((weights(module), metrics, module.calls.count))
@@ -338,7 +349,7 @@ def test_an_error_while_asking_again_leaves_the_global_weights():
     module = fresh(Fragile)
     start = weights(module)
     with pytest.raises(RuntimeError, match="cannot evaluate zero"):
-        quiet_trainer(fl.FederatedStrategy(Requery()), 1).fit(module, federated_blobs())
+        training_only(fl.FederatedStrategy(Requery()), 1).fit(module, federated_blobs())
     assert torch.equal(weights(module), start)
     assert module.training
 
@@ -368,7 +379,7 @@ def test_manual_optimization_with_a_federated_loss(algorithm):
     manual, automatic = fresh(ManualWithLoss), fresh()
     for module in (manual, automatic):
         strategy = fl.FederatedStrategy(algorithm(), clients_per_round=3)
-        quiet_trainer(strategy, 2).fit(module, federated_blobs())
+        training_only(strategy, 2).fit(module, federated_blobs())
     assert manual.asked.count >= 6
     assert torch.allclose(weights(manual), weights(automatic), atol=1e-6)
 
@@ -450,7 +461,7 @@ def test_extras_and_companions_reach_the_rule():
             return Telling()
 
     module, rule = fresh(), Listening()
-    quiet_trainer(fl.FederatedStrategy(rule, clients_per_round=3), 1).fit(module, federated_blobs())
+    training_only(fl.FederatedStrategy(rule, clients_per_round=3), 1).fit(module, federated_blobs())
     cohort = rule.cohorts[0]
     assert cohort.extras["id"][:, 0].tolist() == list(cohort.client_ids)
     assert (cohort.extras["id"][:, 1] > 0).all()
@@ -480,17 +491,17 @@ def test_extras_that_are_not_finite_are_refused_like_updates(rule, value):
     data = federated_blobs()
     words = rf"what {rule.__name__} sends besides its update is not finite \(extras 'share'\)"
     with pytest.raises(fl.ClientError, match=rf"client 2 in round 0: {words}"):
-        quiet_trainer(fl.FederatedStrategy(client=rule(value)), 1).fit(fresh(), data)
+        training_only(fl.FederatedStrategy(client=rule(value)), 1).fit(fresh(), data)
     strategy = fl.FederatedStrategy(LogRecorder(), client=rule(value), on_client_error="drop")
     with pytest.warns(UserWarning, match=f"client 2 is left out of round 0: {words}"):
-        quiet_trainer(strategy, 1).fit(fresh(), data)
+        training_only(strategy, 1).fit(fresh(), data)
     assert strategy.last_round.client_ids == (0, 1, 3, 4, 5)
     assert strategy.algorithm.cohorts[0].extras["share"].isfinite().all()
 
 
 def test_a_rule_says_which_extras_may_be_undefined():
     strategy = fl.FederatedStrategy(LogRecorder(), client=Open(math.nan))
-    quiet_trainer(strategy, 1).fit(fresh(), federated_blobs())
+    training_only(strategy, 1).fit(fresh(), federated_blobs())
     assert strategy.algorithm.cohorts[0].extras["share"].isnan().sum() == 1
 
 
@@ -499,19 +510,19 @@ def test_a_rule_says_which_extras_may_be_undefined():
 PLANS = {
     "FedAvg": (FedAvg, []),
     "FedProx": (FedProx, []),
-    "SCAFFOLD": (SCAFFOLD, ["control_variates", "control_rows"]),
-    "FedLF": (FedLF, ["history"]),
-    "FedMDFG": (FedMDFG, ["history", "line_search"]),
-    "FedHEAL": (FedHEAL, ["increase counts"]),
-    "AFL": (AFL, ["averaged model"]),
-    "FedFa": (FedFa, ["server momentum"]),
+    "SCAFFOLD": (SCAFFOLD, ["ControlVariates.c", "ControlVariates.c_i", "control rows"]),
+    "FedLF": (FedLF, ["FedLF.history"]),
+    "FedMDFG": (FedMDFG, ["FedMDFG.history", "line_search"]),
+    "FedHEAL": (FedHEAL, ["FedHEAL.counts"]),
+    "AFL": (AFL, ["AFL.mean"]),
+    "FedFa": (FedFa, ["FedFa.momentum"]),
 }
 
 
 def plan(caplog, module=None, **options):
     caplog.clear()
     with caplog.at_level(logging.INFO):
-        quiet_trainer(fl.FederatedStrategy(clients_per_round=4, **options), 1).fit(module or fresh(), federated_blobs())
+        training_only(fl.FederatedStrategy(clients_per_round=4, **options), 1).fit(module or fresh(), federated_blobs())
     lines = [record.message for record in caplog.records if "Memory beside the module" in record.message]
     assert len(lines) == 1
     parts = re.findall(r"([A-Za-z_][^,:]*?(?:\([^)]*\))?) ([\d,]+) B", lines[0].split("module: ")[1])
@@ -536,7 +547,7 @@ def test_the_memory_plan_is_printed_in_bytes(name, caplog_of_lightning):
     assert list(parts)[3:] == extra
     assert all(parts[key] > 0 for key in extra)
     if name == "SCAFFOLD":
-        assert parts["control_variates"] == 7 * n * 4
+        assert (parts["ControlVariates.c"], parts["ControlVariates.c_i"]) == (n * 4, 6 * n * 4)
 
 
 def test_the_memory_plan_counts_all_that_is_asked_for(caplog_of_lightning):
@@ -545,8 +556,8 @@ def test_the_memory_plan_counts_all_that_is_asked_for(caplog_of_lightning):
         client_optimizer_state="keep", server_optimizer=functools.partial(torch.optim.SGD, lr=1.0),
     )  # fmt: skip
     n = 156
-    assert parts["control_variates"] == 7 * n * 4
-    assert parts["history"] > 0
+    assert parts["ControlVariates.c_i"] == 6 * n * 4
+    assert parts["FedLF.history"] > 0
     assert parts["buffers (5 copies)"] == 5 * (8 * 4 + 8 * 4 + 8)
     assert parts["server optimizer (up to)"] == 2 * n * 4
     assert parts["copies to take a step back (up to)"] == 3 * n * 4

@@ -7,7 +7,7 @@ from math import sqrt
 
 import pytest
 import torch
-from support import federated_blobs, fresh, quiet_trainer, weights
+from support import federated_blobs, fresh, training_only, weights
 
 import fl_lightning as fl
 from fl_lightning.models.server_optimizers import FedAdagrad, FedAdam, FedYogi
@@ -156,7 +156,7 @@ def test_a_fit_follows_the_paper(kind):
     module, rule = fresh(), Keeper()
     start = torch.nn.utils.parameters_to_vector(module.parameters()).detach().double().tolist()
     strategy = fl.FederatedStrategy(rule, clients_per_round=3, seed=5, server_optimizer=partial(make, kind))
-    quiet_trainer(strategy, 3).fit(module, federated_blobs())
+    training_only(strategy, 3).fit(module, federated_blobs())
     deltas = [[-s for s in step] for step in rule.steps]
     expected = torch.tensor(algorithm2(kind, start, deltas, 0.9, 0.99), dtype=torch.float64)
     torch.testing.assert_close(weights(module), expected, rtol=1e-4, atol=1e-5)
@@ -166,7 +166,7 @@ def test_fedavgm_is_torchs_sgd():
     module, rule = fresh(), Keeper()
     x = torch.nn.utils.parameters_to_vector(module.parameters()).detach().double()
     server = partial(torch.optim.SGD, lr=0.7, momentum=0.9)
-    quiet_trainer(fl.FederatedStrategy(rule, seed=5, server_optimizer=server), 4).fit(module, federated_blobs())
+    training_only(fl.FederatedStrategy(rule, seed=5, server_optimizer=server), 4).fit(module, federated_blobs())
     v = torch.zeros_like(x)
     for step in rule.steps:  # Hsu, Qi, Brown 2019: v <- beta v + Delta, w <- w - lr v
         v = 0.9 * v + torch.tensor(step, dtype=torch.float64)

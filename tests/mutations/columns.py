@@ -106,7 +106,6 @@ MUTATIONS = [
     rows("a rank's own columns are the first", "place.copy_(vector[begin:end])", "place.copy_(vector[: end - begin])"),
     rows("rows go to the own rank, too", "enumerate(self._spans) if rank != me]", "enumerate(self._spans)]"),
     rows("rows that have arrived do not count", "            self._rows.arrived(client)\n", "            pass\n"),
-    state("what other clients had stays", "        visiting.reset()\n", ""),
     state("broadcasts are a share", "return self.columns.joined(self._placed(value))", "return self._placed(value)"),
     state(
         "state goes to whoever does not train the client",
@@ -129,11 +128,11 @@ MUTATIONS = [
     state("visits begin without their state", "        visiting.begin_fit(federation)\n", ""),
     state(
         "visits begin before their state",
-        "        visiting.reset()\n",
-        "        visiting.reset()\n        visiting.begin_fit(federation)\n",
+        "        for client, values in mine.items():\n",
+        "        visiting.begin_fit(federation)\n        for client, values in mine.items():\n",
     ),
-    state("everything lies in columns", "return name in (self.server.column_state or ())", "return True"),
-    state("nothing lies in columns", "return name in (self.server.column_state or ())", "return False"),
+    state("everything lies in columns", "return name in kept.columns(self.server)", "return True"),
+    state("nothing lies in columns", "return name in kept.columns(self.server)", "return False"),
     state(
         "columns travel from wherever they lie",
         ".to(self.federation.device).contiguous()",

@@ -43,7 +43,7 @@ MUTATIONS = [
         "if self._between is not None:\n            self._check",
         "if False:\n            self._check",
     ),
-    compared("ranks do not compare the server's state", "type(rule).__name__: rule.state_dict(), ", ""),
+    compared("ranks do not compare the server's state", "type(rule).__name__: kept.state(rule), ", ""),
     processes("a process that hangs is left", "            process.kill()\n", "            continue\n"),
     pool("the longest client always begins", "end(plain) <= 1.05 * end(longest)", "end(plain) < end(longest)"),
     pool("a full queue is not filled up", "        if self._waiting:\n            self._feed()\n", ""),

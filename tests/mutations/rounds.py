@@ -5,7 +5,7 @@ from mutations.change import In
 
 SIMULATION = "tests/fit"
 POLICIES = f"{SIMULATION}/test_server.py {SIMULATION}/test_policies.py {SIMULATION}/test_min_clients.py"
-RESUME = f"{SIMULATION}/test_resume.py {SIMULATION}/test_client_schedules.py {SIMULATION}/test_min_clients.py"
+RESUME = f"{SIMULATION}/test_resume.py tests/federation/test_client_schedules.py {SIMULATION}/test_min_clients.py"
 FITS = f"tests/fit/test_repeated_fits.py {SIMULATION}/test_checkpoint.py {SIMULATION}/test_resume.py"
 
 server = In(
@@ -108,16 +108,6 @@ MUTATIONS = [
         "elif False:",
     ),
     uploads("shapes may differ between clients", "if any(shape != shapes[0] for shape in shapes):", "if False:"),
-    fit(
-        "skipped rounds are counted anew after a resume",
-        'server.skipped_rounds = states.get("skipped_rounds", 0)',
-        "server.skipped_rounds = 0",
-    ),
-    fit(
-        "the server optimizer begins anew after a resume",
-        'server.optimizer.load_state_dict(states["server_optimizer"])',
-        "pass",
-    ),
     fit(
         "client optimizers begin anew after a resume",
         'self.clients.runner.optimizers.load_state_dict(states["client_optimizers"])',

@@ -112,11 +112,12 @@ def test_lesser_instruction_sets_pass_too(instructions):
     if instructions == EXTENSION.instruction_set():
         pytest.skip("every test of the kernels runs in this instruction set anyway")
     files = sorted(str(path) for path in Path(__file__).parent.glob("test_*kernel*.py"))
+    chosen = "compiled and not million and not relabelled and not of_ten and not many_rows and not fuzz"
     code = (
         "import sys, pytest\n"
         "from fl_lightning.ops import _library\n"
         "print('runs', _library.EXTENSION.module.instruction_set())\n"
-        f"sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-m', 'not slow', '-k', 'compiled', *{files}]))"
+        f"sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-m', 'not slow', '-k', '{chosen}', *{files}]))"
     )
     environment = {**os.environ, "FL_LIGHTNING_ISA": instructions}
     result = subprocess.run(

@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from implementations import DTYPES, compiled, exact_products, gaussian, offsets_of
+from implementations import compiled, exact_products, gaussian, offsets_of
 
 SIZES = (300, 0, 3, 257, 4001)
 
@@ -16,7 +16,7 @@ def near(found, want, left, right, offsets):
 
 
 @compiled
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("m", [4, 5, 9, 12, 13, 16, 17, 32, 33, 65, 100])
 def test_products(call, m, dtype):
     offsets = offsets_of(SIZES)

@@ -3,6 +3,7 @@
 
 from itertools import pairwise
 
+import cases
 import pytest
 import torch
 from implementations import DTYPES, every, gaussian, offsets_of, random_bits
@@ -121,9 +122,7 @@ def check_shares(call, op, rows, others, offsets, shares):
 
 
 @every
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("m", [1, 2, 3, 10, 40])
-@pytest.mark.parametrize("op", SUMS)
+@pytest.mark.parametrize(("op", "m", "dtype"), cases.pairwise(SUMS, [1, 2, 3, 10, 40], DTYPES))
 def test_any_number_of_shares(call, op, m, dtype):
     for place, sizes in enumerate(SIZES.values()):
         offsets = offsets_of(sizes)

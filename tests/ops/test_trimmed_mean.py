@@ -21,8 +21,12 @@ def by_hand(rows, trim):
 
 @every
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("m", "n"), [(1, 5), (2, 33), (3, 64), (5, 1), (6, 100), (7, 31), (16, 40), (33, 70), (90, 9)])
-def test_the_middle_is_averaged(call, m, n, dtype):
+def test_the_middle_is_averaged(call, dtype):
+    for m, n in ((1, 5), (2, 33), (3, 64), (5, 1), (6, 100), (7, 31), (16, 40), (33, 70), (90, 9)):
+        check_middle(call, m, n, dtype)
+
+
+def check_middle(call, m, n, dtype):
     rows = gaussian(m, n, dtype, seed=m)
     for trim in {0, (m - 1) // 4, (m - 1) // 2}:
         found, expected = call("trimmed_mean", rows, trim), by_hand(rows, trim)

@@ -18,8 +18,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 import fl_lightning as fl
-from fl_lightning.lightning.module import generators
 from fl_lightning.core.seeding import derive_seed, seed_all
+from fl_lightning.lightning.module import generators
 
 PROJECTS = Path(__file__).parents[2] / "examples" / "projects"
 

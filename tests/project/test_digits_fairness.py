@@ -72,6 +72,14 @@ def train(demo, algorithm, seed):
     return fmean(curve.mean), fmean(curve.angle)
 
 
+def test_nobody_conflicts(demo):
+    rule = Watched()
+    train(demo, rule, 0)
+    assert rule.conflicts == 0
+    assert rule.degenerate <= 0.02 * rule.rounds
+
+
+@pytest.mark.slow
 def test_fedlf_is_fairer_at_no_lower_mean_and_nobody_conflicts(demo):
     plain = [train(demo, fl.algorithms.FedAvg(), seed) for seed in range(3)]
     rules = [Watched() for _ in range(3)]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fl_lightning.lightning.metric_state import beside_states
 from fl_lightning.lightning.module.contents import NUMBERS, OTHERS, How
 from fl_lightning.lightning.module.opaque import LIBRARIES, SHARED, SYSTEM
+from fl_lightning.lightning.names import LightningModule
 
 
 class Kept:
@@ -132,16 +133,20 @@ class Names(Kept):
 class PartNames(Names):
     """Attributes of a submodule, apart from what torch, Lightning and this package keep in it for themselves."""
 
+    def __init__(self, value: Any, name: str) -> None:
+        self._apart = _OF_LIGHTNING if isinstance(value, LightningModule) else _OF_TORCH
+        super().__init__(value, name)
+
     def now(self) -> dict[str, Any]:
         """See :meth:`Kept.now`."""
-        return {name: value for name, value in vars(self.value).items() if name not in NOT_ATTRIBUTES}
+        return {name: value for name, value in vars(self.value).items() if name not in self._apart}
 
     def is_same(self) -> bool:
         """See :meth:`Kept.is_same`; called for every submodule before and after every visit."""
         own, content = vars(self.value), self.content
         if not all(map(is_, map(own.get, content), content.values())):
             return False
-        return len(own) == len(content) + len(NOT_ATTRIBUTES & own.keys())
+        return len(own) == len(content) + len(self._apart & own.keys())
 
     def changed_names(self) -> list[str]:
         """See :meth:`Kept.changed_names`."""
@@ -162,11 +167,13 @@ class MetricNames(Names):
         return beside_states(self.value)
 
 
-NOT_ATTRIBUTES = frozenset(
-    {"_parameters", "_buffers", "_modules", "_trainer", "_fabric", "_current_fx_name", "_metric_attributes"}
-    | {"log", "log_dict", "federated_features", "_non_persistent_buffers_set"}
-)
-"""What belongs to parameters and buffers, and what is another at every moment."""
+_OF_TORCH = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
+"""What belongs to parameters and buffers."""
+
+_OF_LIGHTNING = _OF_TORCH | {
+    "_trainer", "_fabric", "_current_fx_name", "_metric_attributes", "log", "log_dict", "federated_features",
+}  # fmt: skip
+"""What is another at every moment, too."""
 
 
 class Items(Kept):

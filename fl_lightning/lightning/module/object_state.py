@@ -20,8 +20,8 @@ from torchmetrics import Metric, MetricCollection
 from fl_lightning.core.modules import modes_kept, named_metrics, outside_metrics, submodules
 from fl_lightning.lightning.metric_state import MetricState, joins_clients
 from fl_lightning.lightning.module.kept_objects import Items, Kept, MetricNames, PartNames, differing, kinds_of
-from fl_lightning.lightning.module.module_state import shadowed
 from fl_lightning.lightning.module.opaque import PLAIN, held_by
+from fl_lightning.lightning.module.shadowed import shadowed
 from fl_lightning.lightning.names import LightningModule
 
 _HOOKS = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, dict))

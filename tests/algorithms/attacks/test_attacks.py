@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
+from support import Classifier, federated_blobs, fresh, training_only, weights
 
 import fl_lightning as fl
 
@@ -27,7 +27,7 @@ class Watching(fl.algorithms.FedAvg):
 def first_round(attack=None, rounds=1, **options):
     rule, module = Watching(), fresh(Classifier)
     strategy = fl.FederatedStrategy(rule, attack=attack, seed=2, **options)
-    quiet_trainer(strategy, rounds).fit(module, federated_blobs())
+    training_only(strategy, rounds).fit(module, federated_blobs())
     return rule, weights(module)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from algorithm_cohorts import SIZES, random_rows
 from column_shares import Meeting
-from support import Classifier, federated_blobs, fresh, quiet_trainer
+from support import Classifier, federated_blobs, fresh, training_only
 from torch.utils.data import default_collate
 
 import fl_lightning as fl
@@ -35,7 +35,7 @@ class Watching(fl.algorithms.FedAvg):
 def first_round(attack=None, **options):
     rule = Watching()
     strategy = fl.FederatedStrategy(rule, attack=attack, seed=2, **options)
-    quiet_trainer(strategy, 1).fit(fresh(Accurate), federated_blobs())
+    training_only(strategy, 1).fit(fresh(Accurate), federated_blobs())
     return rule, strategy
 
 
@@ -72,7 +72,7 @@ def test_losses_asked_for_again_are_false_too():
             return super().aggregate(cohort)
 
     strategy = fl.FederatedStrategy(Asking(), attack=fl.attacks.FalseReports((1, 4)), seed=2)
-    quiet_trainer(strategy, 1).fit(fresh(Classifier), federated_blobs())
+    training_only(strategy, 1).fit(fresh(Classifier), federated_blobs())
     torch.testing.assert_close(seen[0], torch.ones(6, dtype=torch.float64))
 
 

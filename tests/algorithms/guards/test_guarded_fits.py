@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
+from support import Classifier, federated_blobs, fresh, training_only, weights
 
 import fl_lightning as fl
 from fl_lightning.fit.rank_checks import whole_rows_reason
@@ -27,7 +27,7 @@ class Watching(fl.algorithms.FedAvg):
 def fitted(rule=None, rounds=1, ckpt=None, module=None, **options):
     rule, module = rule or Watching(), module or fresh(Classifier)
     strategy = fl.FederatedStrategy(rule, seed=2, **options)
-    trainer = quiet_trainer(strategy, rounds)
+    trainer = training_only(strategy, rounds)
     trainer.fit(module, federated_blobs(), ckpt_path=ckpt)
     return rule, strategy, trainer, weights(module)
 

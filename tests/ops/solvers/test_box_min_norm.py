@@ -54,7 +54,7 @@ def test_objective_is_the_least_of_all_faces(k, batch):
     pull=st.sampled_from([0.0, 0.3, 1.0]),
     room=st.sampled_from([0.1, 0.3, 0.6]),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_weights_whose_bounds_coincide_do_not_stop_the_search(seed, movable, fixed, dimensions, pull, room):
     """Unit rows, and some whose weight cannot move: short ones, so that the objective would like it to grow."""
     rng = np.random.default_rng(seed)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fl_lightning import solvers
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=12))
 def test_optimality_conditions(values):
     v = torch.tensor(values, dtype=torch.float64)
