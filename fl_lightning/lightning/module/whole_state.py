@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from operator import is_
 from typing import Any
@@ -14,9 +14,14 @@ from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.core.modules import all_buffers_of, outside_metrics, submodules
 from fl_lightning.lightning.metric_state import MetricState, is_mergeable
+<<<<<<< HEAD
 from fl_lightning.lightning.module.contents import How
 from fl_lightning.lightning.module.kept_objects import PLAIN, Kept, Names, Numbers, PartNames, kinds_of
+=======
+from fl_lightning.lightning.module.kept_objects import Kept, Names, Numbers, PartNames, kinds_of
+>>>>>>> c1010ec5d4e2500213f23735bdcd79a734d0ce9c
 from fl_lightning.lightning.module.object_state import ObjectState
+from fl_lightning.lightning.module.opaque import PLAIN
 
 _Names = list[tuple[str, dict[str, Any]]]
 
@@ -43,6 +48,10 @@ class _Bindings(Kept):
         """See :meth:`Kept.changed_names`."""
         both = [(at, now, then) for (at, now), then in zip(self.value, self.content, strict=True)]
         return [at + n for at, now, then in both for n in {**then, **now} if now.get(n, self) is not then.get(n, self)]
+
+    def parts(self) -> Iterable[tuple[Any, str]]:
+        """See :meth:`Kept.parts`."""
+        return ()
 
 
 class WholeState(ObjectState):
