@@ -73,7 +73,7 @@ class FCFL(ServerRule):
 
     rounds = server_state(0)
     second = server_state(False)  # stage 2 has begun before its time
-    d_loss, d_disparity = server_state(float), server_state(float)  # d of the soft maxima, once they have shrunk
+    d_loss, d_disparity = server_state(float), server_state(float)  # of the soft maxima, once they shrank
     surrogates, disparities = per_client(float), per_client(float)  # as the clients last reported them
     lowest = server_state(math.inf)  # score of any sample in any round
 

@@ -332,7 +332,7 @@ def test_rounding_the_ratio_down_changes_nothing():
 
     class Rounded(FedLF):
         def _since(self, cohort):
-            return cohort.round - len(self._seen) // len(cohort)
+            return cohort.round - len(self.seen) // len(cohort)
 
     same, rows = same_steps(FedLF(), Rounded())
     assert same

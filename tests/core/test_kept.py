@@ -78,6 +78,14 @@ def test_values_begin_anew_in_every_object():
         one.weights = {}
 
 
+def test_a_class_can_do_without_what_its_base_class_keeps():
+    class Less(Base):
+        rounds = 7
+
+    assert "rounds" not in kept.declared(Less())
+    assert "rounds" not in kept.state(Less())
+
+
 @pytest.mark.parametrize("in_files", [False, True])
 def test_a_checkpoint_holds_all_of_it_and_a_reset_forgets_all(in_files, tmp_path):
     directory = str(tmp_path) if in_files else None

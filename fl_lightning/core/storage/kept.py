@@ -18,8 +18,8 @@ def declared(rule: object) -> dict[str, Declared[Any]]:
     """What the class of a rule and its base classes keep, by name."""
     found: dict[str, Declared[Any]] = {}
     for kind in reversed(type(rule).__mro__):
-        found |= {name: entry for name, entry in vars(kind).items() if isinstance(entry, Declared)}
-    return found
+        found |= {name: entry for name, entry in vars(kind).items() if name in found or isinstance(entry, Declared)}
+    return {name: entry for name, entry in found.items() if isinstance(entry, Declared)}
 
 
 def state(rule: object, sent: Literal["all"] | None = None) -> dict[str, Any]:
