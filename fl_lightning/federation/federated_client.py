@@ -52,7 +52,7 @@ class FederatedClient:
     Every call makes a Trainer and runs one ``trainer.fit``: ``setup``, ``configure_optimizers`` and the other hooks of
     module and data run each time. ``trainer.current_epoch`` is the round; ``trainer.global_step`` begins at the round
     times :attr:`ServerMessage.steps_per_round`, or times its own steps. The module ends with the global parameters that
-    it received.
+    it received, and otherwise as it was.
 
     Args:
         module: an unchanged LightningModule.
