@@ -1,12 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-<<<<<<< HEAD
-"""What runs a module once more than its author expects leaves no trace in it."""
-
-import pytest
-from support import Classifier, federated_blobs, fresh, quiet_trainer
-
-import fl_lightning as fl
-=======
 from collections import defaultdict, deque
 
 import pytest
@@ -58,7 +50,6 @@ def test_attributes_and_metric_states_come_back():
     assert module.inner.weight is weight
     assert module.metric._update_count == 0
     assert module.metric.tp.sum() == 0
->>>>>>> c1010ec5d4e2500213f23735bdcd79a734d0ce9c
 
 
 class Collecting(Classifier):

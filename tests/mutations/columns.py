@@ -15,18 +15,11 @@ columns = In(
 rows = In("fl_lightning/clients/ranks/column_rows.py", ROWS)
 state = In("fl_lightning/clients/ranks/column_state.py", "tests/clients/test_column_state.py")
 files = In("fl_lightning/core/storage/column_files.py", "tests/core/test_column_files.py")
-<<<<<<< HEAD
-ranked = In("fl_lightning/clients/ranks/ranks.py", f"{RANKS} -k 'bits_of_one and 2'")
-together = In("fl_lightning/clients/ranks/ranks.py", "tests/clients/test_ranked_runner.py")
-asked = In("fl_lightning/clients/ranks/ranks.py", "tests/clients/test_rank_failures.py -k 'terminated_in_a_round'")
-=======
 ranked = In("fl_lightning/clients/ranks/ranked_runner.py", f"{RANKS} -k 'bits_of_one and 2'")
 together = In("fl_lightning/clients/ranks/ranked_runner.py", "tests/clients/test_ranked_runner.py")
 asked = In(
-    "fl_lightning/clients/ranks/ranked_runner.py",
-    "tests/clients/test_rank_failures.py -k 'terminated_in_a_round and script'",
+    "fl_lightning/clients/ranks/ranked_runner.py", "tests/clients/test_rank_failures.py -k 'terminated_in_a_round'"
 )
->>>>>>> c1010ec5d4e2500213f23735bdcd79a734d0ce9c
 
 MUTATIONS = [
     columns("borders may begin anywhere", "borders[0] != 0", "False"),

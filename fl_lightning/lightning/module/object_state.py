@@ -19,12 +19,8 @@ from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.core.modules import modes_kept, named_metrics, outside_metrics, submodules
 from fl_lightning.lightning.metric_state import MetricState, joins_clients
-<<<<<<< HEAD
-from fl_lightning.lightning.module.kept_objects import PLAIN, Items, Kept, MetricNames, PartNames, held_by, kinds_of
-=======
 from fl_lightning.lightning.module.kept_objects import Items, Kept, MetricNames, PartNames, differing, kinds_of
 from fl_lightning.lightning.module.opaque import PLAIN, held_by
->>>>>>> c1010ec5d4e2500213f23735bdcd79a734d0ce9c
 from fl_lightning.lightning.module.shadowed import shadowed
 from fl_lightning.lightning.names import LightningModule
 

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-<<<<<<< HEAD
 """Other values in front of attributes of an object."""
-=======
-"""Attributes with others in front of them."""
->>>>>>> c1010ec5d4e2500213f23735bdcd79a734d0ce9c
 
 from __future__ import annotations
 

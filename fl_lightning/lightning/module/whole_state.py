@@ -14,12 +14,8 @@ from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.core.modules import all_buffers_of, outside_metrics, submodules
 from fl_lightning.lightning.metric_state import MetricState, is_mergeable
-<<<<<<< HEAD
 from fl_lightning.lightning.module.contents import How
-from fl_lightning.lightning.module.kept_objects import PLAIN, Kept, Names, Numbers, PartNames, kinds_of
-=======
 from fl_lightning.lightning.module.kept_objects import Kept, Names, Numbers, PartNames, kinds_of
->>>>>>> c1010ec5d4e2500213f23735bdcd79a734d0ce9c
 from fl_lightning.lightning.module.object_state import ObjectState
 from fl_lightning.lightning.module.opaque import PLAIN
 
