@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.arguments import FILLED, Bounds, checked
+from fl_lightning.arguments import FILLED, Bounds, checked, trusted
 from fl_lightning.core.columns import Columns
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.storage.declared import Extent
@@ -61,7 +61,7 @@ class Needs:
     dense_gradients: bool = False
 
     def __or__(self, other: Needs) -> Needs:
-        return Needs(
+        return trusted(Needs)(
             self.losses or other.losses,
             self.full_gradients or other.full_gradients,
             self.client_lr or other.client_lr,

@@ -34,21 +34,25 @@ def checked(**rules: Rule) -> Callable[[C], C]:
     return decorate
 
 
-@cache
 def trusted(target: Callable[P, T]) -> Callable[P, T]:
     """A checked class or function without its checks, for arguments that the library itself has made.
 
     Args:
         target: what ``@checked`` stands on, or a class whose constructor it stands on.
     """
-    if not inspect.isclass(target):
-        return cast("Callable[P, T]", vars(target)["__wrapped__"])
-    init = vars(vars(target)["__init__"])["__wrapped__"]
+    return cast("Callable[P, T]", _unchecked(target))
 
-    def made(*args: P.args, **kwargs: P.kwargs) -> T:
+
+@cache
+def _unchecked(target: Any) -> Callable[..., Any]:
+    if not inspect.isclass(target):
+        return cast("Callable[..., Any]", target.__wrapped__)
+    init = vars(target)["__init__"].__wrapped__
+
+    def made(*args: Any, **kwargs: Any) -> Any:
         instance = object.__new__(target)
         init(instance, *args, **kwargs)
-        return cast("T", instance)
+        return instance
 
     return made
 

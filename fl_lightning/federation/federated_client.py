@@ -52,7 +52,7 @@ class FederatedClient:
     Every call makes a Trainer and runs one ``trainer.fit``: ``setup``, ``configure_optimizers`` and the other hooks of
     module and data run each time. ``trainer.current_epoch`` is the round; ``trainer.global_step`` begins at the round
     times :attr:`ServerMessage.steps_per_round`, or times its own steps. The module ends with the global parameters that
-    it received.
+    it received, and otherwise as it was.
 
     Args:
         module: an unchanged LightningModule.
@@ -222,8 +222,8 @@ class FederatedClient:
             data.setup("fit")
             trainer = self._trainer_with("auto")
         loaders, place = data.train_dataloader(), 0 if own else self.client_id
-        local, window = self._options.local(trainer.limit_train_batches), accumulation(trainer)
-        batches = ClientBatches(loaders, local, window, self._module)
+        limit, window = trainer.limit_train_batches, accumulation(trainer)
+        batches = ClientBatches(loaders, self._options, limit, window, self._module)
         size = int(loaders.sizes[place])
         full = self._options.needs.full_gradients
         described = self.fit_description

@@ -168,10 +168,8 @@ class FederatedServer:
         self._bank = BufferBank(self.module, buffers, trained)
         self._home, self._plain = HomeModule(self.module, self._binding.theta.device), dict[str, Any]()
         self._rows = UpdateRows(self._binding, self._capacity)
-        self._server = Server(
-            algorithm, options.client_rule, self._binding, self._bank, num_clients, server_optimizer, "drop",
-            min_clients, max_failed_rounds, Guards(options.guards), None,
-        )  # fmt: skip
+        guards = Guards(options.guards)
+        self._server = Server(options, self._binding, self._bank, self._rows, num_clients, guards)
         self.rounds, self.num_clients, self.min_clients = rounds, num_clients, min_clients
         self._introductions = Introductions(num_clients, self.fit_description, frozen_digest(self.module, trained))
         self.round, self.counted = 0, dict[int, int]()
@@ -334,15 +332,14 @@ class FederatedServer:
         given, misfits = form.sorted_out({k: answers[k] for k in self._cohort if k in answers})
         why = {client: said(words) for client, words in (missing or {}).items()} | misfits
         came = len(answers.keys() | why.keys() - set(silent))
-        current = Round(self.round, trained=came, dropped=dict.fromkeys(self._drop_outs, "dropped out"))
+        current = Round(
+            self.round, trained=came, dropped=dict.fromkeys(self._drop_outs, "dropped out"), began=self._began,
+            asks=None if losses_at is None else partial(losses_of, losses_at),
+        )  # fmt: skip
         for client in self._cohort:
             if client not in self._drop_outs and client not in given:
                 self._server.drop(current, client, why.get(client, "no answer"))
-        ask = None if losses_at is None else partial(losses_of, losses_at)
-        closing = Closing(
-            self._server, form, self._rows, self._cohort, given, self._introductions.num_samples, ask,
-            lambda: time.perf_counter() - self._began,
-        )  # fmt: skip
+        closing = Closing(self._server, form, self._rows, self._cohort, given, self._introductions.num_samples)
         record = closing.closed(current)
         self._home.merge(current.uploads, record.client_ids)
         self._plain = self._home.plain()

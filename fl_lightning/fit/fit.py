@@ -3,16 +3,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import ceil
 from typing import Any
 
 from torch import Tensor
-from torch.optim import Optimizer
 
 from fl_lightning.algorithms.records import Federation
+from fl_lightning.arguments import trusted
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.upload import Upload
 from fl_lightning.core.columns import Columns
@@ -67,17 +66,14 @@ class FederatedFit:
             guard.check(self._num_clients)
         self._guards = Guards(options.guards)
         self._server = Server(
-            self._algorithm, self._rule, binding, clients.buffers, self._num_clients, options.server_optimizer,
-            options.on_client_error, options.min_clients, options.max_failed_rounds,
-            self._guards, options.attack,
+            options, binding, clients.buffers, clients.runner.rows, self._num_clients, self._guards
         )  # fmt: skip
         self._server.names = clients.loaders.names
-        self._server.num_samples = sum(clients.loaders.sizes)
+        self._server.cohorts.num_samples = sum(clients.loaders.sizes)
         options.check_rounds(len(clients.runner.rows), clients.loaders.sizes)
         self.description = self._described()
         self._round: Round | None = None
         self._drop_outs: frozenset[int] = frozenset()
-        self._began = 0.0
         self.memory: dict[str, int] = {}
 
     # ---- the fit
@@ -133,7 +129,7 @@ class FederatedFit:
         if len(loaders) != self._num_clients:
             raise ValueError(f"reloaded data must have the same {self._num_clients} clients, found {len(loaders)}")
         self.clients.runner.batches.loaders = loaders
-        self._server.num_samples = sum(loaders.sizes)
+        self._server.cohorts.num_samples = sum(loaders.sizes)
 
     @property
     def _num_clients(self) -> int:
@@ -192,10 +188,6 @@ class FederatedFit:
             settings={"clients_per_round": len(self.clients.runner.rows), **self._options.settings()},
         )  # fmt: skip
 
-    def scheduled_groups(self, optimizer: Optimizer) -> list[dict[str, Any]]:
-        """A client optimizer's options per parameter group, as they are between clients."""
-        return self.clients.runner.optimizers.groups(optimizer)
-
     def global_buffers(self) -> dict[str, Tensor]:
         """The buffers that a client in training has changed, as they were before it."""
         return self.clients.buffers.global_values() if self.clients.runner.in_training else {}
@@ -205,14 +197,14 @@ class FederatedFit:
     def open_round(self, index: int) -> Iterator[ClientTask]:
         """Draws the cohort and yields one task per place."""
         self._binding.check(self._trainer.optimizers)
-        self._began = time.perf_counter()
-        loaders, options = self.clients.loaders, self._options
+        loaders, options, clients = self.clients.loaders, self._options, self.clients
+        asks = (lambda params, ids: clients.losses_at(index, params, ids)) if clients.needs.requery else None
+        self._round = Round(index, asks=asks)
         size = len(self.clients.runner.rows)
         seed = derive_seed(options.seed, "sampler")
         selection = options.sampler.select(index, size, loaders.sizes, seed)
         check_selection(selection.client_ids, size, len(loaders), type(options.sampler).__name__)
         self._drop_outs = frozenset(selection.drop_outs)
-        self._round = Round(index)
         tasks = [
             ClientTask(int(client), place, index, int(loaders.sizes[client]), loaders.num_batches(client))
             for place, client in enumerate(selection.client_ids)
@@ -274,24 +266,12 @@ class FederatedFit:
         distrusted = clients.end_round()
         if distrusted is not None:
             self._repeat(current, distrusted)
-        began, index = self._began, current.index
-        trained = time.perf_counter() - began
-        record = self._server.close_round(
-            current,
-            runner.rows,
-            (lambda params, ids: clients.losses_at(index, params, ids)) if clients.needs.requery else None,
-            lambda: time.perf_counter() - began,
-        )
+        trained = current.seconds
+        record = self._server.close_round(current)
         runner.optimizers.commit(record.client_ids)
         clients.merge(current.uploads, record.client_ids)
         self._round = None
-        return replace(
-            record,
-            local_steps=clients.schedules.count(record.client_ids),
-            training_seconds=trained,
-            planned_steps=sum(upload.planned for upload in current.uploads if upload.client_id in record.client_ids),
-        )
-
-    def close(self) -> None:
-        """The fit is over, however it ended."""
-        self.clients.close()
+        planned = sum(upload.planned for upload in current.uploads if upload.client_id in record.client_ids)
+        counts = {"training_seconds": trained, "planned_steps": planned}
+        steps = clients.schedules.count(record.client_ids)
+        return trusted(RoundRecord)(**{**vars(record), **counts, "local_steps": steps})

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
+from math import isfinite, nan
 from typing import Literal
 
 import torch
@@ -31,6 +32,8 @@ class Round:
         dropped: clients that are left out, with the reason.
         trained: clients whose training began, whatever came of it.
         tasks: of the clients whose uploads have arrived, in their order.
+        asks: losses of clients at given parameters, for rules that ask again; ``None`` if nobody can be asked.
+        began: when, by ``time.perf_counter``.
     """
 
     index: int
@@ -38,6 +41,13 @@ class Round:
     dropped: dict[int, str] = field(default_factory=dict)
     trained: int = 0
     tasks: list[ClientTask] = field(default_factory=list)
+    asks: Callable[[Tensor, Sequence[int]], Tensor] | None = None
+    began: float = field(default_factory=time.perf_counter)
+
+    @property
+    def seconds(self) -> float:
+        """How long it has taken so far."""
+        return time.perf_counter() - self.began
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,13 @@ class UsableUploads:
     uploads: list[Upload]
     norms: Tensor
     train_losses: list[float | None]
+
+    @property
+    def train_loss(self) -> float:
+        """Mean of the losses that there are, by samples; NaN without any."""
+        pairs = zip(self.train_losses, self.uploads, strict=True)
+        known = [(loss, upload.size) for loss, upload in pairs if loss is not None]
+        return sum(loss * size for loss, size in known) / sum(size for _, size in known) if known else nan
 
     def at(self, places: Sequence[int]) -> UsableUploads:
         """Those at these places."""

@@ -354,6 +354,13 @@ def test_fedheal_on_the_global_branch():
     assert len(strategy.client_rule.own) == 6
 
 
+@pytest.mark.fit
+def test_a_fresh_fit_starts_without_personal_models():
+    method = Ditto()
+    first = copy.deepcopy(fit_method(method, 1)[1].client_rule.state_dict())
+    assert_same(first, fit_method(method, 1)[1].client_rule.state_dict())
+
+
 @pytest.mark.filterwarnings("ignore:round .* had no usable report")
 @pytest.mark.fit
 def test_a_dropped_client_keeps_its_model():

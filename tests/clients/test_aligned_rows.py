@@ -104,8 +104,10 @@ def check_places(executor, precision, **options):
         assert torch.equal(found[CLIENT], alone), f"place {place}, {executor}, {precision}"
 
 
-@pytest.mark.parametrize("executor", BOTH)
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    ("executor", "precision"),
+    [*(("sequential", each) for each in PRECISIONS), pytest.param("parallel", "32-true", marks=FORK)],
+)
 def test_a_client_trains_to_the_same_bits_at_every_place_and_alone(executor, precision):
     check_places(executor, precision)
 

@@ -22,18 +22,12 @@ pytestmark = pytest.mark.fit
 
 PLANNED = {
     "several passes": {"local_epochs": 3},
-    "momentum, kept": {"options": {"momentum": 0.9}, "client_optimizer_state": "keep"},
     "Adam": {"options": {"optimizer": "Adam", "lr": 0.01}},
     "BatchNorm": {"options": {"norm": True}},
     "dropout": {"options": {"dropout": 0.3}},
-    "FedProx": {"algorithm": fl.algorithms.FedProx(mu=0.1)},
     "SCAFFOLD": {"algorithm": fl.algorithms.SCAFFOLD()},
     "Ditto": {"algorithm": fl.algorithms.Ditto()},
-    "FedLF": {"algorithm": fl.algorithms.FedLF()},
-    "clipped norms": {"gradient_clip_val": 0.1},
     "clipped values": {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value", "options": {"momentum": 0.9}},
-    "clipped, SCAFFOLD": {"gradient_clip_val": 0.1, "algorithm": fl.algorithms.SCAFFOLD()},
-    "an attack": {"attack": fl.attacks.ZeroUpdates(clients=(1, 2))},
 }
 
 
@@ -80,17 +74,14 @@ class Shared(Classifier):
         return super().training_step(batch, batch_idx) + (total - torch.arange(6.0)).square().sum()
 
 
-@pytest.mark.parametrize("case", ["several passes", "SCAFFOLD", "clipped norms"])
-def test_gradients_that_share_memory_are_changed_once(case, caplog):
-    eager, planned, said = both(caplog, Shared, **PLANNED[case])
+def test_gradients_that_share_memory_are_changed_once(caplog):
+    eager, planned, said = both(caplog, Shared, gradient_clip_val=0.1, algorithm=fl.algorithms.SCAFFOLD())
     agree(eager, planned)
     assert all("planned" in message for message in said), said
 
 
 UNPLANNED = {
     "MOON": fl.algorithms.MOON(),
-    "FedProto": fl.algorithms.FedProto(),
-    "FedProc": fl.algorithms.FedProc(),
     "FA": fl.algorithms.FA(torch.eye(12), sigma=4.0),
 }
 

@@ -18,6 +18,7 @@ from visit_variants import VARIANTS, WIDTH, Together
 
 import fl_lightning as fl
 from fl_lightning.federation.module_state import AwayModule
+from fl_lightning.federation.plain_values import Reader, StaysError, Writer
 
 PARTS = torch.arange(44).split([12, 9, 23])
 STAYS = {"adds_a_hook_once", "replaces_a_hidden_teacher"}
@@ -126,7 +127,7 @@ class Gathers(L.LightningModule):
         self.w = torch.nn.Parameter(torch.zeros(WIDTH))
         self.seen, self.last, self.sizes = [], deque([-1], maxlen=4), SumMetric()
         self.count, self.latest, self.heat, self.site = 0, None, 1.0, site
-        self.of_round = []
+        self.of_round, self.dice = [], torch.Generator()
 
     def setup(self, stage):
         self.cache, self.of_setup = {}, self.count
@@ -209,7 +210,7 @@ def test_what_grows_without_end_begins_anew(monkeypatch):
     server, clients = made(Gathers, 6)
     with pytest.warns(UserWarning, match="'seen' begins anew at every client: more than 60 entries"):
         _ = [one_round(server, clients) for _ in range(6)]
-    assert len(server.module.seen) < 60
+    assert len(server.module.seen) < 36
     assert server.module.count == 18
 
 
@@ -220,6 +221,17 @@ def test_nothing_of_the_module_is_sent_where_privacy_does_not_cover_it():
     params = torch.zeros(WIDTH)
     with pytest.warns(UserWarning, match=r"stays at the client.*all of it \(DifferentialPrivacy does not cover it"):
         assert client.train(fl.ServerMessage(0, params)).left == {}
+
+
+def test_what_cannot_be_written_leaves_nothing_and_one_object_stays_one():
+    writer, one = Writer({}, {}), [1]
+    with pytest.raises(StaysError, match="a function"):
+        writer.tried([one, (2, 3), "text", lambda: 0])
+    assert (writer.nodes, writer.entries) == ([], 0)
+    written = writer.tried([one, (one, 2), {"a": one}])
+    found = Reader(writer.nodes, {}, {}, torch.device("cpu")).all(written)
+    assert found == [[1], ([1], 2), {"a": [1]}]
+    assert found[0] is found[1][0] is found[2]["a"]
 
 
 # ---- what a client may not do
@@ -235,6 +247,8 @@ LIES = {
     "names of a list": ["seen#0", "names", ["append", 3], []],
     "an unknown object": ["seen#0", "added", [{"known": "more"}]],
     "a later node": ["seen#0", "added", [{"node": 99}]],
+    "a node from the end": ["seen#0", "added", [{"node": -1}]],
+    "a state that no generator has": ["dice#0", "whole", [{"node": 1}]],
     "another form": ["seen#0", "__init__", [3]],
     "a part": ["seen#0", "added"],
     "a class": ["seen#0", "added", [{"node": 0}]],
@@ -250,7 +264,8 @@ def lying(client, left):
 @pytest.mark.parametrize("lie", LIES)
 def test_a_client_that_lies_about_the_module_is_left_out(lie):
     server, clients = made(Gathers)
-    nodes = [["object", "Popen", []]] if lie == "a class" else []
+    nodes = [["object", "Popen", []] if lie == "a class" else ["list", []]]
+    nodes.append(["tensor", torch.zeros(3, dtype=torch.uint8), False])
     record = one_round(server, clients, lying(2, {"nodes": nodes, "changes": [LIES[lie]], "metrics": []}))
     assert record.client_ids == (0, 1)
     assert record.dropped.keys() == {2}

@@ -103,6 +103,7 @@ def test_a_change_is_seen_and_undone(name, inference):
             with state.apart():
                 state.put()
                 assert content(module) == before
+                module.pair.update(*ONES)
                 CHANGES["number"](module)
                 CHANGES[name](module)
             assert content(module) == after

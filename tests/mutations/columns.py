@@ -9,16 +9,16 @@ RANKS = "tests/clients/test_ranks.py"
 
 columns = In(
     "fl_lightning/core/columns.py",
-    f"tests/core/test_column_files.py {SHARES} -k '(same_bits and float32 and (FedLF-needed or FedHEAL or FedMDFG)) "
+    f"tests/core/test_column_files.py {SHARES} -k '(same_bits and (FedLF-needed or FedHEAL or FedMDFG)) "
     "or where_slices or wrong or travel or any_number'",
 )
 rows = In("fl_lightning/clients/ranks/column_rows.py", ROWS)
 state = In("fl_lightning/clients/ranks/column_state.py", "tests/clients/test_column_state.py")
 files = In("fl_lightning/core/storage/column_files.py", "tests/core/test_column_files.py")
-ranked = In("fl_lightning/clients/ranks/ranks.py", f"{RANKS} -k 'bits_of_one and 2'")
-together = In("fl_lightning/clients/ranks/ranks.py", "tests/clients/test_ranked_runner.py")
+ranked = In("fl_lightning/clients/ranks/ranked_runner.py", f"{RANKS} -k 'bits_of_one and 2'")
+together = In("fl_lightning/clients/ranks/ranked_runner.py", "tests/clients/test_ranked_runner.py")
 asked = In(
-    "fl_lightning/clients/ranks/ranks.py", "tests/clients/test_rank_failures.py -k 'terminated_in_a_round and script'"
+    "fl_lightning/clients/ranks/ranked_runner.py", "tests/clients/test_rank_failures.py -k 'terminated_in_a_round'"
 )
 
 MUTATIONS = [

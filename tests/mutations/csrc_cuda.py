@@ -38,6 +38,7 @@ projected = In("csrc/cuda/project_conflicts.cu", f"{SOLVERS} -k 'project and 257
 searched = In("csrc/cuda/kernels/active_set.cuh", f"{SOLVERS} -k wherever", "min_norm")
 asked = In("csrc/cuda/device/device.cuh", f"{SOLVERS} -k 'as_far_as'", "min_norm")
 direction = In("csrc/cuda/kernels/nearest_point.cuh", DESCENT, "common_descent")
+again = In("csrc/cuda/kernels/partials.cuh", f"{OUTPUTS} -k summed_again", "layer_gram")
 tiled_edge = In("csrc/cuda/kernels/partials.cuh", f"{LAYERS} -k cross_gram", "layer_cross_gram")
 trimmed = In("csrc/cuda/trimmed_mean.cu", "tests/simt/test_simt_trimmed_mean.py", "trimmed_mean")
 BARRIER, WARP_BARRIER = "__syncthreads();", "__syncwarp();"
@@ -256,7 +257,7 @@ MUTATIONS = [
     projected("products change while they are read", WARP_BARRIER, "", 1),
     projected("products are read before they have changed", WARP_BARRIER, "", 2),
     dots("blocks of other rows write the same sums", "(first_row + e) * items", "e * items"),
-    partials("one warp's sums are waited for", "!__syncthreads_or(bad)", "!__ballot_sync(kFullWarp, bad)"),
+    again("one warp's sums are waited for", "!__syncthreads_or(bad)", "!__ballot_sync(kFullWarp, bad)"),
     tiled_edge("a column of pairs beyond the last", "j >= others", "j > others"),
     brought("a byte beyond the last", "i < end; i += blockDim.x", "i <= end; i += blockDim.x"),
     trimmed("a column beyond the last", "if (column >= columns) return;", "if (column > columns) return;"),

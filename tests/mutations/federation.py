@@ -244,8 +244,8 @@ MUTATIONS = [
     ),
     closing(
         "samples of all are those of the trial before",
-        "        self.server.num_samples = self.num_samples({upload",
-        "        self.num_samples({upload",
+        "        self.server.cohorts.num_samples = self",
+        "        self",
     ),
     closing(
         "too many failed rounds in a row are a client's fault",

@@ -31,7 +31,8 @@ away = In(
 )
 changes = In("fl_lightning/federation/module_changes.py", away.tests)
 values = In(
-    "fl_lightning/federation/plain_values.py", "tests/federation/test_module_state.py -k 'bits or lies or said'"
+    "fl_lightning/federation/plain_values.py",
+    "tests/federation/test_module_state.py -k 'bits or lies or said or leaves_nothing'",
 )
 
 MUTATIONS = [

@@ -119,7 +119,7 @@ class Kernels:
             raise KernelError(message)
 
     def fault(self, number: int, numbers: Tensor) -> Tensor:
-        """Runs the kernel of faults.cpp with one fault, or with none (0)."""
+        """Runs the kernel of faults.cu with one fault, or with none (0)."""
         out = self._garbage(len(numbers))
         self.call("simt_fault", ctypes.c_int(number), self._pointer(numbers), self._output(out))
         return out

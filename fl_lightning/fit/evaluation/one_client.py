@@ -18,7 +18,7 @@ from fl_lightning.lightning.evaluation_batches import counted_batches
 from fl_lightning.lightning.inspection import is_overridden, takes_batch_index
 from fl_lightning.lightning.logged_values import shown_metrics
 from fl_lightning.lightning.module.logged_row import LoggedRow
-from fl_lightning.lightning.module.module_state import shadowed
+from fl_lightning.lightning.module.shadowed import shadowed
 from fl_lightning.lightning.module.undefined_metrics import Noticed, missing_classes
 from fl_lightning.lightning.names import DummyLogger, LightningModule, Trainer
 

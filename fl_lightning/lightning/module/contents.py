@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is in containers, tensors, arrays and random generators: read, compared, and written back in place."""
+"""What is in tensors, arrays and random generators: read, compared, and written back in place."""
 
 from __future__ import annotations
 
@@ -31,33 +31,6 @@ class How:
     same: Callable[[Any, Any], bool]
     write: Callable[[Any, Any], None]
     parts: Callable[[Any], Iterable[Any]] = lambda content: ()
-
-
-def same_entries(now: dict[Any, Any], then: dict[Any, Any]) -> bool:
-    """Whether keys and values are the same objects in the same order."""
-    return len(now) == len(then) and all(map(is_, now, then)) and all(map(is_, now.values(), then.values()))
-
-
-def _items(value: Any) -> Any:
-    if isinstance(value, dict):
-        return dict(value.items())
-    return set(value) if isinstance(value, set) else list(value)
-
-
-def _same_items(value: Any, content: Any) -> bool:
-    if isinstance(value, dict):
-        return same_entries(value, content)
-    if isinstance(value, set):
-        return bool(value == content)
-    return len(value) == len(content) and all(map(is_, value, content))
-
-
-def _refill(value: Any, content: Any) -> None:
-    value.clear()
-    if isinstance(value, (dict, set)):
-        value.update(content)
-    else:
-        value.extend(content)
 
 
 def _same_numbers(tensor: Tensor, content: Tensor) -> bool:
@@ -101,16 +74,9 @@ def _same_draws(generator: Any, state: Any) -> bool:
     return torch.equal(now, state) if isinstance(now, Tensor) else repr(now) == repr(state)
 
 
-def _parts_of_items(content: Any) -> Iterable[Any]:
-    return [*content.keys(), *content.values()] if isinstance(content, dict) else content
-
-
 def _parts_of_array(content: Any) -> Iterable[Any]:
     return content.ravel().tolist() if content.dtype.hasobject else ()
 
-
-ITEMS = How(_items, _same_items, _refill, _parts_of_items)
-"""Of a list, a deque, a dictionary or a set."""
 
 NUMBERS = How(lambda tensor: tensor.detach().clone(), _same_numbers, _put_numbers)
 """Of a tensor."""

@@ -3,49 +3,21 @@
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from operator import is_
-from pathlib import PurePath
-from types import BuiltinFunctionType, FunctionType, MappingProxyType, MemberDescriptorType, MethodType, ModuleType
+from types import MemberDescriptorType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset
-from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.lightning.metric_state import beside_states
-from fl_lightning.lightning.module.contents import ITEMS, NUMBERS, OTHERS, How, same_entries
-from fl_lightning.lightning.names import Callback, LightningDataModule, Logger, SingleDeviceStrategy, Trainer
-
-PLAIN = (
-    type(None), bool, int, float, complex, str, bytes, range, slice, PurePath, enum.Enum, np.generic, np.dtype,
-    torch.dtype, torch.device, torch.layout, torch.memory_format, type(Ellipsis), MappingProxyType,
-)  # fmt: skip
-"""Values that never change inside."""
-
-SHARED = (
-    Trainer, SingleDeviceStrategy, Callback, LightningDataModule, Logger, Optimizer, Dataset, DataLoader, Metric,
-    MetricCollection, ModuleType, FunctionType, BuiltinFunctionType, type, torch.Size,
-    torch.optim.lr_scheduler.LRScheduler,
-)  # fmt: skip
-"""What a module refers to and does not own, and what others look after."""
-
-_LIBRARIES = frozenset(
-    ("torch", "lightning", "pytorch_lightning", "lightning_fabric", "lightning_utilities", "torchmetrics",
-     "fl_lightning", "weakref", "logging", "re", "functools", "_thread", "threading")
-)  # fmt: skip
-"""Their objects are looked into only if they are modules, tensors, generators or containers."""
-
-_SYSTEM = frozenset(
-    ("io", "_io", "socket", "multiprocessing", "concurrent", "asyncio", "subprocess", "sqlite3", "mmap")
-)
-"""Their objects stand for something outside the process's own memory."""
+from fl_lightning.lightning.module.contents import NUMBERS, OTHERS, How
+from fl_lightning.lightning.module.opaque import LIBRARIES, SHARED, SYSTEM
+from fl_lightning.lightning.names import LightningModule
 
 
 class Kept:
@@ -117,7 +89,7 @@ class Names(Kept):
 
     def is_same(self) -> bool:
         """See :meth:`Kept.is_same`."""
-        return same_entries(self.now(), self.content)
+        return _same_entries(self.now(), self.content)
 
     def put(self, content: dict[str, Any]) -> None:
         """See :meth:`Kept.put`."""
@@ -161,16 +133,20 @@ class Names(Kept):
 class PartNames(Names):
     """Attributes of a submodule, apart from what torch, Lightning and this package keep in it for themselves."""
 
+    def __init__(self, value: Any, name: str) -> None:
+        self._apart = _OF_LIGHTNING if isinstance(value, LightningModule) else _OF_TORCH
+        super().__init__(value, name)
+
     def now(self) -> dict[str, Any]:
         """See :meth:`Kept.now`."""
-        return {name: value for name, value in vars(self.value).items() if name not in NOT_ATTRIBUTES}
+        return {name: value for name, value in vars(self.value).items() if name not in self._apart}
 
     def is_same(self) -> bool:
         """See :meth:`Kept.is_same`; called for every submodule before and after every visit."""
         own, content = vars(self.value), self.content
         if not all(map(is_, map(own.get, content), content.values())):
             return False
-        return len(own) == len(content) + len(NOT_ATTRIBUTES & own.keys())
+        return len(own) == len(content) + len(self._apart & own.keys())
 
     def changed_names(self) -> list[str]:
         """See :meth:`Kept.changed_names`."""
@@ -191,17 +167,47 @@ class MetricNames(Names):
         return beside_states(self.value)
 
 
-NOT_ATTRIBUTES = frozenset(
-    {"_parameters", "_buffers", "_modules", "_trainer", "_fabric", "_current_fx_name", "_metric_attributes"}
-    | {"log", "log_dict", "federated_features", "_non_persistent_buffers_set"}
-)
-"""What belongs to parameters and buffers, and what is another at every moment."""
+_OF_TORCH = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
+"""What belongs to parameters and buffers."""
+
+_OF_LIGHTNING = _OF_TORCH | {
+    "_trainer", "_fabric", "_current_fx_name", "_metric_attributes", "log", "log_dict", "federated_features",
+}  # fmt: skip
+"""What is another at every moment, too."""
 
 
 class Items(Kept):
     """Items of a list, a deque, a dictionary or a set."""
 
-    how = ITEMS
+    def now(self) -> Any:
+        """See :meth:`Kept.now`."""
+        value = self.value
+        if isinstance(value, dict):
+            return dict(value.items())
+        return set(value) if isinstance(value, set) else list(value)
+
+    def is_same(self) -> bool:
+        """See :meth:`Kept.is_same`."""
+        value, content = self.value, self.content
+        if isinstance(value, dict):
+            return _same_entries(value, content)
+        if isinstance(value, set):
+            return bool(value == content)
+        return len(value) == len(content) and all(map(is_, value, content))
+
+    def put(self, content: Any) -> None:
+        """See :meth:`Kept.put`."""
+        self.value.clear()
+        if isinstance(self.value, (dict, set)):
+            self.value.update(content)
+        else:
+            self.value.extend(content)
+
+    def parts(self) -> Iterable[tuple[Any, str]]:
+        """See :meth:`Kept.parts`."""
+        content = self.content
+        values = [*content.keys(), *content.values()] if isinstance(content, dict) else content
+        return ((value, self.name) for value in values)
 
     def new_lists(self, change: Any) -> dict[Any, Any]:
         """See :meth:`Kept.new_lists`."""
@@ -250,6 +256,11 @@ class Numbers(Kept):
     how = NUMBERS
 
 
+def _same_entries(now: dict[Any, Any], then: dict[Any, Any]) -> bool:
+    """Whether keys and values are the same objects in the same order."""
+    return len(now) == len(then) and all(map(is_, now, then)) and all(map(is_, now.values(), then.values()))
+
+
 def _lists_in(values: dict[Any, Any], known: dict[Any, Any]) -> dict[Any, Any]:
     return {name: value for name, value in values.items() if type(value) in (list, deque) and name not in known}
 
@@ -284,15 +295,11 @@ def kinds_of(value: Any) -> tuple[Callable[[Any, str], Kept], ...] | None:
     if isinstance(value, nn.Module):
         return names
     home = type(value).__module__.partition(".")[0]
-    if hasattr(value, "__next__") or home in _SYSTEM:
+    if hasattr(value, "__next__") or home in SYSTEM:
         return None
-    return (Names,) if home not in _LIBRARIES and (names or _slots_of(type(value))) else ()
+    return (Names,) if home not in LIBRARIES and (names or _slots_of(type(value))) else ()
 
 
-def held_by(value: Any) -> Iterable[Any] | None:
-    """What an object holds that never changes itself; ``None`` if it may."""
-    if isinstance(value, (tuple, frozenset)):
-        return value
-    if isinstance(value, partial):
-        return (value.func, value.args, value.keywords)
-    return (value.__self__,) if isinstance(value, MethodType) else None
+def differing(objects: Iterable[Kept]) -> list[Kept]:
+    """Those that hold something else now."""
+    return [kept for kept in objects if not kept.is_same()]

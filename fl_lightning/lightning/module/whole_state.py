@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from operator import is_
 from typing import Any
@@ -14,34 +14,40 @@ from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.core.modules import all_buffers_of, outside_metrics, submodules
 from fl_lightning.lightning.metric_state import MetricState, is_mergeable
-from fl_lightning.lightning.module.kept_objects import PLAIN, Kept, Names, Numbers, PartNames, kinds_of
+from fl_lightning.lightning.module.contents import How
+from fl_lightning.lightning.module.kept_objects import Kept, Names, Numbers, PartNames, kinds_of
 from fl_lightning.lightning.module.object_state import ObjectState
+from fl_lightning.lightning.module.opaque import PLAIN
+
+_Names = list[tuple[str, dict[str, Any]]]
+
+
+def _same_bindings(value: _Names, content: list[dict[str, Any]]) -> bool:
+    return all(
+        len(now) == len(then) and all(map(is_, map(now.get, then), then.values()))
+        for (_, now), then in zip(value, content, strict=True)
+    )
+
+
+def _bind_again(value: _Names, content: list[dict[str, Any]]) -> None:
+    for (_, names), then in zip(value, content, strict=True):
+        names.clear()
+        names.update(then)
 
 
 class _Bindings(Kept):
-    """Which buffers and submodules the parts of a module have by which names; what is in them is kept by itself."""
+    """Which buffers or submodules the parts of a module have by which names; what is in them is kept by itself."""
 
-    def now(self) -> list[dict[str, Any]]:
-        """See :meth:`Kept.now`."""
-        return [dict(names) for _, names in self.value]
-
-    def is_same(self) -> bool:
-        """See :meth:`Kept.is_same`."""
-        return all(
-            len(now) == len(then) and all(map(is_, map(now.get, then), then.values()))
-            for (_, now), then in zip(self.value, self.content, strict=True)
-        )
-
-    def put(self, content: list[dict[str, Any]]) -> None:
-        """See :meth:`Kept.put`."""
-        for (_, names), then in zip(self.value, content, strict=True):
-            names.clear()
-            names.update(then)
+    how = How(lambda value: [dict(names) for _, names in value], _same_bindings, _bind_again)
 
     def changed_names(self) -> list[str]:
         """See :meth:`Kept.changed_names`."""
         both = [(at, now, then) for (at, now), then in zip(self.value, self.content, strict=True)]
         return [at + n for at, now, then in both for n in {**then, **now} if now.get(n, self) is not then.get(n, self)]
+
+    def parts(self) -> Iterable[tuple[Any, str]]:
+        """See :meth:`Kept.parts`."""
+        return ()
 
 
 class WholeState(ObjectState):
@@ -53,7 +59,7 @@ class WholeState(ObjectState):
         module: the module.
 
     Attributes:
-        attributes: what is kept outside metrics that cannot be joined.
+        attributes: attributes and buffers among what is kept, those of metrics that cannot be joined left out.
         states: of the metrics whose states can be joined.
     """
 
@@ -62,11 +68,12 @@ class WholeState(ObjectState):
         waiting = deque[tuple[Any, str]]()
         parts = outside_metrics(submodules(module))
         named = [(f"{prefix}." if prefix else "", part) for prefix, part in parts]
-        self._keep(_Bindings([(at, own) for at, p in named for own in (p._modules, p._buffers)], ""), waiting)
+        self._keep(_Bindings([(at, part._buffers) for at, part in named], ""), waiting)
         for _, _, name, buffer in all_buffers_of(module):
             for kind in kinds_of(buffer) or ():
                 self._keep(kind(buffer, name), waiting)
         self.attributes = list(self.kept)
+        self._keep(_Bindings([(at, part._modules) for at, part in named], ""), waiting)
         wrappers = [(n.rpartition(" in ")[2], metric) for n, metric in self.metrics.items() if not is_mergeable(metric)]
         inside = [(name, part) for name, metric in wrappers for _, part in submodules(metric)]
         self._seen.update(id(own) for _, part in inside for own in (part, *part._parameters.values()))

@@ -8,7 +8,7 @@ from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
 import fl_lightning as fl
-from fl_lightning.lightning.module.module_state import ModuleState
+from fl_lightning.lightning.module.object_state import Undone
 
 
 class Keeping(nn.Module):
@@ -23,29 +23,27 @@ class Keeping(nn.Module):
 
 def test_attributes_and_metric_states_come_back():
     module = Keeping()
-    state = ModuleState(module)
     outputs, train = module.outputs, module.seen["train"]
-    module.outputs.append(2)
-    module.seen["train"].append(2)
-    module.seen["new"] = [3]
-    module.seen = {"other": []}
-    module.outputs = []
-    module.inner.calls += 1
-    module.inner.log.append("b")
-    module.cache = torch.ones(2)
-    module.added, module.groups = 1, defaultdict(list)
     weight = module.inner.weight
-    state.reset_metrics()
-    module.metric.update(torch.tensor([1, 1]), torch.tensor([1, 0]))
-    handle = module.inner.register_forward_hook(print)
-    state.restore()
+    with Undone(module)(evaluate=False):
+        module.outputs.append(2)
+        module.seen["train"].append(2)
+        module.seen["new"] = [3]
+        module.seen = {"other": []}
+        module.outputs = []
+        module.inner.calls += 1
+        module.inner.log.append("b")
+        module.cache = torch.ones(2)
+        module.added, module.groups = 1, defaultdict(list)
+        module.metric.update(torch.tensor([1, 1]), torch.tensor([1, 0]))
+        handle = module.inner.register_forward_hook(print)
     assert module.outputs is outputs
     assert module.alias is outputs
     assert outputs == [1]
     assert module.seen["train"] is train
     assert module.seen == {"train": [1], "val": deque([2])}
     assert (module.inner.calls, module.inner.log) == (0, ["a"])
-    assert handle.id in module.inner._forward_hooks  # torch's own matter
+    assert handle.id not in module.inner._forward_hooks
     assert module.cache is None
     assert not hasattr(module, "added")
     assert not hasattr(module, "groups")

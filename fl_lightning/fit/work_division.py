@@ -8,7 +8,7 @@ from copy import deepcopy
 from fl_lightning.algorithms.records import Federation
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.ranks.column_state import ColumnState
-from fl_lightning.clients.ranks.ranks import Ranked
+from fl_lightning.clients.ranks.ranked_runner import Ranked
 from fl_lightning.core.columns import Columns
 from fl_lightning.core.storage import kept
 from fl_lightning.fit.options import FitOptions
