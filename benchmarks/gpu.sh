@@ -172,7 +172,7 @@ sanitize() {
 
 train() {
   local which='fit'
-  ((quick)) && which='fit and FedLF'
+  ((quick)) && which='fit and (FedLF or FedBN)'  # the latter has a network of its own
   step 'every method' 300 "$counts" "${pytest[@]}" "${parallel[@]}" -k "$which" tests/fit/test_gpu.py
   step 'rounds' 280 '^\|.*(yes|no)' "$PYTHON" -m benchmarks.device_rounds --device "$device" --out "$out" "${small[@]}"
 }

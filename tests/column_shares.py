@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.columns import Columns
+from fl_lightning.core.storage import kept
 from fl_lightning.core.storage.column_files import ColumnPart, in_columns
 from fl_lightning.core.updates import UpdateMatrix
 
@@ -76,8 +77,8 @@ def divided(make: Callable[[], tuple[Any, Any]], cohorts: Sequence[Cohort], shar
         columns = columns if shares > 1 else Columns.whole(total)
         torch.manual_seed(0)
         server, client = make()
-        assert server.column_state is not None
-        assert client.column_state is not None
+        assert server.columnwise
+        assert client.columnwise
         steps, reports = [], []
         try:
             for cohort in cohorts:
@@ -90,7 +91,7 @@ def divided(make: Callable[[], tuple[Any, Any]], cohorts: Sequence[Cohort], shar
             meeting.abort()
             raise
         rules = {"server": server, "client": client}
-        held = {name: in_columns(rule.state_dict(), rule.column_state, columns) for name, rule in rules.items()}
+        held = {name: in_columns(kept.state(rule), kept.columns(rule), columns) for name, rule in rules.items()}
         return Work(steps, reports, held)
 
     with ThreadPoolExecutor(shares) as pool:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shapes, and for each op its arguments, its reference, and the bytes and operations that it cannot do without."""
+"""The shapes, and for each op its arguments, and the bytes and operations that it cannot do without."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import cycle, pairwise
+from functools import cached_property, partial
+from itertools import cycle
 
 import torch
 from torch import Tensor
@@ -13,17 +14,13 @@ from torchvision.models import resnet18
 
 from fl_lightning import ops
 from fl_lightning.models import MLP, CifarCNN
-from fl_lightning.ops import _common_descent, _min_norm, _reference, _trimmed_mean
+from fl_lightning.ops import _reference
 
 OPS = tuple(ops.backend())
 ON_GRAM = ("project_conflicts", "min_norm", "common_descent")  # float64 whatever the rows' dtype
 REMEMBERED = 10  # rows of the other matrix of layer_cross_gram and layer_cross_combine
 BOUNDS = {"zero_row": 1e-8, "zero_direction": 1e-4, "rounding": 1e-7}  # of common_descent, as FedLF has them
-TRACKED = 10  # clients that puc_track passes over in turn
-
-
-OWN_FILES = {"common_descent": _common_descent, "min_norm": _min_norm, "trimmed_mean": _trimmed_mean}
-"""Where the pure-torch implementations lie that are not in ``_reference``."""
+TRACKED, THRESHOLD, PARTICIPATIONS = 10, 3, 8  # of puc_track: clients that it passes over in turn, and its numbers
 
 
 @dataclass(frozen=True)
@@ -63,32 +60,14 @@ class Case:
     Attributes:
         op: its name.
         run: calls the public function.
-        reference: calls the pure-torch implementation.
         bytes: each input read once and each output written once.
         flops: multiplications and additions; of a symmetric result one half counts; 0 where they depend on the data.
-        loop: what one would write by hand in torch, in the rows' dtype throughout; ``None``: not compared.
     """
 
     op: str
     run: Callable[[], object]
-    reference: Callable[[], object]
     bytes: int
     flops: int
-    loop: Callable[[], object] | None = None
-
-
-def product_loop(rows: Tensor, offsets: Tensor) -> Callable[[], object]:
-    """One matrix product per layer into a result that is there already; slicing is done before the clock starts."""
-    gram = rows.new_zeros(len(offsets) - 1, len(rows), len(rows))
-    bounds = zip(gram, pairwise(offsets.tolist()), strict=True)
-    blocks = [(rows[:, start:stop], out) for out, (start, stop) in bounds if start < stop]
-
-    def run() -> Tensor:
-        for block, out in blocks:
-            torch.mm(block, block.T, out=out)
-        return gram
-
-    return run
 
 
 class Problem:
@@ -116,6 +95,14 @@ class Problem:
         self.fixed = torch.zeros(m, dtype=torch.bool)
         self.both_coeff = torch.randn(layers, m + REMEMBERED, dtype=torch.float64, generator=generator).to(device)
 
+    @cached_property
+    def kept(self) -> Tensor:
+        """The bits of ``keep`` as booleans, ``[m, n]``."""
+        kept = torch.empty(self.m, self.shape.columns, dtype=torch.bool, device=self.device)
+        for row, words in zip(kept, self.keep, strict=True):
+            row.copy_(_reference._unpack(words)[: self.shape.columns])
+        return kept
+
     def cases(self, chosen: tuple[str, ...]) -> Iterator[Case]:
         """The chosen ops."""
         n, m, layers, offsets = self.shape.columns, self.m, self.shape.layers, self.shape.offsets
@@ -124,63 +111,53 @@ class Problem:
         read, bits = n * m * size, n * m // 8
         clients = cycle(range(len(self.counts)))
 
-        def track(call: Callable[..., object]) -> Callable[[], object]:
+        def track() -> object:
             """On another client each time, so that its update comes from memory."""
-
-            def run() -> object:
-                client = next(clients)
-                return call(rows[client], self.counts[client], 3, 8, offsets)
-
-            return run
-
-        def both(name: str, *arguments: object, **options: object) -> tuple[Callable[[], object], Callable[[], object]]:
-            public, reference = getattr(ops, name), getattr(OWN_FILES.get(name, _reference), name)
-            return lambda: public(*arguments, **options), lambda: reference(*arguments, **options)
+            client = next(clients)
+            return ops.puc_track(rows[client], self.counts[client], THRESHOLD, PARTICIPATIONS, offsets)
 
         square = 8 * layers * m * m
         every = {
-            "layer_gram": (*both("layer_gram", rows, offsets), read + square, n * m * (m + 1)),
-            "layer_squares": (*both("layer_squares", rows, offsets), read + 8 * layers * m, 2 * n * m),
+            "layer_gram": (partial(ops.layer_gram, rows, offsets), read + square, n * m * (m + 1)),
+            "layer_squares": (partial(ops.layer_squares, rows, offsets), read + 8 * layers * m, 2 * n * m),
             "layer_cross_gram": (
-                *both("layer_cross_gram", rows, others, offsets),
+                partial(ops.layer_cross_gram, rows, others, offsets),
                 read + n * REMEMBERED * size + 8 * layers * m * REMEMBERED,
                 2 * n * m * REMEMBERED,
             ),
-            "layer_dots": (*both("layer_dots", rows, others[0], offsets), read + n * size + 8 * layers * m, 2 * n * m),
+            "layer_dots": (
+                partial(ops.layer_dots, rows, others[0], offsets),
+                read + n * size + 8 * layers * m,
+                2 * n * m,
+            ),
             "layer_combine": (
-                *both("layer_combine", rows, offsets, coeff),
+                partial(ops.layer_combine, rows, offsets, coeff),
                 read + n * size + 8 * layers * m,
                 2 * n * m,
             ),
             "layer_cross_combine": (
-                *both("layer_cross_combine", rows, others, offsets, self.both_coeff),
+                partial(ops.layer_cross_combine, rows, others, offsets, self.both_coeff),
                 read + n * (REMEMBERED + 1) * size + 8 * layers * (m + REMEMBERED),
                 2 * n * (m + REMEMBERED),
             ),
             "project_conflicts": (
-                *both("project_conflicts", self.gram, self.order, self.fixed),
+                partial(ops.project_conflicts, self.gram, self.order, self.fixed),
                 2 * square,
                 0,
             ),
-            "min_norm": (*both("min_norm", self.gram), square + 8 * layers * (m + 1), 0),
+            "min_norm": (partial(ops.min_norm, self.gram), square + 8 * layers * (m + 1), 0),
             "common_descent": (
-                *both("common_descent", self.gram, m, None, self.losses, **BOUNDS),
+                partial(ops.common_descent, self.gram, m, None, self.losses, **BOUNDS),
                 square + 8 * layers * m + 2 * layers,
                 0,
             ),
-            "puc_track": (
-                track(ops.puc_track),
-                track(_reference.puc_track),
-                n * (size + 2) + n // 8 + 8 * layers,
-                2 * n,
-            ),
+            "puc_track": (track, n * (size + 2) + n // 8 + 8 * layers, 2 * n),
             "puc_combine": (
-                *both("puc_combine", rows, self.keep, self.weights),
+                partial(ops.puc_combine, rows, self.keep, self.weights),
                 read + bits + n * size,
                 3 * n * m,
             ),
-            "trimmed_mean": (*both("trimmed_mean", rows, m // 5), read + n * size, 0),
+            "trimmed_mean": (partial(ops.trimmed_mean, rows, m // 5), read + n * size, 0),
         }
-        compared = {"layer_gram": product_loop(rows, offsets)} if rows.dtype == torch.float32 else {}
         for op in chosen:
-            yield Case(op, *every[op], compared.get(op))
+            yield Case(op, *every[op])

@@ -42,20 +42,19 @@ class Result:
     timing: Timing
 
     @property
-    def speed_up(self) -> float:
-        """Reference's median by the op's."""
-        return self.timing.reference.median / self.timing.op.median
+    def plain_ratio(self) -> float:
+        """Torch's median by the op's."""
+        return self.timing.plain.median / self.timing.op.median
+
+    @property
+    def exact_ratio(self) -> float | None:
+        """The same with float64 sums."""
+        return None if self.timing.exact is None else self.timing.exact.median / self.timing.op.median
 
     @property
     def reads(self) -> float:
         """The op's median in units of reading the rows once."""
         return self.timing.op.median / self.timing.read.median
-
-    @property
-    def loop_ratio(self) -> float | None:
-        """Median of the loop written by hand by the op's; ``None`` where there is no such loop."""
-        loop = self.timing.loop
-        return None if loop is None else loop.median / self.timing.op.median
 
     @property
     def bandwidth_share(self) -> float:
@@ -97,33 +96,34 @@ def _processors() -> int:
     return Path("/proc/cpuinfo").read_text(encoding="utf-8").count("processor\t")
 
 
-HEAD = (
-    "| op | shape | m | rows | threads | time, ms | quartiles | MB | GFLOP | x reading rows | bandwidth | peak "
-    "| reference, ms | speed-up | loop, ms | loop by op |\n" + 16 * "|---" + "|"
-)
+HEAD = "| op | problem | ms | x reading rows | torch, ms | by op | in float64, ms | by op |\n" + 8 * "|---" + "|"
 
 
 def line(result: Result) -> str:
     """One line of the long table."""
-    op, reference, loop = result.timing.op, result.timing.reference, result.timing.loop
-    compared = " |  |" if loop is None else f" {1e3 * loop.median:.3g} ({loop.count}) | {result.loop_ratio:.2f} |"
-    share = f"{result.peak_share:.0%}" if result.flops else ""
+    op, plain, exact = result.timing.op, result.timing.plain, result.timing.exact
+    problem = f"{result.shape}, {result.m} rows of {result.dtype}, {result.threads} thread{'s' * (result.threads > 1)}"
+    in_float64 = " | " if exact is None else f"{1e3 * exact.median:.3g} | {result.exact_ratio:.2f}"
     return (
-        f"| {result.op} | {result.shape} | {result.m} | {result.dtype} | {result.threads} | {1e3 * op.median:.3g} "
-        f"| {1e3 * op.low:.3g} to {1e3 * op.high:.3g} ({op.count}) | {result.bytes / 1e6:.4g} | "
-        f"{result.flops / 1e9:.3g} | {result.reads:.2f} | {result.bandwidth_share:.0%} | {share} | "
-        f"{1e3 * reference.median:.3g} ({reference.count}) | {result.speed_up:.1f} |{compared}"
+        f"| {result.op} | {problem} | {1e3 * op.median:.3g} | {result.reads:.2f} "
+        f"| {1e3 * plain.median:.3g} | {result.plain_ratio:.2f} | {in_float64} |"
     )
 
 
+def _range(ratios: list[float | None]) -> str:
+    known = [ratio for ratio in ratios if ratio is not None]
+    return f"{min(known):.2g} to {max(known):.2g}" if known else ""
+
+
 def summary(results: Iterable[Result]) -> str:
-    """The least speed-up of every op, and what was measured at the largest shape."""
+    """How long torch takes by every op, and what was measured at the largest shape."""
     results = list(results)
-    lines = ["| op | least speed-up over the reference | where |", "|---|---|---|"]
+    lines = ["| op | torch by op | in float64 | bfloat16 rows | in float64 |", "|---|---|---|---|---|"]
     for name in dict.fromkeys(result.op for result in results):
-        worst = min((r for r in results if r.op == name), key=lambda r: r.speed_up)
-        place = f"{worst.shape}, m = {worst.m}, {worst.dtype}, threads: {worst.threads}"
-        lines.append(f"| {name} | {worst.speed_up:.1f} | {place} |")
+        own = [result for result in results if result.op == name]
+        halves = [[r for r in own if (r.dtype == "bfloat16") == small] for small in (False, True)]
+        ranges = [_range([getattr(r, key) for r in half]) for half in halves for key in ("plain_ratio", "exact_ratio")]
+        lines.append(f"| {' | '.join([name, *ranges])} |")
     largest = max(result.columns for result in results)
     lines += ["", "| largest shape, float32 | threads | x reading rows | bandwidth | peak |", "|---|---|---|---|---|"]
     lines += [
@@ -131,10 +131,6 @@ def summary(results: Iterable[Result]) -> str:
         for r in sorted(results, key=lambda r: (r.op, r.m, r.threads))
         if r.columns == largest and r.dtype == "float32"
     ]
-    looped = [result for result in results if result.timing.loop is not None]
-    if looped:
-        lines += ["", "| one torch.mm per layer, by the op | threads | times as long |", "|---|---|---|"]
-        lines += [f"| {r.op}, {r.shape}, m = {r.m} | {r.threads} | {r.loop_ratio:.2f} |" for r in looped]
     return "\n".join(lines)
 
 
@@ -156,6 +152,8 @@ def write(
     """Writes ``name.md`` and ``name.json``."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.md").write_text(markdown(facts, rates, results), encoding="utf-8")
-    rows = [asdict(result) | {"speed_up": result.speed_up, "loop_ratio": result.loop_ratio} for result in results]
+    rows = [
+        asdict(result) | {"plain_ratio": result.plain_ratio, "exact_ratio": result.exact_ratio} for result in results
+    ]
     text = json.dumps({"environment": facts, "limits": rates, "results": rows}, indent=1)
     (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")

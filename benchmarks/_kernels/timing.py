@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interleaved timing: an op, its reference and a plain read take turns, so that they share whatever else goes on."""
+"""Interleaved timing: an op, torch by hand and a plain read take turns, so that they share whatever else goes on."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from dataclasses import dataclass
 import torch
 
 FEWEST, MOST = 5, 201
-FEWEST_LOOPS = 3
+FEWEST_BY_HAND, LONG = 3, 1.0  # a call that takes longer, in seconds, is timed once
 QUEUEING = 2_000_000  # clock cycles of a GPU, about 1 ms: longer than the host takes to queue an op
 
 
 def seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Wall time of one call; on a GPU the time between two events on its stream.
+    """Time of one call: the processor's if there is one thread, by the clock if there are several.
 
-    The GPU sleeps first, while the host queues the call: otherwise it would wait for the host within the call. What the
-    host takes longer than ``QUEUEING`` for counts all the same.
+    Other programs take the clock's time and hardly the processor's. On a GPU it is the time between two events on its
+    stream. The GPU sleeps first, while the host queues the call: otherwise it would wait for the host within the call.
+    What the host takes longer than ``QUEUEING`` for counts all the same.
     """
     if device.type != "cuda":
-        start = time.perf_counter()
+        clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+        start = clock()
         call()
-        return time.perf_counter() - start
+        return clock() - start
     before = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     after = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     torch.cuda._sleep(QUEUEING)  # type: ignore[no-untyped-call]
@@ -55,43 +57,39 @@ class Spread:
 
 @dataclass(frozen=True)
 class Timing:
-    """An op, its reference, reading the rows once, and the loop written by hand where there is one."""
+    """An op, reading the rows once, and torch by hand: with float32 sums, and with float64 sums if that differs."""
 
     op: Spread
-    reference: Spread
     read: Spread
-    loop: Spread | None = None
+    plain: Spread
+    exact: Spread | None = None
 
 
 def measure(
     op: Callable[[], object],
-    reference: Callable[[], object],
     read: Callable[[], float],
+    plain: Callable[[], object],
+    exact: Callable[[], object] | None,
     device: torch.device,
     budget: float,
-    loop: Callable[[], object] | None = None,
 ) -> Timing:
-    """Repeats until op, reference and loop have each run for about ``budget`` seconds.
+    """Repeats until each has run for about ``budget`` seconds.
 
-    The op runs at least ``FEWEST`` times, the loop ``FEWEST_LOOPS``.
-
-    The first call of each is not counted; only of a reference that takes longer than the budget, where it is the one
-    that counts.
+    The op runs at least ``FEWEST`` times, what is written by hand ``FEWEST_BY_HAND``. The first call of each is not
+    counted, unless it is so long that it stays the only one.
     """
     op()
     times: list[float] = []
-    reference_times = [seconds(reference, device)]
-    if reference_times[0] < budget:
-        reference_times.clear()
     reads = []
-    loops: list[float] = []
-    if loop is not None:
-        loop()
+    by_hand: dict[Callable[[], object], list[float]] = {call: [] for call in (plain, exact) if call is not None}
+    for call, taken in by_hand.items():
+        first = seconds(call, device)
+        if first > LONG:
+            taken.append(first)
     while len(times) < MOST and (len(times) < FEWEST or sum(times) < budget):
         times.append(seconds(op, device))
         reads.append(read())
-        if not reference_times or sum(reference_times) < budget:
-            reference_times.append(seconds(reference, device))
-        if loop is not None and (len(loops) < FEWEST_LOOPS or sum(loops) < budget):
-            loops.append(seconds(loop, device))
-    return Timing(Spread.of(times), Spread.of(reference_times), Spread.of(reads), Spread.of(loops) if loops else None)
+        for call, taken in by_hand.items():
+            if not taken or (taken[0] <= LONG and (len(taken) < FEWEST_BY_HAND or sum(taken) < budget)):
+                taken.append(seconds(call, device))
+    return Timing(Spread.of(times), Spread.of(reads), *map(Spread.of, by_hand.values()))

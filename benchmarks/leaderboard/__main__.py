@@ -11,7 +11,8 @@ The budget for everything is 60 hours of one core. ``run`` says the cost of a su
 comparison (``fl_lightning.compare``) in a folder of its own: a run that is finished is kept, and one that was killed
 goes on when the command is given again. ``pack`` puts what the tables need of all finished runs into one small file,
 and ``run`` begins with these, so that another machine goes on where this one stopped. ``traffic`` counts what clients
-send and receive. ``report`` writes the tables into docs/leaderboard.md, of as many runs as there are, and draws them.
+send and receive. ``report`` writes the tables of a suite beside its packed file, of as many runs as there are, draws
+them, and writes the overview of all suites into docs/leaderboard.md.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from benchmarks._kernels.memory import keep_freed_memory
 from benchmarks.leaderboard import suites
 from benchmarks.leaderboard.pictures import draw
 from benchmarks.leaderboard.records import failed, finished, pack, packed_file, read_traffic, unpack, write_traffic
-from benchmarks.leaderboard.report import PAGE, rewritten, tables
+from benchmarks.leaderboard.report import PAGE, overview, tables
 from benchmarks.leaderboard.runs import carry_out
 from benchmarks.leaderboard.standing import Standing
 from benchmarks.leaderboard.suites import SEEDS, TUNING_SEEDS, Suite, suite
 from benchmarks.leaderboard.traffic import measured
+from benchmarks.papers.report import rewritten
 from benchmarks.papers.sources import MissingDataError
 
 RESULTS = Path(__file__).parent / "results"
@@ -52,8 +54,8 @@ def main(given: Sequence[str] | None = None) -> None:
     running.add_argument("--dry-run", action="store_true", help="only say what it would cost")
     counting = commands.add_parser("traffic", help="count what clients send and receive")
     packing = commands.add_parser("pack", help="put the finished runs into one small file")
-    reporting = commands.add_parser("report", help="write the tables into the page")
-    reporting.add_argument("--page", type=Path, default=PAGE, help=f"the page ({PAGE})")
+    reporting = commands.add_parser("report", help="write the tables, and their overview")
+    reporting.add_argument("--page", type=Path, default=PAGE, help=f"where the overview goes ({PAGE})")
     for command in (running, counting, packing, reporting):
         needs = command in (running, counting)
         count = {"nargs": "+"} if needs else {"nargs": "*", "default": []}
@@ -72,6 +74,8 @@ def main(given: Sequence[str] | None = None) -> None:
     try:
         for name in arguments.names or names:
             COMMANDS[arguments.command](suite(name), arguments)
+        if arguments.command == "report":
+            write_overview(arguments)
     except MissingDataError as error:
         sys.exit(str(error))
 
@@ -113,14 +117,26 @@ def pack_runs(chosen: Suite, arguments: argparse.Namespace) -> None:
 
 
 def write_tables(chosen: Suite, arguments: argparse.Namespace) -> None:
-    """Puts a suite's tables into the page."""
-    folder = arguments.out / chosen.name
-    standing = Standing(chosen, finished(folder), failed(folder))
-    text = tables(standing, read_traffic(folder))
+    """Writes a suite's tables beside its packed file, and draws them."""
+    folder, standing = arguments.out / chosen.name, standing_of(chosen, arguments.out)
     draw(standing.rows, standing.plan.reference, folder.with_suffix(".png"))
+    text = tables(standing, read_traffic(folder))
+    folder.with_suffix(".md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+def write_overview(arguments: argparse.Namespace) -> None:
+    """Puts the overview of all suites into the page."""
+    text = overview([standing_of(each, arguments.out) for each in suites.SUITES])
     page = arguments.page.read_text(encoding="utf-8")
-    arguments.page.write_text(rewritten(page, chosen.name, text), encoding="utf-8")
-    print(f"{chosen.title}\n\n{text}\n")
+    arguments.page.write_text(rewritten(page, "overview", text), encoding="utf-8")
+    print(text)
+
+
+def standing_of(chosen: Suite, out: Path) -> Standing:
+    """What the finished runs of a suite say."""
+    folder = out / chosen.name
+    return Standing(chosen, finished(folder), failed(folder))
 
 
 COMMANDS = {"run": run, "traffic": count_traffic, "pack": pack_runs, "report": write_tables}

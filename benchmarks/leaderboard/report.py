@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of the page, in Markdown."""
+"""The tables in Markdown: of one suite, and the overview of all."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from math import isnan
 from pathlib import Path
@@ -16,6 +15,11 @@ from fl_lightning.comparison.summary import Figure
 from fl_lightning.report.number_formats import percent
 
 PAGE = Path(__file__).parents[2] / "docs" / "leaderboard.md"
+OVERVIEW = {
+    "fmnist-pat1": "Pat-1", "fmnist-pat2": "Pat-2", "fmnist-dir": "Dirichlet", "cifar-pat2": "CIFAR-10",
+    "digits": "digits", "office": "Office",
+}  # fmt: skip
+"""Suites whose methods are compared in one table, and their columns."""
 
 
 def tables(standing: Standing, traffic: Mapping[str, Traffic]) -> str:
@@ -29,17 +33,57 @@ def tables(standing: Standing, traffic: Mapping[str, Traffic]) -> str:
     done, failures = len(standing.results), standing.failures
     state = "complete" if done + failures == len(plan) else f"{done} of {len(plan)} runs are finished"
     state += f"; {failures} failed" if failures else ""
-    parts = [f"{suite.telling[0].upper()}{suite.telling[1:]}. {suite.rounds} rounds; {state}."]
-    if not rows:
-        return parts[0]
-    parts[0] += f" They took {duration(standing.seconds())} of one core."
+    parts = [
+        f"# {suite.title}",
+        f"`python -m benchmarks.leaderboard run {suite.name} --data-root DIR`",
+        f"{suite.telling[0].upper()}{suite.telling[1:]}. {suite.rounds} rounds; {state}.",
+    ]
+    if rows:
+        parts[-1] += f" They took {duration(standing.seconds())} of one core."
     if len(rows) > 1:
-        picture = f"../benchmarks/leaderboard/results/{suite.name}.png"
-        parts.append(f"![Differences of the methods to {standing.plan.reference}, with intervals]({picture})")
-    parts += [_accuracies(rows, len(plan.learning_rates)), _differences(rows), _costs(rows, traffic)]
+        parts.append(f"![Differences of the methods to {standing.plan.reference}, with intervals]({suite.name}.png)")
+    if rows:
+        parts += [_accuracies(rows, len(plan.learning_rates)), _differences(rows), _costs(rows, traffic)]
     if standing.missing:
         parts.append(f"Not run yet: {', '.join(standing.missing)}.")
-    return "\n\n".join(part for part in parts if part)
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def overview(standings: Sequence[Standing]) -> str:
+    """Where the tables of all suites are, and the methods beside each other.
+
+    Args:
+        standings: of all suites.
+    """
+    suites = [
+        [
+            f"[{each.suite.title}](../benchmarks/leaderboard/results/{each.suite.name}.md)",
+            f"{len(each.results)} of {len(each.plan)}",
+            str(each.failures),
+            duration(each.seconds()),
+        ]
+        for each in standings
+    ]
+    chosen = {OVERVIEW[each.suite.name]: each.rows for each in standings if each.suite.name in OVERVIEW}
+    methods: dict[str, dict[str, str]] = {}
+    for column, rows in chosen.items():
+        tenth = ("accuracy", "worst 10 %") in columns_of(rows)
+        for row in rows:
+            methods.setdefault(row.accuracy.method, {})[column] = _mean_and_worst(row, tenth)
+    lines = [[method, *(cells.get(column, "") for column in chosen)] for method, cells in methods.items()]
+    head = ["tables", "finished runs", "failed", "time of one core"]
+    return _markdown(head, suites) + "\n\n" + _markdown(["method", *chosen], lines)
+
+
+def _mean_and_worst(row: Row, tenth: bool) -> str:
+    """Mean and worst tenth, or worst client; with the sign of a difference that is no noise."""
+    figures = {"mean": row.accuracy.mean, "worst 10 %": row.accuracy.worst_10 if tenth else row.accuracy.worst}
+    texts = []
+    for statistic, figure in figures.items():
+        found = row.differences.get(("accuracy", statistic))
+        sign = "" if found is None or found.is_noise else "+" if found.difference > 0 else "-"
+        texts.append(f"{figure.mean:.3f}{sign}".removeprefix("0"))
+    return " ".join(texts)
 
 
 def _accuracies(rows: Sequence[Row], rates: int) -> str:
@@ -123,20 +167,3 @@ def _interval(found: Interval | None) -> str:
 def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
     return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
-
-
-def rewritten(page: str, name: str, text: str) -> str:
-    """A page with new tables of a suite between its two comments.
-
-    Args:
-        page: as it is.
-        name: of the suite.
-        text: the tables.
-
-    Raises:
-        ValueError: the page has no place for the suite.
-    """
-    place = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end of {re.escape(name)} -->)", re.DOTALL)
-    if len(place.findall(page)) != 1:
-        raise ValueError(f"the page must have the comments {name} and end of {name} once, found them otherwise")
-    return place.sub(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", page)

@@ -9,6 +9,8 @@
 Every run is a process of one thread. A run that is complete is skipped; one that was killed goes on from its last
 evaluation when the same command is given again, also with more ``--rounds``. Several processes can run one experiment.
 
+``report`` writes the tables into the folder ``--out``. From the committed results it also writes those of docs.
+
 Results are JSON lines in the folder ``--out``, one per evaluation. A run writes them to ``NAME/CASE-seedK.jsonl``. At
 its end ``run`` moves them to ``NAME.jsonl.xz``; ``pack`` does so at any time, such as after a kill.
 """
@@ -19,6 +21,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks.papers.catalog import EXPERIMENTS, experiment
+from benchmarks.papers.pages import write_pages
 from benchmarks.papers.records import pack
 from benchmarks.papers.report import write
 from benchmarks.papers.runner import Pool, clock, plan
@@ -67,6 +70,8 @@ def main() -> None:
                 pack(arguments.out, name)
             else:
                 write(experiment(name), arguments.out, arguments.rounds)
+        if arguments.command == "report" and arguments.rounds is None and arguments.out == RESULTS:
+            write_pages(arguments.names or [each.name for each in EXPERIMENTS], arguments.out)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from math import isnan, nan
 from pathlib import Path
@@ -157,3 +158,20 @@ def write(experiment: Experiment, out: Path, rounds: int | None = None) -> None:
         (experiment.draw or draw_curves)(results, out / f"{experiment.name}.png")
     except ModuleNotFoundError:
         print("No curves: they need matplotlib (pip install '.[plots]').")
+
+
+def rewritten(page: str, name: str, text: str) -> str:
+    """A page with new tables between two comments.
+
+    Args:
+        page: as it is.
+        name: of the place.
+        text: the tables.
+
+    Raises:
+        ValueError: the page has no such place, or several.
+    """
+    place = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end of {re.escape(name)} -->)", re.DOTALL)
+    if len(place.findall(page)) != 1:
+        raise ValueError(f"the page must have the comments {name} and end of {name} once, found them otherwise")
+    return place.sub(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", page)

@@ -132,7 +132,7 @@ struct Problem {
 
 // One block per matrix.
 template <bool kShared>
-__global__ void __launch_bounds__(kShared ? kFewThreads : kManyThreads, 1)
+__global__ void __launch_bounds__(kMostThreads, 1)
     descend(const Descent descent, const double* grams, const double* scales, int k, double* rooms, double* numbers,
             double* coeffs, bool* solved, bool* fairs) {
   const std::int64_t matrix = blockIdx.x;
@@ -183,11 +183,11 @@ void common_descent(Descent descent, const double* gram, const double* scale, st
   if (k >= 32767) {
     throw std::runtime_error("fl_lightning::common_descent takes up to 32766 rows, found " + std::to_string(k));
   }
-  const bool small = in_shared_memory(k + 1);
+  const auto [threads, bytes] = search_shape(k + 1);
   double* rooms = scratch<double>(context, batch * room_size(k));
-  double* numbers = small ? nullptr : scratch<double>(context, batch * search_size(k + 1));
-  launch(kOp, small ? descend<true> : descend<false>, batch, small ? kFewThreads : kManyThreads, context, descent, gram,
-         scale, static_cast<int>(k), rooms, numbers, coeff, solved, fair);
+  double* numbers = bytes ? nullptr : scratch<double>(context, batch * search_size(k + 1));
+  launch_with_shared(kOp, bytes ? descend<true> : descend<false>, batch, threads, bytes, context, descent, gram, scale,
+                     static_cast<int>(k), rooms, numbers, coeff, solved, fair);
 }
 
 }  // namespace fl_lightning::cuda

@@ -8,7 +8,7 @@ constexpr const char* kOp = "min_norm";
 
 // One block per matrix.
 template <bool kShared>
-__global__ void __launch_bounds__(kShared ? kFewThreads : kManyThreads, 1)
+__global__ void __launch_bounds__(kMostThreads, 1)
     solve(const double* grams, int k, double* scaled, double* numbers, double* lams, double* gaps) {
   const std::int64_t matrix = blockIdx.x;
   const double* gram = grams + matrix * k * k;
@@ -37,11 +37,11 @@ __global__ void __launch_bounds__(kShared ? kFewThreads : kManyThreads, 1)
 
 void min_norm(const double* gram, std::int64_t batch, std::int64_t k, double* lam, double* gap, Context context) {
   if (k >= 32768) throw std::runtime_error("fl_lightning::min_norm takes up to 32767 rows, found " + std::to_string(k));
-  const bool small = in_shared_memory(k);
+  const auto [threads, bytes] = search_shape(k);
   double* scaled = scratch<double>(context, batch * k * k);
-  double* numbers = small ? nullptr : scratch<double>(context, batch * search_size(k));
-  launch(kOp, small ? solve<true> : solve<false>, batch, small ? kFewThreads : kManyThreads, context, gram,
-         static_cast<int>(k), scaled, numbers, lam, gap);
+  double* numbers = bytes ? nullptr : scratch<double>(context, batch * search_size(k));
+  launch_with_shared(kOp, bytes ? solve<true> : solve<false>, batch, threads, bytes, context, gram, static_cast<int>(k),
+                     scaled, numbers, lam, gap);
 }
 
 }  // namespace fl_lightning::cuda

@@ -50,7 +50,8 @@ napoleon_numpy_docstring = False
 nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!fl_lightning\.).*"),
-    (r"py:.*", r"fl_lightning\.(core|training|ops\.slices|comparison\.(plan|fitted|selection|summary))\b.*"),
+    (r"py:.*", r"fl_lightning\.(core|clients|lightning|ops\.(slices|solvers))\b.*"),
+    (r"py:.*", r"fl_lightning\.comparison\.(plan|fitted|selection|summary)\b.*"),
     (r"py:.*", r"fl_lightning\.algorithms\.(_shared|features|groups|ditto)\b.*"),
 ]
 

@@ -44,6 +44,7 @@ from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork,
 from fl_lightning.algorithms.scaffold import SCAFFOLD
 from fl_lightning.algorithms.term import TERM
 from fl_lightning.algorithms.upgrad import UPGrad
+from fl_lightning.core.storage.declared import at_clients, per_client, server_state
 
 __all__ = [
     "AFL",
@@ -87,7 +88,10 @@ __all__ = [
     "ServerRule",
     "StepReport",
     "UPGrad",
+    "at_clients",
     "data_weights",
     "mean_rate",
+    "per_client",
+    "server_state",
     "uniform_weights",
 ]

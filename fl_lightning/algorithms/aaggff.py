@@ -14,11 +14,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._shared.weighting import nonnegative_losses, shares, stands_still, weighted_mean
+from fl_lightning.algorithms._shared.rows import require_finite
+from fl_lightning.algorithms._shared.weighting import (
+    nonnegative_losses,
+    shares,
+    stands_still,
+    uniform_weights,
+    weighted_mean,
+)
 from fl_lightning.algorithms.base import ServerRule
-from fl_lightning.algorithms.records import Federation, Needs, State, StepReport
+from fl_lightning.algorithms.records import Federation, Needs, StepReport
 from fl_lightning.arguments import checked
 from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.storage.declared import per_client, server_state
 from fl_lightning.ops.solvers import min_norm
 
 Response = Literal["weibull", "exponential", "frechet", "normal", "gumbel", "logistic"]
@@ -64,18 +72,19 @@ class AAggFF(ServerRule):
 
     needs = Needs(losses=True)
     reads = "sums"
-    column_state = ()
+    columnwise = True
     averages = True
+
+    rounds = server_state(0)
+    gains = per_client(float)  # "device": minus the sum of a client's gradients, up to what all share
+    clients = server_state(torch.zeros(0, dtype=torch.int64))  # else: those behind the entries of the tensors
+    gradient = server_state(torch.zeros(0, dtype=torch.float64))
+    outer = server_state(torch.zeros(0, 0, dtype=torch.float64))
+    decision = server_state(torch.zeros(0, dtype=torch.float64))  # p of the last round
 
     @checked()
     def __init__(self, setting: Setting = "device", response: Response = "gumbel") -> None:
         self.setting, self.response = setting, response
-        self._rounds = 0
-        self._gains: dict[int, float] = {}  # "device": by client, minus the sum of its gradients, up to what all share
-        self._ids: list[int] = []  # else: the clients behind the entries of the tensors
-        self._gradient = torch.zeros(0, dtype=torch.float64)
-        self._outer = torch.zeros(0, 0, dtype=torch.float64)
-        self._decision = torch.zeros(0, dtype=torch.float64)  # p of the last round
 
     def aggregate(self, cohort: Cohort) -> Tensor:
         """Returns ``sum_i p_i u_i``, with weights that this round's losses have a say in.
@@ -85,94 +94,64 @@ class AAggFF(ServerRule):
         """
         ratios = shares(nonnegative_losses(cohort, "AAggFF")) * len(cohort)  # beside their mean
         responses = RESPONSES[self.response](ratios)
-        before, counts = self.state_dict(), False
-        try:
-            weights = (self._entropic if self.setting == "device" else self._quadratic)(cohort, responses)
-            step = weighted_mean(cohort, weights)
-            counts = not stands_still(cohort)
-        finally:
-            if not counts:
-                self.load_state_dict(before)
-        self._rounds += counts
-        self.report = StepReport(weights=weights, flagged=not counts)
-        return step
+        require_finite(cohort.updates.norms().isfinite(), cohort, "AAggFF")
+        if stands_still(cohort):
+            self.report = StepReport(weights=uniform_weights(cohort).cpu(), flagged=True)
+            return torch.zeros_like(cohort.params)
+        weights = (self._entropic if self.setting == "device" else self._quadratic)(cohort, responses)
+        self.rounds += 1
+        self.report = StepReport(weights=weights)
+        return weighted_mean(cohort, weights)
 
     def _entropic(self, cohort: Cohort, responses: Tensor) -> Tensor:
         """Algorithm 3, without what is the same for all clients, which a softmax does not see."""
-        clients = cohort.num_clients or len(self._gains.keys() | set(cohort.client_ids))
+        clients = cohort.num_clients or len(self.gains.keys() | set(cohort.client_ids))
         rate = len(cohort) / clients  # C
         r = rate * responses
         # Doubly robust: absent clients count as the mean, present ones as the mean plus (r_i - mean) / C.
         gains = (r - r.mean()) / rate / (1 + r.mean())
-        self._gains = dict(self._gains)
         for client, gain in zip(cohort.client_ids, gains.tolist(), strict=True):
-            self._gains[client] = self._gains.get(client, 0.0) + gain
-        scale = math.sqrt(math.log(clients)) / math.sqrt(self._rounds + 1) / (2 + rate)
-        gathered = torch.tensor([self._gains[client] for client in cohort.client_ids], dtype=torch.float64)
-        return torch.softmax(scale * gathered, 0)
+            self.gains[client] = self.gains.get(client, 0.0) + gain
+        scale = math.sqrt(math.log(clients)) / math.sqrt(self.rounds + 1) / (2 + rate)
+        return torch.softmax(scale * self.gains.vector(cohort.client_ids, 0.0), 0)
 
     def _quadratic(self, cohort: Cohort, responses: Tensor) -> Tensor:
         """Algorithm 2, or the online Newton step of Hazan, Introduction to Online Convex Optimization, chapter 4."""
         self._admit(cohort)
-        k = len(self._ids)
-        present = [self._ids.index(client) for client in cohort.client_ids]
+        ids = self.clients.tolist()
+        k, present = len(ids), [ids.index(client) for client in cohort.client_ids]
         r = torch.zeros(k, dtype=torch.float64)
         r[present] = responses / k
-        gradient = -r / (1 + self._decision @ r)
-        self._gradient = self._gradient + gradient
-        self._outer = self._outer + torch.outer(gradient, gradient)
+        gradient = -r / (1 + self.decision @ r)
+        self.gradient = self.gradient + gradient
+        self.outer = self.outer + torch.outer(gradient, gradient)
         if self.setting == "newton":  # A = epsilon I + sum g g'; the nearest point to p - A^-1 g / gamma by A's norm
-            curvature = EPSILON * torch.eye(k).double() + self._outer
-            self._decision = _least_on_simplex(curvature, gradient / GAMMA - curvature @ self._decision, EPSILON)
+            curvature = EPSILON * torch.eye(k).double() + self.outer
+            self.decision = _least_on_simplex(curvature, gradient / GAMMA - curvature @ self.decision, EPSILON)
         else:  # beta / 2 p' (alpha I + sum g g') p + alpha / 2 |p|^2 + sum g . p, with beta = 1 / (4 L)
-            curvature = k / 4 * (RIDGE * torch.eye(k).double() + self._outer) + RIDGE * torch.eye(k).double()
-            self._decision = _least_on_simplex(curvature, self._gradient, RIDGE)
-        return shares(self._decision[present])
+            curvature = k / 4 * (RIDGE * torch.eye(k).double() + self.outer) + RIDGE * torch.eye(k).double()
+            self.decision = _least_on_simplex(curvature, self.gradient, RIDGE)
+        return shares(self.decision[present])
 
     def _admit(self, cohort: Cohort) -> None:
         """Clients that are new get the mean weight of those known, and no history."""
-        new = [client for client in cohort.client_ids if client not in self._ids]
+        ids = self.clients.tolist()
+        new = [client for client in cohort.client_ids if client not in ids]
         if not new:
             return
-        k, total = len(self._ids), len(self._ids) + len(new)
-        self._ids = self._ids + new
+        k, total = len(ids), len(ids) + len(new)
+        self.clients = torch.tensor(ids + new, dtype=torch.int64)
         wide = torch.zeros(total, total, dtype=torch.float64)
-        wide[:k, :k] = self._outer
-        self._outer = wide
-        self._gradient = torch.nn.functional.pad(self._gradient, (0, len(new)))
+        wide[:k, :k] = self.outer
+        self.outer = wide
+        self.gradient = torch.nn.functional.pad(self.gradient, (0, len(new)))
         fresh = torch.full((len(new),), 1 / total, dtype=torch.float64)
-        self._decision = torch.cat([self._decision * (k / total), fresh])
+        self.decision = torch.cat([self.decision * (k / total), fresh])
 
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """Bytes of the curvature, but with ``"device"``."""
         k = federation.num_clients
         return {} if self.setting == "device" else {"decisions (CPU)": 8 * (k * k + 2 * k)}
-
-    def reset(self) -> None:
-        """Forgets all rounds."""
-        fresh = type(self)(self.setting, self.response)
-        self.load_state_dict(fresh.state_dict())
-        self.report = StepReport()
-
-    def state_dict(self) -> State:
-        """Rounds, and what they say about each client."""
-        return {
-            "rounds": self._rounds,
-            "gains": dict(self._gains),
-            "clients": torch.tensor(self._ids, dtype=torch.int64),
-            "gradient": self._gradient,
-            "outer": self._outer,
-            "decision": self._decision,
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        """Restores what :meth:`state_dict` returned."""
-        self._rounds = int(state["rounds"])
-        self._gains = {int(client): float(gain) for client, gain in state["gains"].items()}
-        self._ids = state["clients"].tolist()
-        self._gradient, self._outer, self._decision = (
-            state[name].clone() for name in ("gradient", "outer", "decision")
-        )
 
 
 def _least_on_simplex(curvature: Tensor, slope: Tensor, ridge: float) -> Tensor:

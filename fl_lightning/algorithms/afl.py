@@ -6,16 +6,15 @@ Mehryar Mohri, Gary Sivek, Ananda Theertha Suresh. ICML 2019. https://arxiv.org/
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
 from fl_lightning.algorithms._shared.weighting import stands_still, uniform_weights, weighted_mean
 from fl_lightning.algorithms.base import ServerRule
-from fl_lightning.algorithms.records import Federation, Needs, State, StepReport
+from fl_lightning.algorithms.records import Federation, Needs, StepReport
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.storage.declared import per_client, server_state
 from fl_lightning.ops.solvers.simplex import project_simplex
 
 NO_MASS = 1e-12  # less than this of lambda is what projections leave by rounding
@@ -46,16 +45,17 @@ class AFL(ServerRule):
 
     needs = Needs(losses=True)
     reads = "sums"
-    column_state = ("mean",)
+    columnwise = True
     averages = True
+
+    lam = per_client(float)  # lambda
+    rounds = server_state(0)  # global models since the initial one
+    mean = server_state(Tensor, columns=True, wide=True)  # of all of them but the newest
 
     @checked(lambda_lr=Bounds(0))
     def __init__(self, lambda_lr: float = 0.01, full_participation: bool = False) -> None:
         self.lambda_lr = lambda_lr
         self.full_participation = full_participation
-        self._lambda: dict[int, float] = {}
-        self._rounds = 0  # global models since the initial one
-        self._mean: Tensor | None = None  # of all of them but the newest
 
     def begin_fit(self, federation: Federation) -> None:
         """Checks the size of cohorts.
@@ -86,7 +86,7 @@ class AFL(ServerRule):
             return step
         if has_mass:
             lam = mass * project_simplex(weights + self.lambda_lr / mass * losses)
-        self._lambda = known | dict(zip(ids, lam.tolist(), strict=True))
+        self.lam.update(known | dict(zip(ids, lam.tolist(), strict=True)))
         self._remember(cohort.params)
         self.report = StepReport(weights=weights, flagged=not has_mass)
         return step
@@ -100,47 +100,24 @@ class AFL(ServerRule):
 
     def _with_newcomers(self, cohort: Cohort) -> dict[int, float]:
         """``lambda`` of all clients that are known once this round is over."""
-        new = [client for client in cohort.client_ids if client not in self._lambda]
+        new = [client for client in cohort.client_ids if client not in self.lam]
         if cohort.num_clients is not None:
-            return self._lambda | dict.fromkeys(new, 1 / cohort.num_clients)
-        total = len(self._lambda) + len(new)
-        scaled = {client: value * len(self._lambda) / total for client, value in self._lambda.items()}
+            return dict(self.lam) | dict.fromkeys(new, 1 / cohort.num_clients)
+        total = len(self.lam) + len(new)
+        scaled = {client: value * len(self.lam) / total for client, value in self.lam.items()}
         return scaled | dict.fromkeys(new, 1 / total)
 
     def _remember(self, params: Tensor) -> None:
         """Counts a round; its parameters are the model that the round before led to, if there was one."""
-        if self._rounds > 0:
+        if self.rounds > 0:
             wide = params.to(torch.promote_types(params.dtype, torch.float32))
-            mean = torch.zeros_like(wide) if self._mean is None else self._mean.to(wide)
-            self._mean = mean + (wide - mean) / self._rounds
-        self._rounds += 1
+            mean = torch.zeros_like(wide) if self.mean is None else self.mean.to(wide)
+            self.mean = mean + (wide - mean) / self.rounds
+        self.rounds += 1
 
     def evaluation_params(self, params: Tensor) -> Tensor:
         """The mean of ``params``, the newest model, and those before."""
-        if self._mean is None:
+        if self.mean is None:
             return params
-        mean = self._mean.to(params.device)
-        return (mean + (params.to(mean.dtype) - mean) / self._rounds).to(params.dtype)
-
-    def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
-        """Bytes of the averaged model."""
-        width = torch.promote_types(federation.dtype, torch.float32).itemsize
-        return {"averaged model": federation.numel * width}
-
-    def reset(self) -> None:
-        """Forgets weights and models."""
-        self._lambda, self._rounds, self._mean = {}, 0, None
-        self.report = StepReport()
-
-    def state_dict(self) -> State:
-        """``lambda`` by client id, and the averaged model."""
-        state: State = {"lambda": dict(self._lambda), "rounds": self._rounds}
-        if self._mean is not None:
-            state["mean"] = self._mean
-        return state
-
-    def load_state_dict(self, state: State) -> None:
-        """Restores what :meth:`state_dict` returned."""
-        self._lambda = {int(client): float(value) for client, value in state["lambda"].items()}
-        self._rounds = int(state["rounds"])
-        self._mean = state["mean"].clone() if "mean" in state else None
+        mean = self.mean.to(params.device)
+        return (mean + (params.to(mean.dtype) - mean) / self.rounds).to(params.dtype)

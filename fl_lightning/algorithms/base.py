@@ -4,41 +4,39 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from copy import deepcopy
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs, Reads, State, StepReport
+from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs, Reads, StepReport
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.layout import LayerSpec, ParamLayout
 from fl_lightning.core.model_snapshot import ModelPart, Snapshot
+from fl_lightning.core.storage import kept
+from fl_lightning.core.storage.declared import Declared
 from fl_lightning.lightning.fit_description import constructor_arguments
 
 
 class ClientRule:
     """The client's half of a method. The base class is plain local training; override what the method changes.
 
-    State that lasts from round to round belongs in the rule, keyed by client id. It changes in :meth:`commit` and
-    :meth:`keep` only, so that a round either happened as a whole or not at all. In a real federation the server and
-    every client have a rule object each, so a rule with state says where each piece of it lives:
-
-    - :meth:`broadcast`: the server's, sent to every client of a round (SCAFFOLD's ``c``, class prototypes);
-    - :meth:`state_for`: the server's about one client, sent to that client alone (SCAFFOLD's ``c_i``);
-    - :attr:`ClientReport.kept` and :meth:`keep`: stays at the client (personal models, last local models).
-
-    What a client sends up is its report.
+    What lasts from round to round is declared on the class, see :mod:`fl_lightning.core.storage.declared`. It changes
+    in
+    :meth:`commit`, or by a report's :attr:`ClientReport.kept`, so that a round either happened as a whole or not.
+    In a real federation the server and every client have a rule object each, and the declarations say what goes from
+    one to the other: ``server_state(sent="all")`` to every client of a round (SCAFFOLD's ``c``, class prototypes),
+    ``per_client(sent="owner")`` to that client alone (SCAFFOLD's ``c_i``). What clients keep to themselves is declared
+    with ``at_clients`` (personal models, last local models). What a client sends up is its report.
 
     Attributes:
         needs: what local training must carry.
         reads: what :meth:`adjust_step` and :meth:`commit` read of the clients' rows for the sake of all. What a client
             keeps of its own row is its own and does not count. A class that overrides one of the two without saying
             what they read counts as ``"rows"``.
-        placement: as in :class:`ServerRule`.
-        column_state: as in :class:`ServerRule`, for what :meth:`adjust_step` and :meth:`commit` do; names of entries of
-            :meth:`broadcast` and :meth:`state_for` belong here, too. A class that overrides one of these methods or
-            :meth:`state_dict` without saying it counts as ``None``.
+        columnwise: as in :class:`ServerRule`, for what :meth:`adjust_step` and :meth:`commit` do. A class that
+            overrides one of the two without saying it counts as ``False``.
+        scalars: numbers worth logging of the round that :meth:`commit` was called for.
         undefined_extras: names of extras in which NaN stands for something undefined. A report with NaN in others, or
             with infinity, counts as one whose update is not finite.
         own_work: what the rule computes of losses by itself, without Lightning's hooks; the fit names those left out.
@@ -46,49 +44,21 @@ class ClientRule:
 
     needs: Needs = Needs()
     reads: Reads = "sums"
-    placement: tuple[str, ...] = ()
-    column_state: tuple[str, ...] | None = ()
+    columnwise: bool = True
+    scalars: Mapping[str, float] = {}
     undefined_extras: tuple[str, ...] = ()
     own_work: Literal["none", "gradients", "steps"] = "none"
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         own = vars(cls).keys()  # what a class does not say is not known
-        if {"adjust_step", "commit"} & own and "reads" not in own:
-            cls.reads = "rows"
-        if {"adjust_step", "commit", "broadcast", "state_for", "state_dict"} & own and "column_state" not in own:
-            cls.column_state = None
+        if {"adjust_step", "commit"} & own:
+            cls.reads = cls.reads if "reads" in own else "rows"
+            cls.columnwise = cls.columnwise and "columnwise" in own
 
     def hyperparameters(self) -> dict[str, Any]:
         """See :meth:`ServerRule.hyperparameters`."""
-        return constructor_arguments(self, self.placement)
-
-    def overrides(self, *names: str) -> bool:
-        """Whether the rule replaces any of these methods of plain local training.
-
-        Args:
-            names: names of methods or attributes of :class:`ClientRule`; none stands for all of them, so that
-                ``rule.overrides()`` tells whether the rule changes anything.
-        """
-        names = names or tuple(name for name in vars(ClientRule) if not name.startswith("_"))
-        return any(getattr(type(self), name) is not getattr(ClientRule, name) for name in names)
-
-    def obstacle(self) -> str | None:
-        """Why clients cannot train in other processes or on other machines, as a sentence; ``None`` if they can.
-
-        A class that defines ``commit`` or ``state_dict`` has state, perhaps more than its base class speaks of: it also
-        defines one of ``broadcast``, ``state_for`` and ``keep``, if only to say that a visit needs nothing of it.
-        """
-        for kind in type(self).__mro__[: type(self).__mro__.index(ClientRule)]:
-            if vars(kind).keys() & {"broadcast", "state_for", "keep"}:
-                return None
-            found = [name for name in ("commit", "state_dict") if name in vars(kind)]
-            if found:
-                return (
-                    f"{kind.__name__} has a {found[0]} and does not say where its state lives: define broadcast, "
-                    "state_for or keep"
-                )
-        return None
+        return constructor_arguments(self, kept.placement(self))
 
     def refusal(self, server: ServerRule) -> str | None:
         """Why this half makes no sense under a server rule, as a sentence that begins with a verb, or ``None``."""
@@ -98,7 +68,7 @@ class ClientRule:
         """Raises ValueError, before the first round, if the module, trained as laid out, lacks what no need names."""
 
     def begin_fit(self, federation: Federation) -> None:
-        """Called before the first round of a fit, after :meth:`load_state_dict` if the fit is resumed."""
+        """Called before the first round of a fit, after what it keeps was restored if the fit is resumed."""
 
     def begin_client(self, work: LocalWork) -> None:
         """Called with the parameters at the global model, before the first local step.
@@ -115,14 +85,10 @@ class ClientRule:
             batch_idx: its place in this pass over the client's data; every pass begins at 0.
         """
 
-    def loss_weight(self, work: LocalWork) -> float:
-        """Factor of the module's own loss; 1 unless the method weighs it against its term."""
-        return 1.0
-
     def shape_loss(self, work: LocalWork, loss: Tensor) -> Tensor:
         """What takes the place of the module's loss of a batch, as a function of it; the loss itself unless changed.
 
-        :meth:`loss_weight` and :meth:`loss_term` apply to what is returned.
+        :meth:`loss_term` is added to what is returned.
         """
         return loss
 
@@ -150,31 +116,6 @@ class ClientRule:
     def commit(self, cohort: Cohort) -> None:
         """The round happened: update what the server keeps from the reports that arrived."""
 
-    def scalars(self) -> Mapping[str, float]:
-        """Numbers worth logging of the round that :meth:`commit` was called for."""
-        return {}
-
-    def keep(self, client_id: int, kept: State, when: int) -> None:
-        """The client's report entered the step of round ``when``: what it kept of its visit replaces what it had.
-
-        Called after :meth:`commit` in a simulation, and before the client's next visit in a real federation, where the
-        client does not hear earlier whether its report counted. Not called for a report that kept nothing.
-        """
-
-    def broadcast(self) -> State:
-        """What the server sends to every client of a round; not copied."""
-        return {}
-
-    def take_broadcast(self, state: State) -> None:
-        """At a client: takes what :meth:`broadcast` returned at the server."""
-
-    def state_for(self, client_id: int) -> State:
-        """What the server keeps for one client and sends to that client alone; not copied."""
-        return {}
-
-    def take_state(self, client_id: int, state: State) -> None:
-        """At a client: takes what :meth:`state_for` returned at the server."""
-
     def personal_model(self, client_id: int) -> Snapshot | ModelPart | None:
         """The client's own model, to be evaluated on its data beside the global one; ``None`` if it has none.
 
@@ -182,25 +123,35 @@ class ClientRule:
         """
         return None
 
-    def personal_models(self, state: State) -> Callable[[int], Snapshot | ModelPart | None]:
-        """:meth:`personal_model` as it was when :meth:`state_dict` returned this state; the rule stays as it is."""
-        other = deepcopy(self)
-        other.load_state_dict(state)
-        return other.personal_model
-
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
-        """Bytes that the rule will hold at most, by name, for the memory plan printed at the start."""
-        return {}
+        """Bytes that the rule will hold at most, by name, for the memory plan: what it keeps, unless it says more."""
+        return kept.planned(self, federation.extent(cohort_size))
 
-    def reset(self) -> None:
-        """Forgets everything; called at a fresh fit."""
 
-    def state_dict(self) -> State:
-        """State for the checkpoint."""
-        return {}
+def overrides(rule: ClientRule, *names: str) -> bool:
+    """Whether a rule replaces any of these methods of plain local training.
 
-    def load_state_dict(self, state: State) -> None:
-        """Restores what :meth:`state_dict` returned."""
+    Args:
+        rule: the rule.
+        names: names of methods or attributes of :class:`ClientRule`; none stands for all of them, so that
+            ``overrides(rule)`` tells whether the rule changes anything.
+    """
+    names = names or tuple(name for name in vars(ClientRule) if not name.startswith("_"))
+    return any(getattr(type(rule), name) is not getattr(ClientRule, name) for name in names)
+
+
+def obstacle(rule: ClientRule) -> str | None:
+    """Why clients cannot train in other processes or on other machines, as a sentence; ``None`` if they can.
+
+    A class that defines ``commit`` keeps something, perhaps more than its base class speaks of: it declares that.
+    """
+    for kind in type(rule).__mro__[: type(rule).__mro__.index(ClientRule)]:
+        if any(isinstance(entry, Declared) for entry in vars(kind).values()):
+            return None
+        if "commit" in vars(kind):
+            how = "say it with server_state or per_client"
+            return f"{kind.__name__} has a commit and declares nothing that it keeps: {how}"
+    return None
 
 
 class ServerRule(ABC):
@@ -210,14 +161,10 @@ class ServerRule(ABC):
         needs: what the cohort must carry.
         reads: what :meth:`aggregate` reads of the clients' rows. A class that overrides an ``aggregate`` without saying
             what its own reads counts as ``"rows"``.
-        placement: names of constructor arguments that say where things are kept and change no result.
-        column_state: the rule works on any run of the columns: it takes sums over columns from the cohort's
+        columnwise: the rule works on any run of the columns: it takes sums over columns from the cohort's
             :class:`UpdateMatrix`, and everything else that it does to parameters, rows and steps treats each column
-            alike. Several processes can then share the columns. The tuple names the entries of :meth:`state_dict` that
-            hold tensors with one number per column in their last dimension (``"momentum"``, ``"history.rows"`` for an
-            entry of an entry), or lists or dicts of such tensors. ``None``: every process needs whole rows. A class
-            that overrides :meth:`aggregate`, :meth:`evaluation_params` or :meth:`state_dict` without saying it counts
-            as ``None``.
+            alike. Several processes can then share the columns. ``False``: every process needs whole rows. A class that
+            overrides :meth:`aggregate` or :meth:`evaluation_params` without saying it counts as ``False``.
         layers: the layers that the rule works on; the strategy lays out the parameters accordingly.
         averages: the step is a mean of the rows, whatever its weights, so that client halves may add to it.
         report: how the last step came about.
@@ -225,8 +172,7 @@ class ServerRule(ABC):
 
     needs: Needs = Needs()
     reads: Reads = "rows"
-    placement: tuple[str, ...] = ()
-    column_state: tuple[str, ...] | None = None
+    columnwise: bool = False
     layers: LayerSpec = "module"
     averages: bool = False
     report: StepReport = StepReport()
@@ -238,45 +184,31 @@ class ServerRule(ABC):
         own = vars(cls).keys()
         if "aggregate" in own and "reads" not in own and not first:
             cls.reads = "rows"
-        if {"aggregate", "evaluation_params", "state_dict"} & own and "column_state" not in own:
-            cls.column_state = None
+        if {"aggregate", "evaluation_params"} & own and "columnwise" not in own:
+            cls.columnwise = False
 
     def hyperparameters(self) -> dict[str, Any]:
         """The constructor's arguments that shape results, by name, as numbers, strings and lists of them.
 
         A rule keeps each of its arguments in a public attribute of the same name; arguments that it does not keep are
-        left out, and so are those of :attr:`placement`.
+        left out, and so are those that say where things are kept.
         """
-        return constructor_arguments(self, self.placement)
+        return constructor_arguments(self, kept.placement(self, self.client_rule()))
 
     @abstractmethod
     def aggregate(self, cohort: Cohort) -> Tensor:
         """Turns the cohort into a step ``[n]``; the new parameters are ``params - step``.
 
-        May update the rule's state: the strategy applies the step right after, or takes the rule back
-        (:meth:`tentatively`). Sets :attr:`report`.
+        May change what the rule keeps: the strategy applies the step right after, or takes that back. Sets
+        :attr:`report`.
         """
-
-    def tentatively(self) -> Callable[[bool], None]:
-        """Called before :meth:`aggregate`; what is returned is called after it, with whether the step was applied.
-
-        If it was not, the rule must become what it was. Here that is a copy of :meth:`state_dict`: a rule with large
-        state that :meth:`aggregate` does not change in place can do it for less.
-        """
-        before = deepcopy(self.state_dict())
-
-        def settle(happened: bool) -> None:
-            if not happened:
-                self.load_state_dict(before)
-
-        return settle
 
     def client_rule(self) -> ClientRule:
         """The method's client half; plain local training unless the method says otherwise."""
         return ClientRule()
 
     def begin_fit(self, federation: Federation) -> None:
-        """Called before the first round of a fit, after :meth:`load_state_dict` if the fit is resumed."""
+        """Called before the first round of a fit, after what it keeps was restored if the fit is resumed."""
 
     def end_fit(self) -> str | None:
         """Called when all rounds of a fit are over; returns a line to print, if there is something to say."""
@@ -287,15 +219,5 @@ class ServerRule(ABC):
         return params
 
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
-        """Bytes that the rule will hold at most, by name, for the memory plan printed at the start."""
-        return {}
-
-    def reset(self) -> None:
-        """Forgets everything; called at a fresh fit."""
-
-    def state_dict(self) -> State:
-        """State for the checkpoint."""
-        return {}
-
-    def load_state_dict(self, state: State) -> None:
-        """Restores what :meth:`state_dict` returned."""
+        """Bytes that the rule will hold at most, by name, for the memory plan: what it keeps, unless it says more."""
+        return kept.planned(self, federation.extent(cohort_size))

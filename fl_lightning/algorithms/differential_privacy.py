@@ -11,7 +11,6 @@ https://arxiv.org/abs/1712.07557
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.fedavg import FedAvg
-from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, State
+from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.errors import ModuleError
@@ -28,6 +27,7 @@ from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.modules import followers_of, named_model_buffers, non_persistent_buffers_of
 from fl_lightning.core.optional_packages import how_to_install
 from fl_lightning.core.seeding import derive_seed
+from fl_lightning.core.storage.declared import server_state
 
 _DELTA = 1.1  # without a delta: 1 / N to this power, so that it is below one client's share
 
@@ -76,7 +76,9 @@ class DifferentialPrivacy(ClientRule):
     """
 
     reads = "sums"
-    column_state = ()
+    columnwise = True
+
+    rounds = server_state(0)  # up to the last one that counted
 
     @checked(clip=Bounds(above=0), noise_multiplier=Bounds(above=0), delta=Bounds(above=0, below=1))
     def __init__(
@@ -93,7 +95,6 @@ class DifferentialPrivacy(ClientRule):
             raise ValueError(f"amplified=True needs where='central', found {where!r}: the server knows who was drawn")
         self.clip, self.noise_multiplier, self.where, self.delta = clip, noise_multiplier, where, delta
         self.amplified, self.uncovered, self.seed = amplified, uncovered, seed
-        self._rounds = 0
         self._federation: Federation | None = None
         self._beside: dict[str, Tensor] = {}
 
@@ -199,17 +200,10 @@ class DifferentialPrivacy(ClientRule):
             noise = torch.randn(n, generator=generator, dtype=torch.float64)
         return noise.mul_(self.noise_multiplier * scale).to(like)
 
-    def broadcast(self) -> State:
-        """Nothing: a visit needs no more than the arguments."""
-        return {}
-
     def commit(self, cohort: Cohort) -> None:
-        """Counts the rounds up to this one."""
-        self._rounds = cohort.round + 1
-
-    def scalars(self) -> Mapping[str, float]:
-        """What has been spent."""
-        return {"epsilon": self.epsilon(self._rounds)}
+        """Counts the rounds up to this one, and what has been spent."""
+        self.rounds = cohort.round + 1
+        self.scalars = {"epsilon": self.epsilon(self.rounds)}
 
     @checked(rounds=Bounds(0), num_clients=Bounds(1), cohort_size=Bounds(1))
     def epsilon(self, rounds: int, num_clients: int | None = None, cohort_size: int | None = None) -> float:

@@ -6,7 +6,6 @@ Tian Li, Shengyuan Hu, Ahmad Beirami, Virginia Smith. ICML 2021. https://arxiv.o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -14,12 +13,14 @@ from torch import Tensor, nn
 
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.fedavg import FedAvg
-from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs, State
+from fl_lightning.algorithms.records import ClientReport, LocalWork, Needs
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.model_snapshot import Snapshot, packed_buffers, standing_in
 from fl_lightning.core.seeding import derive_seed, isolated
-from fl_lightning.core.storage.own_models import OwnModels
+from fl_lightning.core.storage.declared import at_clients
+from fl_lightning.core.storage.model_files import check_files
+from fl_lightning.core.storage.per_client import plain
 
 
 class Ditto(FedAvg):
@@ -39,8 +40,6 @@ class Ditto(FedAvg):
         ValueError: ``lam`` is negative, or ``personal_lr`` or ``keep_checkpoints`` is not positive.
     """
 
-    placement = ("directory", "keep_checkpoints")
-
     @checked(lam=Bounds(0), personal_lr=Bounds(above=0), keep_checkpoints=Bounds(1))
     def __init__(
         self,
@@ -53,7 +52,8 @@ class Ditto(FedAvg):
         super().__init__(weighting)
         self.lam, self.personal_lr = lam, personal_lr
         self.directory, self.keep_checkpoints = directory, keep_checkpoints
-        self._client = PersonalModels(lam, personal_lr, OwnModels("Ditto", directory, keep_checkpoints))
+        check_files("Ditto", directory, keep_checkpoints)
+        self._client = PersonalModels(lam, personal_lr, directory, keep_checkpoints)
 
     def client_rule(self) -> PersonalModels:
         """The personal models; the same object on every call."""
@@ -67,25 +67,24 @@ class PersonalModels(ClientRule):
     they draw comes from generators of their own, and BatchNorm's statistics are the personal model's own: the global
     model trains as in FedAvg, bit for bit.
 
-    Args:
-        lam: see :class:`Ditto`.
-        lr: see ``personal_lr`` there.
-        own: the models between rounds.
+    See :class:`Ditto` for the arguments.
     """
 
     reads = "sums"
-    column_state = ()
-    placement = ("own",)
     own_work = "steps"
 
-    def __init__(self, lam: float, lr: float | None, own: OwnModels) -> None:
-        self.needs = Needs(client_lr=lr is None)
-        self.lam, self.lr, self._own = lam, lr, own
+    own = at_clients(files="directory")
+
+    def __init__(
+        self, lam: float, personal_lr: float | None, directory: str | None = None, keep_checkpoints: int | None = 2
+    ) -> None:
+        self.needs = Needs(client_lr=personal_lr is None)
+        self.lam, self.personal_lr = lam, personal_lr
+        self.directory, self.keep_checkpoints = directory, keep_checkpoints
         self._model: Snapshot | None = None
         self._batches = 0
         self._gradient: Tensor | None = None  # summed up over the batches of a step that is not taken yet
         self._from_step, self._step_lr = 0, 0.0
-        self._buffer_bytes = 0
 
     def check_module(self, module: nn.Module, layout: ParamLayout) -> None:
         """Personal models need losses that ``training_step`` leaves to others to descend."""
@@ -94,15 +93,14 @@ class PersonalModels(ClientRule):
                 f"Ditto trains personal models on the loss of {type(module).__name__}.training_step, which optimizes "
                 "manually: use automatic optimization"
             )
-        self._buffer_bytes = packed_buffers(module, torch.device("cpu")).numel()
 
     def personal_model(self, client_id: int) -> Snapshot | None:
         """The client's model on the CPU, or ``None`` before the end of its first round."""
-        return self._own.get(client_id)
+        return self.own.get(client_id)
 
     def begin_client(self, work: LocalWork) -> None:
         """Loads the client's model, a copy of the global one in its first round."""
-        held, device = self._own.get(work.client_id), work.params.device
+        held, device = self.own.get(work.client_id), work.params.device
         if held is None:
             self._model = Snapshot(work.params.clone(), packed_buffers(work.module, device))
         else:
@@ -115,7 +113,7 @@ class PersonalModels(ClientRule):
         Raises:
             ValueError: neither the method nor the optimizer has a learning rate.
         """
-        model, lr = self._model, work.client_lr if self.lr is None else self.lr
+        model, lr = self._model, work.client_lr if self.personal_lr is None else self.personal_lr
         if model is None or work.own_loss is None or lr is None:
             raise ValueError("begin_batch of Ditto needs begin_client before it, work.own_loss and a learning rate")
         model = self._stepped(work, model)
@@ -153,38 +151,4 @@ class PersonalModels(ClientRule):
         model, self._model = self._stepped(work, self._model), None
         if not bool(torch.isfinite(model.params).all()):
             raise ValueError(f"the personal model of client {work.client_id} diverged: lower personal_lr or lam")
-        return ClientReport(kept=vars(model.to("cpu")))
-
-    def keep(self, client_id: int, kept: State, when: int) -> None:
-        """Replaces the client's model."""
-        self._own.keep(client_id, kept, when)
-
-    def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
-        """Bytes on the CPU: all personal models, or with files those of one round."""
-        each = federation.layout.numel * federation.dtype.itemsize + self._buffer_bytes
-        return {"personal_models (CPU)": self._own.planned_nbytes(each, federation.num_clients, cohort_size)}
-
-    def reset(self) -> None:
-        """Forgets all models."""
-        self._own.clear()
-
-    def state_dict(self) -> State:
-        """The models, or which files they are in."""
-        return self._own.state_dict()
-
-    def load_state_dict(self, state: State) -> None:
-        """Restores what :meth:`state_dict` returned.
-
-        Raises:
-            ValueError: the checkpoint keeps models elsewhere than this rule.
-        """
-        self._own.load_state_dict(state)
-
-    def personal_models(self, state: State) -> Callable[[int], Snapshot | None]:
-        """The models of a checkpoint, without a copy of those at hand.
-
-        Raises:
-            ValueError: the checkpoint keeps models elsewhere than this rule.
-            FileNotFoundError: a file that it refers to is gone.
-        """
-        return self._own.restored(state).get
+        return ClientReport(kept={"own": plain(model.to("cpu"))})

@@ -24,7 +24,7 @@ class DRFL(ServerRule):
 
     needs = Needs(losses=True)
     reads = "sums"
-    column_state = ()
+    columnwise = True
     averages = True
 
     def aggregate(self, cohort: Cohort) -> Tensor:

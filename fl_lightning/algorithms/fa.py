@@ -19,10 +19,11 @@ from fl_lightning.algorithms._shared.weighting import reported
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.groups import group_scores
-from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs, State
+from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs
 from fl_lightning.arguments import FILLED, Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.model_snapshot import standing_in
+from fl_lightning.core.storage.declared import server_state
 from fl_lightning.ops.solvers import linear_program
 
 NO_KERNEL = 1e-12  # a basis that reaches less than this share of what the best one does has no samples
@@ -68,7 +69,7 @@ class FA(FedAvg):
     """
 
     reads = "sums"
-    column_state = ()
+    columnwise = True
 
     @checked(bases=FILLED, sigma=Bounds(above=0), bound=Bounds(1), tau=Bounds(0), penalty=Bounds(0))
     def __init__(
@@ -108,7 +109,12 @@ class AgnosticWeights(ClientRule):
 
     needs = Needs(groups=True)
     reads = "sums"
-    column_state = ()
+    columnwise = True
+
+    a = server_state(Tensor, sent="all")
+    share = server_state(float, sent="all")  # of group 1 among all samples
+    relaxed = server_state(0)
+    stuck = server_state(False)
 
     def __init__(
         self,
@@ -124,19 +130,15 @@ class AgnosticWeights(ClientRule):
         self.bases, self.sigma, self.bound, self.tau, self.penalty = bases.double(), sigma, bound, tau, penalty
         self._width = _usual_distance(self.bases) if sigma is None else sigma
         self.inputs = inputs
-        self.a: Tensor | None = None
-        self.relaxed = 0
-        self.stuck = False
-        self._share: float | None = None  # of group 1 among all samples
 
     def begin_client(self, work: LocalWork) -> None:
         """Nothing has been summed up yet."""
         self._sums = torch.zeros(4, len(self.bases), dtype=torch.float64)  # of k, k l, k score and k A score
         self._counts = torch.zeros(2, dtype=torch.float64)  # samples, and those in group 1
 
-    def loss_weight(self, work: LocalWork) -> float:
-        """0: the reweighed loss replaces the module's own."""
-        return 0.0
+    def shape_loss(self, work: LocalWork, loss: Tensor) -> Tensor:
+        """0 times the module's own loss, which the reweighed one replaces."""
+        return 0.0 * loss
 
     def loss_term(self, work: LocalWork, batch: Any, batch_idx: int) -> Tensor | None:
         """The reweighed loss of the batch with its penalty."""
@@ -150,7 +152,7 @@ class AgnosticWeights(ClientRule):
         self._counts += torch.tensor([len(scores), float(member.sum())], dtype=torch.float64)
 
         theta = torch.ones_like(scores) if self.a is None else (kernels @ self.a.to(kernels)).to(scores)
-        share = member.mean() if self._share is None else self._share
+        share = member.mean() if self.share is None else self.share
         covariance = (theta * (member - share) * scores).mean()
         return (theta * losses).mean() + self.penalty * torch.relu(covariance.abs() - self.tau)
 
@@ -169,14 +171,6 @@ class AgnosticWeights(ClientRule):
         """Reports the sums per basis and the counts."""
         return ClientReport(extras={"kernel_sums": self._sums, "group_counts": self._counts})
 
-    def broadcast(self) -> State:
-        """``a`` and the share of group 1."""
-        return {} if self.a is None else {"a": self.a, "share": self._share}
-
-    def take_broadcast(self, state: State) -> None:
-        """Takes ``a`` and the share of group 1."""
-        self.a, self._share = state.get("a"), state.get("share")
-
     def commit(self, cohort: Cohort) -> None:
         """Finds the worst weights for the next round.
 
@@ -185,9 +179,9 @@ class AgnosticWeights(ClientRule):
         """
         total, members = reported(cohort, "group_counts", (2,), "FA", least=0).sum(0).tolist()
         mass, losses, scores, member_scores = reported(cohort, "kernel_sums", (4, None), "FA").sum(0) / total
-        self._share = members / total
+        self.share = share = members / total
         near = mass > NO_KERNEL * mass.max()
-        covariances = (member_scores - self._share * scores)[None]
+        covariances = (member_scores - share * scores)[None]
         among = self._kernels(self.bases)
         ceilings = torch.full((len(among),), self.bound, dtype=torch.float64)
         limits = torch.full((2,), self.tau, dtype=torch.float64)
@@ -219,19 +213,6 @@ class AgnosticWeights(ClientRule):
         """
         if self.a is not None and len(self.a) != len(self.bases):
             raise ValueError(f"bases of FA must be the {len(self.a)} of the checkpoint, found {len(self.bases)}")
-
-    def reset(self) -> None:
-        """Back to equal weights."""
-        self.a, self._share, self.relaxed, self.stuck = None, None, 0, False
-
-    def state_dict(self) -> State:
-        """``a``, the share of group 1, and how often constraints were left out."""
-        return {"relaxed": self.relaxed, "stuck": self.stuck, **self.broadcast()}
-
-    def load_state_dict(self, state: State) -> None:
-        """Restores what :meth:`state_dict` returned."""
-        self.relaxed, self.stuck = state["relaxed"], state.get("stuck", False)
-        self.take_broadcast(state)
 
 
 def _usual_distance(bases: Tensor) -> float:

@@ -16,11 +16,11 @@ from fl_lightning.algorithms._shared.disparity import PREDICTED, Notion
 from fl_lightning.algorithms._shared.weighting import reported, shares, stands_still, weighted_mean
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.groups import group_scores
-from fl_lightning.algorithms.records import ClientReport, LocalWork, Needs, State, StepReport
+from fl_lightning.algorithms.records import ClientReport, LocalWork, Needs, StepReport
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.model_snapshot import standing_in
-from fl_lightning.core.storage.numbers import ClientNumbers
+from fl_lightning.core.storage.declared import per_client
 
 HITS = "right_predictions"  # [2]: predicted right, and samples
 
@@ -45,13 +45,14 @@ class FairFed(ServerRule):
     """
 
     reads = "sums"
-    column_state = ()
+    columnwise = True
     averages = True
+
+    weights = per_client(float)
 
     @checked(beta=Bounds(0))
     def __init__(self, beta: float = 1.0, notion: Notion = "eo") -> None:
         self.beta, self.notion = beta, notion
-        self._weights = ClientNumbers()
 
     def client_rule(self) -> ClientRule:
         """Counts what the global model predicts for the groups."""
@@ -65,30 +66,17 @@ class FairFed(ServerRule):
         """
         gaps = _gaps(cohort)
         whole = cohort.num_samples or float(cohort.sizes.sum())
-        before = self._weights.of(cohort.client_ids, cohort.sizes.cpu() / whole)
+        before = self.weights.vector(cohort.client_ids, cohort.sizes.cpu() / whole)
         moved = (before - self.beta * (gaps - gaps.mean())).clamp_min(0)
         weights = shares(moved)
         step = weighted_mean(cohort, weights)
         still = stands_still(cohort)
         if not still:
-            self._weights.set(cohort.client_ids, moved)
+            self.weights.put(cohort.client_ids, moved)
         self.report = StepReport(
             weights=weights, flagged=still or not bool(moved.any()), scalars={"metric_gap": float(gaps.max())}
         )
         return step
-
-    def reset(self) -> None:
-        """Forgets all weights."""
-        self._weights.clear()
-        self.report = StepReport()
-
-    def state_dict(self) -> State:
-        """Weights by client id."""
-        return {"weights": self._weights.state_dict()}
-
-    def load_state_dict(self, state: State) -> None:
-        """Restores what :meth:`state_dict` returned."""
-        self._weights.load_state_dict(state["weights"])
 
 
 class GroupCounts(ClientRule):

@@ -13,15 +13,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._shared.budget_report import BudgetReport
+from fl_lightning.algorithms._shared.budget_report import conclusion, lowest_score, true_disparities
 from fl_lightning.algorithms._shared.choices import Reading
 from fl_lightning.algorithms._shared.disparity import Disparities, Notion, disparity_gram, reported_disparities
 from fl_lightning.algorithms._shared.min_max import budgets_hold, min_max, pareto
 from fl_lightning.algorithms._shared.rows import no_step
 from fl_lightning.algorithms.base import ClientRule, ServerRule
-from fl_lightning.algorithms.records import Federation, Needs, State, StepReport
+from fl_lightning.algorithms.records import Federation, Needs, StepReport
 from fl_lightning.arguments import Bounds, check_unused, checked
 from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.storage.declared import per_client, server_state
 
 
 class FCFL(ServerRule):
@@ -61,9 +62,6 @@ class FCFL(ServerRule):
             value); the hull of stage 2 has every client's disparity gradient. ``"code"``: ``SM(g')`` is bounded in
             stage 2 only while a budget is exceeded or just met, so that budgets are overshot.
 
-    Attributes:
-        stage: 1 or 2, of the next round.
-
     Raises:
         ValueError: an argument is out of range.
     """
@@ -71,7 +69,13 @@ class FCFL(ServerRule):
     layers = "model"
     needs = Needs(losses=True, full_gradients=True, client_lr=True)
     reads = "gram"
-    column_state = ()
+    columnwise = True
+
+    rounds = server_state(0)
+    second = server_state(False)  # stage 2 has begun before its time
+    d_loss, d_disparity = server_state(float), server_state(float)  # of the soft maxima, once they shrank
+    surrogates, disparities = per_client(float), per_client(float)  # as the clients last reported them
+    lowest = server_state(math.inf)  # score of any sample in any round
 
     _delta_factor, _delta_floor = 0.1, 1e-4  # d shrinks where 0.1 ||grad SM|| <= d, and stays once it is below 1e-4
     _joint_threshold = 1e-3  # eps_d of equation 14
@@ -109,9 +113,11 @@ class FCFL(ServerRule):
         self._bounds_when_tight = reading == "code"
         measured = Disparities("FCFL", notion, sharpness)
         self._client = ClientRule() if budget is None else measured
-        self._kept = BudgetReport("FCFL", notion)
-        self.stage, self._rounds, self._delta_loss, self._delta_disparity = 1, 0, self.delta, self.delta
-        self.reset()
+
+    @property
+    def stage(self) -> int:
+        """1 or 2, of the next round."""
+        return 2 if self.second or self.rounds >= self.stage1_rounds else 1
 
     def client_rule(self) -> ClientRule:
         """Measures disparities and their gradients; the same object on every call."""
@@ -140,17 +146,17 @@ class FCFL(ServerRule):
         if self.budget is not None:
             disparities, companions = reported_disparities(cohort, "FCFL")
             excess = self.excess(cohort, disparities)
-            true = self._kept.note(cohort, disparities)
+            true = self._noted(cohort, disparities)
         gram = disparity_gram(cohort, companions, "FCFL")  # K [2m, 2m]
         if not bool(gram.any()):
             return no_step(self, cohort)
 
+        d_loss, d_disparity = self.d_loss or self.delta, self.d_disparity or self.delta
         known, unit = ~excess.isnan(), torch.eye(2 * m, dtype=torch.float64)
-        c_loss = torch.softmax(losses / self._delta_loss, 0) @ unit[:m]  # the gradient of SM(l) is S^T c_loss
-        c_disparity = torch.softmax(excess[known] / self._delta_disparity, 0) @ unit[m:][known]  # that of SM(g')
-        feasible = budgets_hold(excess[known], self._delta_disparity if self._smooth_feasibility else None)
-        stage, delta_loss, delta_disparity, flagged = self.stage, self._delta_loss, self._delta_disparity, False
-        a = 0.0
+        c_loss = torch.softmax(losses / d_loss, 0) @ unit[:m]  # the gradient of SM(l) is S^T c_loss
+        c_disparity = torch.softmax(excess[known] / d_disparity, 0) @ unit[m:][known]  # that of SM(g')
+        feasible = budgets_hold(excess[known], d_disparity if self._smooth_feasibility else None)
+        stage, flagged, a = self.stage, False, 0.0
         if stage == 1:
             a = min_max(gram, c_loss, c_disparity, feasible) if bool(known.any()) else 0.0
             c = (1 - a) * c_loss + a * c_disparity
@@ -163,9 +169,9 @@ class FCFL(ServerRule):
         norms = [math.sqrt(max(float(v @ gram @ v), 0.0)) / eta for v in (c_loss, c_disparity, c)]
         self._advance(norms[0], norms[1] if bool(known.any()) else math.inf, norms[2], a)
 
-        scalars = {"stage": float(stage), "direction_norm": norms[2], "delta_loss": delta_loss}
+        scalars = {"stage": float(stage), "direction_norm": norms[2], "delta_loss": d_loss}
         if companions is not None:
-            scalars |= {"delta_disparity": delta_disparity, "feasible": float(feasible)}
+            scalars |= {"delta_disparity": d_disparity, "feasible": float(feasible)}
             scalars |= {"without_group": float((~known).sum())}
             scalars |= {"excess": float(excess[known].max())} if bool(known.any()) else {}
             if true is not None and bool(known.any()):
@@ -173,6 +179,15 @@ class FCFL(ServerRule):
         self.report = StepReport(weights=c[:m], flagged=flagged, scalars=scalars)
         step = cohort.updates.combine(c[:m])
         return step if companions is None else companions.combine(c[m:], out=step)
+
+    def _noted(self, cohort: Cohort, surrogates: Tensor) -> Tensor | None:
+        """``[m]`` the true disparities, which it remembers; ``None`` if clients have not counted their predictions."""
+        true = true_disparities(cohort)
+        if true is not None:
+            self.surrogates.put(cohort.client_ids, surrogates)
+            self.disparities.put(cohort.client_ids, true)
+            self.lowest = min(self.lowest, lowest_score(cohort))
+        return true
 
     def excess(self, cohort: Cohort, disparities: Tensor) -> Tensor:
         """``g'_k = g_k - eps_k`` ``[m]``, NaN where the disparity is undefined.
@@ -191,7 +206,9 @@ class FCFL(ServerRule):
 
     def end_fit(self) -> str | None:
         """How the budgets were kept; warns of clients above theirs."""
-        return self._kept.conclude(self._budget_of)
+        return conclusion(
+            "FCFL", self.notion, dict(self.surrogates), dict(self.disparities), self.lowest, self._budget_of
+        )
 
     def _advance(self, loss_norm: float, disparity_norm: float, norm: float, a: float) -> None:
         """Sharpens the soft maxima after a round of stage 1 (equation 14), and begins stage 2 when it is time.
@@ -202,37 +219,18 @@ class FCFL(ServerRule):
             norm: of the direction ``(1 - a) grad SM(l) + a grad SM(g')``.
             a: share of the disparity.
         """
-        self._rounds += 1
-        if self.stage == 2:
+        stage, d_loss, d_disparity = self.stage, self.d_loss or self.delta, self.d_disparity or self.delta
+        self.rounds += 1
+        if stage == 2:
             return
-        flat_loss = self._delta_factor * loss_norm <= self._delta_loss
-        flat_disparity = self._delta_factor * disparity_norm <= self._delta_disparity
+        flat_loss = self._delta_factor * loss_norm <= d_loss
+        flat_disparity = self._delta_factor * disparity_norm <= d_disparity
         if self._joint_sharpening:
             flat_loss = flat_disparity = norm**2 <= self._joint_threshold
-        if flat_loss and self._delta_loss > self._delta_floor:
-            self._delta_loss *= self.beta
-        if flat_disparity and self._delta_disparity > self._delta_floor:
-            self._delta_disparity *= self.beta
+        if flat_loss and d_loss > self._delta_floor:
+            self.d_loss = d_loss * self.beta
+        if flat_disparity and d_disparity > self._delta_floor:
+            self.d_disparity = d_disparity * self.beta
         # A short gradient that is the direction alone is no rounding: only what is combined cancels.
         longest = max((1 - a) * loss_norm, a * disparity_norm if a > 0 else 0.0)
-        if self._rounds >= self.stage1_rounds or norm <= max(self.tol, self._standstill * longest):
-            self.stage = 2
-
-    def reset(self) -> None:
-        """Starts with stage 1."""
-        self.stage, self._rounds = 1 if self.stage1_rounds > 0 else 2, 0
-        self._delta_loss = self._delta_disparity = self.delta
-        self._kept.reset()
-        self.report = StepReport()
-
-    def state_dict(self) -> State:
-        """Stage, rounds so far, both ``d``, and the clients' last disparities."""
-        deltas = {"delta_loss": self._delta_loss, "delta_disparity": self._delta_disparity}
-        return {"stage": self.stage, "rounds": self._rounds, **deltas, "kept": self._kept.state_dict()}
-
-    def load_state_dict(self, state: State) -> None:
-        """Restores what :meth:`state_dict` returned."""
-        self.stage, self._rounds = state["stage"], state["rounds"]
-        self._delta_loss, self._delta_disparity = state["delta_loss"], state["delta_disparity"]
-        if "kept" in state:  # files of earlier versions have none
-            self._kept.load_state_dict(state["kept"])
+        self.second = norm <= max(self.tol, self._standstill * longest)

@@ -26,7 +26,7 @@ class FedAvg(ServerRule):
     """
 
     reads = "sums"
-    column_state = ()
+    columnwise = True
     averages = True
 
     @checked()

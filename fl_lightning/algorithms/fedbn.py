@@ -17,7 +17,6 @@ from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.model_snapshot import Layers
-from fl_lightning.core.storage.own_models import OwnModels
 
 
 class FedBN(FedAvg):
@@ -36,8 +35,6 @@ class FedBN(FedAvg):
         ValueError: ``keep_checkpoints`` is not positive.
     """
 
-    placement = ("directory", "keep_checkpoints")
-
     @checked(keep_checkpoints=Bounds(1))
     def __init__(
         self,
@@ -47,7 +44,7 @@ class FedBN(FedAvg):
     ) -> None:
         super().__init__(weighting)
         self.directory, self.keep_checkpoints = directory, keep_checkpoints
-        self._client = LocalNorms(OwnModels("FedBN", directory, keep_checkpoints))
+        self._client = LocalNorms(directory, keep_checkpoints)
 
     def client_rule(self) -> PersonalLayers:
         """The clients' BatchNorm layers; the same object on every call."""
@@ -56,6 +53,8 @@ class FedBN(FedAvg):
 
 class LocalNorms(PersonalLayers):
     """BatchNorm layers stay at their client."""
+
+    method = "FedBN"
 
     def find(self, module: nn.Module, layout: ParamLayout) -> Layers:
         """All BatchNorm layers.

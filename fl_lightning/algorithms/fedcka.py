@@ -42,8 +42,6 @@ class FedCKA(FedAvg):
         ValueError: ``mu`` is negative, ``layers`` is empty, or ``num_layers`` or ``max_models`` is not positive.
     """
 
-    placement = ("model_device",)
-
     @checked(mu=Bounds(0), layers=FILLED, num_layers=Bounds(1), model_device=DEVICE, max_models=Bounds(1))
     def __init__(
         self,
@@ -82,10 +80,10 @@ class ActivationSimilarity(PreviousModels):
         mu: float,
         layers: Sequence[str] | None,
         num_layers: int,
-        device: str | None = None,
+        model_device: str | None = None,
         max_models: int | None = None,
     ) -> None:
-        super().__init__(device, max_models)
+        super().__init__(model_device, max_models)
         self.mu, self.layers, self.num_layers = mu, layers, num_layers
 
     def check_module(self, module: nn.Module, layout: ParamLayout) -> None:

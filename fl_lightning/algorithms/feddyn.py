@@ -7,18 +7,18 @@ ICLR 2021. https://arxiv.org/abs/2111.04263
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._shared.client_vectors import ClientVectors
+from fl_lightning.algorithms._shared import client_vectors
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.fedavg import FedAvg
-from fl_lightning.algorithms.records import Federation, LocalWork, State
+from fl_lightning.algorithms.records import Federation, LocalWork
 from fl_lightning.arguments import DEVICE, Bounds, checked
 from fl_lightning.core.cohort import Cohort
-from fl_lightning.core.updates import UpdateMatrix
+from fl_lightning.core.storage.declared import per_client, server_state
+
+_NAME = "FedDyn's h"
 
 
 class FedDyn(FedAvg):
@@ -33,8 +33,6 @@ class FedDyn(FedAvg):
         ValueError: ``alpha`` is not positive.
     """
 
-    placement = ("dual_device",)
-
     @checked(alpha=Bounds(above=0), dual_device=DEVICE)
     def __init__(self, alpha: float = 0.01, dual_device: str | None = None) -> None:
         super().__init__("uniform")
@@ -46,7 +44,7 @@ class FedDyn(FedAvg):
         return self._client
 
 
-class DynamicRegularizer(ClientVectors):
+class DynamicRegularizer(ClientRule):
     """Local objective ``L_i(w) - <h_i, w> + alpha/2 ||w - W||^2``, the duals ``h_i``, and the server's ``h``.
 
     The duals are kept divided by ``alpha``: ``h_i / alpha`` is the sum of the updates that client ``i`` has sent, and
@@ -54,13 +52,13 @@ class DynamicRegularizer(ClientVectors):
     """
 
     reads = "sums"
-    column_state = ClientVectors.column_state
+    columnwise = True
 
-    vectors = "FedDyn's h"
+    h = server_state(Tensor, columns=True)
+    h_i = per_client(Tensor, columns=True, sent="owner", device="dual_device")
 
-    def __init__(self, alpha: float, device: str | None = None) -> None:
-        super().__init__(device)
-        self.alpha = alpha
+    def __init__(self, alpha: float, dual_device: str | None = None) -> None:
+        self.alpha, self.dual_device = alpha, dual_device
         self._anchor: list[Tensor] = []
 
     def refusal(self, server: ServerRule) -> str | None:
@@ -68,13 +66,17 @@ class DynamicRegularizer(ClientVectors):
         why = f"the step of {type(server).__name__} is no mean: pair it with FedAvg or FedHEAL"
         return None if server.averages else f"adds h / alpha to a mean of the clients' models, and {why}"
 
-    def broadcast(self) -> State:
-        """Nothing: the server's ``h`` corrects the server's step alone."""
-        return {}
+    def begin_fit(self, federation: Federation) -> None:
+        """Starts ``h`` at 0.
+
+        Raises:
+            ValueError: a restored ``h`` has another length than the model.
+        """
+        self.h = client_vectors.at_begin(self.h, federation, _NAME)
 
     def begin_client(self, work: LocalWork) -> None:
         """Prepares ``W + h_i / alpha``, the point that the quadratic and the linear term pull to together."""
-        dual = self._clients.get(work.client_id)
+        dual = self.h_i.get(work.client_id)
         self._anchor = work.layout.views(work.params if dual is None else work.params + dual.to(work.params))
 
     def correct_gradients(self, work: LocalWork) -> None:
@@ -87,12 +89,18 @@ class DynamicRegularizer(ClientVectors):
 
     def adjust_step(self, cohort: Cohort, step: Tensor) -> Tensor:
         """Turns ``W - mean_i w_i`` into ``W - (mean_i w_i - h / alpha)`` with this round's ``h``."""
-        return step + self.with_round(cohort).to(step)
+        return step + self._h_after(cohort).to(step)
 
-    def sent(self, cohort: Cohort) -> UpdateMatrix:
-        """The updates: ``h_i -= alpha (w_i - W)`` and ``h -= alpha / N sum_i (w_i - W)``."""
-        return cohort.updates
+    def commit(self, cohort: Cohort) -> None:
+        """``h_i -= alpha (w_i - W)`` and ``h -= alpha / N sum_i (w_i - W)``.
 
-    def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
-        """Bytes of the duals."""
-        return {"duals": (federation.num_clients + 1) * federation.numel * federation.dtype.itemsize}
+        Raises:
+            ValueError: a row is not finite.
+        """
+        h = self._h_after(cohort)
+        client_vectors.check_vector(h, cohort, cohort.updates, _NAME)
+        self.h = h
+        client_vectors.add_to_own(self.h_i, cohort, cohort.updates)
+
+    def _h_after(self, cohort: Cohort) -> Tensor:
+        return client_vectors.add_sent(self.h, cohort, cohort.updates, client_vectors.uniform_shares(cohort))

@@ -62,7 +62,7 @@ class FedFV(RemembersRows):
     """
 
     needs = Needs(losses=True)
-    column_state = RemembersRows.column_state
+    columnwise = True
 
     _eps = 0.0  # added to the squared norms and to the norm that are divided by, as some published code does
 

@@ -33,7 +33,7 @@ class FedGini(ServerRule):
 
     needs = Needs(losses=True)
     reads = "sums"
-    column_state = ()
+    columnwise = True
     averages = True
 
     @checked(epsilon=Bounds(0, 1))

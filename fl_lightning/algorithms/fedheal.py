@@ -6,7 +6,7 @@ Yuhang Chen, Wenke Huang, Mang Ye. CVPR 2024. https://github.com/yuhangchen0/Fed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from math import ceil, floor
 from typing import Literal
@@ -18,9 +18,10 @@ from fl_lightning import ops
 from fl_lightning.algorithms._shared.rows import require_finite
 from fl_lightning.algorithms._shared.weighting import data_weights, uniform_weights
 from fl_lightning.algorithms.base import ServerRule
-from fl_lightning.algorithms.records import Federation, State, StepReport
+from fl_lightning.algorithms.records import Federation, StepReport
 from fl_lightning.arguments import Bounds, check_unused, checked
 from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.storage.declared import per_client
 from fl_lightning.core.updates import UpdateMatrix
 
 _WIDER = {torch.uint8: torch.int16, torch.int16: torch.int32}
@@ -54,8 +55,13 @@ class FedHEAL(ServerRule):
     """
 
     reads = "rows"
-    column_state = ("counts",)
+    columnwise = True
     averages = True
+
+    counts = per_client(Tensor, columns=True, dtype=torch.uint8)  # t_m l_m: rounds in which a coordinate rose
+    rounds = per_client(int)  # t_m: rounds that the client took part in
+    weights = per_client(float)  # p_m
+    gains = per_client(float)  # Delta p_m
 
     @checked(tau=Bounds(above=0, below=1), beta=Bounds(0, 1))
     def __init__(
@@ -73,10 +79,6 @@ class FedHEAL(ServerRule):
         self.tau, self.beta = Fraction(str(tau)), float(beta)  # weights go into checkpoints, as Python's numbers
         self.filter_updates, self.adapt_weights, self.reading = filter_updates, adapt_weights, reading
         self._counts_round_in = self._weighs_by_samples = self._renormalises = self._squares_norms = reading == "paper"
-        self._counts: dict[int, Tensor] = {}  # c_m: rounds in which each coordinate increased
-        self._rounds: dict[int, int] = {}  # t_m: rounds that the client took part in
-        self._weights: dict[int, float] = {}  # p_m
-        self._gains: dict[int, float] = {}  # Delta p_m
 
     def aggregate(self, cohort: Cohort) -> Tensor:
         """See the class.
@@ -104,16 +106,17 @@ class FedHEAL(ServerRule):
 
     def _filter(self, client: int, place: int, updates: UpdateMatrix) -> tuple[Tensor, Tensor]:
         """Equations 5 to 7: keep bits of one client, and the squared norms of what is kept."""
-        counts = self._counts.get(client) if self.filter_updates else None
-        # A copy, because the round may turn out not to count.
-        counts = torch.zeros_like(updates.rows[place], dtype=torch.uint8) if counts is None else counts.clone()
+        counts, t = self.counts.get(client), self.rounds.get(client, 0)
+        if counts is None or not self.filter_updates:
+            counts = torch.zeros_like(updates.rows[place], dtype=torch.uint8)
+        elif t + 1 > torch.iinfo(counts.dtype).max:
+            counts = counts.to(_WIDER[counts.dtype])
+        else:
+            counts = counts.clone()
         if not self.filter_updates:
             return updates.puc_track(place, counts, threshold=0, participations=0)
-        t = self._rounds.get(client, 0)
-        if t + 1 > torch.iinfo(counts.dtype).max:
-            counts = counts.to(_WIDER[counts.dtype])
-        bits, squares = updates.puc_track(place, counts, self._threshold(t), t)
-        self._counts[client], self._rounds[client] = counts, t + 1
+        bits, squares = updates.puc_track(place, counts, self._threshold(t), t)  # counts this round in, too
+        self.counts[client], self.rounds[client] = counts, t + 1
         return bits, squares
 
     def _threshold(self, t: int) -> int:
@@ -123,61 +126,26 @@ class FedHEAL(ServerRule):
         return 0 if t == 0 else floor(self.tau * t) + 1
 
     def _weigh(self, cohort: Cohort, distance: Tensor) -> Tensor:
-        """Equations 10 to 12: weights ``[m]`` of the participants, summing to 1."""
+        """Equation 12: weights ``[m]`` of the participants, summing to 1."""
         start = data_weights(cohort) if self._weighs_by_samples else uniform_weights(cohort)
         if not self.adapt_weights:
             return start.cpu()
-        ids, total = cohort.client_ids, float(distance.sum())
-        known = [client for client in ids if client in self._weights]
-        mean = sum(self._weights.values()) / len(self._weights) if self._weights else 1 / len(ids)
-        for client, share in zip(ids, (start * len(ids)).tolist(), strict=True):
-            if client not in known:
-                self._weights[client], self._gains[client] = mean * share, 0.0
-        for client, d in zip(ids, distance.tolist(), strict=True):
-            share = d / total if total > 0 else 1 / len(ids)
-            self._gains[client] = (1 - self.beta) * self._gains[client] + self.beta * share
-            self._weights[client] += self._gains[client]
+        ids, m = cohort.client_ids, len(cohort)
+        mean = sum(self.weights.values()) / len(self.weights) if self.weights else 1 / m
+        shares = distance / distance.sum() if distance.sum() > 0 else torch.full_like(distance, 1 / m)
+        for client, first, share in zip(ids, (start * m).tolist(), shares.tolist(), strict=True):
+            before, gain = self.weights.get(client, mean * first), self.gains.get(client, 0.0)
+            self.gains[client] = (1 - self.beta) * gain + self.beta * share
+            self.weights[client] = before + self.gains[client]
         if self._renormalises:
-            everyone = sum(self._weights.values())
-            self._weights = {client: weight / everyone for client, weight in self._weights.items()}
-        p = torch.tensor([self._weights[client] for client in ids], dtype=torch.float64)
+            everyone = sum(self.weights.values())
+            self.weights.update({client: weight / everyone for client, weight in self.weights.items()})
+        p = self.weights.vector(ids, 0.0)
         return p / p.sum()
-
-    def tentatively(self) -> Callable[[bool], None]:
-        """See :meth:`ServerRule.tentatively`; the tensors that it would copy are replaced, never changed."""
-        before = dict(self._counts), dict(self._rounds), dict(self._weights), dict(self._gains)
-
-        def settle(happened: bool) -> None:
-            if not happened:
-                self._counts, self._rounds, self._weights, self._gains = before
-
-        return settle
 
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """One byte per coordinate and client; two from a client's 255th round on."""
-        return {"increase counts": federation.num_clients * federation.numel} if self.filter_updates else {}
-
-    def reset(self) -> None:
-        """Forgets all clients."""
-        for held in (self._counts, self._rounds, self._weights, self._gains):
-            held.clear()
-        self.report = StepReport()
-
-    def state_dict(self) -> State:
-        """Counts, participations and weights by client id."""
-        return {
-            "counts": dict(self._counts),
-            "rounds": dict(self._rounds),
-            "weights": dict(self._weights),
-            "gains": dict(self._gains),
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        """Restores what :meth:`state_dict` returned."""
-        self._counts = {int(client): counts.clone() for client, counts in state["counts"].items()}
-        self._rounds = {int(client): int(t) for client, t in state["rounds"].items()}
-        self._weights = {int(client): float(p) for client, p in state["weights"].items()}
-        self._gains = {int(client): float(g) for client, g in state["gains"].items()}
+        return super().memory(federation, cohort_size) if self.filter_updates else {}
 
 
 def _ones(words: Tensor) -> Tensor:

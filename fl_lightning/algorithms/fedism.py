@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from fl_lightning.algorithms._shared.weighting import reported, shares, stands_still, weighted_mean
 from fl_lightning.algorithms.base import ClientRule, ServerRule
-from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, State, StepReport
+from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, StepReport
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.model_snapshot import Snapshot, packed_buffers, standing_in
 from fl_lightning.core.seeding import derive_seed, isolated
-from fl_lightning.core.storage.numbers import ClientNumbers
+from fl_lightning.core.storage.declared import per_client
 
 SHARPNESS = "sharpness"
 LEAST = 1e-10  # of a sharpness, and added to shares of it
@@ -49,13 +49,14 @@ class FedISM(ServerRule):
     """
 
     reads = "sums"
-    column_state = ()
+    columnwise = True
     averages = True
+
+    weights = per_client(float)
 
     @checked(rho=Bounds(above=0), alpha=Bounds(0), q=Bounds(0), beta=Bounds(above=0, most=1))
     def __init__(self, rho: float = 0.05, alpha: float = 0.1, q: float = 2.0, beta: float = 0.5) -> None:
         self.rho, self.alpha, self.q, self.beta = rho, alpha, q, beta
-        self._weights = ClientNumbers()
 
     def client_rule(self) -> ClientRule:
         """Training towards flat minima, and the sharpness."""
@@ -69,26 +70,13 @@ class FedISM(ServerRule):
         """
         sharpness = reported(cohort, SHARPNESS, (), "FedISM")
         weights = shares((shares(sharpness.clamp_min(LEAST)) + LEAST) ** self.q)
-        before = shares(self._weights.of(cohort.client_ids, weights))
+        before = shares(self.weights.vector(cohort.client_ids, weights))
         weights = self.beta * weights + (1 - self.beta) * before
         step = weighted_mean(cohort, weights)
         self.report = StepReport(weights=weights, flagged=stands_still(cohort))
         if not self.report.flagged:
-            self._weights.set(cohort.client_ids, weights)
+            self.weights.put(cohort.client_ids, weights)
         return step
-
-    def reset(self) -> None:
-        """Forgets all weights."""
-        self._weights.clear()
-        self.report = StepReport()
-
-    def state_dict(self) -> State:
-        """The last weights by client id."""
-        return {"weights": self._weights.state_dict()}
-
-    def load_state_dict(self, state: State) -> None:
-        """Restores what :meth:`state_dict` returned."""
-        self._weights.load_state_dict(state["weights"])
 
 
 class SharpnessAware(ClientRule):

@@ -26,10 +26,11 @@ from fl_lightning.algorithms._shared.rows import (
     live_rows,
     no_step,
 )
-from fl_lightning.algorithms.records import Needs, State, StepReport
+from fl_lightning.algorithms.records import Needs, StepReport
 from fl_lightning.arguments import DEVICE, FILLED, Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.layout import LayerSpec
+from fl_lightning.core.storage.declared import per_client
 from fl_lightning.ops.live_rows import row_norms
 
 FAIR_ENOUGH = math.pi / 16  # radians between losses and (1, ..., 1): theta of FedMDFG
@@ -81,7 +82,9 @@ class FedLF(RemembersRows):
         ValueError: an argument is out of range.
     """
 
-    column_state = RemembersRows.column_state
+    columnwise = True
+
+    seen = per_client(bool)
 
     _fair_kind: Literal["cos", "h", "none"] = "cos"  # equation 5; "h" as in FedMDFG (ablation M5); none (M4)
 
@@ -103,7 +106,6 @@ class FedLF(RemembersRows):
         self.needs = Needs(losses=True, full_gradients=gradient_source == "full")
         self.blocks: tuple[tuple[int, ...], ...] | None = None
         self._equal_lengths, self._combines = reading != "paper", reading != "code"
-        self._seen: set[int] = set()
 
     def aggregate(self, cohort: Cohort) -> Tensor:
         """See the class.
@@ -124,7 +126,7 @@ class FedLF(RemembersRows):
         if decision is None:
             return no_step(self, cohort, merged_layers=0.0, block_conflicts=0.0)  # line 14
         self._write_report(cohort, decision, blocks, len(rows.absent))
-        self._seen.update(cohort.client_ids)
+        self.seen.update(dict.fromkeys(cohort.client_ids, True))
         self.remember(cohort, 1 / (cohort.client_lr or 1.0))  # as gradients
         return decision.step  # line 16
 
@@ -138,7 +140,7 @@ class FedLF(RemembersRows):
 
     def _since(self, cohort: Cohort) -> float | None:
         """``t - tau``, the first round from which absent clients count (section 3.3)."""
-        tau = len(self._seen) / len(cohort) if self.history_window == "ratio" else self.window  # M / |S^t|
+        tau = len(self.seen) / len(cohort) if self.history_window == "ratio" else self.window  # M / |S^t|
         return None if tau is None else cohort.round - tau
 
     def _fragments(self, gram: Tensor, cohort: Cohort, q: Tensor | None, history: int) -> Directions:
@@ -204,20 +206,6 @@ class FedLF(RemembersRows):
                 **fair_layers,
             },
         )
-
-    def reset(self) -> None:
-        """Forgets all clients."""
-        super().reset()
-        self._seen.clear()
-        self.blocks = None
-
-    def own_state(self) -> State:
-        """The clients seen."""
-        return {"seen": torch.tensor(sorted(self._seen), dtype=torch.int64)}
-
-    def load_own_state(self, state: State) -> None:
-        """Restores what :meth:`own_state` returned."""
-        self._seen = set(state["seen"].tolist())
 
 
 def _descent(coeff: Tensor, gram: Tensor, online: int) -> Tensor:

@@ -19,9 +19,10 @@ from fl_lightning.algorithms._shared.common_descent import common_descent, fair_
 from fl_lightning.algorithms._shared.line_search import line_search
 from fl_lightning.algorithms._shared.row_memory import RemembersRows
 from fl_lightning.algorithms._shared.rows import SHORT_DIRECTION, live_rows, no_step
-from fl_lightning.algorithms.records import Federation, Needs, State, StepReport
+from fl_lightning.algorithms.records import Federation, Needs, StepReport
 from fl_lightning.arguments import DEVICE, Bounds, checked
 from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.storage.declared import per_client
 from fl_lightning.ops.live_rows import row_norms
 
 
@@ -54,7 +55,9 @@ class FedMDFG(RemembersRows):
         ValueError: an argument is out of range.
     """
 
-    column_state = RemembersRows.column_state
+    columnwise = True
+
+    reference = per_client(float)  # R_i
 
     @checked(theta=Bounds(above=0, most=math.pi / 2), s=Bounds(0), beta=Bounds(above=0, below=1), history_device=DEVICE)
     def __init__(
@@ -74,7 +77,6 @@ class FedMDFG(RemembersRows):
         self._drops_zero_losses = reading == "paper"
         # The code's sign of the Armijo condition, its angle test that always holds, and fair rows only where some gain.
         self._losses_may_rise = self._skips_angle_test = self._some_must_gain = reading == "code"
-        self._reference: dict[int, float] = {}  # R_i
 
     def aggregate(self, cohort: Cohort) -> Tensor:
         """See the class.
@@ -135,7 +137,7 @@ class FedMDFG(RemembersRows):
 
     def _fair(self, cohort: Cohort, losses: Tensor, live: Tensor) -> Tensor | None:
         """Weights ``h`` ``[m]`` of the fair row, if the model is not fair enough or a client is worse than it was."""
-        known = [self._reference.get(i, math.inf) for i in cohort.client_ids]
+        known = [self.reference.get(i, math.inf) for i in cohort.client_ids]
         exceeds = losses[live] > torch.tensor(known, dtype=torch.float64)[live]
         forced = bool(exceeds.any()) and (not self._some_must_gain or not bool(exceeds.all()))
         if loss_angle(losses[live]) <= self.theta and not forced:
@@ -161,30 +163,14 @@ class FedMDFG(RemembersRows):
         """Lets the reference loss ``R_i`` follow a falling loss slowly (section 3.2)."""
         t = cohort.round
         for client, loss, alive in zip(cohort.client_ids, losses.tolist(), live.tolist(), strict=True):
-            reference = self._reference.get(client, loss)
+            reference = self.reference.get(client, loss)
             if alive:
-                self._reference[client] = (t * reference + loss) / (t + 1) if loss < reference else reference
+                self.reference[client] = (t * reference + loss) / (t + 1) if loss < reference else reference
 
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """Bytes of the remembered rows, and of the parameters that the line search tries."""
         line_search = federation.layout.numel * federation.dtype.itemsize
         return {**super().memory(federation, cohort_size), "line_search": line_search}
-
-    def reset(self) -> None:
-        """Forgets all clients."""
-        super().reset()
-        self._reference.clear()
-
-    def own_state(self) -> State:
-        """The clients' reference losses."""
-        return {
-            "clients": torch.tensor(list(self._reference), dtype=torch.int64),
-            "reference": torch.tensor(list(self._reference.values()), dtype=torch.float64),
-        }
-
-    def load_own_state(self, state: State) -> None:
-        """Restores what :meth:`own_state` returned."""
-        self._reference = dict(zip(state["clients"].tolist(), state["reference"].tolist(), strict=True))
 
 
 def _checked(found: Tensor, m: int) -> Tensor:

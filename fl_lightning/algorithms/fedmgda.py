@@ -40,7 +40,7 @@ class FedMGDAPlus(ServerRule):
     """
 
     reads = "gram"
-    column_state = ()
+    columnwise = True
 
     @checked(epsilon=Bounds(0, 1), server_lr=Bounds(above=0))
     def __init__(self, epsilon: float = 0.1, server_lr: float | None = None) -> None:

@@ -16,7 +16,6 @@ from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.arguments import FILLED, Bounds, check_unused, checked
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.model_snapshot import Layers
-from fl_lightning.core.storage.own_models import OwnModels
 
 
 class FedPer(FedAvg):
@@ -38,8 +37,6 @@ class FedPer(FedAvg):
         ValueError: ``personal`` is empty, or ``num_layers`` or ``keep_checkpoints`` is not positive.
     """
 
-    placement = ("directory", "keep_checkpoints")
-
     @checked(personal=FILLED, num_layers=Bounds(1), keep_checkpoints=Bounds(1))
     def __init__(
         self,
@@ -54,7 +51,7 @@ class FedPer(FedAvg):
             check_unused("num_layers of FedPer", num_layers, 1, "where personal names the layers")
         self.personal, self.num_layers = personal, num_layers
         self.directory, self.keep_checkpoints = directory, keep_checkpoints
-        self._client = LocalLayers(personal, num_layers, OwnModels("FedPer", directory, keep_checkpoints))
+        self._client = LocalLayers(personal, num_layers, directory, keep_checkpoints)
 
     def client_rule(self) -> PersonalLayers:
         """The clients' layers; the same object on every call."""
@@ -62,16 +59,18 @@ class FedPer(FedAvg):
 
 
 class LocalLayers(PersonalLayers):
-    """Named layers, or the last ones, stay at their client.
+    """Named layers, or the last ones, stay at their client; see :class:`FedPer` for the arguments."""
 
-    Args:
-        personal: see :class:`FedPer`.
-        num_layers: see there.
-        own: the layers between rounds.
-    """
+    method = "FedPer"
 
-    def __init__(self, personal: Sequence[str] | None, num_layers: int, own: OwnModels) -> None:
-        super().__init__(own)
+    def __init__(
+        self,
+        personal: Sequence[str] | None,
+        num_layers: int,
+        directory: str | None = None,
+        keep_checkpoints: int | None = 2,
+    ) -> None:
+        super().__init__(directory, keep_checkpoints)
         self.personal, self.num_layers = personal, num_layers
 
     def find(self, module: nn.Module, layout: ParamLayout) -> Layers:

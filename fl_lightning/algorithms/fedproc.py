@@ -16,8 +16,9 @@ from torch.nn.functional import normalize
 from fl_lightning.algorithms._shared.prototypes import ClassPrototypes
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.fedavg import FedAvg
-from fl_lightning.algorithms.records import Federation, LocalWork, State
+from fl_lightning.algorithms.records import Federation, LocalWork
 from fl_lightning.arguments import Bounds, checked
+from fl_lightning.core.storage.declared import server_state
 
 
 class FedProc(FedAvg):
@@ -60,18 +61,19 @@ class PrototypeContrast(ClassPrototypes):
     full: nothing would be left to train on.
     """
 
-    column_state = ()
+    planned = server_state(int, sent="all")
 
     def __init__(self, rounds: int | None, temperature: float, num_classes: int) -> None:
         super().__init__(num_classes)
         self.rounds, self.temperature = rounds, temperature
-        self._planned = rounds
 
     def begin_fit(self, federation: Federation) -> None:
         """Learns how many rounds there are; warns if ``rounds`` says otherwise."""
+        super().begin_fit(federation)
+        self.planned = self.rounds or federation.rounds or self.planned
         if self.rounds is None:
-            self._planned = federation.rounds or self._planned
-        elif federation.rounds not in (None, self.rounds):
+            return
+        if federation.rounds not in (None, self.rounds):
             reached = 1 - self.contrast_share((federation.rounds or 1) - 1)
             warnings.warn(
                 f"rounds of FedProc is {self.rounds} in a fit of {federation.rounds}: in its last round the module's "
@@ -85,26 +87,19 @@ class PrototypeContrast(ClassPrototypes):
         Raises:
             ValueError: nobody has said how many rounds there are.
         """
-        if self._planned is None:
+        planned = self.rounds or self.planned
+        if planned is None:
             raise ValueError("rounds of FedProc must be given where the number of rounds is not known, found None")
-        return max(0.0, 1.0 - when / max(self._planned - 1, 1))
+        return max(0.0, 1.0 - when / max(planned - 1, 1))
 
     def contrast_weight(self, when: int) -> float:
         """``a`` in round ``when``."""
         return 0.0 if self.prototypes is None else self.contrast_share(when)
 
-    def broadcast(self) -> State:
-        """The server's prototypes, and the number of rounds."""
-        return {**super().broadcast(), "rounds": self._planned}
-
-    def take_broadcast(self, state: State) -> None:
-        """Takes both."""
-        super().take_broadcast(state)
-        self._planned = state.get("rounds", self._planned)
-
-    def loss_weight(self, work: LocalWork) -> float:
-        """``1 - a``."""
-        return 1.0 - self.contrast_weight(work.round)
+    def shape_loss(self, work: LocalWork, loss: Tensor) -> Tensor:
+        """``(1 - a) L``."""
+        weight = 1.0 - self.contrast_weight(work.round)
+        return loss if weight == 1 else weight * loss
 
     def loss_term(self, work: LocalWork, batch: Any, batch_idx: int) -> Tensor | None:
         """``a L_con``; samples whose class has no prototype count 0 in the mean. ``None`` if ``a`` is 0."""

@@ -17,10 +17,11 @@ from fl_lightning.algorithms._shared.rows import require_finite
 from fl_lightning.algorithms._shared.smallest import smallest
 from fl_lightning.algorithms._shared.weighting import nonnegative_losses, shares, stands_still, weighted_mean
 from fl_lightning.algorithms.base import ServerRule
-from fl_lightning.algorithms.records import Federation, Needs, State, StepReport
+from fl_lightning.algorithms.records import Federation, Needs, StepReport
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
-from fl_lightning.core.storage.numbers import ClientNumbers
+from fl_lightning.core.storage.declared import per_client, server_state
+from fl_lightning.core.storage.per_client import PerClient
 from fl_lightning.core.updates import UpdateMatrix
 
 LEAST = 1e-12  # of a loss beside the largest one
@@ -52,13 +53,15 @@ class FedPW(ServerRule):
 
     needs = Needs(losses=True)
     reads = "rows"
-    column_state = ()
+    columnwise = True
     layers = "tensor"
+
+    p, p_gains, p_first = per_client(float), per_client(float), server_state(0.0)
+    q, q_gains, q_first = per_client(float), per_client(float), server_state(0.0)
 
     @checked(drop_rate=Bounds(0, below=1), beta=Bounds(0, 1))
     def __init__(self, drop_rate: float = 0.3, beta: float = 0.3) -> None:
         self.drop_rate, self.beta = drop_rate, beta
-        self._agreement, self._fairness = _Follower(), _Follower()  # p and q
 
     def aggregate(self, cohort: Cohort) -> Tensor:
         """Returns the weighted mean of the adjusted updates, with weights that this round has a say in.
@@ -71,10 +74,12 @@ class FedPW(ServerRule):
         if stands_still(cohort):
             self.report = StepReport(weights=torch.full_like(losses, 1 / len(cohort)), flagged=True)
             return torch.zeros_like(cohort.params)
-        first, ids = not self._fairness.started, cohort.client_ids
+        first, ids = not self.q, cohort.client_ids
         along = updates.gram().sum((0, 2)).cpu()  # products with the sum of all updates
-        p = self._agreement.follow(ids, along.clamp_min(0), float(along.mean()), self.beta)  # equation 9
-        q = self._fairness.follow(ids, losses, float(losses.mean()), self.beta)  # equation 10
+        agreement, fairness = max(float(along.mean()), 0.0), float(losses.mean())
+        self.p_first, self.q_first = self.p_first or agreement, self.q_first or fairness
+        p = self._follow(self.p, self.p_gains, ids, along.clamp_min(0), agreement, self.p_first)  # equation 9
+        q = self._follow(self.q, self.q_gains, ids, losses, fairness, self.q_first)  # equation 10
         early, late = (float(weights.std(correction=0)) for weights in (p, q))
         fair = late / (early + late) if early + late > 0 else 0.5
         weights = (1 - fair) * p + fair * q  # equation 11
@@ -82,6 +87,36 @@ class FedPW(ServerRule):
         if first or len(cohort) == 1 or self.drop_rate == 0:
             return weighted_mean(cohort, weights)
         return self._adjusted(updates, weights, losses)
+
+    def _follow(
+        self,
+        weights: PerClient[float],
+        gains: PerClient[float],
+        clients: Sequence[int],
+        quantity: Tensor,
+        mean: float,
+        first: float,
+    ) -> Tensor:
+        """Weights ``[m]`` of a round's clients, summing to 1: ``g <- (1 - b) g + b share``, ``w <- (w + g) / sum``.
+
+        They follow shares of a quantity, the more slowly the smaller its mean has become.
+
+        Args:
+            weights: ``w``.
+            gains: ``g``.
+            clients: ``m`` ids.
+            quantity: ``[m]``.
+            mean: of the quantity, or 0 if that is negative.
+            first: the quantity's first mean that was positive.
+        """
+        rate = min(self.beta * mean / first, 1.0) if first > 0 else 0.0
+        started, typical = bool(weights), sum(weights.values()) / len(weights) if weights else 0.0
+        before = weights.vector(clients, typical)
+        after = (1 - rate) * gains.vector(clients, 0.0) + rate * shares(quantity)
+        result = shares(before + after)
+        weights.put(clients, result * (before.sum() if started else 1.0))
+        gains.put(clients, after)
+        return result
 
     def _adjusted(self, updates: UpdateMatrix, weights: Tensor, losses: Tensor) -> Tensor:
         """Equations 5 to 7: the mean ``[n]`` of updates without their small numbers, larger where clients agree."""
@@ -108,52 +143,6 @@ class FedPW(ServerRule):
         """Bytes of the adjusted updates of a round, their sizes, and marks."""
         width = max(federation.dtype.itemsize, 4)
         return {"adjusted updates": cohort_size * federation.numel * (federation.dtype.itemsize + width + 1)}
-
-    def reset(self) -> None:
-        """Forgets all weights."""
-        self._agreement, self._fairness = _Follower(), _Follower()
-        self.report = StepReport()
-
-    def state_dict(self) -> State:
-        """Both sets of weights, by client id."""
-        return {"agreement": self._agreement.state_dict(), "fairness": self._fairness.state_dict()}
-
-    def load_state_dict(self, state: State) -> None:
-        """Restores what :meth:`state_dict` returned."""
-        self._agreement.load_state_dict(state["agreement"])
-        self._fairness.load_state_dict(state["fairness"])
-
-
-class _Follower:
-    """Weights that follow shares of a quantity, the more slowly the smaller it has become."""
-
-    def __init__(self) -> None:
-        self._weights, self._gains = ClientNumbers(), ClientNumbers()
-        self._first = 0.0  # the quantity's first mean that was positive
-
-    @property
-    def started(self) -> bool:
-        """Whether there has been a round."""
-        return len(self._weights) > 0
-
-    def follow(self, clients: Sequence[int], quantity: Tensor, mean: float, beta: float) -> Tensor:
-        """Weights ``[m]`` of a round's clients, summing to 1: ``g <- (1 - b) g + b share``, ``w <- (w + g) / sum``."""
-        self._first = self._first or max(mean, 0.0)
-        rate = min(beta * max(mean, 0.0) / self._first, 1.0) if self._first > 0 else 0.0
-        before = self._weights.of(clients, self._weights.mean())
-        gains = (1 - rate) * self._gains.of(clients, 0.0) + rate * shares(quantity)
-        weights = shares(before + gains)
-        self._weights.set(clients, weights * (before.sum() if self.started else 1.0))
-        self._gains.set(clients, gains)
-        return weights
-
-    def state_dict(self) -> State:
-        return {"weights": self._weights.state_dict(), "gains": self._gains.state_dict(), "first": self._first}
-
-    def load_state_dict(self, state: State) -> None:
-        self._weights.load_state_dict(state["weights"])
-        self._gains.load_state_dict(state["gains"])
-        self._first = float(state["first"])
 
 
 def _smallest(values: Tensor, counts: Tensor, updates: UpdateMatrix) -> Tensor:

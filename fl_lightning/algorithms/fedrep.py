@@ -18,7 +18,6 @@ from fl_lightning.algorithms.records import ClientReport, LocalWork
 from fl_lightning.arguments import FILLED, Bounds, checked
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.model_snapshot import Layers
-from fl_lightning.core.storage.own_models import OwnModels
 
 
 class FedRep(FedAvg):
@@ -42,8 +41,6 @@ class FedRep(FedAvg):
         ValueError: ``head`` is empty, or ``head_epochs`` is negative, or ``keep_checkpoints`` is not positive.
     """
 
-    placement = ("directory", "keep_checkpoints")
-
     @checked(head=FILLED, head_epochs=Bounds(0), keep_checkpoints=Bounds(1))
     def __init__(
         self,
@@ -56,7 +53,7 @@ class FedRep(FedAvg):
         super().__init__(weighting)
         self.head, self.head_epochs = head, head_epochs
         self.directory, self.keep_checkpoints = directory, keep_checkpoints
-        self._client = HeadFirst(head, head_epochs, OwnModels("FedRep", directory, keep_checkpoints))
+        self._client = HeadFirst(head, head_epochs, directory, keep_checkpoints)
 
     def client_rule(self) -> PersonalLayers:
         """The clients' heads; the same object on every call."""
@@ -64,16 +61,18 @@ class FedRep(FedAvg):
 
 
 class HeadFirst(PersonalLayers):
-    """The head stays at its client, and is trained before the layers below it.
+    """The head stays at its client, and is trained before the layers below; see :class:`FedRep` for the arguments."""
 
-    Args:
-        head: see :class:`FedRep`.
-        head_epochs: see there.
-        own: the heads between rounds.
-    """
+    method = "FedRep"
 
-    def __init__(self, head: Sequence[str] | None, head_epochs: int, own: OwnModels) -> None:
-        super().__init__(own)
+    def __init__(
+        self,
+        head: Sequence[str] | None,
+        head_epochs: int,
+        directory: str | None = None,
+        keep_checkpoints: int | None = 2,
+    ) -> None:
+        super().__init__(directory, keep_checkpoints)
         self.head, self.head_epochs = head, head_epochs
         self._names: frozenset[str] = frozenset()
         self._passes = 0

@@ -7,16 +7,16 @@ Natalia Martinez, Martin Bertran, Guillermo Sapiro. ICML 2020. https://github.co
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from fl_lightning.algorithms._shared.weighting import shares, stands_still, weighted_mean
 from fl_lightning.algorithms.base import ServerRule
-from fl_lightning.algorithms.records import Federation, Needs, State, StepReport
+from fl_lightning.algorithms.records import Needs, StepReport
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.storage.declared import per_client, server_state
 
 
 class MMPF(ServerRule):
@@ -51,7 +51,12 @@ class MMPF(ServerRule):
 
     needs = Needs(losses=True, requery=True, exact_step=True)
     reads = "sums"
-    column_state = ("params",)
+    columnwise = True
+
+    mu = per_client(float)  # up to a factor; 1 for clients not yet seen
+    k, inner, iteration, failures = server_state(1), server_state(0), server_state(0), server_state(0)
+    best = server_state(float)  # the kept model's largest loss when it was last judged
+    best_params = server_state(Tensor, columns=True)
 
     @checked(
         inner_rounds=Bounds(1),
@@ -65,10 +70,6 @@ class MMPF(ServerRule):
     ) -> None:
         self.inner_rounds, self.iterations, self.patience = inner_rounds, iterations, patience
         self.alpha, self.k_min = alpha, k_min
-        self._mu: dict[int, float] = {}  # up to a factor; 1 for clients not yet seen
-        self._k, self._inner, self._iteration, self._failures = 1, 0, 0, 0
-        self._best: float | None = None  # the kept model's largest loss when it was last judged
-        self._best_params: Tensor | None = None
 
     def aggregate(self, cohort: Cohort) -> Tensor:
         """Returns ``sum_k mu_k u_k``, or the way back to the model that was kept.
@@ -85,16 +86,16 @@ class MMPF(ServerRule):
             return step
         back = None
         if self._finished():
-            back = self._best_params
-        elif self._inner == self.inner_rounds:
-            kept = self._best_params
+            back = self.best_params
+        elif self.inner == self.inner_rounds:
+            kept = self.best_params
             there = math.inf if kept is None else float(cohort.losses_at(kept.to(cohort.params)).max())
             better = self._judge(cohort, losses, there)
-            back = None if better and not self._finished() else self._best_params
+            back = None if better and not self._finished() else self.best_params
         if back is not None:
             self.report = StepReport(weights=torch.zeros_like(losses), scalars=self._scalars())
             return cohort.params - back.to(cohort.params)
-        self._inner += 1
+        self.inner += 1
         weights = self._weights(cohort)
         self.report = StepReport(weights=weights, scalars=self._scalars())
         return weighted_mean(cohort, weights)
@@ -110,52 +111,29 @@ class MMPF(ServerRule):
         worst = float(losses.max())
         better = not worst >= kept  # also where the kept model has no finite loss here
         if better:
-            self._best_params = cohort.params.clone()
-            self._k, self._failures = min(self._k, self.k_min), 0
+            self.best_params = cohort.params.clone()
+            self.k, self.failures = min(self.k, self.k_min), 0
         else:
-            self._k, self._failures = self._k + 1, self._failures + 1
-        self._best = worst if better else kept
-        self._inner, self._iteration = 0, self._iteration + 1
-        behind = (losses >= self._best).double()
-        mu, mass = self._weights(cohort), sum(self._mu.get(client, 1.0) for client in cohort.client_ids)
-        mu = shares((1 - self.alpha) * mu + self.alpha / self._k * shares(behind))
-        self._mu |= dict(zip(cohort.client_ids, (mass * mu).tolist(), strict=True))
+            self.k, self.failures = self.k + 1, self.failures + 1
+        self.best = best = worst if better else kept
+        self.inner, self.iteration = 0, self.iteration + 1
+        behind = (losses >= best).double()
+        mu, mass = self._weights(cohort), sum(self.mu.get(client, 1.0) for client in cohort.client_ids)
+        mu = shares((1 - self.alpha) * mu + self.alpha / self.k * shares(behind))
+        self.mu.put(cohort.client_ids, mass * mu)
         return better
 
     def _weights(self, cohort: Cohort) -> Tensor:
         """``mu`` of the participants, scaled to sum to 1."""
-        return shares(torch.tensor([self._mu.get(client, 1.0) for client in cohort.client_ids], dtype=torch.float64))
+        return shares(self.mu.vector(cohort.client_ids, 1.0))
 
     def _finished(self) -> bool:
-        return self._iteration >= self.iterations or self._failures >= self.patience
+        return self.iteration >= self.iterations or self.failures >= self.patience
 
     def _scalars(self) -> dict[str, float]:
-        known = {} if self._best is None else {"best_worst_loss": self._best}
-        return {"iteration": float(self._iteration), **known}
+        known = {} if self.best is None else {"best_worst_loss": self.best}
+        return {"iteration": float(self.iteration), **known}
 
     def evaluation_params(self, params: Tensor) -> Tensor:
         """The model that was kept; ``params`` until there is one."""
-        return params if self._best_params is None else self._best_params.to(params)
-
-    def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
-        """Bytes of the model that was kept."""
-        return {"kept model": federation.numel * federation.dtype.itemsize}
-
-    def reset(self) -> None:
-        """Starts from uniform weights."""
-        self._mu, self._best, self._best_params = {}, None, None
-        self._k, self._inner, self._iteration, self._failures = 1, 0, 0, 0
-        self.report = StepReport()
-
-    def state_dict(self) -> State:
-        """Weights by client id, counters, and the model that was kept."""
-        counters = [self._k, self._inner, self._iteration, self._failures]
-        state: State = {"mu": dict(self._mu), "counters": counters, "best": self._best}
-        return state if self._best_params is None else state | {"params": self._best_params}
-
-    def load_state_dict(self, state: State) -> None:
-        """Restores what :meth:`state_dict` returned."""
-        self._mu = {int(client): float(weight) for client, weight in state["mu"].items()}
-        self._k, self._inner, self._iteration, self._failures = state["counters"]
-        self._best = state["best"]
-        self._best_params = state["params"].clone() if "params" in state else None
+        return params if self.best_params is None else self.best_params.to(params)

@@ -35,8 +35,6 @@ class MOON(FedAvg):
         ValueError: ``mu`` is negative, or ``temperature`` or ``max_models`` is not positive.
     """
 
-    placement = ("model_device",)
-
     @checked(mu=Bounds(0), temperature=Bounds(above=0), model_device=DEVICE, max_models=Bounds(1))
     def __init__(
         self,
@@ -61,8 +59,10 @@ class ModelContrast(PreviousModels):
 
     needs = Needs(features=True)
 
-    def __init__(self, mu: float, temperature: float, device: str | None = None, max_models: int | None = None) -> None:
-        super().__init__(device, max_models)
+    def __init__(
+        self, mu: float, temperature: float, model_device: str | None = None, max_models: int | None = None
+    ) -> None:
+        super().__init__(model_device, max_models)
         self.mu, self.temperature = mu, temperature
 
     def loss_term(self, work: LocalWork, batch: Any, batch_idx: int) -> Tensor | None:

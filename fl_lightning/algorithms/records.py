@@ -12,9 +12,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.arguments import FILLED, Bounds, checked
+from fl_lightning.arguments import FILLED, Bounds, checked, trusted
 from fl_lightning.core.columns import Columns
 from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.storage.declared import Extent
 
 State = dict[str, Any]
 """Tensors, numbers, strings, and lists or dicts of them: what ``torch.load(weights_only=True)`` accepts."""
@@ -60,7 +61,7 @@ class Needs:
     dense_gradients: bool = False
 
     def __or__(self, other: Needs) -> Needs:
-        return Needs(
+        return trusted(Needs)(
             self.losses or other.losses,
             self.full_gradients or other.full_gradients,
             self.client_lr or other.client_lr,
@@ -86,6 +87,7 @@ class Federation:
         cohort_size: clients sampled per round; ``None`` if unknown.
         rounds: rounds of the fit, those before a resumption included; ``None`` if unknown.
         columns: those of the rule's process, where several share them; ``None``: all.
+        buffers: bytes of the module's buffers.
     """
 
     num_clients: int
@@ -95,11 +97,17 @@ class Federation:
     cohort_size: int | None = None
     rounds: int | None = None
     columns: Columns | None = None
+    buffers: int = 0
 
     @property
     def numel(self) -> int:
         """Columns of the rule's process: the length of its parameters, rows and steps."""
         return self.layout.numel if self.columns is None else self.columns.numel
+
+    def extent(self, cohort_size: int) -> Extent:
+        """How large what a method keeps can get, with so many clients per round."""
+        model = self.layout.numel * self.dtype.itemsize + self.buffers
+        return Extent(self.num_clients, cohort_size, self.numel, self.layout.num_layers, model, self.dtype)
 
 
 @checked(scalars=Bounds(finite=False))
@@ -213,8 +221,9 @@ class ClientReport:
     Attributes:
         extras: tensors for the server, finite but for those of :attr:`ClientRule.undefined_extras`.
         companions: flat vectors ``[n]`` for the server, which become companion rows.
-        kept: what stays at the client, complete: :meth:`ClientRule.keep` takes it if the report enters the step. The
-            server of a real federation never sees it.
+        kept: what stays at the client, complete, by the names of what the rule declares with ``at_clients``. It takes
+            the place of what the client had if the report enters the step. The server of a real federation never sees
+            it.
     """
 
     extras: Mapping[str, Tensor] = field(default_factory=dict)

@@ -13,16 +13,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms._shared.client_vectors import ClientVectors
+from fl_lightning.algorithms._shared import client_vectors
 from fl_lightning.algorithms._shared.weighting import data_weights, uniform_weights, weighted_mean
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.fedavg import FedAvg
 from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs, StepReport
 from fl_lightning.arguments import DEVICE, Bounds, checked
 from fl_lightning.core.cohort import Cohort
-from fl_lightning.core.updates import UpdateMatrix
+from fl_lightning.core.storage.declared import per_client, server_state
 
 Weighting = Literal["samples", "uniform"]
+_NAME = "SCAFFOLD's control variates"
 
 
 class SCAFFOLD(ServerRule):
@@ -41,8 +42,7 @@ class SCAFFOLD(ServerRule):
     """
 
     reads = "sums"
-    column_state = ()
-    placement = ("control_device",)
+    columnwise = True
     averages = True
 
     @checked(server_lr=Bounds(above=0), control_device=DEVICE)
@@ -68,7 +68,7 @@ class SCAFFOLD(ServerRule):
         return step
 
 
-class ControlVariates(ClientVectors):
+class ControlVariates(ClientRule):
     """Local steps along ``g - c_i + c``, and the update of ``c_i`` and ``c``.
 
     ``c_i`` becomes the mean of the gradients that the client saw (option II): ``c_i - c + (x - y_i) / (eta S)`` with
@@ -78,18 +78,19 @@ class ControlVariates(ClientVectors):
     that made no local step, or steps of length zero, changes nothing.
 
     Args:
-        device: where the clients' control variates live; ``None``: on the federation's device.
+        control_device: where the clients' control variates live; ``None``: on the federation's device.
         weighting: what a client counts in ``c``, see :class:`SCAFFOLD`.
     """
 
     needs = Needs(client_lr=True)
     reads = "sums"
+    columnwise = True
 
-    vectors = "SCAFFOLD's control variates"
+    c = server_state(Tensor, columns=True, sent="all")
+    c_i = per_client(Tensor, columns=True, sent="owner", device="control_device")
 
-    def __init__(self, device: str | None = None, weighting: Weighting = "uniform") -> None:
-        super().__init__(device)
-        self.weighting = weighting
+    def __init__(self, control_device: str | None = None, weighting: Weighting = "uniform") -> None:
+        self.control_device, self.weighting = control_device, weighting
         self._correction: list[Tensor] | None = None
 
     def refusal(self, server: ServerRule) -> str | None:
@@ -101,18 +102,18 @@ class ControlVariates(ClientVectors):
             f"{server.weighting!r}: give both the same weighting"
         )
 
-    def shares(self, cohort: Cohort) -> Tensor:
-        """``1 / N``, or ``n_i / n`` with the samples of all registered clients."""
-        if self.weighting == "uniform":
-            return super().shares(cohort)
-        return cohort.sizes / (cohort.sizes.sum() if cohort.num_samples is None else cohort.num_samples)
+    def begin_fit(self, federation: Federation) -> None:
+        """Starts ``c`` at 0.
+
+        Raises:
+            ValueError: a restored ``c`` has another length than the model.
+        """
+        self.c = client_vectors.at_begin(self.c, federation, _NAME)
 
     def begin_client(self, work: LocalWork) -> None:
         """Prepares the correction ``c - c_i``."""
-        mine = self._clients.get(work.client_id)
-        server = self.of_server(work.params)
-        correction = server if mine is None else server - mine.to(work.params)
-        self._correction = work.layout.views(correction)
+        own, server = self.c_i.get(work.client_id), self._c(work)
+        self._correction = work.layout.views(server if own is None else server - own.to(work.params))
 
     def correct_gradients(self, work: LocalWork) -> None:
         """Turns ``g`` into ``g - c_i + c`` (Algorithm 1, line 10); parameters without a gradient stay as they are."""
@@ -123,7 +124,7 @@ class ControlVariates(ClientVectors):
             torch._foreach_add_([grad for grad, _ in pairs], [c for _, c in pairs])
 
     def end_client(self, work: LocalWork) -> ClientReport:
-        """Reports the change of ``c_i`` (Algorithm 1, line 12, option II) as companion row ``"control"``.
+        """Reports ``c_i^+ - c_i = -c + (x - y_i) / (eta S)`` (line 12, option II) as companion row ``"control"``.
 
         Raises:
             ValueError: the optimizer has no single learning rate.
@@ -134,29 +135,36 @@ class ControlVariates(ClientVectors):
             )
         if work.steps == 0 or work.client_lr == 0:
             return ClientReport(companions={"control": torch.zeros_like(work.params)})
-        # c_i^+ - c_i = -c + (x - y_i) / (eta S)
         if work.rates:
             total = accumulated_rates(work.rates, work.momentum)
         else:
             total = work.client_lr * accumulated_steps(work.steps, work.momentum)
-        change = (work.params - work.row).div_(total).sub_(self.of_server(work.params))
-        return ClientReport(companions={"control": change})
+        return ClientReport(companions={"control": (work.params - work.row).div_(total).sub_(self._c(work))})
 
-    def sent(self, cohort: Cohort) -> UpdateMatrix:
-        """The changes: ``c_i += dc_i`` and ``c += sum_i p_i dc_i`` (Algorithm 1, lines 14 and 18).
+    def commit(self, cohort: Cohort) -> None:
+        """``c_i += dc_i`` and ``c += sum_i p_i dc_i`` (Algorithm 1, lines 14 and 18), ``p_i = 1 / N`` or ``n_i / n``.
 
         Raises:
-            ValueError: the cohort carries no control rows.
+            ValueError: the cohort carries no control rows, or one is not finite.
         """
         changes = cohort.companions.get("control")
         if changes is None:
             raise ValueError(f"companions must hold 'control' rows for SCAFFOLD, found {sorted(cohort.companions)}")
-        return changes
+        p = client_vectors.uniform_shares(cohort)
+        if self.weighting == "samples":
+            p = cohort.sizes / (cohort.sizes.sum() if cohort.num_samples is None else cohort.num_samples)
+        c = client_vectors.add_sent(self.c, cohort, changes, p)
+        client_vectors.check_vector(c, cohort, changes, _NAME)
+        self.c = c
+        client_vectors.add_to_own(self.c_i, cohort, changes)
 
     def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
         """Bytes of the control variates, and of the rows in which clients send their change."""
-        row = federation.numel * federation.dtype.itemsize
-        return {"control_variates": (federation.num_clients + 1) * row, "control_rows": cohort_size * row}
+        rows = cohort_size * federation.numel * federation.dtype.itemsize
+        return {**super().memory(federation, cohort_size), "control rows": rows}
+
+    def _c(self, work: LocalWork) -> Tensor:
+        return torch.zeros_like(work.params) if self.c is None else self.c
 
 
 def accumulated_steps(steps: int, momentum: float) -> float:

@@ -14,9 +14,10 @@ from torch import Tensor
 from fl_lightning.algorithms._shared.choices import Reading
 from fl_lightning.algorithms._shared.weighting import stands_still, weighted_mean
 from fl_lightning.algorithms.base import ServerRule
-from fl_lightning.algorithms.records import Needs, State, StepReport
+from fl_lightning.algorithms.records import Needs, StepReport
 from fl_lightning.arguments import Bounds, check_unused, checked
 from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.storage.declared import server_state
 
 
 class TERM(ServerRule):
@@ -40,7 +41,9 @@ class TERM(ServerRule):
 
     needs = Needs(losses=True)
     reads = "sums"
-    column_state = ()
+    columnwise = True
+
+    log_r = server_state(float)  # log of R
 
     @checked(t=Bounds(above=0), ema_rate=Bounds(above=0, most=1))
     def __init__(self, t: float = 1.0, reading: Reading = "library", ema_rate: float = 0.5) -> None:
@@ -48,7 +51,6 @@ class TERM(ServerRule):
             check_unused("ema_rate of TERM", ema_rate, 0.5, "with reading='library', which has no moving average")
         self.t, self.reading, self.ema_rate = t, reading, ema_rate
         self.averages = reading == "library"
-        self._log_r: float | None = None  # log of R
 
     def aggregate(self, cohort: Cohort) -> Tensor:
         """Returns ``sum_i c_i u_i`` with ``c_i`` proportional to ``exp(t F_i)``.
@@ -64,28 +66,15 @@ class TERM(ServerRule):
         step = weighted_mean(cohort, weights)
         self.report = StepReport(weights=weights, flagged=stands_still(cohort))
         if not self.report.flagged and self.reading != "library":
-            self._log_r = log_r
+            self.log_r = log_r
         return step
 
     def _moving_average(self, log_mean: float) -> float:
         """``log((1 - l) R + l exp(log_mean))``."""
         share = math.log(self.ema_rate)
-        if self._log_r is None:
+        if self.log_r is None:
             return log_mean + share if self.reading == "code" else log_mean
         if self.ema_rate == 1:
             return log_mean
-        kept, new = math.log1p(-self.ema_rate) + self._log_r, share + log_mean
+        kept, new = math.log1p(-self.ema_rate) + self.log_r, share + log_mean
         return max(kept, new) + math.log1p(math.exp(-abs(kept - new)))
-
-    def reset(self) -> None:
-        """Forgets the moving average."""
-        self._log_r = None
-        self.report = StepReport()
-
-    def state_dict(self) -> State:
-        """The moving average, if there is one."""
-        return {} if self._log_r is None else {"log_r": self._log_r}
-
-    def load_state_dict(self, state: State) -> None:
-        """Restores what :meth:`state_dict` returned."""
-        self._log_r = float(state["log_r"]) if "log_r" in state else None

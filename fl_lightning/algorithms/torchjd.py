@@ -51,7 +51,7 @@ class TorchJD(ServerRule):
     """
 
     reads = "gram"
-    column_state = ()
+    columnwise = True
 
     @checked(weighting=ANY, layers=FILLED)
     def __init__(self, weighting: nn.Module, layers: LayerSpec = "module", seed: int = 0) -> None:

@@ -35,7 +35,7 @@ class UPGrad(ServerRule):
     """
 
     reads = "gram"
-    column_state = ()
+    columnwise = True
 
     @checked(layers=FILLED)
     def __init__(self, layers: LayerSpec = "module") -> None:

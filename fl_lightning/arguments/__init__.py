@@ -10,14 +10,18 @@ kinds and choices are written once, and takes what holds besides as arguments of
 An error names argument, rule and value: a TypeError where the value is of another kind, otherwise a ValueError. Numbers
 must be finite, strings must not be empty, and bools are not numbers. Numbers of numpy and tensors without dimensions
 become Python's. Defaults are not checked.
+
+The library calls what it has checked once by ``trusted``, which leaves the checks out::
+
+    trusted(RoundRecord)(round=3, ...)
 """
 
-from fl_lightning.arguments.checked import check, check_unused, checked, nearest
+from fl_lightning.arguments.checked import check, check_unused, checked, nearest, trusted
 from fl_lightning.arguments.foreign import has_numbers
 from fl_lightning.arguments.rules import ANY, DEVICE, FILLED, TEXT, Bounds, Example
 from fl_lightning.arguments.shown import shown
 
 __all__ = [
     "ANY", "DEVICE", "FILLED", "TEXT", "Bounds", "Example", "check", "check_unused", "checked", "has_numbers",
-    "nearest", "shown",
+    "nearest", "shown", "trusted",
 ]  # fmt: skip

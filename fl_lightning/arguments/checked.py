@@ -7,13 +7,15 @@ import difflib
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from functools import cache, wraps
-from typing import Any, TypeVar, cast, get_type_hints
+from typing import Any, ParamSpec, TypeVar, cast, get_type_hints
 
 from fl_lightning.arguments.kinds import Kind, Mismatch, kind_of
 from fl_lightning.arguments.rules import ANY, Rule
 from fl_lightning.arguments.shown import shown
 
 C = TypeVar("C", bound=Callable[..., Any])
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def checked(**rules: Rule) -> Callable[[C], C]:
@@ -30,6 +32,29 @@ def checked(**rules: Rule) -> Callable[[C], C]:
         return cast("C", _wrapped(target, target.__qualname__.split("<locals>.")[-1], rules))
 
     return decorate
+
+
+def trusted(target: Callable[P, T]) -> Callable[P, T]:
+    """A checked class or function without its checks, for arguments that the library itself has made.
+
+    Args:
+        target: what ``@checked`` stands on, or a class whose constructor it stands on.
+    """
+    return cast("Callable[P, T]", _unchecked(target))
+
+
+@cache
+def _unchecked(target: Any) -> Callable[..., Any]:
+    if not inspect.isclass(target):
+        return cast("Callable[..., Any]", target.__wrapped__)
+    init = vars(target)["__init__"].__wrapped__
+
+    def made(*args: Any, **kwargs: Any) -> Any:
+        instance = object.__new__(target)
+        init(instance, *args, **kwargs)
+        return instance
+
+    return made
 
 
 def check(name: str, value: Any, annotation: Any, rule: Rule | None = None) -> Any:

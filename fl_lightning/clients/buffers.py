@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -94,8 +95,15 @@ class BufferBank:
         aside = {name: value for name, value in report.aside.items() if value.shape == known[name].shape}
         return (self._named(report.values) if report.values else {}) | aside
 
-    def report_with(self, size: int, values: Mapping[str, Tensor]) -> BufferReport:
-        """The report of a client with ``size`` samples that sent these :meth:`values_in` its own.
+    def report_with(
+        self, size: int, values: Mapping[str, Tensor], votes: Mapping[str, Any] | None = None
+    ) -> BufferReport:  # fmt: skip
+        """The report of a client elsewhere.
+
+        Args:
+            size: its samples.
+            values: what :meth:`values_in` its own has.
+            votes: those of its own.
 
         Raises:
             ValueError: they are not those of the module.
@@ -107,9 +115,8 @@ class BufferBank:
         for buffer in self._buffers:
             value = values[buffer.name].to(buffer.value)
             parts.setdefault(_kind(buffer.value), []).append(value.reshape(-1))
-        looks = self._policy == "mean" and self._banks.possible
-        votes = self._banks.votes(self.global_values(), size, values) if looks else {}
-        return BufferReport(size, {kind: torch.cat(flat) for kind, flat in parts.items()}, aside, votes)
+        flat = {kind: torch.cat(values) for kind, values in parts.items()}
+        return BufferReport(size, flat, aside, self._banks.heard(votes or {}))
 
     @torch.no_grad()
     def put(self, values: Mapping[str, Tensor]) -> None:

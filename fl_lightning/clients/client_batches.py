@@ -23,6 +23,7 @@ class ClientBatches:
     Args:
         loaders: the clients' training data.
         options: how long clients train.
+        limit: batches per pass: a count, or a fraction of the client's batches (at least one).
         window: batches per optimizer step (``accumulate_grad_batches``).
         module: a module with BatchNorm cannot train on one sample: a last batch of one joins the one before.
 
@@ -33,8 +34,10 @@ class ClientBatches:
         seen: samples that the last visit has trained on so far.
     """
 
-    def __init__(self, loaders: ClientLoaders, options: LocalOptions, window: int, module: nn.Module) -> None:
-        self.loaders, self._options, self.window, self.seen = loaders, options, window, 0
+    def __init__(
+        self, loaders: ClientLoaders, options: LocalOptions, limit: int | float, window: int, module: nn.Module
+    ) -> None:
+        self.loaders, self._options, self._limit, self.window, self.seen = loaders, options, limit, window, 0
         self.merges = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
 
     def in_training(self, client: int, round: int) -> Iterator[tuple[Any, int, int, bool, bool]]:  # noqa: A002
@@ -56,9 +59,9 @@ class ClientBatches:
     def _takes(self, available: int) -> Iterator[int]:
         """Batches of each pass of a client that has ``available`` ones."""
         options, window = self._options, self.window
-        per_pass = limited(options.limit, available)
-        wanted, number = options.steps, 0
-        while per_pass > 0 and (number < options.epochs if wanted is None else wanted > 0):
+        per_pass = limited(self._limit, available)
+        wanted, number = options.local_steps, 0
+        while per_pass > 0 and (number < options.local_epochs if wanted is None else wanted > 0):
             take = per_pass if wanted is None else min(per_pass, wanted * window)
             yield take
             if wanted is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.algorithms.base import ClientRule
+from fl_lightning.algorithms.base import ClientRule, overrides
 from fl_lightning.algorithms.features import FeatureRecorder
 from fl_lightning.algorithms.records import LocalWork
 
@@ -33,9 +33,9 @@ class ClientHooks:
 
     def __init__(self, module: nn.Module, rule: ClientRule) -> None:
         self._rule = rule
-        self._changes_loss = rule.overrides("loss_term", "loss_weight", "shape_loss")
-        self._begins = rule.overrides("begin_batch")
-        self._corrects = rule.overrides("correct_gradients")
+        self._changes_loss = overrides(rule, "loss_term", "shape_loss")
+        self._begins = overrides(rule, "begin_batch")
+        self._corrects = overrides(rule, "correct_gradients")
         self.keeps_gradients = self._corrects and not type(rule).__module__.startswith("fl_lightning.")
         self._features = FeatureRecorder(module) if rule.needs.features else None
         self.work: LocalWork | None = None
@@ -64,13 +64,11 @@ class ClientHooks:
             self._rule.begin_batch(self.work, batch, self.index)
 
     def add_loss_term(self, loss: Tensor, batch: Any) -> Tensor:
-        """Shapes and weighs a batch's loss and adds the client rule's term to it."""
+        """Shapes a batch's loss and adds the client rule's term to it."""
         if not self._changes_loss or self.work is None:
             return loss
         term = self._rule.loss_term(self.work, batch, self.index)
-        weight = self._rule.loss_weight(self.work)
         loss = self._rule.shape_loss(self.work, loss)
-        loss = loss if weight == 1 else weight * loss
         return loss if term is None else loss + term
 
     def training_step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -12,7 +12,6 @@ import torch
 from fl_lightning.algorithms.records import Needs
 from fl_lightning.clients.client_batches import ClientBatches
 from fl_lightning.clients.module_calls import ModuleCalls
-from fl_lightning.lightning.module.module_state import silenced
 from fl_lightning.lightning.names import Trainer
 
 
@@ -53,7 +52,7 @@ class ClientLosses:
             wanted["loss"] = self._module_loss
         if needs.accuracies:
             wanted["accuracy"] = partial(self._asked, getattr(module, "federated_accuracy"))  # noqa: B009 (nn.Module's type)
-        with silenced(module), torch.no_grad():
+        with self._calls.undone(), torch.no_grad():
             return self._means(client, wanted)
 
     def _means(self, client: int, wanted: Mapping[str, Callable[[Any, int], Any]]) -> dict[str, float]:

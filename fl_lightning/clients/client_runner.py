@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms.base import ClientRule
+from fl_lightning.algorithms.base import ClientRule, overrides
 from fl_lightning.algorithms.records import LocalWork, Needs
+from fl_lightning.arguments import trusted
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.client_batches import ClientBatches
@@ -33,12 +34,10 @@ from fl_lightning.clients.schedules import Schedules
 from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.clients.upload import Upload, with_accuracy
 from fl_lightning.core.seeding import derive_seed, isolated
-from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.lightning.epoch_loop import ClientTask, FederatedEpochLoop
 from fl_lightning.lightning.fast_log import LogCall, TrainingLog, replay
-from fl_lightning.lightning.inspection import accumulation, full_path_reason
+from fl_lightning.lightning.inspection import full_path_reason
 from fl_lightning.lightning.module.generators import generators_in, seeded
-from fl_lightning.lightning.module.module_state import silenced
 from fl_lightning.lightning.names import LightningModule, Trainer
 
 
@@ -55,7 +54,7 @@ class ClientRunner:
         binding: the bound module.
         options: of local training.
         needs: what both rules ask for.
-        loaders: the clients' training data.
+        batches: the clients' batches.
         rows: the round's rows.
         buffers: the module's buffers.
 
@@ -81,7 +80,7 @@ class ClientRunner:
         binding: BoundParameters,
         options: LocalOptions,
         needs: Needs,
-        loaders: ClientLoaders,
+        batches: ClientBatches,
         rows: UpdateRows,
         buffers: BufferBank,
     ) -> None:
@@ -90,10 +89,10 @@ class ClientRunner:
         self._options, self._needs = options, needs
         self.full_path = full_path_reason(trainer, self.module)
         self.schedules = Schedules(trainer, loop.clock)
-        self.optimizers = ClientOptimizers(trainer.optimizers, options.keep_optimizer)
+        self.optimizers = ClientOptimizers(trainer.optimizers, options.keeps_optimizer)
         self.hooks = ClientHooks(self.module, rule)
         self.visits = ModuleVisits(self.module)
-        self.batches = ClientBatches(loaders, options, accumulation(trainer), self.module)
+        self.batches = batches
         self._calls = ModuleCalls(trainer)
         step: LocalStep = LightningStep(loop)
         self.plans: PlannedGradients | None = None
@@ -118,7 +117,7 @@ class ClientRunner:
     def _gradients(self, optimizer: FastSGD) -> tuple[FastSGD, LossGradients]:
         """What steps on the lean path are taken with: gradients from plans, if the options and the device allow it."""
         eager = EagerGradients(self._calls, self.hooks, optimizer)
-        if not self._options.planned or self.global_params.device.type != "cpu":
+        if not self._options.planned_steps or self.global_params.device.type != "cpu":
             return optimizer, eager
         self.plans = PlannedGradients(self._calls, self.hooks, eager, optimizer, self._binding.parameters)
         return optimizer, self.plans
@@ -127,7 +126,7 @@ class ClientRunner:
     def step_kind(self) -> str:
         """How gradients of local steps are computed, and why, in words."""
         device = self.global_params.device.type
-        if not self._options.planned:
+        if not self._options.planned_steps:
             return "eager"
         if self._needs.full_gradients:
             return "none, because clients send full gradients"
@@ -169,7 +168,7 @@ class ClientRunner:
         measured = self.measure(client, task.round, needs) if needs.losses or needs.accuracies else {}
         with self._isolated(theta.device, "client", task.round, client):
             self.rows.open(task.index)
-            work = LocalWork(
+            work = trusted(LocalWork)(
                 client, task.round, self.module, self._binding.layout, self._binding.parameters, theta,
                 task.num_samples, optimizers.lr, optimizers.momentum, batches=partial(self._batches_of, client),
                 window=self.batches.window,
@@ -208,9 +207,9 @@ class ClientRunner:
     def _upload_gradient(self, work: LocalWork, row: Tensor) -> Tensor:
         """One full-batch step: ``row`` becomes the learning rate times the full gradient."""
         precision = self.trainer.precision_plugin
-        if self.rule.overrides("begin_client"):  # it looks at the client's data at the global parameters
+        if overrides(self.rule, "begin_client"):  # it looks at the client's data at the global parameters
             work.forward_context = precision.val_step_context
-            with silenced(self.module):
+            with self._calls.undone():
                 self.rule.begin_client(work)
 
         batches = self.batches.loaders.num_batches(work.client_id, merge_single=self.batches.merges)

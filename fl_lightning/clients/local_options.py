@@ -4,33 +4,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from fl_lightning.algorithms.attacks import Attack
 
 
 @dataclass(frozen=True)
 class LocalOptions:
-    """The options of one client's local training, the same in every round.
+    """Those arguments of :class:`fl_lightning.FederatedStrategy` that local training reads itself."""
 
-    Attributes:
-        seed: root of all local randomness.
-        epochs: passes over the client's data, unless ``steps`` is given.
-        steps: optimizer steps, the same for clients of any size.
-        limit: batches per pass: a count, or a fraction of the client's batches (at least one).
-        keep_optimizer: the client gets its optimizer's state of its last round back.
-        loss_batch_size: samples per forward pass where losses are measured; ``None``: as in training.
-        attack: what dishonest clients upload instead.
-        planned: losses and gradients come from plans where they can.
-    """
+    seed: int
+    local_epochs: int
+    local_steps: int | None
+    client_optimizer_state: Literal["reset", "keep"]
+    loss_batch_size: int | None
+    attack: Attack | None
+    planned_steps: bool
 
-    seed: int = 0
-    epochs: int = 1
-    steps: int | None = None
-    limit: int | float = 1.0
-    keep_optimizer: bool = False
-    loss_batch_size: int | None = None
-    attack: Attack | None = None
-    planned: bool = False
+    @property
+    def keeps_optimizer(self) -> bool:
+        """Whether clients get their optimizer's state of their last round back."""
+        return self.client_optimizer_state == "keep"
 
     def attack_of(self, client: int) -> Attack | None:
         """What this client does instead of what it should; ``None`` if it is honest."""

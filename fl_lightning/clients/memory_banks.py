@@ -43,32 +43,29 @@ class MemoryBanks:
         """Whether there is a float buffer with an integer beside it."""
         return any(self._pointers.values())
 
-    def votes(
-        self, before: Mapping[str, Tensor], samples: int, sent: Mapping[str, Tensor] | None = None
-    ) -> dict[str, Vote]:  # fmt: skip
+    def votes(self, before: Mapping[str, Tensor], samples: int) -> dict[str, Vote]:
         """What a client's visit says of the buffers that it has changed and that have pointers beside them.
 
         Args:
             before: the round's buffers by name.
             samples: that the visit has seen.
-            sent: the client's buffers, of which those that it has not changed may be missing; ``None``: the module
-                has them, and its attributes.
         """
         votes: dict[str, Vote] = {}
         for name, pointers in self._pointers.items():
             owner, key = self._owners[name]
-            prefix, known = name.removesuffix(key), before if sent is None else {**before, **sent}
-            value, old = owner._buffers.get(key) if sent is None else known.get(name), before.get(name)
+            prefix, value, old = name.removesuffix(key), owner._buffers.get(key), before.get(name)
             then = {at: int(before.get(prefix + at, number)) for at, number in pointers.items()}
             if then and value is not None and old is not None and value.shape == old.shape:
-                now = (
-                    _pointers_of(owner) if sent is None else {at: int(known.get(prefix + at, then[at])) for at in then}
-                )
+                now = _pointers_of(owner)
                 said = (_vote(old, value, then[at], now[at], samples) for at in then.keys() & now.keys())
                 found = [vote for vote in said if vote is not None]
                 if found:
                     votes[name] = min(found, key=_VOTES.index)
         return votes
+
+    def heard(self, votes: Mapping[str, Any]) -> dict[str, Vote]:
+        """Those of a client elsewhere, as far as they are of such buffers."""
+        return {name: vote for name, vote in votes.items() if self._pointers.get(name) and vote in _VOTES}
 
 
 def agreed(votes: Collection[Mapping[str, Vote]]) -> frozenset[str]:

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.lightning.batches import move_to_device
 from fl_lightning.lightning.inspection import takes_batch_index, transfer_is_hooked
-from fl_lightning.lightning.module.module_state import silenced
+from fl_lightning.lightning.module.object_state import Undone
 from fl_lightning.lightning.names import LightningModule, Trainer
 from fl_lightning.lightning.training_output import loss_of
 
@@ -24,11 +24,13 @@ class ModuleCalls:
     Attributes:
         module: the trainer's module.
         hooked: hooks of the module or the data module see batches on their way to the device.
+        undone: runs the module without a trace.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self.module: LightningModule = trainer.lightning_module
+        self.undone = Undone(self.module)
         self.hooked = transfer_is_hooked(trainer)
         self._takes_index = takes_batch_index(self.module.training_step)
         self._stays = not self.hooked and trainer.strategy.root_device.type == "cpu"
@@ -55,7 +57,7 @@ class ModuleCalls:
         Raises:
             ValueError: the module skips the batch.
         """
-        with silenced(self.module, evaluate=False), self._trainer.precision_plugin.train_step_context():
+        with self.undone(evaluate=False), self._trainer.precision_plugin.train_step_context():
             loss = loss_of(self.training_output(batch, index))
         if loss is None:
             raise ValueError("training_step must return a loss for every batch for this method, found None")

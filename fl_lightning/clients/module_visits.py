@@ -20,8 +20,9 @@ from torchmetrics import Metric
 from fl_lightning.core.errors import ModuleError
 from fl_lightning.core.tensor_bytes import pack, unpack
 from fl_lightning.lightning.metric_state import MetricShare, MetricState, joins_clients, updates_of
-from fl_lightning.lightning.module.kept_objects import PLAIN, Added, Items, Kept, Names, Numbers, kinds_of
+from fl_lightning.lightning.module.kept_objects import Added, Items, Kept, Names, Numbers, kinds_of
 from fl_lightning.lightning.module.object_state import ObjectState
+from fl_lightning.lightning.module.opaque import PLAIN
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,7 @@ class ModuleVisits:
 
     def look(self) -> ObjectState:
         """Takes the module as it is now for what visits begin with, unless that is what they begin with already."""
-        if self._state is None or not self._state.is_current():
-            self._state = ObjectState(self._module)
+        self._state = ObjectState(self._module) if self._state is None else self._state.current()
         return self._state
 
     @contextmanager
@@ -71,13 +71,14 @@ class ModuleVisits:
             self._pinned = False
 
     @property
-    def _looked(self) -> ObjectState:
+    def looked(self) -> ObjectState:
+        """The module as it was when it was last looked at."""
         assert self._state is not None
         return self._state
 
     def in_turn(self) -> list[str]:
         """What runs on from client to client, as a sentence each: metrics that nothing can join, iterators, files."""
-        alone, found = self.look().alone, self._looked.metrics
+        alone, found = self.look().alone, self.looked.metrics
         metrics = [(name, type(metric).__name__) for name, metric in found.items() if not joins_clients(metric)]
         return [
             *(f"what clients add to metric {name!r} ({kind}) cannot be joined" for name, kind in metrics),
@@ -86,7 +87,7 @@ class ModuleVisits:
 
     def changed(self) -> list[str]:
         """Attributes that hold something else than when they were last looked at."""
-        return sorted({name for kept in self._looked.changed() for name in kept.changed_names()})
+        return sorted({name for kept in self.looked.changed() for name in kept.changed_names()})
 
     # ---- a visit
 
@@ -94,7 +95,7 @@ class ModuleVisits:
         """A client is about to train."""
         if not self._pinned:
             self.look()
-        metrics = self._looked.metrics.items()
+        metrics = self.looked.metrics.items()
         self._in_visit, self._changed = True, None
         self._aside = [(metric, MetricState(metric)) for _, metric in metrics if joins_clients(metric)]
         self._others = [(name, metric, updates_of(metric)) for name, metric in metrics if not joins_clients(metric)]
@@ -105,18 +106,18 @@ class ModuleVisits:
         """What the visit leaves; :meth:`put_back` has to follow."""
         shares = [(metric, MetricShare.of(metric)) for metric, _ in self._aside]
         metrics = [(metric, share) for metric, share in shares if share.updates or share.value is not None]
-        changed = self._changed = self._looked.changed()
+        changed = self._changed = self.looked.changed()
         ran_on = tuple(name for name, metric, updates in self._others if updates_of(metric) != updates)
         if not changed:
             return Left([], metrics, ran_on)
-        settled = _Settled(self._looked)
+        settled = _Settled(self.looked)
         return Left([(kept, settled.of(kept.change())) for kept in changed], metrics, ran_on)
 
     def put_back(self) -> None:
         """Ends a visit, however it went: the module is as it was before."""
         if not self._in_visit:
             return
-        for kept in self._looked.changed() if self._changed is None else self._changed:
+        for kept in self.looked.changed() if self._changed is None else self._changed:
             kept.put(kept.content)
         for _, before in self._aside:
             before.put_back()
@@ -137,7 +138,7 @@ class ModuleVisits:
             )
         if not left.changes and not left.metrics:
             return b""
-        places = {id(value): place for place, value in enumerate(self._looked.known)}
+        places = {id(value): place for place, value in enumerate(self.looked.known)}
         try:
             return pack((left.changes, left.metrics), places)
         except Exception as error:  # __reduce__ of anybody may raise anything
@@ -149,7 +150,7 @@ class ModuleVisits:
 
     def unpacked(self, packed: bytes) -> Left:
         """What :meth:`packed` gave in a copy."""
-        return Left(*unpack(packed, torch.device("cpu"), self._looked.known)) if packed else Left()
+        return Left(*unpack(packed, torch.device("cpu"), self.looked.known)) if packed else Left()
 
     # ---- the round
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from fl_lightning.arguments import trusted
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.core.aligned import empty_rows, empty_tensors
 from fl_lightning.core.columns import Columns
@@ -181,7 +182,7 @@ class UpdateRows:
 
     def _norms(self, rows: Tensor, indices: Sequence[int]) -> Tensor:
         first = indices[0]
-        norms = UpdateMatrix(rows[first : indices[-1] + 1], self._binding.layout).norms()
+        norms = trusted(UpdateMatrix)(rows[first : indices[-1] + 1], self._binding.layout).norms()
         return norms[[index - first for index in indices]]
 
     def gathered(self, indices: Sequence[int], norms: Tensor | None = None) -> UpdateMatrix:
@@ -199,7 +200,7 @@ class UpdateRows:
                     self._companions[name][place].copy_(self._companions[name][origin])
                 self._sent[place] = self.companions_of(origin)
                 self.received(place)
-        return UpdateMatrix(self.values[: len(indices)], self._binding.layout, self.columns, norms)
+        return trusted(UpdateMatrix)(self.values[: len(indices)], self._binding.layout, self.columns, norms)
 
     def _check(self, index: int) -> None:
         if index not in self._received:

@@ -50,6 +50,7 @@ def run(arguments: Sequence[str]) -> int:
             jobs=options.jobs,
             save_seconds=options.save_seconds,
             tuning_seeds=options.tuning_seeds,
+            divisions=options.divisions,
         )
         found = session.carry_out(only_cost=options.dry_run)
     except (ValueError, TypeError, RuntimeError) as error:
@@ -134,6 +135,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--tuning-seeds", type=_count, metavar="N",
         help="pick learning rates with the first N seeds; the others run with the picked one alone; default all",
+    )  # fmt: skip
+    parser.add_argument(
+        "--divisions", type=_count, default=1, metavar="N",
+        help="divide the data anew so often, each time for all seeds (default 1: as the project says)",
     )  # fmt: skip
     parser.add_argument("--metric", help="validation metric to compare; default the first where large values are good")
     parser.add_argument("--test-metric", help="test metric that belongs to it; default the one with test for val")

@@ -33,6 +33,7 @@ _NO_MATTER = ("seed", "partition", "executor", "timeout", "log_client_names")
     learning_rates=Bounds(above=0, filled=True),
     seeds=Bounds(0),
     tuning_seeds=Bounds(1),
+    divisions=Bounds(1),
     jobs=Bounds(1),
     save_seconds=Bounds(0),
 )
@@ -52,6 +53,7 @@ def compare(
     jobs: int = 1,
     save_seconds: float = 60.0,
     tuning_seeds: int | None = None,
+    divisions: int = 1,
 ) -> Comparison:
     """Trains every method with every learning rate and seed, and compares how the clients fare.
 
@@ -75,7 +77,7 @@ def compare(
         folder: where runs, tables and the report are kept.
         learning_rates: to pick from, separately for each method; by default the model is made without one.
         seeds: how many seeds, counted from 0, or which. A seed decides the first weights and everything random in a
-            fit, but not how the data are divided.
+            fit, but not how the data are divided: see ``divisions``.
         metric: the validation metric to compare, by default the first where large values are good, or else the first.
         test_metric: the test metric that belongs to it, by default the one whose name has ``test`` for ``val``.
         select: a method's learning rate is the one with the best mean over the seeds of this number, on validation data
@@ -84,8 +86,10 @@ def compare(
         jobs: how many runs at a time, each in a process with one thread, on several CUDA devices in turn. With one,
             runs stay in this process.
         save_seconds: least time between two checkpoints of a run. So much work is lost if it is killed.
-        tuning_seeds: pick learning rates with the first so many seeds. The other seeds run with the picked learning
-            rate alone. ``None``: with all seeds, each of which runs with every learning rate.
+        tuning_seeds: pick learning rates with the first so many seeds, on the data's own division. Everything else runs
+            with the picked learning rate alone. ``None``: all runs are made with every learning rate.
+        divisions: how often the data are divided anew, by the seed of the data and the numbers that follow it. Every
+            division runs with every seed. Deviations and marks then tell what another division would change, too.
 
     Returns:
         What was found; ``print`` shows the table.
@@ -147,6 +151,7 @@ def compare(
         jobs=jobs,
         save_seconds=save_seconds,
         tuning_seeds=tuning_seeds,
+        divisions=divisions,
     )
     found = session.carry_out()
     assert found is not None
@@ -202,6 +207,7 @@ def make_session(
     jobs: int,
     save_seconds: float,
     tuning_seeds: int | None = None,
+    divisions: int = 1,
 ) -> Session:
     """What :func:`compare` carries out; see there. Clients of the bounds train as ``base`` says.
 
@@ -214,7 +220,7 @@ def make_session(
         why = "where there is one learning rate, and none to pick"
         check_unused("tuning_seeds", tuning_seeds, None, why)
         check_unused("select", select, "mean", why)
-    plan = Plan((*methods, *BOUNDS[bounds]), learning_rates, tuple(seeds), tuning_seeds)
+    plan = Plan((*methods, *BOUNDS[bounds]), learning_rates, tuple(seeds), tuning_seeds, divisions)
     configuration = {"the project": project.configuration()}
     for name, strategy in {**methods, **({"the bounds": base} if BOUNDS[bounds] else {})}.items():
         given = {key: value for key, value in strategy.arguments.items() if key not in _NO_MATTER}

@@ -35,7 +35,7 @@ class Comparison:
         measure: which of the clients' values count.
 
     Raises:
-        ValueError: the runs are not of the same clients.
+        ValueError: runs on one division are not of the same clients.
     """
 
     plan: Plan
@@ -45,8 +45,9 @@ class Comparison:
 
     def __post_init__(self) -> None:
         clients = {run: _clients(fitted.record) for run, fitted in self.results.items()}
+        firsts: dict[int, Run] = {}
         for run, found in clients.items():
-            first = next(iter(clients))
+            first = firsts.setdefault(run.division, run)
             if found != clients[first]:
                 raise ValueError(
                     f"all runs must have the same clients, found others in ({run}) than in ({first}): the data has "
@@ -85,10 +86,10 @@ class Comparison:
     def records(self) -> list[FitRecord]:
         """The records of the runs in the table, for :func:`fl_lightning.report.write_report`."""
         runs = [
-            Run(method, self.learning_rates[method], seed)
+            run
             for method in self.plan.methods
             if method in self.learning_rates
-            for seed in self.plan.seeds
+            for run in self.plan.of_method(method, self.learning_rates[method]).values()
         ]
         return [self.results[run].record for run in runs if run in self.results]
 

@@ -60,9 +60,10 @@ def cost_text(plan: Plan, counts: Mapping[str, int], timings: Mapping[str, Timin
         jobs: runs at a time.
     """
     waiting = sum(counts.values())
-    each = f"{_several(plan.learning_rates, 'learning rate')} x {_several(plan.picking_seeds, 'seed')}"
-    if plan.further_seeds:
-        each = f"({each}, {_several(plan.further_seeds, 'seed')} more with the picked one)"
+    word = "seed" if plan.divisions == 1 else "repetition"
+    each = f"{_several(plan.learning_rates, 'learning rate')} x {_several(plan.picking, word)}"
+    if plan.others:
+        each = f"({each}, {_several(plan.others, word)} more with the picked one)"
     lines = [f"{len(plan.methods)} methods x {each} = {len(plan)} runs, of which {len(plan) - waiting} are finished"]
     width = max(map(len, plan.methods))
     for method, count in counts.items():

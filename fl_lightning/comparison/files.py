@@ -16,10 +16,12 @@ from fl_lightning.comparison.summary import client_values, worst_client
 from fl_lightning.report.conclusion import LOCAL, POOLED
 
 RUN_COLUMNS = (
-    "method", "learning_rate", "seed", "picked", "status", "val_mean", "val_worst_10", "mean", "worst_10",
+    "method", "learning_rate", "division", "seed", "picked", "status", "val_mean", "val_worst_10", "mean", "worst_10",
     "worst_client", "worst", "angle", "conflicts", "seconds", "error",
 )  # fmt: skip
-CLIENT_COLUMNS = ("method", "learning_rate", "seed", "picked", "stage", "client", "name", "samples", "metric", "value")
+CLIENT_COLUMNS = (
+    "method", "learning_rate", "division", "seed", "picked", "stage", "client", "name", "samples", "metric", "value",
+)  # fmt: skip
 
 
 def runs_csv(
@@ -79,7 +81,7 @@ def _clients(fitted: Fitted) -> Iterator[dict[str, Any]]:
 
 
 def _named(run: Run) -> dict[str, Any]:
-    return {"method": run.method, "learning_rate": run.learning_rate, "seed": run.seed}
+    return {"method": run.method, "learning_rate": run.learning_rate, "division": run.division, "seed": run.seed}
 
 
 def _picked(run: Run, chosen: Mapping[str, float | None]) -> int:

@@ -7,14 +7,16 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 
 from fl_lightning.arguments import Bounds, checked
+from fl_lightning.report.repetitions import Repetition
 
 _LONGEST = 60
 
 
-@checked(learning_rate=Bounds(above=0), seed=Bounds(0))
+@checked(learning_rate=Bounds(above=0), seed=Bounds(0), division=Bounds(0))
 @dataclass(frozen=True)
 class Run:
     """One fit of a comparison.
@@ -23,15 +25,18 @@ class Run:
         method: what the table calls the method or the bound.
         learning_rate: of the clients; ``None``: as the project says.
         seed: of the module's first weights and of everything random in the fit.
+        division: which division of the data among the clients.
     """
 
     method: str
     learning_rate: float | None
     seed: int
+    division: int = 0
 
     def __str__(self) -> str:
         rate = "" if self.learning_rate is None else f", lr {self.learning_rate:g}"
-        return f"{self.method}{rate}, seed {self.seed}"
+        division = f", division {self.division}" if self.division else ""
+        return f"{self.method}{rate}{division}, seed {self.seed}"
 
     @property
     def key(self) -> str:
@@ -40,7 +45,8 @@ class Run:
         if method != self.method:
             method += f"-{hashlib.sha256(self.method.encode()).hexdigest()[:8]}"
         rate = "own" if self.learning_rate is None else repr(self.learning_rate)
-        return f"{method}--lr-{rate}--seed-{self.seed}"
+        division = f"--division-{self.division}" if self.division else ""
+        return f"{method}--lr-{rate}{division}--seed-{self.seed}"
 
 
 @dataclass(frozen=True)
@@ -51,8 +57,9 @@ class Plan:
         methods: the methods, the first of which is the reference, and then the bounds.
         learning_rates: to choose from; ``(None,)``: as the project says.
         seeds: of the runs.
-        tuning_seeds: learning rates are picked with the first so many seeds, and the other seeds run with the picked
-            one alone; ``None``: every seed runs with every learning rate.
+        tuning_seeds: learning rates are picked with the first so many seeds on the project's own division, and the
+            other repetitions run with the picked one alone; ``None``: each runs with every learning rate.
+        divisions: how often the data are divided anew; each division runs with every seed.
 
     Raises:
         ValueError: ``tuning_seeds`` is more than there are seeds.
@@ -62,6 +69,7 @@ class Plan:
     learning_rates: tuple[float | None, ...]
     seeds: tuple[int, ...]
     tuning_seeds: int | None = None
+    divisions: int = 1
 
     def __post_init__(self) -> None:
         if self.tuning_seeds is not None and self.tuning_seeds > len(self.seeds):
@@ -71,36 +79,41 @@ class Plan:
 
     def __len__(self) -> int:
         """All runs, those whose learning rates are not picked yet as well."""
-        return len(self.methods) * (len(self.learning_rates) * len(self.picking_seeds) + len(self.further_seeds))
+        return len(self.methods) * (len(self.learning_rates) * len(self.picking) + len(self.others))
 
-    @property
-    def picking_seeds(self) -> tuple[int, ...]:
-        """The seeds that learning rates are picked with."""
-        return self.seeds if len(self.learning_rates) == 1 else self.seeds[: self.tuning_seeds]
+    @cached_property
+    def repetitions(self) -> tuple[Repetition, ...]:
+        """With what every method is repeated, a division after the other."""
+        return tuple(Repetition(division, seed) for division in range(self.divisions) for seed in self.seeds)
 
-    @property
-    def further_seeds(self) -> tuple[int, ...]:
-        """The seeds that run with the picked learning rate alone."""
-        return self.seeds[len(self.picking_seeds) :]
+    @cached_property
+    def picking(self) -> tuple[Repetition, ...]:
+        """Those that learning rates are picked with."""
+        return self.repetitions if len(self.learning_rates) == 1 else self.repetitions[: self.tuning_seeds]
+
+    @cached_property
+    def others(self) -> tuple[Repetition, ...]:
+        """Those that run with the picked learning rate alone."""
+        return self.repetitions[len(self.picking) :]
 
     def grid(self) -> Iterator[Run]:
-        """The runs to pick from: a seed after the other, so that early results have all methods in them."""
+        """The runs to pick from: a repetition after the other, so that early results have all methods in them."""
         return (
-            Run(method, rate, seed)
-            for seed in self.picking_seeds
+            Run(method, rate, seed, division)
+            for division, seed in self.picking
             for method in self.methods
             for rate in self.learning_rates
         )
 
     def further(self, picked: Mapping[str, float | None]) -> Iterator[Run]:
-        """The runs with the other seeds.
+        """The runs of the other repetitions.
 
         Args:
             picked: the learning rates by method; methods without one have no such runs.
         """
         return (
-            Run(method, picked[method], seed)
-            for seed in self.further_seeds
+            Run(method, picked[method], seed, division)
+            for division, seed in self.others
             for method in self.methods
             if method in picked
         )
@@ -108,6 +121,10 @@ class Plan:
     def runs(self, picked: Mapping[str, float | None]) -> Iterator[Run]:
         """:meth:`grid`, and then :meth:`further`."""
         return chain(self.grid(), self.further(picked))
+
+    def of_method(self, method: str, rate: float | None) -> dict[Repetition, Run]:
+        """A method's runs with one learning rate."""
+        return {repetition: Run(method, rate, repetition.seed, repetition.division) for repetition in self.repetitions}
 
     @property
     def reference(self) -> str:

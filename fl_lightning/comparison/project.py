@@ -105,7 +105,7 @@ class ObjectProject:
         data = self._data if self._data is None or isinstance(self._data, LightningDataModule) else self._data()
         # Callbacks among its arguments would go on where the run before has left them.
         trainer = deepcopy(self._trainer)(strategy=strategy, default_root_dir=root)
-        return Parts(module, divided(data, module, self._partition, self._seed), bare(trainer))
+        return Parts(module, divided(data, module, self._partition, self._seed, run.division), bare(trainer))
 
     def configuration(self) -> Mapping[str, Any]:
         """What can be said of functions and objects: their names and arguments."""
@@ -129,21 +129,30 @@ def rate_name(model: Callable[..., Any]) -> str:
     )
 
 
-def divided(data: object, module: LightningModule, partition: object, seed: int) -> FederatedDataModule:
-    """Data divided among clients: as they are, or by a strategy's partition.
+def divided(
+    data: object, module: LightningModule, partition: object, seed: int, division: int = 0
+) -> FederatedDataModule:
+    """Data divided among clients: as they say, or by a strategy's partition.
+
+    Args:
+        data: of the project.
+        module: in the place of data that are ``None``.
+        partition: of the strategy.
+        seed: of the partition.
+        division: is added to the seed that decides the division.
 
     Raises:
         ValueError: nothing says how to divide them.
     """
     if isinstance(data, FederatedDataModule):
-        return data
+        return data.divided_anew(data.seed + division) if division else data
     source: Any = module if data is None else data
     if isinstance(partition, Partition) or (partition is not None and not callable(partition)):
-        return FederatedDataModule(source, partition, seed=seed)  # type: ignore[arg-type]
+        return FederatedDataModule(source, partition, seed=seed + division)  # type: ignore[arg-type]
     if callable(partition):
         made = partition(source)
         if isinstance(made, FederatedDataModule):
-            return made
+            return made.divided_anew(made.seed + division) if division else made
     raise ValueError(
         "data must be a FederatedDataModule, or the strategy must have a partition that divides it, found "
         f"{type(source).__name__} and partition={partition!r}"

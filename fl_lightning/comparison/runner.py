@@ -22,6 +22,8 @@ from fl_lightning.comparison.project import Parts, Project
 from fl_lightning.comparison.quiet import quiet
 from fl_lightning.comparison.selection import STAGES
 from fl_lightning.core.seeding import isolated
+from fl_lightning.data.client_loaders import ClientLoaders
+from fl_lightning.data.sources import defines
 from fl_lightning.fit.strategy import FederatedStrategy
 from fl_lightning.metrics.functional import Mode
 from fl_lightning.report.conclusion import LOCAL, POOLED
@@ -67,8 +69,8 @@ class Runner:
                     fitted = replace(fitted, record=parts.data.renamed(fitted.record))
         rate = fitted.record.learning_rate if run.learning_rate is None else run.learning_rate
         record = replace(
-            fitted.record, method=run.method, seed=run.seed, learning_rate=rate, status="finished",
-            is_bound=run.method in (LOCAL, POOLED),
+            fitted.record, method=run.method, seed=run.seed, division=run.division, learning_rate=rate,
+            status="finished", is_bound=run.method in (LOCAL, POOLED),
         )  # fmt: skip
         write_fitted(self._file(run), Fitted(record, fitted.seconds))
         shutil.rmtree(folder, ignore_errors=True)
@@ -100,6 +102,31 @@ class Runner:
             stage: dict(values.modes) for stage, values in found.items() if values is not None
         }
         return Timing(fits, rounds, of_round, max(0.0, seconds - of_round), metrics)
+
+    def check_divisions(self, run: Run) -> None:
+        """Refuses divisions that would all be the same.
+
+        Args:
+            run: any run.
+
+        Raises:
+            ValueError: nothing about the division follows from the seed of the data.
+        """
+        found = []
+        for division in (0, 1):
+            one = replace(run, division=division)
+            with self._alone(one):
+                data = self._build(one, bound_strategy(self.base, 1)).data
+                data.prepare_data()
+                data.setup("fit")
+                stages = [stage for stage in ("train", "val", "test") if defines(data, f"{stage}_dataloader")]
+                loaders = [getattr(data, f"{stage}_dataloader")() for stage in stages]
+                found.append([one.fingerprint() for one in loaders if isinstance(one, ClientLoaders)])
+        if found[0] == found[1]:
+            raise ValueError(
+                "divisions must be 1 where the seed of the data decides nothing, found more: clients and their "
+                "evaluation data are given. FederatedDataModule(holdout=...) draws what is set aside by the seed"
+            )
 
     def _federated(self, run: Run) -> Parts:
         return self._build(run, self.strategies[run.method])

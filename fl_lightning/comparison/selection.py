@@ -140,7 +140,7 @@ def summary_of(record: FitRecord, stage: Stage, metric: str, mode: Mode) -> Mapp
 
 
 def chosen_rates(plan: Plan, results: Mapping[Run, Fitted], measure: Measure) -> dict[str, float | None]:
-    """The learning rate of each method: the one that is best by the mean over the seeds to pick with.
+    """The learning rate of each method: the one that is best on average over the repetitions to pick with.
 
     Learning rates of which a run failed, or ended with a value that is not finite, come behind all others. Of equals,
     the first counts. Methods of which no run is left are missing.
@@ -154,7 +154,8 @@ def chosen_rates(plan: Plan, results: Mapping[Run, Fitted], measure: Measure) ->
     for method in plan.methods:
         ranks = []
         for rate in plan.learning_rates:
-            runs = [run for seed in plan.picking_seeds if (run := Run(method, rate, seed)) in results]
+            planned = plan.of_method(method, rate)
+            runs = [run for repetition in plan.picking if (run := planned[repetition]) in results]
             if measure.selected_on is None and runs:
                 ranks.append((len(runs), 0.0, rate))
                 continue

@@ -58,13 +58,15 @@ class Session:
         with folder.owned():
             folder.check(self.configuration)
             plan = self.plan
+            if plan.divisions > 1:
+                self.runner.check_divisions(next(plan.grid()))
             results = self._finished(plan.grid())
             grid = [run for run in plan.grid() if run not in results]
             # What would be picked now; runs that are left may change it.
             picked = chosen_rates(plan, results, self._measure(results, {})) if results else {}
             further = self._left(plan.further(picked))
             later = [run.method for run in further]
-            later += [method for _ in plan.further_seeds for method in plan.methods if method not in picked]
+            later += [method for _ in plan.others for method in plan.methods if method not in picked]
             # Rates with which a run has ended come first: others may not train at all.
             timings = self._timings(folder, [*further, *grid], bool(results))
             counts = Counter(run.method for run in grid) + Counter(later)

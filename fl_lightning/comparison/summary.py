@@ -1,36 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a comparison says of each method: means and deviations over seeds, and differences to the reference."""
+"""What a comparison says of each method: means and deviations over repetitions, and differences to the reference."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
-from statistics import fmean, stdev
+from statistics import fmean
 
 from fl_lightning.comparison.fitted import Fitted
 from fl_lightning.comparison.plan import Plan, Run
 from fl_lightning.comparison.selection import Measure, summary_of, values_of
 from fl_lightning.report.conclusion import LOCAL, POOLED, Standing
-from fl_lightning.report.runs_of_a_method import Method, goodness, mark
+from fl_lightning.report.repetitions import Repetition, mark, variation
+from fl_lightning.report.runs_of_a_method import Method, goodness
 
 NAN = float("nan")
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A number over seeds.
+    """A number over repetitions.
 
     Attributes:
-        mean: over the seeds.
-        deviation: standard deviation over the seeds (with one degree of freedom less); NaN for a single seed.
-        mark: ``"+"`` if it is better than that of the reference by more than the deviation of the difference, ``"-"``
-            if it is worse, else empty.
+        mean: over the repetitions.
+        deviation: standard deviation of a single fit's number; NaN with one repetition.
+        mark: ``"+"`` if it is better than that of the reference, ``"-"`` if it is worse, empty where repetitions cannot
+            tell: :func:`fl_lightning.report.repetitions.mark`.
+        by_division: share of the variance that is the division's; NaN where repetitions cannot tell.
     """
 
     mean: float
     deviation: float
     mark: str = ""
+    by_division: float = NAN
 
 
 @dataclass(frozen=True)
@@ -40,22 +43,23 @@ class MethodSummary:
     Attributes:
         method: its name.
         learning_rate: the one that was picked.
-        seeds: with how many seeds it ran to its end.
+        repetitions: how many of them ran to their end.
         mean: mean over the clients.
         worst_10: mean over the worst tenth of the clients.
-        worst_client: name of the client whose mean over the seeds is the worst.
-        worst: this client's value.
+        worst_client: name of the client whose mean over the seeds is the worst; empty where several divisions make
+            clients anew.
+        worst: this client's value; with several divisions, that of the worst client of each.
         angle: fairness angle in radians; NaN for metrics where small values are good.
         conflicts: clients in conflict with the step, per round; NaN for bounds.
         cohort: clients in a round, on average.
         seconds: wall-clock seconds of a run.
-        not_finite: of how many seeds the numbers are not finite, and left out.
-        without_value: how many clients that other rows count have no value in one of the seeds at least.
+        not_finite: of how many repetitions the numbers are not finite, and left out.
+        without_value: how many clients that other rows count have no value in one repetition at least.
     """
 
     method: str
     learning_rate: float | None
-    seeds: int
+    repetitions: int
     mean: Figure
     worst_10: Figure
     worst_client: str
@@ -72,14 +76,13 @@ def summaries(
     plan: Plan, results: Mapping[Run, Fitted], chosen: Mapping[str, float | None], measure: Measure
 ) -> list[MethodSummary]:
     """One row per method that has runs, in the order of the plan."""
-    rows, reference = list[MethodSummary](), dict[str, dict[int, float]]()
+    rows, reference = list[MethodSummary](), dict[str, dict[Repetition, float]]()
     counted = dict[str, list[set[str]]]()
     for method in plan.methods:
         if method not in chosen:
             continue
-        runs = {seed: Run(method, chosen[method], seed) for seed in plan.seeds}
-        fits = {seed: results[run] for seed, run in runs.items() if run in results}
-        numbers, name = numbers_by_seed(fits, measure)
+        fits = _fits(plan, results, method, chosen[method])
+        numbers, name = repeated_numbers(fits, measure)
         having = [_with_value(fitted, measure) for fitted in fits.values()]
         counted[method] = [names for names in having if names]
         if method == plan.reference:
@@ -96,7 +99,7 @@ def summaries(
             MethodSummary(
                 method=method,
                 learning_rate=chosen[method],
-                seeds=len(fits),
+                repetitions=len(fits),
                 mean=figures["mean"],
                 worst_10=figures["worst_10"],
                 worst_client=name,
@@ -119,8 +122,8 @@ def standings(
     """What :func:`~fl_lightning.report.conclusion.conclude` needs of each row."""
     found = []
     for method in chosen:
-        fits = {seed: results[run] for seed in plan.seeds if (run := Run(method, chosen[method], seed)) in results}
-        numbers, _ = numbers_by_seed(fits, measure)
+        fits = _fits(plan, results, method, chosen[method])
+        numbers, _ = repeated_numbers(fits, measure)
         row = Method(method, tuple(fitted.record for fitted in fits.values()))
         infinite = row.ends_infinite(row.own(measure.metric, measure.reported_on), measure.reported_on)
         bound = method if method in (LOCAL, POOLED) else ""
@@ -132,17 +135,27 @@ def _with_value(fitted: Fitted, measure: Measure) -> set[str]:
     return {name for name, value in client_values(fitted, measure).items() if isfinite(value)}
 
 
-def numbers_by_seed(fits: Mapping[int, Fitted], measure: Measure) -> tuple[dict[str, dict[int, float]], str]:
-    """The numbers of the table by seed, those that are not finite left out, and the name of the worst client."""
-    name = worst_client(list(fits.values()), measure)
-    found: dict[str, dict[int, float]] = {key: {} for key in ("mean", "worst_10", "worst", "angle")}
-    for seed, fitted in fits.items():
+def _fits(plan: Plan, results: Mapping[Run, Fitted], method: str, rate: float | None) -> dict[Repetition, Fitted]:
+    return {one: results[run] for one, run in plan.of_method(method, rate).items() if run in results}
+
+
+def repeated_numbers(
+    fits: Mapping[Repetition, Fitted], measure: Measure
+) -> tuple[dict[str, dict[Repetition, float]], str]:
+    """The numbers of the table, those that are not finite left out, and the name of the worst client.
+
+    Where divisions make clients anew, each repetition has a worst client of its own, and none is named.
+    """
+    several = len({one.division for one in fits}) > 1
+    name = "" if several else worst_client(list(fits.values()), measure)
+    found: dict[str, dict[Repetition, float]] = {key: {} for key in ("mean", "worst_10", "worst", "angle")}
+    for repetition, fitted in fits.items():
         summary = summary_of(fitted.record, measure.reported_on, measure.metric, measure.mode)
-        value = client_values(fitted, measure).get(name, NAN)
+        value = client_values(fitted, measure).get(worst_client([fitted], measure) if several else name, NAN)
         value = abs(value) if measure.mode == "abs" else value
         for key, number in {**summary, "worst": value}.items():
             if key in found and isfinite(number):
-                found[key][seed] = number
+                found[key][repetition] = number
     return found, name
 
 
@@ -165,8 +178,13 @@ def worst_client(fits: Sequence[Fitted], measure: Measure) -> str:
     return min(values, key=lambda name: fmean(values[name]), default="")
 
 
-def _figure(numbers: Mapping[int, float], reference: Mapping[int, float], larger_is_better: bool) -> Figure:
+def _figure(
+    numbers: Mapping[Repetition, float], reference: Mapping[Repetition, float], larger_is_better: bool
+) -> Figure:
     if not numbers:
         return Figure(NAN, NAN)
-    deviation = stdev(numbers.values()) if len(numbers) > 1 else NAN
-    return Figure(fmean(numbers.values()), deviation, mark(numbers, reference, larger_is_better))
+    mean, varies = fmean(numbers.values()), variation(numbers)
+    if varies is None:
+        return Figure(mean, NAN)
+    share = NAN if varies.by_division is None else varies.by_division
+    return Figure(mean, varies.deviation, mark(numbers, reference, larger_is_better), share)

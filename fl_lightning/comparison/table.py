@@ -40,14 +40,17 @@ def _lines(rows: Sequence[MethodSummary], names: int, clients: int) -> list[str]
     angles = any(not isnan(row.angle.mean) for row in rows)
     columns = ("mean", "worst_10", "worst", "angle")
     form = {column: notation([getattr(row, column).mean for row in rows]) for column in columns}
-    head = ["method", "lr", "mean", "worst 10 %", "worst client", *["angle"] * angles, "conflicts", "seconds"]
+    split = any(not isnan(row.mean.by_division) for row in rows)
+    head = ["method", "lr", "mean", "worst 10 %", *["by division"] * split, "worst client", *["angle"] * angles]
+    head += ["conflicts", "seconds"]
     cells = [
         [
             _short(row.method, names),
             "-" if row.learning_rate is None else f"{row.learning_rate:g}",
             _cell(row.mean, form["mean"]),
             _cell(row.worst_10, form["worst_10"]),
-            f"{_short(row.worst_client, clients)} {_cell(row.worst, form['worst'])}" if row.worst_client else "-",
+            *[f"{_share(row.mean)}, {_share(row.worst_10)}"] * split,
+            f"{_short(row.worst_client, clients)} {_cell(row.worst, form['worst'])}".strip(),
             *[_cell(row.angle, form["angle"])] * angles,
             percent(row.conflicts / row.cohort) if row.cohort > 0 else "-",
             f"{row.seconds:.1f}" if row.seconds < 99.95 else f"{row.seconds:.0f}",
@@ -70,6 +73,10 @@ def _cell(figure: Figure, form: str) -> str:
         return "-"
     deviation = "" if isnan(figure.deviation) else f"±{number(figure.deviation, form)}"
     return f"{number(figure.mean, form)}{deviation}{f' {figure.mark}' if figure.mark else ''}"
+
+
+def _share(figure: Figure) -> str:
+    return "-" if isnan(figure.by_division) else percent(figure.by_division)
 
 
 def _short(name: str, width: int) -> str:
@@ -99,14 +106,7 @@ def notes(plan: Plan, rows: Sequence[MethodSummary], measure: Measure, failures:
                 "numbers flatter all methods."
             )
         found.append(picked)
-    if len(plan.seeds) > 1:
-        found.append(
-            f"±: standard deviation over {len(plan.seeds)} seeds. + and -: better and worse than {plan.reference}, "
-            "where the mean of the differences seed by seed is larger than their standard deviation. That is a hint, "
-            "no test."
-        )
-    else:
-        found.append("One seed says nothing about chance: deviations and marks need two or more.")
+    found += _chance(plan, rows)
     if not all(isnan(row.angle.mean) for row in rows):
         found.append("Angle: fairness angle in radians, 0 if all clients have the same value.")
     found.append(
@@ -117,16 +117,16 @@ def notes(plan: Plan, rows: Sequence[MethodSummary], measure: Measure, failures:
         words = {LOCAL: "each client trains alone on its own data", POOLED: "one model is trained on all clients' data"}
         found.append(f"Bounds: {'; '.join(f'{name}: {words[name]}' for name in bounds)}.")
     found += _edges(plan, rows)
-    short = [row for row in rows if row.seeds < len(plan.seeds)]
-    found += [f"{row.method} has {row.seeds} of {len(plan.seeds)} seeds: the others failed." for row in short]
+    short = [row for row in rows if row.repetitions < len(plan.repetitions)]
+    found += [f"{row.method} has {row.repetitions} of {_repeated(plan)}: the others failed." for row in short]
     found += [
-        f"{row.method} ends with values of clients that are not finite in {row.not_finite} of {row.seeds} seeds, which "
-        "are left out of its numbers."
+        f"{row.method} ends with values of clients that are not finite in {row.not_finite} of {row.repetitions} runs, "
+        "which are left out of its numbers."
         for row in rows
         if row.not_finite
     ]
     found += [
-        f"{row.method} leaves out {plural(row.without_value, 'client')} that other rows count, in one seed or more: a "
+        f"{row.method} leaves out {plural(row.without_value, 'client')} that other rows count, in one run or more: a "
         "client that never trained has no model of its own, and a metric may be undefined."
         for row in rows
         if row.without_value
@@ -161,14 +161,36 @@ def _edges(plan: Plan, rows: Sequence[MethodSummary]) -> list[str]:
     return found
 
 
+def _chance(plan: Plan, rows: Sequence[MethodSummary]) -> list[str]:
+    """What deviations and marks mean."""
+    if len(plan.repetitions) < 2:
+        return ["One seed says nothing about chance: deviations and marks need two or more."]
+    units = "seeds" if plan.divisions == 1 else "divisions"
+    found = [
+        f"±: standard deviation over {_repeated(plan)}. + and -: better and worse than {plan.reference}; the 95 % "
+        f"interval (Student's t over the {units}) of the differences, taken run by run, leaves out zero."
+    ]
+    if plan.divisions == 1:
+        found[0] += " Another division of the data may say something else: see divisions."
+    elif any(not isnan(row.mean.by_division) for row in rows):
+        found[0] += " By division: its share of the variance of mean and worst 10 %; the rest is the seed's."
+    return found
+
+
+def _repeated(plan: Plan) -> str:
+    seeds = plural(len(plan.seeds), "seed")
+    return seeds if plan.divisions == 1 else f"{plan.divisions} divisions of the data with {seeds} each"
+
+
 def _picking(plan: Plan) -> str:
-    """Which seeds learning rates are picked with."""
-    if not plan.further_seeds:
-        return "on average over the seeds"
-    seeds = ", ".join(map(str, plan.picking_seeds))
-    if len(plan.picking_seeds) == 1:
-        return f"with seed {seeds} alone; the other seeds have run with it and with no other"
-    return f"on average over the seeds {seeds}; the other seeds have run with it and with no other"
+    """What learning rates are picked with."""
+    if not plan.others:
+        return f"on average over {_repeated(plan)}"
+    seeds = ", ".join(str(one.seed) for one in plan.picking)
+    base = "" if plan.divisions == 1 else " on the first division"
+    if len(plan.picking) == 1:
+        return f"with seed {seeds}{base} alone; all else has run with it and with no other"
+    return f"on average over the seeds {seeds}{base}; all else has run with it and with no other"
 
 
 def _rate(rate: float | None) -> str:

@@ -81,7 +81,7 @@ class YamlProject:
         if run.learning_rate is not None:
             config["fit"][self._rate_place()] = run.learning_rate
         cli = _cli(config, strategy=strategy, default_root_dir=str(root))
-        return Parts(cli.model, divided(cli.datamodule, cli.model, *self._division()), bare(cli.trainer))
+        return Parts(cli.model, divided(cli.datamodule, cli.model, *self._division(), run.division), bare(cli.trainer))
 
     def configuration(self) -> Mapping[str, Any]:
         """The file with all defaults filled in, without what is replaced in each run."""

@@ -75,7 +75,8 @@ class Cohort:
             raise ValueError(f"num_samples must be at least {found}")
         if self.losses is not None:
             object.__setattr__(self, "losses", _vector("losses", self.losses, m, rows))
-        check("extras of Cohort", self.extras, Mapping[str, Any])
+        if self.extras or type(self.extras) is not dict:
+            check("extras of Cohort", self.extras, Mapping[str, Any])
         extras = {name: _wide(f"extras[{name!r}]", value, rows) for name, value in self.extras.items()}
         for name, value in extras.items():
             if value.dim() == 0 or value.shape[0] != m:
@@ -101,7 +102,8 @@ class Cohort:
 
 
 def _given(name: str, value: Tensor | Sequence[float]) -> Tensor:
-    given = check(name, value, Tensor | Sequence[Any])
+    known = type(value) is Tensor and not value.is_meta and value.layout is torch.strided
+    given = value if known else check(name, value, Tensor | Sequence[Any])
     try:
         return given.detach() if isinstance(given, Tensor) else torch.as_tensor(given, dtype=torch.float64)
     except (OverflowError, RuntimeError, TypeError, ValueError) as error:

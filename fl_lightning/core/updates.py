@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning import ops
-from fl_lightning.arguments import checked
+from fl_lightning.arguments import checked, trusted
 from fl_lightning.core.columns import Columns
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.ops.dtypes import accumulation_device
@@ -67,7 +67,7 @@ class UpdateMatrix:
 
     def beside(self, rows: Tensor) -> UpdateMatrix:
         """A matrix of other rows with the same columns, on any device."""
-        return UpdateMatrix(rows, self.layout, self.columns)
+        return trusted(UpdateMatrix)(rows, self.layout, self.columns)
 
     def norms(self) -> Tensor:
         """Euclidean norms of the rows, ``[m]`` float64; computed once (the rows must not change afterwards).

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -162,6 +164,19 @@ class FederatedDataModule(LightningDataModule):
         if name.startswith("_") or "data" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.data, name)
+
+    @checked(seed=Bounds(0))
+    def divided_anew(self, seed: int) -> FederatedDataModule:
+        """The same data divided by another seed; the wrapped module is shared.
+
+        Args:
+            seed: decides the division.
+        """
+        found = copy(self)
+        found.seed, found._division = seed, self._division.anew(seed)
+        hidden = [name for name, value in vars(self).items() if isinstance(value, partial) and value.args == (self,)]
+        hide(found, hidden)
+        return found
 
     @property
     def num_clients(self) -> int:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -52,6 +53,13 @@ class Division:
         self._seed = seed
         self._fit_ready = False
         self._forget()
+
+    def anew(self, seed: int) -> Division:
+        """The same with another seed, not divided yet."""
+        found = copy(self)
+        found._seed, found._fit_ready = seed, False
+        found._forget()
+        return found
 
     def _forget(self) -> None:
         self._parts: dict[str, ClientIndices] = {}

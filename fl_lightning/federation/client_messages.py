@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,10 +13,12 @@ from torch import Tensor
 
 from fl_lightning.algorithms.records import ClientReport, Needs
 from fl_lightning.clients.buffers import BufferBank
+from fl_lightning.clients.module_visits import Left
 from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.clients.upload import Upload
 from fl_lightning.federation.door import COMPANIONS, LARGEST, MisfitError, loss, read, said
 from fl_lightning.federation.messages import ClientMessage
+from fl_lightning.federation.module_state import HomeModule
 
 
 class LostClientsError(Exception):
@@ -40,12 +42,15 @@ class Fitting:
         theta: ``[n]`` the global parameters.
         bank: the server's buffers.
         needs: what the method asks of clients.
+        module: the server's, which reads what visits have left.
     """
 
     round: int
     theta: Tensor
     bank: BufferBank
     needs: Needs
+    module: HomeModule
+    _left: dict[int, Left] = field(default_factory=dict)
 
     def sorted_out(self, answers: Mapping[int, object]) -> tuple[dict[int, ClientMessage], dict[int, str]]:
         """The answers that fit, by client, and why others do not.
@@ -94,6 +99,7 @@ class Fitting:
             self.bank.report_with(answer.size, answer.buffers)
         except (ValueError, KeyError) as error:
             raise MisfitError(said(error)) from error
+        self._left[client] = self.module.read(answer.left)
         return answer
 
     def upload(self, answer: ClientMessage, place: int, rows: UpdateRows) -> Upload:
@@ -102,9 +108,10 @@ class Fitting:
         rows.received(place)
         rows.take_companions(place, {name: row.to(self.theta.device) for name, row in answer.companions.items()})
         mean = None if answer.train_loss is None else torch.tensor(answer.train_loss, dtype=torch.float64)
-        buffers = self.bank.report_with(answer.size, answer.buffers)
+        buffers = self.bank.report_with(answer.size, answer.buffers, answer.votes)
         report, rate = ClientReport(extras=answer.extras), answer.client_lr
-        return Upload(place, answer.client_id, answer.size, mean, answer.loss, report, buffers, rate)
+        left = self._left[answer.client_id]
+        return Upload(place, answer.client_id, answer.size, mean, answer.loss, report, buffers, rate, left=left)
 
 
 def losses_of(

@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.core.errors import ClientError
 from fl_lightning.core.records import RoundRecord
@@ -29,8 +27,6 @@ class Closing:
         cohort: its clients, by row.
         given: the answers that fit, by client.
         num_samples: of all clients, by what those of the round say now.
-        ask: asks clients for their losses; ``None`` if nobody can be asked.
-        seconds: how long the round has taken.
     """
 
     server: Server
@@ -39,8 +35,6 @@ class Closing:
     cohort: Sequence[int]
     given: Mapping[int, ClientMessage]
     num_samples: Callable[[Mapping[int, int]], int | None]
-    ask: Callable[[Tensor, Sequence[int]], Tensor] | None
-    seconds: Callable[[], float]
 
     def closed(self, current: Round) -> RoundRecord:
         """The record of the round, computed as if those who are left out had not been there.
@@ -56,7 +50,7 @@ class Closing:
             self._fill(current, self.given)
             before = dict(current.dropped)
             try:
-                return self.server.close_round(current, self.rows, self.ask, self.seconds, refused)
+                return self.server.close_round(current, refused)
             except ClientError:
                 raise
             except LostClientsError as lost:
@@ -76,9 +70,9 @@ class Closing:
         """The clients with whose answers alone the method fails, and how."""
         found: dict[int, str] = {}
         for client in [upload.client_id for upload in current.uploads]:
-            alone = Round(current.index)
+            alone = Round(current.index, asks=current.asks)
             self._fill(alone, [client])
-            words = self.server.trial(alone, self.rows, self.ask)
+            words = self.server.trial(alone)
             if words is not None:
                 found[client] = words
         return found
@@ -90,4 +84,5 @@ class Closing:
         for place, client in enumerate(self.cohort):
             if client in clients and client in self.given and client not in current.dropped:
                 current.uploads.append(self.form.upload(self.given[client], place, self.rows))
-        self.server.num_samples = self.num_samples({upload.client_id: upload.size for upload in current.uploads})
+        sizes = {upload.client_id: upload.size for upload in current.uploads}
+        self.server.cohorts.num_samples = self.num_samples(sizes)

@@ -43,6 +43,10 @@ DEPTH = 12
 """Of lists and mappings in one another."""
 CHARACTERS = 100_000
 """Of a string that is no name."""
+STATE_ENTRIES = 10_000
+"""Of what a module keeps in attributes and metrics, in one message."""
+STATE_BYTES = 2**28
+"""Of its tensors and arrays."""
 SENTENCE = 1000
 """Characters of what a client says went wrong."""
 

@@ -14,27 +14,28 @@ from torch import Tensor
 
 from fl_lightning.algorithms import FedAvg
 from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.algorithms.base import obstacle as rule_obstacle
 from fl_lightning.arguments import ANY, Bounds, Example, checked
 from fl_lightning.clients.client_batches import ClientBatches
 from fl_lightning.clients.trained import trained_names
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.modules import frozen_digest
 from fl_lightning.core.records import EvaluationRecord
+from fl_lightning.core.storage import kept
 from fl_lightning.core.storage.kept_states import KeptStates
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.labels import Samples
 from fl_lightning.data.partitions import Partition
 from fl_lightning.data.sources import AnyDataset, defines
-from fl_lightning.federation.client_evaluation import VisitEvaluation
-from fl_lightning.federation.client_fit import VisitFit
-from fl_lightning.federation.client_strategy import VisitStrategy
+from fl_lightning.federation.client_visit import Visit, Work
 from fl_lightning.federation.door import read
 from fl_lightning.federation.messages import ClientIntroduction, ClientMessage, ServerMessage
+from fl_lightning.federation.module_state import AwayModule
 from fl_lightning.fit.checks import paired_client_rule
 from fl_lightning.fit.client_options import ClientOptions
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.lightning.inspection import accumulation, is_overridden
-from fl_lightning.lightning.names import LightningDataModule, LightningModule, Trainer
+from fl_lightning.lightning.names import LightningDataModule, LightningModule, Trainer, rank_zero_warn
 from fl_lightning.lightning.optimizers import configured_optimizers
 from fl_lightning.lightning.quiet import quiet
 
@@ -51,7 +52,7 @@ class FederatedClient:
     Every call makes a Trainer and runs one ``trainer.fit``: ``setup``, ``configure_optimizers`` and the other hooks of
     module and data run each time. ``trainer.current_epoch`` is the round; ``trainer.global_step`` begins at the round
     times :attr:`ServerMessage.steps_per_round`, or times its own steps. The module ends with the global parameters that
-    it received.
+    it received, and otherwise as it was.
 
     Args:
         module: an unchanged LightningModule.
@@ -124,7 +125,7 @@ class FederatedClient:
             loss_batch_size=loss_batch_size,
             planned_steps=False,
         )
-        obstacle = self._options.client_rule.obstacle()
+        obstacle = rule_obstacle(self._options.client_rule)
         if obstacle is not None:
             raise ValueError(f"a client cannot train apart from its server: {obstacle}")
         if isinstance(data, FederatedDataModule):
@@ -144,8 +145,8 @@ class FederatedClient:
         self.client_id, self._module, self._data, self._num_clients = client_id, module, data, num_clients
         with quiet():
             self._trainer_with("auto")
-        self._kept = KeptStates(client_id, folder)
-        self._keeps = self._options.keeps_optimizer or self._options.client_rule.overrides("keep")
+        self._kept, self._said = KeptStates(client_id, folder), set[str]()
+        self._keeps = self._options.keeps_optimizer or kept.at_clients(self._options.client_rule)
 
     @property
     def fit_description(self) -> FitDescription:
@@ -171,13 +172,9 @@ class FederatedClient:
             FileNotFoundError: what the client kept of round ``message.counted`` is gone.
             ValueError: the message does not fit the module, or module or data lack what the method needs.
         """
-        message = read(ServerMessage, message)
-        kept = self._kept.settle(message.counted) if self._keeps else None
-        visit = self._run(message, kept, trains=True)
-        assert visit.sent is not None
-        if self._keeps:
-            self._kept.put(message.round, visit.kept)
-        return visit.sent
+        sent = self._visit(message, "train").sent
+        assert sent is not None
+        return sent
 
     def loss(self, message: ServerMessage | Mapping[str, Any]) -> float:
         """This client's loss at ``message.params``, for methods that ask again (:attr:`Cohort.losses_at`).
@@ -188,7 +185,7 @@ class FederatedClient:
         Raises:
             ValueError: as :meth:`train`.
         """
-        return self._run(read(ServerMessage, message), None, trains=False).loss
+        return self._visit(message, "loss").loss
 
     def evaluate(
         self, message: ServerMessage | Mapping[str, Any], stage: Literal["val", "test"] = "val"
@@ -211,14 +208,7 @@ class FederatedClient:
         step = "validation_step" if stage == "val" else "test_step"
         if not (is_overridden(step, self._module) and defines(self._data, f"{stage}_dataloader")):
             return None
-        message = read(ServerMessage, message)
-        kept = self._kept.settle(message.counted) if self._keeps else None
-        visit = VisitEvaluation(self._options, self.client_id, self._num_clients, message, kept, stage)
-        with quiet():
-            trainer = self._trainer_with(visit)
-            run = trainer.validate if stage == "val" else trainer.test
-            run(self._module, datamodule=self._data, verbose=False)
-        return visit.record
+        return self._visit(message, stage).record
 
     def introduction(self) -> ClientIntroduction:
         """What a server hears of this client before the first round. The data are set up and torn down.
@@ -232,8 +222,8 @@ class FederatedClient:
             data.setup("fit")
             trainer = self._trainer_with("auto")
         loaders, place = data.train_dataloader(), 0 if own else self.client_id
-        local, window = self._options.local(trainer.limit_train_batches), accumulation(trainer)
-        batches = ClientBatches(loaders, local, window, self._module)
+        limit, window = trainer.limit_train_batches, accumulation(trainer)
+        batches = ClientBatches(loaders, self._options, limit, window, self._module)
         size = int(loaders.sizes[place])
         full = self._options.needs.full_gradients
         described = self.fit_description
@@ -268,15 +258,32 @@ class FederatedClient:
             )
         return trainer
 
-    def _run(self, message: ServerMessage, kept: Mapping[str, Any] | None, trains: bool) -> VisitFit:
-        visit = VisitFit(self._options, self.client_id, self._num_clients, message, kept, trains)
-        with quiet():
-            trainer = self._trainer_with(
-                VisitStrategy(visit), max_epochs=message.rounds or message.round + 1, limit_val_batches=0,
-                num_sanity_val_steps=0,
-            )  # fmt: skip
-            trainer.fit(self._module, self._data)
+    def _visit(self, message: ServerMessage | Mapping[str, Any], work: Work) -> Visit:
+        message = read(ServerMessage, message)
+        before = self._kept.settle(message.counted) if self._keeps and work != "loss" else None
+        with AwayModule(self._module, message.module) as module, quiet():
+            visit = Visit(self._options, self.client_id, self._num_clients, message, before, module, work)
+            if work in ("val", "test"):
+                trainer = self._trainer_with(visit)
+                evaluate = trainer.validate if work == "val" else trainer.test
+                evaluate(self._module, datamodule=self._data, verbose=False)
+            else:
+                rounds = message.rounds or message.round + 1
+                trainer = self._trainer_with(visit, max_epochs=rounds, limit_val_batches=0, num_sanity_val_steps=0)
+                trainer.fit(self._module, self._data)
+        if visit.sent is not None and self._keeps:
+            self._kept.put(message.round, visit.kept)
+        self._say(visit.stays)
         return visit
+
+    def _say(self, stays: Mapping[str, str]) -> None:
+        new = {name: why for name, why in stays.items() if name not in self._said}
+        self._said |= new.keys()
+        if new:
+            rank_zero_warn(
+                f"what a client leaves in {type(self._module).__name__} stays at the client, and begins anew in every "
+                f"round, where no message can hold it: {'; '.join(f'{name} ({why})' for name, why in new.items())}"
+            )
 
 
 class _Everything(Partition):

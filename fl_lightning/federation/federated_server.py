@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.algorithms import FedAvg
 from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.algorithms.base import obstacle as rule_obstacle
 from fl_lightning.algorithms.guards.base import Guard
 from fl_lightning.algorithms.records import Federation, Needs, mean_rate
 from fl_lightning.arguments import DEVICE, Bounds, Example, checked
@@ -26,15 +27,16 @@ from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.core.modules import frozen_digest
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.seeding import derive_seed
+from fl_lightning.core.storage import kept
 from fl_lightning.data.cohort_samplers import CohortSampler, UniformSampler, cohort_size
 from fl_lightning.federation.client_messages import Fitting, losses_of
 from fl_lightning.federation.closing import Closing
 from fl_lightning.federation.door import said
 from fl_lightning.federation.messages import ClientIntroduction, ClientMessage, ServerMessage
+from fl_lightning.federation.module_state import HomeModule
 from fl_lightning.federation.registered_clients import Introductions
 from fl_lightning.fit.checks import check_selection
 from fl_lightning.fit.guarding import Guards
-from fl_lightning.fit.memory_plan import memory_plan
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.resume_checks import check_resume, remembers
 from fl_lightning.fit.server import Server
@@ -150,7 +152,7 @@ class FederatedServer:
             executor=Sequential(), loss_batch_size=loss_batch_size, min_clients=min_clients,
             strict_resume=strict_resume, max_failed_rounds=max_failed_rounds, planned_steps=False, guard=guard,
         )  # fmt: skip
-        obstacle = options.client_rule.obstacle()
+        obstacle = rule_obstacle(options.client_rule)
         if obstacle is not None:
             raise ValueError(f"a server cannot work apart from its clients: {obstacle}")
         self._capacity = cohort_size(clients_per_round, num_clients)
@@ -164,11 +166,10 @@ class FederatedServer:
         self._binding = BoundParameters(self.module, algorithm.layers, trained)
         options.client_rule.check_module(self.module, self._binding.layout)
         self._bank = BufferBank(self.module, buffers, trained)
-        self._rows, self._guards = UpdateRows(self._binding, self._capacity), Guards(options.guards)
-        self._server = Server(
-            algorithm, options.client_rule, self._binding, self._bank, num_clients, server_optimizer, "drop",
-            min_clients, max_failed_rounds, self._guards, None,
-        )  # fmt: skip
+        self._home, self._plain = HomeModule(self.module, self._binding.theta.device), dict[str, Any]()
+        self._rows = UpdateRows(self._binding, self._capacity)
+        guards = Guards(options.guards)
+        self._server = Server(options, self._binding, self._bank, self._rows, num_clients, guards)
         self.rounds, self.num_clients, self.min_clients = rounds, num_clients, min_clients
         self._introductions = Introductions(num_clients, self.fit_description, frozen_digest(self.module, trained))
         self.round, self.counted = 0, dict[int, int]()
@@ -179,9 +180,7 @@ class FederatedServer:
         self._local_steps, self._began = 0, 0.0
         self._cohort: tuple[int, ...] | None = None
         self._drop_outs: frozenset[int] = frozenset()
-        algorithm.reset()
-        options.client_rule.reset()
-        self._guards.reset()
+        self._server.reset()
         self._ready = False
 
     @property
@@ -255,14 +254,10 @@ class FederatedServer:
             self._steps_per_round = self._introductions.steps_per_round
         theta = self._binding.theta
         federation = Federation(
-            self.num_clients, self._binding.layout, theta.device, theta.dtype, self._capacity, self.rounds
-        )
-        self.algorithm.begin_fit(federation)
-        self.client_rule.begin_fit(federation)
-        self.memory = memory_plan(
-            federation, (self.algorithm, self.client_rule), self._bank.nbytes, self._server.optimizer is not None,
-            keeps_client_optimizers=False,
+            self.num_clients, self._binding.layout, theta.device, theta.dtype, self._capacity, self.rounds,
+            buffers=self._bank.nbytes,
         )  # fmt: skip
+        self.memory = self._server.begin(federation, keeps_client_optimizers=False)
         self._ready = True
 
     def open_round(self) -> tuple[int, ...]:
@@ -273,6 +268,7 @@ class FederatedServer:
         options, sizes = self._options, self.client_sizes
         selection = options.sampler.select(self.round, self._capacity, sizes, derive_seed(options.seed, "sampler"))
         check_selection(selection.client_ids, self._capacity, self.num_clients, type(options.sampler).__name__)
+        self._plain = self._home.plain()
         self._cohort, self._drop_outs = tuple(map(int, selection.client_ids)), frozenset(selection.drop_outs)
         return tuple(client for client in self._cohort if client not in self._drop_outs)
 
@@ -281,14 +277,15 @@ class FederatedServer:
         assert self.rounds is None or self.round < self.rounds
         return ServerMessage.to_client(
             client_id, self.client_rule, self.round, self._binding.theta, self.counted.get(client_id),
-            self._bank.global_values(), self._steps_per_round, self.rounds,
+            self._bank.global_values(), self._steps_per_round, self.rounds, self._plain,
         )  # fmt: skip
 
     def evaluation_message(self, client_id: int) -> ServerMessage:
         """What a client needs to evaluate the model after the rounds so far, with what the method wants evaluated."""
         return ServerMessage(
-            self.round, self.evaluated_params, self.client_rule.broadcast(), self.client_rule.state_for(client_id),
-            self.counted.get(client_id), self._bank.global_values(),
+            self.round, self.evaluated_params, kept.state(self.client_rule, "all"),
+            kept.for_one(self.client_rule, client_id),
+            self.counted.get(client_id), self._bank.global_values(), module=self._plain,
         )  # fmt: skip
 
     @property
@@ -331,20 +328,21 @@ class FederatedServer:
         if others:
             raise ValueError(f"answers must be of clients of the round, {self._cohort}, found {others}")
         trained = time.perf_counter() - self._began
-        form = Fitting(self.round, self._binding.theta, self._bank, self.needs)
+        form = Fitting(self.round, self._binding.theta, self._bank, self.needs, self._home)
         given, misfits = form.sorted_out({k: answers[k] for k in self._cohort if k in answers})
         why = {client: said(words) for client, words in (missing or {}).items()} | misfits
         came = len(answers.keys() | why.keys() - set(silent))
-        current = Round(self.round, trained=came, dropped=dict.fromkeys(self._drop_outs, "dropped out"))
+        current = Round(
+            self.round, trained=came, dropped=dict.fromkeys(self._drop_outs, "dropped out"), began=self._began,
+            asks=None if losses_at is None else partial(losses_of, losses_at),
+        )  # fmt: skip
         for client in self._cohort:
             if client not in self._drop_outs and client not in given:
                 self._server.drop(current, client, why.get(client, "no answer"))
-        ask = None if losses_at is None else partial(losses_of, losses_at)
-        closing = Closing(
-            self._server, form, self._rows, self._cohort, given, self._introductions.num_samples, ask,
-            lambda: time.perf_counter() - self._began,
-        )  # fmt: skip
+        closing = Closing(self._server, form, self._rows, self._cohort, given, self._introductions.num_samples)
         record = closing.closed(current)
+        self._home.merge(current.uploads, record.client_ids)
+        self._plain = self._home.plain()
         counted = {client: given[client] for client in record.client_ids}
         self.counted |= dict.fromkeys(counted, self.round)
         self._introductions.resize({client: answer.size for client, answer in counted.items()})
@@ -363,7 +361,6 @@ class FederatedServer:
 
         ``"state_dict"`` is that of the module with the parameters to evaluate, as in a Lightning checkpoint.
         """
-        optimizer, server = self._server.optimizer, self._server
         return {
             "version": VERSION,
             "fit": self.fit_description.state_dict(),
@@ -371,15 +368,11 @@ class FederatedServer:
             "state_dict": self.module_state_dict(),
             "params": self._binding.theta.clone(),
             "buffers": {name: value.clone() for name, value in self._bank.global_values().items()},
-            "algorithm": self.algorithm.state_dict(),
-            "client_rule": self.client_rule.state_dict(),
-            "guards": self._guards.states(),
-            "server_optimizer": None if optimizer is None else optimizer.state_dict(),
+            "module": self._home.plain(metrics=True),
+            **self._server.states(self._rows.columns),
             "counted": dict(self.counted),
             "steps_per_round": self._steps_per_round,
             "local_steps": self._local_steps,
-            "skipped_rounds": server.skipped_rounds,
-            "failed_rounds": server.failed_rounds,
             "clients": self._introductions.state_dict(),
         }
 
@@ -407,15 +400,12 @@ class FederatedServer:
         self._binding.bind_global()
         self._bank.put(state["buffers"])
         self._bank.remember()
-        self.algorithm.load_state_dict(state["algorithm"])
-        self.client_rule.load_state_dict(state["client_rule"])
-        self._guards.load_state_dict(state.get("guards", {}), self._rows.columns)
-        if self._server.optimizer is not None:
-            self._server.optimizer.load_state_dict(state["server_optimizer"])
+        self._home.load(state["module"])
+        self._plain = self._home.plain()
+        self._server.load(state, self._rows.columns)
         self.round, self.counted = state["round"], dict(state["counted"])
         self._steps_per_round = state["steps_per_round"]
         self._local_steps = state["local_steps"]
-        self._server.skipped_rounds, self._server.failed_rounds = state["skipped_rounds"], state["failed_rounds"]
         self._introductions.load_state_dict(state["clients"])
         self._server.names = self.client_names
 

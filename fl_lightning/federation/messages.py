@@ -12,7 +12,9 @@ from torch import Tensor
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.records import State
 from fl_lightning.arguments import checked
+from fl_lightning.clients.upload import Upload
 from fl_lightning.core.finite import all_finite
+from fl_lightning.core.storage import kept
 from fl_lightning.federation.door import CLIENT, LOSS, NAME, RATE, ROUND, ROUNDS, SAMPLES, STEPS, STEPS_PER_ROUND
 from fl_lightning.lightning.round_clock import VisitPlan
 
@@ -28,13 +30,14 @@ class ServerMessage:
     Attributes:
         round: index of the round, from 0.
         params: ``[n]`` the global parameters, in the order of :class:`fl_lightning.ParamLayout`.
-        broadcast: what the method sends to every client of the round (:meth:`ClientRule.broadcast`).
-        client_state: what the method sends to this client alone (:meth:`ClientRule.state_for`).
+        broadcast: what the method sends to every client of the round (``sent="all"``).
+        client_state: what the method sends to this client alone (``sent="owner"``).
         counted: the last round in which this client's message entered the step; ``None``: there is none. What the
             client kept in that round is its own, and what it kept since is forgotten.
         buffers: the module's global buffers, by name; empty: the client's module has them already.
         steps_per_round: what a round counts as (:attr:`FitDescription.steps_per_round`): mean optimizer steps of a
             client's visit, rounded up. A client with its own data alone needs it if schedulers step within visits.
+        module: what rounds have changed in the module's attributes; empty: nothing, or nobody says.
         rounds: of the whole federation, which is the client's ``trainer.max_epochs``. Schedules that ask for it, or for
             ``estimated_stepping_batches``, need it.
 
@@ -51,6 +54,7 @@ class ServerMessage:
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     steps_per_round: int | None = None
     rounds: int | None = None
+    module: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.rounds is not None and self.rounds <= self.round:
@@ -82,6 +86,7 @@ class ServerMessage:
         buffers: Mapping[str, Tensor] | None = None,
         steps_per_round: int | None = None,
         rounds: int | None = None,
+        module: Mapping[str, Any] | None = None,
     ) -> ServerMessage:
         """The message for one client, with what the server's object of the client rule says; tensors are not copied.
 
@@ -94,10 +99,10 @@ class ServerMessage:
             buffers: as the attribute; ``None``: empty.
             steps_per_round: as the attribute.
             rounds: as the attribute.
+            module: as the attribute; ``None``: empty.
         """
-        return cls(
-            round, params, rule.broadcast(), rule.state_for(client_id), counted, buffers or {}, steps_per_round, rounds
-        )
+        sent = kept.state(rule, "all"), kept.for_one(rule, client_id)
+        return cls(round, params, *sent, counted, buffers or {}, steps_per_round, rounds, module or {})
 
 
 def give(message: ServerMessage, rule: ClientRule, client_id: int) -> None:
@@ -111,10 +116,9 @@ def give(message: ServerMessage, rule: ClientRule, client_id: int) -> None:
     Raises:
         ValueError: it is not what the method's server sends.
     """
-    rule.reset()
     try:
-        rule.take_broadcast(message.broadcast)
-        rule.take_state(client_id, message.client_state)
+        kept.take(rule, message.broadcast)
+        kept.take_own(rule, client_id, message.client_state)
     except (AttributeError, IndexError, KeyError, TypeError, RuntimeError) as error:
         raise ValueError(f"broadcast and client_state must be those of {type(rule).__name__}: {error}") from error
 
@@ -136,6 +140,8 @@ class ClientMessage:
         companions: ``[n]`` vectors that become companion rows of the cohort.
         buffers: the module's buffers after training, by name; empty if the server does not combine them.
         steps: optimizer steps of the visit.
+        votes: which buffers the visit has written as memory banks.
+        left: what it has left in attributes and metrics of the module.
     """
 
     client_id: int
@@ -149,6 +155,31 @@ class ClientMessage:
     companions: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor]
     steps: int = 0
+    votes: Mapping[str, str] = field(default_factory=dict)
+    left: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, upload: Upload, round: int, update: Tensor, buffers: Mapping[str, Tensor]  # noqa: A002
+    ) -> ClientMessage:  # fmt: skip
+        """What a visit gave, without what it left.
+
+        Args:
+            upload: of the visit.
+            round: index of the round.
+            update: ``[n]`` its row.
+            buffers: the module's.
+        """
+        return cls(
+            upload.client_id, round, update.cpu(), upload.size, upload.loss,
+            None if upload.train_loss is None else float(upload.train_loss), upload.client_lr,
+            _on_cpu(upload.report.extras), _on_cpu(upload.report.companions), _on_cpu(buffers), upload.pace.steps,
+            dict(upload.buffers.votes),
+        )  # fmt: skip
+
+
+def _on_cpu(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().cpu() for name, value in values.items()}
 
 
 @checked(client_id=CLIENT, name=NAME, size=SAMPLES, steps=STEPS, frozen=NAME)

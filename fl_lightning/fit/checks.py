@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer, SparseAdam
 
 from fl_lightning.algorithms import groups
-from fl_lightning.algorithms.base import ClientRule, ServerRule
+from fl_lightning.algorithms.base import ClientRule, ServerRule, overrides
 from fl_lightning.algorithms.features import METHOD
 from fl_lightning.algorithms.records import Needs
 from fl_lightning.core.layout import ParamLayout
@@ -40,7 +40,7 @@ def paired_client_rule(
     """
     own = algorithm.client_rule()
     full_gradients = full_gradients and not algorithm.needs.full_gradients  # those send full gradients anyway
-    if full_gradients and own.overrides():
+    if full_gradients and overrides(own):
         raise ValueError(
             f"full_gradients=True trains nothing locally, and {type(algorithm).__name__} changes local training: "
             "leave full_gradients out"
@@ -49,17 +49,17 @@ def paired_client_rule(
         return own
     rule = client.client_rule() if isinstance(client, ServerRule) else client
     server, given = type(algorithm).__name__, type(client).__name__
-    if own.overrides() and not isinstance(rule, type(own)):
+    if overrides(own) and not isinstance(rule, type(own)):
         raise ValueError(
             f"client={given}(...) cannot replace the client half of {server}: "
             f"pair {given} with a server rule that leaves local training alone, such as FedAvg or FedLF"
         )
-    if full_gradients and rule.overrides():
+    if full_gradients and overrides(rule):
         raise ValueError(
             f"full_gradients=True trains nothing locally, and client={given}(...) changes local training: "
             "leave one of them out"
         )
-    if algorithm.needs.full_gradients and rule.overrides() and not (own.overrides() and isinstance(rule, type(own))):
+    if algorithm.needs.full_gradients and overrides(rule) and not (overrides(own) and isinstance(rule, type(own))):
         raise ValueError(
             f"client={given}(...) changes local training, but {server} takes full gradients and trains nothing "
             "locally: leave client out, or use gradient_source='update'"
@@ -194,9 +194,9 @@ def check_module(
         raise ValueError(
             f"{asking('full_gradients')} needs full gradients, which a module with manual optimization does not give"
         )
-    if rule.overrides("loss_term", "loss_weight", "shape_loss") and manual:
+    if overrides(rule, "loss_term", "shape_loss") and manual:
         raise ValueError(f"{method.client} changes the loss, which manual optimization keeps to itself")
-    corrects = rule.overrides("correct_gradients")
+    corrects = overrides(rule, "correct_gradients")
     if corrects and len(optimizers) > 1:
         raise ValueError(f"{method.client} corrects gradients and needs one optimizer, found {len(optimizers)}")
     if (corrects or needs.dense_gradients) and any(isinstance(optimizer, SparseAdam) for optimizer in optimizers):

@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fl_lightning.algorithms.attacks import Attack
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.records import Needs
 from fl_lightning.arguments import check_unused
@@ -16,7 +15,7 @@ from fl_lightning.lightning.fit_description import plain
 
 
 @dataclass(frozen=True)
-class ClientOptions:
+class ClientOptions(LocalOptions):
     """The arguments that a client of a real federation has, too; see :class:`fl_lightning.FederatedStrategy`.
 
     Attributes:
@@ -28,15 +27,8 @@ class ClientOptions:
 
     algorithm: ServerRule
     client: ClientRule | ServerRule | None
-    local_epochs: int
-    local_steps: int | None
     full_gradients: bool
-    client_optimizer_state: Literal["reset", "keep"]
     buffers: Literal["mean", "global", "largest"]
-    attack: Attack | None
-    seed: int
-    loss_batch_size: int | None
-    planned_steps: bool
     client_rule: ClientRule = field(init=False)
 
     def __post_init__(self) -> None:
@@ -66,29 +58,7 @@ class ClientOptions:
         own = server.needs | Needs(full_gradients=self.full_gradients)
         return Method(type(server).__name__, type(given).__name__, own, self.needs, self.client_rule)
 
-    @property
-    def keeps_optimizer(self) -> bool:
-        """Whether clients get their optimizer's state of their last round back."""
-        return self.client_optimizer_state == "keep"
-
     def settings(self) -> dict[str, Any]:
         """The options that change results, apart from the method, as plain values."""
         names = ("local_epochs", "local_steps", "client_optimizer_state", "buffers", "seed", "loss_batch_size")
         return {**{name: plain(getattr(self, name)) for name in names}, "full_gradients": self.needs.full_gradients}
-
-    def local(self, limit: int | float) -> LocalOptions:
-        """The options of local training.
-
-        Args:
-            limit: the trainer's ``limit_train_batches``.
-        """
-        return LocalOptions(
-            seed=self.seed,
-            epochs=self.local_epochs,
-            steps=self.local_steps,
-            limit=limit,
-            keep_optimizer=self.keeps_optimizer,
-            loss_batch_size=self.loss_batch_size,
-            attack=self.attack,
-            planned=self.planned_steps,
-        )

@@ -13,6 +13,7 @@ from fl_lightning.algorithms.records import Needs
 from fl_lightning.clients.base import CohortRunner, Executor
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.buffers import BufferBank
+from fl_lightning.clients.client_batches import ClientBatches
 from fl_lightning.clients.client_optimizers import client_learning_rate
 from fl_lightning.clients.client_runner import ClientRunner
 from fl_lightning.clients.log_recorder import LogRecorder
@@ -27,7 +28,9 @@ from fl_lightning.fit.checks import (
     warn_of_unused_settings,
 )
 from fl_lightning.fit.client_options import ClientOptions
+from fl_lightning.fit.uploads import merge_left
 from fl_lightning.lightning.epoch_loop import ClientTask, FederatedEpochLoop
+from fl_lightning.lightning.inspection import accumulation
 from fl_lightning.lightning.names import Trainer, rank_zero_info, rank_zero_warn
 
 _LOSSES = Needs(losses=True)
@@ -73,9 +76,10 @@ class ClientSide:
         check_schedulers(trainer)
         self._check_module()
         warn_of_unused_settings(trainer, options.method, limit)
+        batches = ClientBatches(loaders, options, limit, accumulation(trainer), trainer.lightning_module)
         self.buffers = BufferBank(trainer.lightning_module, options.buffers, binding.layout.names)
         self.runner = ClientRunner(
-            trainer, loop, rule or options.client_rule, binding, options.local(limit), self.needs, loaders,
+            trainer, loop, rule or options.client_rule, binding, options, self.needs, batches,
             executor.update_rows(binding, capacity), self.buffers,
         )  # fmt: skip
         for words in self.runner.visits.in_turn():
@@ -205,9 +209,7 @@ class ClientSide:
             uploads: of the round, in the order of the cohort.
             counted: clients whose uploads have entered the step.
         """
-        entered = [upload for upload in uploads if upload.client_id in counted]
-        largest = max(entered, key=lambda upload: upload.size, default=None)
-        self.runner.visits.merge([upload.left for upload in uploads], None if largest is None else largest.left)
+        merge_left(self.runner.visits, uploads, counted)
 
     def close(self) -> None:
         """The fit is over, however it ended."""

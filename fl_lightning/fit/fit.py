@@ -3,16 +3,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import ceil
 from typing import Any
 
 from torch import Tensor
-from torch.optim import Optimizer
 
 from fl_lightning.algorithms.records import Federation
+from fl_lightning.arguments import trusted
 from fl_lightning.clients.bound_parameters import BoundParameters
 from fl_lightning.clients.upload import Upload
 from fl_lightning.core.columns import Columns
@@ -20,12 +19,11 @@ from fl_lightning.core.digest import checksums
 from fl_lightning.core.errors import RankError
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.seeding import derive_seed
-from fl_lightning.core.storage.column_files import for_columns, in_columns
+from fl_lightning.core.storage import kept
 from fl_lightning.data.client_loaders import ClientLoaders
 from fl_lightning.fit.checks import check_selection
 from fl_lightning.fit.client_side import ClientSide
 from fl_lightning.fit.guarding import Guards
-from fl_lightning.fit.memory_plan import memory_plan
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.resume_checks import check_resume, remembers
 from fl_lightning.fit.server import Server
@@ -68,54 +66,39 @@ class FederatedFit:
             guard.check(self._num_clients)
         self._guards = Guards(options.guards)
         self._server = Server(
-            self._algorithm, self._rule, binding, clients.buffers, self._num_clients, options.server_optimizer,
-            options.on_client_error, options.min_clients, options.max_failed_rounds,
-            self._guards, options.attack,
+            options, binding, clients.buffers, clients.runner.rows, self._num_clients, self._guards
         )  # fmt: skip
         self._server.names = clients.loaders.names
-        self._server.num_samples = sum(clients.loaders.sizes)
+        self._server.cohorts.num_samples = sum(clients.loaders.sizes)
         options.check_rounds(len(clients.runner.rows), clients.loaders.sizes)
         self.description = self._described()
         self._round: Round | None = None
         self._drop_outs: frozenset[int] = frozenset()
-        self._began = 0.0
         self.memory: dict[str, int] = {}
 
     # ---- the fit
 
     def begin(self, states: Mapping[str, Any] | None) -> None:
         """Starts from nothing, or from the states of a checkpoint or an earlier fit."""
-        algorithm, rule, server = self._algorithm, self._rule, self._server
+        server = self._server
         if states is None:
-            algorithm.reset()
-            rule.reset()
-            self._guards.reset()
+            server.reset()
         else:
             path = self._trainer.ckpt_path
             source = "the last fit's state" if path is None else f"the checkpoint {path}"
             found = FitDescription.from_state_dict(states["fit"])
             check_resume(found, self.description, source, remembers(states), self._options.strict_resume)
-            algorithm.load_state_dict(for_columns(states["algorithm"], algorithm.column_state, self._columns))
-            rule.load_state_dict(for_columns(states["client_rule"], rule.column_state, self._columns))
-            self._guards.load_state_dict(states.get("guards", {}), self._columns)
+            server.load(states, self._columns)
             self.clients.runner.optimizers.load_state_dict(states["client_optimizers"])
             if "schedules" in states:  # files of earlier versions have none
                 self.clients.schedules.load_state_dict(states["schedules"])
-            server.skipped_rounds = states.get("skipped_rounds", 0)  # files of earlier versions have neither
-            server.failed_rounds = states.get("failed_rounds", 0)
-            if server.optimizer is not None:
-                server.optimizer.load_state_dict(states["server_optimizer"])
         theta, layout = self._binding.theta, self._binding.layout
         size, rounds = len(self.clients.runner.rows), self._planned_rounds()
         shared = self._columns if len(self._columns.spans) > 1 else None
-        federation = Federation(self._num_clients, layout, theta.device, theta.dtype, size, rounds, shared)
-        algorithm.begin_fit(federation)
-        rule.begin_fit(federation)
-        options = self._options
-        self.memory = memory_plan(
-            federation, (algorithm, rule), self.clients.buffers.nbytes, server.optimizer is not None,
-            options.keeps_optimizer,
-        )  # fmt: skip
+        federation = Federation(
+            self._num_clients, layout, theta.device, theta.dtype, size, rounds, shared, self.clients.buffers.nbytes
+        )
+        self.memory = server.begin(federation, self._options.keeps_optimizer)
         plan = ", ".join(f"{name} {size:,} B" for name, size in self.memory.items())
         reason = self.clients.runner.full_path
         path_taken = "lean" if reason is None else f"full ({reason})"
@@ -146,7 +129,7 @@ class FederatedFit:
         if len(loaders) != self._num_clients:
             raise ValueError(f"reloaded data must have the same {self._num_clients} clients, found {len(loaders)}")
         self.clients.runner.batches.loaders = loaders
-        self._server.num_samples = sum(loaders.sizes)
+        self._server.cohorts.num_samples = sum(loaders.sizes)
 
     @property
     def _num_clients(self) -> int:
@@ -170,17 +153,11 @@ class FederatedFit:
 
     def states(self) -> dict[str, Any]:
         """Everything that a bit-exact resume needs besides weights and loop counters."""
-        optimizer = self._server.optimizer
         return {
             "fit": self.description.state_dict(),
-            "algorithm": in_columns(self._algorithm.state_dict(), self._algorithm.column_state, self._columns),
-            "client_rule": in_columns(self._rule.state_dict(), self._rule.column_state, self._columns),
-            "guards": self._guards.state_dict(self._columns),
+            **self._server.states(self._columns),
             "client_optimizers": self.clients.runner.optimizers.state_dict(),
             "schedules": self.clients.schedules.state_dict(),
-            "skipped_rounds": self._server.skipped_rounds,
-            "failed_rounds": self._server.failed_rounds,
-            "server_optimizer": None if optimizer is None else optimizer.state_dict(),
             "non_persistent_buffers": self.clients.buffers.unsaved(self.clients.runner.in_training),
         }
 
@@ -192,10 +169,10 @@ class FederatedFit:
             "buffers": self.clients.buffers.global_values(),
         }
         shared = len(self._columns.spans) > 1
-        apart = [f"{type(rule).__name__}.{name}" for name in rule.column_state or ()] if shared else []
+        apart = [f"{type(rule).__name__}.{name}" for name in kept.columns(rule)] if shared else []
         apart += [f"guards.{name}" for name in self._guards.in_columns()] if shared else []
         held["guards"] = self._guards.states()
-        held |= {type(rule).__name__: rule.state_dict(), "server_optimizer": optimizer and optimizer.state_dict()}
+        held |= {type(rule).__name__: kept.state(rule), "server_optimizer": optimizer and optimizer.state_dict()}
         held |= {"skipped_rounds": self._server.skipped_rounds, "schedules": self.clients.schedules.state_dict()}
         return {name: number for key, part in held.items() for name, number in checksums(part, key, apart).items()}
 
@@ -211,10 +188,6 @@ class FederatedFit:
             settings={"clients_per_round": len(self.clients.runner.rows), **self._options.settings()},
         )  # fmt: skip
 
-    def scheduled_groups(self, optimizer: Optimizer) -> list[dict[str, Any]]:
-        """A client optimizer's options per parameter group, as they are between clients."""
-        return self.clients.runner.optimizers.groups(optimizer)
-
     def global_buffers(self) -> dict[str, Tensor]:
         """The buffers that a client in training has changed, as they were before it."""
         return self.clients.buffers.global_values() if self.clients.runner.in_training else {}
@@ -224,14 +197,14 @@ class FederatedFit:
     def open_round(self, index: int) -> Iterator[ClientTask]:
         """Draws the cohort and yields one task per place."""
         self._binding.check(self._trainer.optimizers)
-        self._began = time.perf_counter()
-        loaders, options = self.clients.loaders, self._options
+        loaders, options, clients = self.clients.loaders, self._options, self.clients
+        asks = (lambda params, ids: clients.losses_at(index, params, ids)) if clients.needs.requery else None
+        self._round = Round(index, asks=asks)
         size = len(self.clients.runner.rows)
         seed = derive_seed(options.seed, "sampler")
         selection = options.sampler.select(index, size, loaders.sizes, seed)
         check_selection(selection.client_ids, size, len(loaders), type(options.sampler).__name__)
         self._drop_outs = frozenset(selection.drop_outs)
-        self._round = Round(index)
         tasks = [
             ClientTask(int(client), place, index, int(loaders.sizes[client]), loaders.num_batches(client))
             for place, client in enumerate(selection.client_ids)
@@ -293,24 +266,12 @@ class FederatedFit:
         distrusted = clients.end_round()
         if distrusted is not None:
             self._repeat(current, distrusted)
-        began, index = self._began, current.index
-        trained = time.perf_counter() - began
-        record = self._server.close_round(
-            current,
-            runner.rows,
-            (lambda params, ids: clients.losses_at(index, params, ids)) if clients.needs.requery else None,
-            lambda: time.perf_counter() - began,
-        )
+        trained = current.seconds
+        record = self._server.close_round(current)
         runner.optimizers.commit(record.client_ids)
         clients.merge(current.uploads, record.client_ids)
         self._round = None
-        return replace(
-            record,
-            local_steps=clients.schedules.count(record.client_ids),
-            training_seconds=trained,
-            planned_steps=sum(upload.planned for upload in current.uploads if upload.client_id in record.client_ids),
-        )
-
-    def close(self) -> None:
-        """The fit is over, however it ended."""
-        self.clients.close()
+        planned = sum(upload.planned for upload in current.uploads if upload.client_id in record.client_ids)
+        counts = {"training_seconds": trained, "planned_steps": planned}
+        steps = clients.schedules.count(record.client_ids)
+        return trusted(RoundRecord)(**{**vars(record), **counts, "local_steps": steps})

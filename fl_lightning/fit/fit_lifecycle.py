@@ -27,9 +27,9 @@ from fl_lightning.fit.client_side import ClientSide
 from fl_lightning.fit.fit import FederatedFit
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.rank_checks import Agreement, check_same_fit, check_same_start, say_processes
-from fl_lightning.fit.ranks import shared_work
 from fl_lightning.fit.round_length import visit_plan
 from fl_lightning.fit.round_loader import RoundLoader
+from fl_lightning.fit.work_division import shared_work
 from fl_lightning.lightning.epoch_loop import ClientTask, FederatedEpochLoop, install
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.lightning.last_checkpoint import complete_last_checkpoints
@@ -250,7 +250,9 @@ class FitLifecycle:
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """What a checkpoint holds of a client optimizer: its scheduled options (learning rate), not its state."""
-        return scheduled_state(optimizer, None if self._fit is None else self._fit.scheduled_groups(optimizer))
+        return scheduled_state(
+            optimizer, None if self._fit is None else self._fit.clients.runner.optimizers.groups(optimizer)
+        )
 
     @contextmanager
     def showing(self) -> Iterator[None]:
@@ -301,7 +303,7 @@ class FitLifecycle:
     def abort(self) -> None:
         """Something was raised: ends workers, and leaves the submodules in training mode."""
         if self._fit is not None:
-            self._fit.close()
+            self._fit.clients.close()
         if self._binding is not None:
             self.loop.leave_validation()
 
@@ -312,7 +314,7 @@ class FitLifecycle:
             if not self._finished and not interrupted:
                 self.finish()
                 complete_last_checkpoints(self._trainer)
-            self._fit.close()
+            self._fit.clients.close()
             self._fallback, self._memory = self._fit.clients.fallback, self._fit.memory
             self._carried = dict(self.states())
         if self._binding is not None:

@@ -10,6 +10,7 @@ from typing import Any
 from fl_lightning.algorithms.guards.base import Guard
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.columns import Columns
+from fl_lightning.core.storage import kept
 from fl_lightning.core.storage.column_files import for_columns, in_columns
 
 _MANY = 100_000
@@ -60,10 +61,13 @@ class Guards:
 
     Args:
         guards: in the order in which they see the updates.
+
+    Attributes:
+        each: the guards.
     """
 
     def __init__(self, guards: Sequence[Guard]) -> None:
-        self._guards, kinds = guards, [type(guard).__name__ for guard in guards]
+        self.each, kinds = guards, [type(guard).__name__ for guard in guards]
         earlier = [kinds[:place].count(kind) for place, kind in enumerate(kinds)]
         self._logged = [f"{kind}_{k + 1}" if k else kind for kind, k in zip(kinds, earlier, strict=True)]
 
@@ -83,48 +87,43 @@ class Guards:
             CannotGuardError: a guard can make nothing of the cohort.
         """
         places, scalars, changed = list(range(len(cohort))), dict[str, float](), False
-        for guard, logged in zip(self._guards, self._logged, strict=True):
+        for guard, logged in zip(self.each, self._logged, strict=True):
             verdict = guard.judge(cohort)
-            kept = verdict.kept(len(cohort))
+            stay = verdict.kept(len(cohort))
             for place, reason in sorted(verdict.left_out.items()):
                 leave_out(places[place], reason)
             named = {"left_out": float(len(verdict.left_out)), **verdict.scalars}
             scalars |= {f"{logged}/{name}": value for name, value in named.items()}
-            places = [places[place] for place in kept]
+            places = [places[place] for place in stay]
             if verdict.left_out or verdict.changes_rows:
                 changed = changed or verdict.changes_rows
-                cohort = rebuild(kept, changed)
-                verdict.change(cohort.updates.rows, kept)
+                cohort = rebuild(stay, changed)
+                verdict.change(cohort.updates.rows, stay)
         return Guarded(cohort, places, scalars)
-
-    def commit(self) -> None:
-        """The round has happened."""
-        for guard in self._guards:
-            guard.commit()
 
     def reset(self) -> None:
         """A fresh fit begins."""
-        for guard in self._guards:
-            guard.reset()
+        for guard in self.each:
+            kept.reset(guard)
 
     def states(self) -> dict[str, Any]:
         """The guards' states, by name."""
-        return {name: guard.state_dict() for name, guard in self._named()}
+        return {name: kept.state(guard) for name, guard in self._named()}
 
     def state_dict(self, columns: Columns) -> dict[str, Any]:
         """What a checkpoint holds of each guard."""
-        return {name: in_columns(guard.state_dict(), guard.column_state, columns) for name, guard in self._named()}
+        return {name: in_columns(kept.state(guard), kept.columns(guard), columns) for name, guard in self._named()}
 
     def load_state_dict(self, states: Mapping[str, Any], columns: Columns) -> None:
         """Restores what :meth:`state_dict` returned; guards that it lacks begin anew."""
         self.reset()
         for name, guard in self._named():
             if name in states:
-                guard.load_state_dict(for_columns(states[name], guard.column_state, columns))
+                kept.load(guard, for_columns(states[name], kept.columns(guard), columns))
 
     def in_columns(self) -> list[str]:
         """Names of what lies in columns, among the states."""
-        return [f"{name}.{entry}" for name, guard in self._named() for entry in guard.column_state or ()]
+        return [f"{name}.{entry}" for name, guard in self._named() for entry in kept.columns(guard)]
 
     def _named(self) -> list[tuple[str, Guard]]:
-        return [(f"{type(guard).__name__} {place}", guard) for place, guard in enumerate(self._guards)]
+        return [(f"{type(guard).__name__} {place}", guard) for place, guard in enumerate(self.each)]

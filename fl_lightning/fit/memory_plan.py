@@ -14,7 +14,6 @@ from fl_lightning.core.aligned import padded
 def memory_plan(
     federation: Federation,
     rules: Iterable[ServerRule | ClientRule],
-    buffers: int,
     server_optimizer: bool,
     keeps_client_optimizers: bool,
 ) -> dict[str, int]:
@@ -23,7 +22,6 @@ def memory_plan(
     Args:
         federation: clients, layout and dtype; its cohort size is known.
         rules: both halves of the method.
-        buffers: bytes of one copy of the module's buffers.
         server_optimizer: there is one; counted with two numbers per parameter, and copies of parameters and
             state, because a step after which something is not finite is not taken.
         keeps_client_optimizers: every client's optimizer state is kept, likewise.
@@ -45,8 +43,8 @@ def memory_plan(
         parts[f"updates of clients that train here ({trained} x {total})"] = trained * whole
     for rule in rules:
         parts |= rule.memory(federation, rows)
-    if buffers > 0:
-        parts[f"buffers ({rows + 1} copies)"] = (rows + 1) * buffers
+    if federation.buffers > 0:
+        parts[f"buffers ({rows + 1} copies)"] = (rows + 1) * federation.buffers
     if server_optimizer:
         parts["server optimizer (up to)"] = 2 * params
         parts["copies to take a step back (up to)"] = 3 * params

@@ -18,6 +18,7 @@ from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.core.digest import checksum, checksums
 from fl_lightning.core.errors import RankError
 from fl_lightning.core.records import RoundRecord
+from fl_lightning.core.storage import kept
 from fl_lightning.fit.options import FitOptions
 from fl_lightning.lightning.fit_description import FitDescription, plain
 from fl_lightning.lightning.names import Trainer, rank_zero_info
@@ -115,10 +116,10 @@ def whole_rows_reason(options: FitOptions) -> str | None:
     """Why every rank holds whole updates, as the end of a sentence; ``None`` if each holds a share of the columns."""
     parts: tuple[ServerRule | ClientRule | Guard, ...] = (options.algorithm, options.client_rule, *options.guards)
     for part in parts:
-        if part.column_state is None:
-            return f"{type(part).__name__} does not say that it works on columns (column_state)"
+        if not part.columnwise:
+            return f"{type(part).__name__} does not say that it works on columns (columnwise)"
     rule = options.client_rule
-    if rule.column_state and rule.overrides("keep"):
+    if kept.columns(rule) and kept.at_clients(rule):
         return f"{type(rule).__name__} has state in columns and clients that keep some"
     return None
 

@@ -25,7 +25,7 @@ def visit_plan(trainer: Trainer, options: ClientOptions, limit: int | float, loa
         limit: the trainer's ``limit_train_batches``.
         loaders: the clients' training data.
     """
-    batches = ClientBatches(loaders, options.local(limit), accumulation(trainer), trainer.lightning_module)
+    batches = ClientBatches(loaders, options, limit, accumulation(trainer), trainer.lightning_module)
     return batches.plan(options.needs.full_gradients)
 
 

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
+from math import isfinite, nan
 from typing import Literal
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.clients.buffers import BufferBank
+from fl_lightning.clients.module_visits import ModuleVisits
 from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.clients.upload import Upload
 from fl_lightning.lightning.epoch_loop import ClientTask
@@ -30,6 +32,8 @@ class Round:
         dropped: clients that are left out, with the reason.
         trained: clients whose training began, whatever came of it.
         tasks: of the clients whose uploads have arrived, in their order.
+        asks: losses of clients at given parameters, for rules that ask again; ``None`` if nobody can be asked.
+        began: when, by ``time.perf_counter``.
     """
 
     index: int
@@ -37,6 +41,13 @@ class Round:
     dropped: dict[int, str] = field(default_factory=dict)
     trained: int = 0
     tasks: list[ClientTask] = field(default_factory=list)
+    asks: Callable[[Tensor, Sequence[int]], Tensor] | None = None
+    began: float = field(default_factory=time.perf_counter)
+
+    @property
+    def seconds(self) -> float:
+        """How long it has taken so far."""
+        return time.perf_counter() - self.began
 
 
 @dataclass(frozen=True)
@@ -53,11 +64,31 @@ class UsableUploads:
     norms: Tensor
     train_losses: list[float | None]
 
+    @property
+    def train_loss(self) -> float:
+        """Mean of the losses that there are, by samples; NaN without any."""
+        pairs = zip(self.train_losses, self.uploads, strict=True)
+        known = [(loss, upload.size) for loss, upload in pairs if loss is not None]
+        return sum(loss * size for loss, size in known) / sum(size for _, size in known) if known else nan
+
     def at(self, places: Sequence[int]) -> UsableUploads:
         """Those at these places."""
         return UsableUploads(
             [self.uploads[k] for k in places], self.norms[places], [self.train_losses[k] for k in places]
         )
+
+
+def merge_left(visits: ModuleVisits, uploads: Sequence[Upload], counted: Collection[int]) -> None:
+    """Joins what visits of a round have left in the module.
+
+    Args:
+        visits: of the module.
+        uploads: of the round, in the order of the cohort.
+        counted: clients whose uploads have entered the step.
+    """
+    entered = [upload for upload in uploads if upload.client_id in counted]
+    largest = max(entered, key=lambda upload: upload.size, default=None)
+    visits.merge([upload.left for upload in uploads], None if largest is None else largest.left)
 
 
 def usable(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.lightning.metric_state import MetricState, is_mergeable
+from fl_lightning.lightning.metric_state import is_mergeable
 from fl_lightning.lightning.module.logged_row import LoggedRow
 from fl_lightning.lightning.module.undefined_metrics import Noticed
 from fl_lightning.lightning.names import Trainer, lightning_module
@@ -34,10 +34,10 @@ LoggedShare = dict[str, tuple[dict[str, Any], Tensor, Tensor | None, int]]
 
 
 class ClientValues:
-    """Separates one client's logged values from those accumulated over all clients.
+    """One client's logged values in what ``self.log`` collects.
 
-    ``begin`` puts the accumulated values aside, ``read`` gives the client's own values and ``end`` adds them to what
-    was put aside: per-client and pooled values both come out right, without touching the module.
+    Between :meth:`clear` and :meth:`share` the results hold the values of one client; :meth:`join` lets them hold those
+    of several.
 
     Args:
         results: the result collection of the running evaluation.
@@ -46,26 +46,16 @@ class ClientValues:
 
     def __init__(self, results: _ResultCollection, noticed: Noticed) -> None:
         self._results, self._noticed = results, noticed
-        self._tensors: dict[str, tuple[Tensor, Tensor | None, int]] = {}
-        self._metrics: list[MetricState] = []
 
-    def begin(self) -> None:
-        """Called before a client's first batch."""
-        self._tensors, self._metrics = {}, []
-        for key, entry in self._entries():
+    def clear(self) -> None:
+        """Empties the results, beside metric objects."""
+        for _, entry in self._entries():
             if entry.is_tensor:
-                self._tensors[key] = (entry.value, getattr(entry, "cumulated_batch_size", None), entry._update_count)
                 entry.reset()
                 entry.has_reset = False
-        for metric in {id(e.value): e.value for _, e in self._entries() if not e.is_tensor}.values():
-            if is_mergeable(metric):
-                self._metrics.append(MetricState(metric))
-        # Not before all are read: metrics of one compute group hold the same lists, which a reset empties in place.
-        for state in self._metrics:
-            state.reset()
 
     def read(self) -> LoggedRow:
-        """Called after a client's last batch."""
+        """The values of what the results hold."""
         row = LoggedRow()
         for _, entry in self._entries():
             value, reason = self._read(entry)
@@ -75,22 +65,13 @@ class ClientValues:
                     row.note_direction(entry.meta.name, entry.value)
         return row
 
-    def end(self) -> None:
-        """Joins the client's values with those of the clients before."""
-        for key, entry in self._entries():
-            if entry.is_tensor and key in self._tensors:
-                self._merge_tensor(entry, *self._tensors[key])
-        for state in self._metrics:
-            state.merge_back()
-        self._tensors, self._metrics = {}, []
-
     @property
     def logs_steps(self) -> bool:
         """Whether steps log values of single batches."""
         return any(entry.meta.on_step for entry in self._results.values())
 
     def share(self) -> LoggedShare:
-        """What the client's batches have logged, beside metric objects; called before :meth:`end`."""
+        """What the client's batches have logged, beside metric objects."""
         return {
             key: (_portable(e.meta), e.value.clone(), getattr(e, "cumulated_batch_size", None), int(e._update_count))
             for key, e in self._entries()

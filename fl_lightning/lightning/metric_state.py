@@ -34,35 +34,42 @@ _MERGES: dict[Any, _Merge] = {
 
 
 class MetricState:
-    """The accumulated state of one torchmetrics metric, taken out so that a client can start from zero."""
+    """The accumulated state of one torchmetrics metric, taken out so that a client can start from zero.
+
+    Attributes:
+        metric: the metric.
+        updates: by how many updates it had accumulated that.
+    """
 
     def __init__(self, metric: Metric) -> None:
-        self._metric = metric
+        self.metric = metric
         self._state: State = read_state(metric)
-        self._updates, self._value = metric._update_count, metric._forward_cache
+        self.updates, self._value = metric._update_count, metric._forward_cache
 
     def reset(self) -> None:
         """Empties the metric; what it had accumulated is kept here."""
-        self._metric.reset()
+        self.metric.reset()
 
     def put_back(self) -> None:
-        """Gives the metric the saved state instead of what it has accumulated since."""
-        write_state(self._metric, self._state, self._updates)
-        self._metric._forward_cache = self._value
+        """Gives the metric the saved state, or a copy of it, instead of what it has accumulated since."""
+        write_state(self.metric, _copied(self._state), self.updates)
+        self.metric._forward_cache = self._value
 
     def merge_back(self) -> None:
         """Adds the saved state to what the metric has accumulated since."""
-        metric = self._metric
+        metric = self.metric
         since, updates = read_state(metric), metric._update_count
         for name, before in self._state.items():
             reduction = metric._reductions[name]
             if reduction is dim_zero_mean:
-                total = max(self._updates + updates, 1)
-                merged: Any = (self._updates * before + updates * since[name]) / total  # type: ignore[operator]
+                total = self.updates + updates
+                merged: Any = since[name]
+                if self.updates:  # else it would be the same but for its last bits
+                    merged = (self.updates * before + updates * merged) / total
             else:
                 merged = _MERGES[reduction](before, since[name])
             setattr(metric, name, merged)
-        metric._update_count = self._updates + updates
+        metric._update_count = self.updates + updates
         metric._computed = None
 
 
@@ -81,6 +88,18 @@ def write_state(metric: Metric, state: State, updates: int) -> None:
         setattr(metric, name, value)
     metric._update_count = updates
     metric._computed = None
+
+
+def _copied(state: State) -> State:
+    """Tensors that updates change in place are copied; those in lists they leave alone."""
+    return {
+        name: [item.detach() if isinstance(item, Tensor) else item for item in value]
+        if isinstance(value, list)
+        else value.detach().clone()
+        if isinstance(value, Tensor)
+        else value
+        for name, value in state.items()
+    }
 
 
 def is_mergeable(metric: Metric) -> bool:
@@ -111,10 +130,8 @@ class MetricShare(NamedTuple):
 
     @classmethod
     def of(cls, metric: Metric) -> MetricShare:
-        """What a metric holds; without graphs."""
-        state = read_state(metric)
-        plain = {k: [t.detach() for t in v] if isinstance(v, list) else v.detach() for k, v in state.items()}
-        return cls(plain, metric._update_count, metric._forward_cache)
+        """What a metric holds; without graphs, and such that later updates do not reach it."""
+        return cls(_copied(read_state(metric)), metric._update_count, metric._forward_cache)
 
     def add_to(self, metric: Metric) -> None:
         """Joins it with what the metric holds, which comes first."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fl_lightning.lightning.module.module_state import shadowed
+from fl_lightning.lightning.module.shadowed import shadowed
 from fl_lightning.lightning.names import Trainer, lightning_module
 
 Requests = frozenset[str]

@@ -8,24 +8,18 @@ fit on one device: ``trainer.world_size`` is 1, and there is nothing to average 
 from __future__ import annotations
 
 import json
-import random
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from itertools import zip_longest
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from torchmetrics import Metric
 
 from fl_lightning.core.errors import RankError
-from fl_lightning.core.modules import submodules
 from fl_lightning.core.parent_process import outlive_parent
 from fl_lightning.core.tensor_bytes import pack, unpack
 from fl_lightning.lightning.names import lightning_module
@@ -80,7 +74,7 @@ class Ranks:
         self._left = False
 
     def join(self) -> None:
-        """Connects this process with the others, and gives all of them the random state of the first.
+        """Connects this process with the others.
 
         Raises:
             RuntimeError: the script has connected another number of processes.
@@ -99,7 +93,6 @@ class Ranks:
         if self._store is None:
             self._store = self._shared_store()
         self._left = False
-        self._share_random_state()
 
     def _shared_store(self) -> Any:
         """Counters that all ranks see; the first rank keeps them."""
@@ -110,14 +103,6 @@ class Ranks:
             return store
         port = self.broadcast(0)
         return TCPStore(host, port, is_master=False, timeout=wait)
-
-    def _share_random_state(self) -> None:
-        python, numeric, generator = self.broadcast((random.getstate(), np.random.get_state(), torch.get_rng_state()))
-        random.setstate(python)
-        np.random.set_state(numeric)
-        torch.set_rng_state(generator)
-        if self.device.type == "cuda":
-            torch.cuda.set_rng_state(self.broadcast(torch.cuda.get_rng_state(self.device)), self.device)
 
     # ---- exchange
 
@@ -267,28 +252,6 @@ class Ranks:
         assert signals is not None
         signals.follow(self.gather(signals.requests), between_clients, ends_round)
 
-    def share_module(self, module: nn.Module) -> None:
-        """Overwrites all parameters and buffers with those of the first rank.
-
-        Raises:
-            ValueError: a rank has others than the first.
-        """
-        named = [*module.named_parameters(), *module.named_buffers()]
-        found = self.gather([(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in named])
-        for rank, tensors in enumerate(found):
-            if tensors != found[0]:
-                first, other = next(pair for pair in zip_longest(found[0], tensors) if pair[0] != pair[1])
-                raise ValueError(
-                    f"all ranks must have the same parameters and buffers, found that rank {rank} has {other} where "
-                    f"rank 0 has {first}"
-                )
-        with torch.no_grad():
-            for _, tensor in named:
-                whole = tensor.data.contiguous()
-                dist.broadcast(whole, 0)
-                if whole.data_ptr() != tensor.data_ptr():
-                    tensor.data.copy_(whole)
-
     @property
     def has_left(self) -> bool:
         """Whether this process has left the fit with an error of its own."""
@@ -342,32 +305,3 @@ class Pending:
         with self._ranks._answered():
             for work in self._works:
                 work.wait()
-
-
-@contextmanager
-def metrics_apart(module: nn.Module) -> Iterator[None]:
-    """Keeps torchmetrics in a module from joining what other ranks hold, which may be at other clients."""
-    changed = [(m, m.distributed_available_fn) for _, m in submodules(module) if isinstance(m, Metric)]
-    for metric, _ in changed:
-        metric.distributed_available_fn = _alone
-    try:
-        yield
-    finally:
-        for metric, available in changed:
-            metric.distributed_available_fn = available
-
-
-@contextmanager
-def epoch_logs_quiet() -> Iterator[None]:
-    """Silences Lightning's advice to average logged values over ranks: they are those of all clients already."""
-    warnings.filterwarnings("ignore", message=r"It is recommended to use `self.log\(.*sync_dist=True")
-    own = warnings.filters[0]
-    try:
-        yield
-    finally:
-        with suppress(ValueError):  # somebody has reset the filters
-            warnings.filters.remove(own)  # type: ignore[attr-defined]
-
-
-def _alone() -> bool:
-    return False

@@ -23,7 +23,8 @@ from fl_lightning.lightning.names import (
 )
 from fl_lightning.lightning.rank_processes import check_startable
 from fl_lightning.lightning.rank_signals import HeldSignals, is_termination
-from fl_lightning.lightning.ranks import Ranks, epoch_logs_quiet, metrics_apart
+from fl_lightning.lightning.ranks import Ranks
+from fl_lightning.lightning.shared_by_ranks import epoch_logs_quiet, metrics_apart, share_module, share_random_state
 
 _T = TypeVar("_T")
 _LIMITS = ("limit_train_batches", "limit_val_batches", "limit_test_batches")
@@ -108,12 +109,13 @@ class OneDevice(SingleDeviceStrategy):
         super().setup_environment()
         if self.ranks is not None:
             self.ranks.join()
+            share_random_state(self.ranks)
 
     def setup(self, trainer: Trainer) -> None:
         """Gives all processes the weights of the first."""
         super().setup(trainer)
         if self.ranks is not None:
-            self.ranks.share_module(trainer.lightning_module)
+            share_module(self.ranks, trainer.lightning_module)
             self._undo.enter_context(metrics_apart(trainer.lightning_module))
             self._undo.enter_context(epoch_logs_quiet())
             if trainer.state.fn == TrainerFn.FITTING:

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.arguments import Bounds, checked
+from fl_lightning.arguments import Bounds, checked, trusted
 from fl_lightning.metrics.group_frame import demographic_parity as demographic_parity
 from fl_lightning.metrics.group_frame import equal_opportunity as equal_opportunity
 from fl_lightning.metrics.group_frame import equalized_odds as equalized_odds
@@ -221,7 +221,7 @@ def conflict_counts(dots: Tensor) -> ConflictCounts:
     finite = dots.isfinite().all(dim=0)
     if not bool(finite.all()):
         raise ValueError(f"dots must be finite, found others in columns {(~finite).nonzero().flatten().tolist()}")
-    return ConflictCounts((dots.sum(dim=0) < 0).sum(), (dots < 0).sum(dim=1))
+    return trusted(ConflictCounts)((dots.sum(dim=0) < 0).sum(), (dots < 0).sum(dim=1))
 
 
 @checked()

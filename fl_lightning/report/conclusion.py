@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Literal
+from typing import Literal
 
 from fl_lightning.metrics.functional import Mode
 from fl_lightning.report.number_formats import Spread, notation, plural, spread
-from fl_lightning.report.runs_of_a_method import goodness, mark
+from fl_lightning.report.repetitions import Repetition, mark
+from fl_lightning.report.runs_of_a_method import goodness
 
 LOCAL, POOLED = "local only", "pooled"
 """What the two bounds are called: each client alone, and one model on the data of all."""
@@ -37,15 +38,15 @@ class Standing:
 
     Attributes:
         label: its name.
-        worst: by seed, the value of the client that is worst off.
-        mean: by seed, the mean over the clients.
+        worst: by repetition, the value of the client that is worst off.
+        mean: by repetition, the mean over the clients.
         bound: :data:`LOCAL` or :data:`POOLED`; empty for a method.
-        infinite: a client's value is infinite in one of the seeds.
+        infinite: a client's value is infinite in one of the repetitions.
     """
 
     label: str
-    worst: Mapping[Any, float]
-    mean: Mapping[Any, float]
+    worst: Mapping[Repetition, float]
+    mean: Mapping[Repetition, float]
     bound: str = ""
     infinite: bool = False
 
@@ -58,15 +59,15 @@ class Contrast:
         base: the number of the bound or the reference.
         method: name of the method.
         value: its number.
-        verdict: whether the method is better, by more than seeds differ; with a single seed, by any amount.
-        seeds: how many seeds both have.
+        verdict: whether the method is better, by more than repetitions differ; with a single one, by any amount.
+        repetitions: how many both have.
     """
 
     base: Spread
     method: str
     value: Spread
     verdict: Verdict
-    seeds: int
+    repetitions: int
 
 
 @dataclass(frozen=True)
@@ -124,11 +125,11 @@ class Conclusion:
             texts[finding.about](self, finding, called, "" if place else f"{self.metric} ")
             for place, finding in enumerate(self.findings)
         ]
-        seeds = min((finding.worst.seeds for finding in self.findings), default=0)
+        seeds = min((finding.worst.repetitions for finding in self.findings), default=0)
         if found and seeds < 2:
             found[0] += " With one seed, this may be chance."
         elif found and self.findings[0].rank >= 4:
-            found[0] = f"There is no clear winner: seeds differ by more than what is compared. {found[0]}"
+            found[0] = f"There is no clear winner: what is compared lies within what repetitions differ by. {found[0]}"
         if self.infinite:
             names = ", ".join(map(called, self.infinite))
             found.insert(0, f"With {names}, the {self.metric} of a client is infinite at the end.")
@@ -169,12 +170,12 @@ def conclude(standings: Sequence[Standing], metric: str, mode: Mode) -> Conclusi
 Key = Literal["worst", "mean"]
 
 
-def _numbers(one: Standing, key: Key) -> Mapping[Any, float]:
+def _numbers(one: Standing, key: Key) -> Mapping[Repetition, float]:
     return one.worst if key == "worst" else one.mean
 
 
-def _good(one: Standing, key: Key, mode: Mode) -> dict[Any, float]:
-    return {seed: goodness(value, mode) for seed, value in _numbers(one, key).items()}
+def _good(one: Standing, key: Key, mode: Mode) -> dict[Repetition, float]:
+    return {repetition: goodness(value, mode) for repetition, value in _numbers(one, key).items()}
 
 
 def _best(methods: Sequence[Standing], key: Key, mode: Mode) -> Standing:
@@ -183,8 +184,8 @@ def _best(methods: Sequence[Standing], key: Key, mode: Mode) -> Standing:
 
 def _contrast(base: Standing, method: Standing, key: Key, mode: Mode) -> Contrast:
     ours, theirs = _good(method, key, mode), _good(base, key, mode)
-    seeds = len(ours.keys() & theirs.keys())
-    if seeds > 1:
+    repetitions = len(ours.keys() & theirs.keys())
+    if repetitions > 1:
         verdict = _MARKS[mark(ours, theirs, larger_is_better=True)]
     else:
         gain = fmean(ours.values()) - fmean(theirs.values())
@@ -192,7 +193,7 @@ def _contrast(base: Standing, method: Standing, key: Key, mode: Mode) -> Contras
     ends = [Spread.of(list(_numbers(one, key).values())) for one in (base, method)]
     assert ends[0] is not None
     assert ends[1] is not None
-    return Contrast(ends[0], method.label, ends[1], verdict, seeds)
+    return Contrast(ends[0], method.label, ends[1], verdict, repetitions)
 
 
 def _written(finding: Finding) -> list[str]:

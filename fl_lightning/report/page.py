@@ -205,8 +205,8 @@ def _facts(records: Sequence[FitRecord], methods: Sequence[Method]) -> str:
     rounds = max(len(record.rounds) for record in records)
     facts = [plural(clients, "client"), plural(rounds, "round")] if clients else [plural(rounds, "round")]
     if len(records) > 1:
-        seeds = max(len(method.records) for method in methods)
-        facts += [_counted(methods)] + ([plural(seeds, "seed")] if seeds > 1 else [])
+        most = max(methods, key=lambda method: len(method.records))
+        facts += [_counted(methods)] + ([most.repeated] if len(most.records) > 1 else [])
     running = [record for record in records if record.status == "runs"]
     if running:
         planned = running[0].planned_rounds

@@ -22,7 +22,7 @@ from fl_lightning.report.pictures import (
     unique,
 )
 from fl_lightning.report.record import FitRecord, Holdings
-from fl_lightning.report.runs_of_a_method import Method, called, worst_first
+from fl_lightning.report.runs_of_a_method import Method, called, told, worst_first
 
 
 def partition(methods: Sequence[Method]) -> Picture | None:
@@ -41,7 +41,7 @@ def partition(methods: Sequence[Method]) -> Picture | None:
         rows = [order[k] for k in both_ends(len(order), MAX_ROWS)]
         shown, most = len(rows), len(order)
         kind = kind or ("" if record.holdings is None else record.holdings.kind)
-        variants[f"seed {record.seed}"] = _drawn(record, rows)
+        variants[told(record)] = _drawn(record, rows)
     if not variants:
         return None
     if len(variants) == 1:

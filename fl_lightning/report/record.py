@@ -230,6 +230,7 @@ class FitRecord:
     Attributes:
         method: what the method is called, such as ``"FedLF"`` or ``"FedHEAL with ControlVariates"``.
         seed: of the strategy.
+        division: which division of the data among the clients, where a comparison has several.
         learning_rate: of the clients, in the first recorded round; ``None`` without a single one.
         is_bound: the fit is no method, but bounds what methods can reach: clients that train alone, or on all data.
         status: whether the fit ``"runs"``, is ``"finished"`` or was ``"interrupted"`` when the record was made.
@@ -256,6 +257,7 @@ class FitRecord:
 
     method: str
     seed: int | None = None
+    division: int = 0
     learning_rate: float | None = None
     is_bound: bool = False
     status: Literal["runs", "finished", "interrupted"] = "finished"

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Literal
 
 from fl_lightning.metrics.functional import Mode
-from fl_lightning.report.number_formats import Spread, client_label
+from fl_lightning.report.number_formats import Spread, client_label, plural
 from fl_lightning.report.record import ClientValues, FitRecord, MetricSeries
+from fl_lightning.report.repetitions import Repetition
 
 Stage = Literal["val", "test"]
 PERSONAL = "personal/"
@@ -56,6 +56,11 @@ class Method:
     records: tuple[FitRecord, ...]
 
     @property
+    def repeated(self) -> str:
+        """How often it ran, in words."""
+        return plural(len(self.records), "run" if any(record.division for record in self.records) else "seed")
+
+    @property
     def is_bound(self) -> bool:
         """It is no method, but bounds what methods can reach."""
         return any(record.is_bound for record in self.records)
@@ -86,37 +91,38 @@ class Method:
             columns = zip(*(v.values[metric] for _, v in found), strict=True) if same else zip(values.values[metric])
             for client, size, column in zip(values.client_ids, values.sizes, columns, strict=True):
                 spread = Spread.of(column)
-                name = record.client_names[client] if same else f"{record.client_names[client]} (seed {record.seed})"
+                name = record.client_names[client] if same else f"{record.client_names[client]} ({told(record)})"
                 if spread is not None:
                     points.append(ClientPoint(client, name, size, record.client_sizes[client], spread.mean, same))
         mode = found[0][1].modes[metric]
         return sorted(points, key=lambda point: goodness(point.value, mode))
 
-    def summary(self, metric: str, stage: Stage, key: str) -> dict[int | None, float]:
-        """The last value of one summary number, by seed."""
-        series = {seed: self.series(record, metric, stage) for seed, record in self._by_seed}
+    def summary(self, metric: str, stage: Stage, key: str) -> dict[Repetition, float]:
+        """The last value of one summary number, by repetition."""
+        series = {repetition: self.series(record, metric, stage) for repetition, record in self._repeated}
         last = {k: s.summaries[key][-1] for k, s in series.items() if s is not None and s.rounds and key in s.summaries}
-        return {seed: value for seed, value in last.items() if value is not None}
+        return {repetition: value for repetition, value in last.items() if value is not None}
 
     @property
-    def _by_seed(self) -> list[tuple[int | None, FitRecord]]:
-        """The records by their seeds, or by their places where seeds are not known."""
-        seeds = [record.seed for record in self.records]
-        known = len(set(seeds)) == len(seeds)
-        return list(zip(seeds if known else range(len(seeds)), self.records, strict=True))
+    def _repeated(self) -> list[tuple[Repetition, FitRecord]]:
+        """The records by their divisions and seeds, or by their places where seeds are not known."""
+        found = [Repetition(record.division, record.seed) for record in self.records if record.seed is not None]
+        if len(set(found)) < len(self.records):
+            found = [Repetition(0, place) for place in range(len(self.records))]
+        return list(zip(found, self.records, strict=True))
 
     @staticmethod
     def series(record: FitRecord, metric: str, stage: Stage) -> MetricSeries | None:
         """A metric of one fit over its evaluations."""
         return next((s for s in record.metrics if (s.metric, s.stage) == (metric, stage)), None)
 
-    def worst(self, metric: str, stage: Stage) -> dict[int | None, float]:
-        """By seed, the value of the client that is worst off over the seeds (the first of :meth:`points`).
+    def worst(self, metric: str, stage: Stage) -> dict[Repetition, float]:
+        """By repetition, the value of the client that is worst off over the seeds (the first of :meth:`points`).
 
         Where seeds have clients of their own, the value of each seed's worst client.
         """
-        points, found = self.points(metric, stage), {}
-        for seed, record in self._by_seed:
+        points, found = self.points(metric, stage), dict[Repetition, float]()
+        for repetition, record in self._repeated:
             values = record.last_values(stage)
             if values is None or metric not in values.values:
                 continue
@@ -126,7 +132,7 @@ class Method:
             if worst is None and numbers:
                 worst = min(numbers, key=lambda client: goodness(numbers[client], mode))
             if worst in numbers:
-                found[seed] = numbers[worst]
+                found[repetition] = numbers[worst]
         return found
 
     @property
@@ -141,6 +147,11 @@ class Method:
     def seconds(self) -> Spread | None:
         """Seconds of training, server and evaluation."""
         return Spread.of([sum(seconds_of(record).values()) for record in self.records if len(record.rounds)])
+
+
+def told(record: FitRecord) -> str:
+    """Which repetition a fit is, in words."""
+    return f"division {record.division}, seed {record.seed}" if record.division else f"seed {record.seed}"
 
 
 def by_method(records: Sequence[FitRecord]) -> list[Method]:
@@ -173,24 +184,6 @@ def metrics_of(records: Sequence[FitRecord], stage: Stage) -> dict[str, Mode]:
 def goodness(value: float, mode: Mode) -> float:
     """The larger, the better."""
     return value if mode == "max" else -(abs(value) if mode == "abs" else value)
-
-
-def mark(numbers: Mapping[Any, float], reference: Mapping[Any, float], larger_is_better: bool) -> str:
-    """Whether the differences to the reference, seed by seed, have a mean beyond their standard deviation.
-
-    Args:
-        numbers: by seed.
-        reference: by seed.
-        larger_is_better: which direction is good.
-
-    Returns:
-        ``"+"`` for better, ``"-"`` for worse, and nothing where the mean is within the deviation or fewer than two
-        seeds are there to tell.
-    """
-    differences = [number - reference[seed] for seed, number in numbers.items() if seed in reference]
-    if len(differences) < 2 or abs(fmean(differences)) <= stdev(differences):
-        return ""
-    return "+" if (fmean(differences) > 0) == larger_is_better else "-"
 
 
 def seconds_of(record: FitRecord) -> dict[str, float]:

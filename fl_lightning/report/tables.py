@@ -22,7 +22,8 @@ from fl_lightning.report.number_formats import (
     spread,
 )
 from fl_lightning.report.pictures import COLORS, both_ends
-from fl_lightning.report.runs_of_a_method import Method, Stage, goodness, mark, metrics_of
+from fl_lightning.report.repetitions import Repetition, mark
+from fl_lightning.report.runs_of_a_method import Method, Stage, goodness, metrics_of
 
 _LISTED = 200
 
@@ -46,7 +47,7 @@ def comparison(methods: Sequence[Method], stage: Stage) -> str:
     rows = []
     for place, method in enumerate(methods):
         swatch = f'<span class="swatch" style="background:var(--c{place % COLORS})"></span>'
-        seeds = f'<span class="name">{plural(len(method.records), "seed")}</span>' if len(method.records) > 1 else ""
+        seeds = f'<span class="name">{method.repeated}</span>' if len(method.records) > 1 else ""
         cells = [f"<td>{swatch}{escape(shortened(method.label, 60))}{seeds}</td>"]
         for key in keys:
             first, found = figures[key][0], figures[key][place]
@@ -64,8 +65,8 @@ def comparison(methods: Sequence[Method], stage: Stage) -> str:
         ]
         rows.append(f"<tr>{''.join(cells)}</tr>")
     marks = (
-        f" ▲ and ▼: better and worse than {methods[0].label}: the differences seed by seed have a mean beyond their "
-        "deviation."
+        f" ▲ and ▼: better and worse than {methods[0].label}: the 95 % interval of the differences, seed by "
+        "seed, leaves out zero."
         if len(methods) > 1 and max(len(method.records) for method in methods) > 1
         else ""
     )
@@ -86,13 +87,13 @@ def comparison(methods: Sequence[Method], stage: Stage) -> str:
     )
 
 
-def _spread(numbers: Mapping[int | None, float], form: str) -> str:
+def _spread(numbers: Mapping[Repetition, float], form: str) -> str:
     return spread(Spread.of(list(numbers.values())), form)
 
 
-def _mark(base: Mapping[int | None, float], found: Mapping[int | None, float], mode: Mode) -> str:
-    """Whether a number differs from the first method's by more than seeds do."""
-    base, found = ({seed: goodness(value, mode) for seed, value in each.items()} for each in (base, found))
+def _mark(base: Mapping[Repetition, float], found: Mapping[Repetition, float], mode: Mode) -> str:
+    """Whether a number differs from the first method's by more than repetitions do."""
+    base, found = ({one: goodness(value, mode) for one, value in each.items()} for each in (base, found))
     return {"+": ' class="better"', "-": ' class="worse"', "": ""}[mark(found, base, larger_is_better=True)]
 
 

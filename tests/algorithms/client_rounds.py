@@ -10,6 +10,7 @@ from torch import nn
 from fl_lightning.algorithms import Federation, LocalWork
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.storage import kept
 from fl_lightning.core.updates import UpdateMatrix
 
 INPUTS, WIDTH, CLASSES = 5, 6, 4
@@ -103,7 +104,7 @@ class Rounds:
                 self.client.begin_batch(work, batch, index)
                 loss = self.module.loss(batch)
                 term = self.client.loss_term(work, batch, index)
-                loss = self.client.loss_weight(work) * self.client.shape_loss(work, loss)
+                loss = self.client.shape_loss(work, loss)
                 if index % self.window == 0:
                     optimizer.zero_grad()
                 ((loss if term is None else loss + term) / self.window).backward()
@@ -138,7 +139,7 @@ class Rounds:
         self.client.commit(cohort)
         for client, report in zip(arrived, reports, strict=True):
             if report.kept:
-                self.client.keep(client, report.kept, self.when)
+                kept.keep(self.client, client, report.kept, self.when)
         self.params = self.params - step
         self.when += 1
         return cohort, step

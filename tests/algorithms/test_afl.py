@@ -13,6 +13,7 @@ from support import federated_blobs, fresh, quiet_trainer
 
 import fl_lightning as fl
 from fl_lightning.algorithms import AFL, FedAvg
+from fl_lightning.core.storage import kept
 
 few = settings(max_examples=20, deadline=None, derandomize=True)
 loss = st.floats(0, 100)
@@ -59,7 +60,7 @@ def test_lambda_stays_on_the_simplex_and_absent_clients_keep_theirs(rounds, gamm
         ids = list(losses)
         rows = random_rows(len(ids), when)
         step = rule.aggregate(make_cohort(rows, list(losses.values()), ids, when, num_clients=9))
-        lam = before | rule.state_dict()["lambda"]
+        lam = before | kept.state(rule)["lam"]
         assert min(lam.values()) >= 0
         assert sum(lam.values()) == pytest.approx(1, abs=1e-12)
         assert all(lam[i] == before[i] for i in range(9) if i not in ids)
@@ -91,7 +92,7 @@ def test_by_hand():
     rule, rows = AFL(0.1), random_rows(2, 1)
     cohort = make_cohort(rows, [3.0, 1.0], [5, 7], num_clients=4)
     torch.testing.assert_close(rule.aggregate(cohort), rows.mean(0))  # lambda as it was before the ascent
-    assert rule.state_dict()["lambda"] == pytest.approx({5: 0.35, 7: 0.15})
+    assert kept.state(rule)["lam"] == pytest.approx({5: 0.35, 7: 0.15})
     torch.testing.assert_close(rule.aggregate(cohort), 0.7 * rows[0] + 0.3 * rows[1])
 
 
@@ -99,7 +100,7 @@ def test_projection_where_published_code_leaves_the_simplex():
     """lambda + gamma F = (2, 0.6): (1, 0) is right; one published projection gives (1.2, 0)."""
     rule = AFL(1.0)
     rule.aggregate(make_cohort(random_rows(2, 2), [1.5, 0.1], num_clients=2))
-    assert rule.state_dict()["lambda"] == {0: 1.0, 1: 0.0}
+    assert kept.state(rule)["lam"] == {0: 1.0, 1: 0.0}
 
 
 def test_participants_without_weight_count_alike():
@@ -109,7 +110,7 @@ def test_participants_without_weight_count_alike():
     cohort = make_cohort(random_rows(2, 5), [5.0, 1.0], [1, 2], 2, num_clients=3)
     torch.testing.assert_close(rule.aggregate(cohort), cohort.updates.rows.mean(0))
     assert rule.report.flagged
-    assert rule.state_dict()["lambda"] == {0: 1.0, 1: 0.0, 2: 0.0}
+    assert kept.state(rule)["lam"] == {0: 1.0, 1: 0.0, 2: 0.0}
 
 
 def test_clients_join_with_the_mean_weight_where_nobody_says_how_many_there_are():
@@ -117,7 +118,7 @@ def test_clients_join_with_the_mean_weight_where_nobody_says_how_many_there_are(
     rule.aggregate(make_cohort(random_rows(2, 1), [3.0, 1.0], [5, 7]))
     rule.aggregate(make_cohort(random_rows(2, 2), [1.0, 1.0], [7, 9]))
     assert rule.report.weights.tolist() == pytest.approx([0.4 / 0.9, 0.5 / 0.9])
-    assert rule.state_dict()["lambda"] == pytest.approx({5: 0.4, 7: 0.4 * 2 / 3, 9: 1 / 3})
+    assert kept.state(rule)["lam"] == pytest.approx({5: 0.4, 7: 0.4 * 2 / 3, 9: 1 / 3})
 
 
 # ---- the averaged model

@@ -8,6 +8,8 @@ from support import reload
 from test_contract import RULES, assert_same_state, tensors
 
 from fl_lightning.algorithms import FA, FedAvg, Federation, FedProc, FedProto, FedRep
+from fl_lightning.algorithms.base import overrides
+from fl_lightning.core.storage import kept
 
 MAKERS = {
     **RULES,
@@ -16,7 +18,7 @@ MAKERS = {
     "FedProto": lambda: FedProto(num_classes=CLASSES),
     "FedRep": lambda: FedRep(head_epochs=0),  # a visit is one pass
 }
-NAMES = [name for name, make in MAKERS.items() if make().client_rule().overrides()]
+NAMES = [name for name, make in MAKERS.items() if overrides(make().client_rule())]
 COHORTS = ((0, 1, 2), (1, 2, 3), (0, 2, 3), (0, 1, 2))
 
 
@@ -24,14 +26,14 @@ def whole(name, clients=4):
     return Rounds(FedAvg(), MAKERS[name]().client_rule(), client_data(clients), Net(), momentum=0.5)
 
 
-def at_the_client(run, name, client_id, kept):
+def at_the_client(run, name, client_id, stays):
     """The rule of a client that has just been told what its server sends, and has kept what counted."""
     rule = MAKERS[name]().client_rule()
     rule.check_module(run.module, run.layout)
-    rule.take_broadcast(reload(run.client.broadcast()))
-    rule.take_state(client_id, reload(run.client.state_for(client_id)))
-    if client_id in kept:
-        rule.keep(client_id, *reload(kept[client_id]))
+    kept.take(rule, reload(kept.state(run.client, "all")))
+    kept.take_own(rule, client_id, reload(kept.for_one(run.client, client_id)))
+    if client_id in stays:
+        kept.keep(rule, client_id, *reload(stays[client_id]))
     rule.begin_fit(Federation(len(run.data), run.layout, torch.device("cpu"), torch.float64, 3))
     return rule
 
@@ -48,18 +50,18 @@ def visited(run, client_id, rule):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_visit_needs_the_declared_pieces_alone(name):
-    run, kept = whole(name), {}
+    run, stays = whole(name), {}
     for when, cohort in enumerate(COHORTS):
         lost = (2,) if when == 1 else ()
         for client in cohort:
             inside = visited(run, client, run.client)
-            assert_same_state(visited(run, client, at_the_client(run, name, client, kept)), inside)
+            assert_same_state(visited(run, client, at_the_client(run, name, client, stays)), inside)
             if client not in lost and inside["kept"]:
-                kept[client] = inside["kept"], when
+                stays[client] = inside["kept"], when
         run.round(cohort, lost)
 
 
-STATEFUL = [name for name in NAMES if MAKERS[name]().client_rule().overrides("commit", "keep")]
+STATEFUL = [name for name in NAMES if kept.declared(MAKERS[name]().client_rule())]
 STATEFUL.remove("FedRep")  # in one pass its head stays what it was
 
 
@@ -82,6 +84,8 @@ def test_a_client_is_sent_nothing_about_others(name):
     few.round((0, 1))
     many.round((0, 1, 2, 3, 4))
     for client in (0, 1):
-        assert numbers(many.client.state_for(client)) == numbers(few.client.state_for(client)) <= few.layout.numel
-    assert numbers(few.client.state_for(5)) == 0
-    assert numbers(many.client.broadcast()) == numbers(few.client.broadcast())
+        assert (
+            numbers(kept.for_one(many.client, client)) == numbers(kept.for_one(few.client, client)) <= few.layout.numel
+        )
+    assert numbers(kept.for_one(few.client, 5)) == 0
+    assert numbers(kept.state(many.client, "all")) == numbers(kept.state(few.client, "all"))

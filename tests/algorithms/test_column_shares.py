@@ -13,8 +13,10 @@ from column_shares import divided, same
 from test_contract import RULES
 
 from fl_lightning import algorithms as fl
+from fl_lightning.algorithms.base import overrides
 from fl_lightning.core.columns import Columns
 from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.storage.declared import server_state
 from fl_lightning.core.updates import UpdateMatrix
 from fl_lightning.ops.slices import slice_columns, subtrees
 
@@ -61,7 +63,7 @@ def test_shares_of_the_columns_give_the_same_bits(name):
 class PastTheDoor(fl.FedAvg):
     """Adds up columns by itself, although it says that it works on a share of them."""
 
-    column_state = ()
+    columnwise = True
 
     def aggregate(self, cohort):
         lengths = cohort.updates.rows.double().square().sum(1)
@@ -75,9 +77,9 @@ def test_a_rule_that_adds_up_by_itself_is_found_out():
 
 
 class KeepsQuiet(fl.FedFa):
-    """Does not say that it has state in columns."""
+    """Does not say that its momentum lies in columns."""
 
-    column_state = ()
+    momentum = server_state(torch.Tensor)
 
 
 def test_state_in_columns_that_a_rule_does_not_name_is_found_out():
@@ -105,11 +107,12 @@ def test_what_a_rule_does_not_say_is_not_known():
         def begin_client(self, work):
             pass
 
-    assert Changed.column_state is Shown.column_state is Committing.column_state is None
-    assert Renamed.column_state == Training.column_state == ()
+    assert not any(kind.columnwise for kind in (Changed, Shown, Committing))
+    assert Renamed.columnwise
+    assert Training.columnwise
 
 
-@pytest.mark.parametrize("name", [name for name in RULES if RULES[name]().client_rule().overrides("commit")])
+@pytest.mark.parametrize("name", [name for name in RULES if overrides(RULES[name]().client_rule(), "commit")])
 def test_client_halves_beside_another_rule_give_the_same_bits(name):
     rounds = list(cohorts(torch.float32))
     whole, found = (divided(lambda: (fl.FedHEAL(), pair(name)[1]), rounds, shares) for shares in (1, 3))

@@ -25,6 +25,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 import fl_lightning as fl
 from fl_lightning.algorithms import Ditto, FedAvg, FedHEAL, FedLF, FedMDFG
+from fl_lightning.core.storage import kept
 
 LAM, LR = 0.6, 0.2
 
@@ -71,9 +72,9 @@ def test_equals_algorithm_1(personal_lr, in_files, tmp_path):
     run = Rounds(method, method.client_rule(), data, lr=LR, epochs=2)
     for t in range(5):
         if t == 3:
-            state, run.server = run.client.state_dict(), make()
+            state, run.server = kept.state(run.client), make()
             run.client = run.server.client_rule()
-            run.client.load_state_dict(state)
+            kept.load(run.client, state)
             run.begin()
         run.round(partial(t), lost(t))
     expected, own = federate(5, partial, data, lost, personal_lr or LR)
@@ -131,9 +132,9 @@ def test_memory_plan_counts_the_models_of_a_round(in_files, tmp_path):
     rule, module = Ditto(directory=str(tmp_path) if in_files else None).client_rule(), Net()
     layout = fl.ParamLayout.from_module(module)
     rule.check_module(module, layout)
-    federation = fl.algorithms.Federation(10, layout, torch.device("cpu"), torch.float64, 3)
+    federation = fl.algorithms.Federation(10, layout, torch.device("cpu"), torch.float64, 3, buffers=2 * 8 * WIDTH + 8)
     model = 8 * layout.numel + 2 * 8 * WIDTH + 8  # with the mean, variance and count of BatchNorm
-    assert rule.memory(federation, 3) == {"personal_models (CPU)": (3 if in_files else 13) * model}
+    assert rule.memory(federation, 3) == {"PersonalModels.own": (3 if in_files else 13) * model}
 
 
 # ---- in a trainer
@@ -167,14 +168,15 @@ def test_the_global_model_is_fedavg_bit_for_bit(options):
     same = [name for name in theirs if name != "fed/seconds"]
     assert all(torch.equal(ours[name], theirs[name]) for name in same)
     assert {name for name in ours if name not in theirs} == {n for n in ours if n.startswith("fed/personal/")}
-    assert len(strategy.client_rule.state_dict()["params"]["tensors"]) > 3
+    assert len(strategy.client_rule.own) > 3
 
 
 @pytest.mark.fit
 def test_lean_and_full_path_agree():
-    ours = [fit_method(Ditto(), **options)[1].client_rule.state_dict() for options in (on_path(True), on_path(False))]
-    for one, two in zip(ours[0]["params"]["tensors"], ours[1]["params"]["tensors"], strict=True):
-        torch.testing.assert_close(one, two, rtol=0, atol=1e-6)
+    ours = [fit_method(Ditto(), **options)[1].client_rule.own for options in (on_path(True), on_path(False))]
+    assert ours[0].keys() == ours[1].keys()
+    for client, model in ours[0].items():
+        torch.testing.assert_close(model.params, ours[1][client].params, rtol=0, atol=1e-6)
 
 
 def personal_metrics(strategy, module, stage, data):
@@ -326,7 +328,7 @@ def test_adam_needs_a_personal_step_size():
     with pytest.raises(ValueError, match="needs the clients' learning rate"):
         fit_method(Ditto(), 1, module=module)
     module, strategy = fit_method(Ditto(personal_lr=0.1), 1, module=fresh(Classifier, optimizer="Adam", lr=0.01))
-    assert len(strategy.client_rule.state_dict()["params"]["tensors"]) == 4
+    assert len(strategy.client_rule.own) == 4
 
 
 @pytest.mark.fit
@@ -349,7 +351,7 @@ def test_a_personal_model_that_diverges_is_named():
 def test_fedheal_on_the_global_branch():
     module, strategy = fit_method(FedHEAL(), client=Ditto(), rounds=4)
     assert torch.equal(weights(module), trained(FedHEAL(), rounds=4))
-    assert len(strategy.client_rule.state_dict()["params"]["tensors"]) == 6
+    assert len(strategy.client_rule.own) == 6
 
 
 @pytest.mark.fit
@@ -367,7 +369,7 @@ def test_a_dropped_client_keeps_its_model():
         quiet_trainer(strategy, 2).fit(fresh(FailsInRoundOne), federated_blobs())
     before = fl.FederatedStrategy(Ditto(), seed=1)
     quiet_trainer(before, 1).fit(fresh(FailsInRoundOne), federated_blobs())
-    assert_same(before.client_rule.state_dict(), strategy.client_rule.state_dict())
+    assert_same(kept.state(before.client_rule), kept.state(strategy.client_rule))
 
 
 @pytest.mark.fit

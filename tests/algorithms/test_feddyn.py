@@ -10,6 +10,7 @@ from method_fits import fit_method, trained
 
 import fl_lightning as fl
 from fl_lightning.algorithms import FedAvg, FedDyn, FedHEAL, FedLF, FedMDFG, FedProx
+from fl_lightning.core.storage import kept
 
 ALPHA, LR = 0.3, 0.2
 
@@ -52,11 +53,11 @@ def by_rule(rounds, cohorts, data, lost=lambda t: (), reload_at=None, **options)
     path = []
     for t in range(rounds):
         if t == reload_at:
-            states = method.state_dict(), method.client_rule().state_dict()
+            states = kept.state(method), kept.state(method.client_rule())
             run.server = FedDyn(ALPHA)
             run.client = run.server.client_rule()
-            run.server.load_state_dict(states[0])
-            run.client.load_state_dict(states[1])
+            kept.load(run.server, states[0])
+            kept.load(run.client, states[1])
             run.begin()
         run.round(cohorts(t), lost(t))
         path.append(run.params)
@@ -69,10 +70,9 @@ def test_equals_algorithm_1_with_late_joiners_and_a_drop_out():
     expected, h, duals = federate(6, partial, data, lost)
     path, client = by_rule(6, partial, data, lost)
     torch.testing.assert_close(path, expected, rtol=0, atol=1e-9)
-    state = client.state_dict()
-    torch.testing.assert_close(state["server"] * ALPHA, h, rtol=0, atol=1e-10)
+    torch.testing.assert_close(client.h * ALPHA, h, rtol=0, atol=1e-10)
     torch.testing.assert_close(h, sum(duals.values()) / len(data))  # whoever took part
-    for i, held in zip(state["clients"]["clients"].tolist(), state["clients"]["tensors"], strict=True):
+    for i, held in client.h_i.items():
         torch.testing.assert_close(held * ALPHA, duals[i], rtol=0, atol=1e-10)
 
 
@@ -84,8 +84,7 @@ def test_a_dual_is_the_gradient_of_its_client_where_it_solves_its_problem():
     for _ in range(2):
         before = run.params
         cohort, _ = run.round([0, 1])
-        duals = run.client.state_dict()["clients"]
-        for i, dual in zip(duals["clients"].tolist(), duals["tensors"], strict=True):
+        for i, dual in run.client.h_i.items():
             assign(run.module, before - cohort.updates.rows[cohort.client_ids.index(i)])
             gradient = torch.autograd.grad(run.module.loss(data[i][0]), run.parameters)
             torch.testing.assert_close(dual, torch.cat([g.reshape(-1) for g in gradient]), rtol=0, atol=1e-6)
@@ -122,7 +121,7 @@ def test_server_part_is_not_masked_by_fedheal():
 def test_restored_state_of_another_model_is_refused():
     data = client_data()
     client = FedDyn().client_rule()
-    client.load_state_dict({"clients": {"clients": torch.tensor([]), "tensors": []}, "server": torch.ones(5)})
+    kept.load(client, {"h": torch.ones(5)})
     with pytest.raises(ValueError, match="numbers, found 5 in the checkpoint"):
         Rounds(FedAvg(), client, data)
 
@@ -150,4 +149,4 @@ def test_borrowed_half_is_the_whole_method():
     assert torch.equal(trained(FedDyn(0.1)), trained(FedAvg("uniform"), client=FedDyn(0.1)))
     module, strategy = fit_method(FedHEAL(), client=FedDyn(0.1), rounds=4)
     assert all(p.isfinite().all() for p in module.parameters())
-    assert len(strategy.client_rule.state_dict()["clients"]["tensors"]) > 3
+    assert len(strategy.client_rule.h_i) > 3

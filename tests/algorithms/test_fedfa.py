@@ -14,6 +14,7 @@ from support import federated_blobs, fresh, training_only, weights
 
 import fl_lightning as fl
 from fl_lightning.algorithms import FedFa, Needs
+from fl_lightning.core.storage import kept
 
 few = settings(max_examples=20, deadline=None, derandomize=True)
 
@@ -58,7 +59,7 @@ def test_clients_that_take_part_often_weigh_more():
     assert weigh([0.5, 0.5], rule=rule, ids=[4, 9]).tolist() == pytest.approx(  # 2 and 1 participations
         [x / (-log2(1 / 3 + 1e-6) - log2(2 / 3 + 1e-6)) for x in (-log2(1 / 3 + 1e-6), -log2(2 / 3 + 1e-6))], rel=1e-9
     )
-    assert rule.state_dict()["counts"] == {3: 1, 4: 2, 9: 1}
+    assert kept.state(rule)["counts"] == {3: 1, 4: 2, 9: 1}
 
 
 @few
@@ -113,5 +114,5 @@ def test_a_fit():
     strategy = fl.FederatedStrategy(rule, clients_per_round=3, seed=1)
     training_only(strategy, 3).fit(module, federated_blobs())
     assert weights(module).isfinite().all()
-    assert sum(rule.state_dict()["counts"].values()) == 9
+    assert sum(kept.state(rule)["counts"].values()) == 9
     assert FedFa().needs == Needs(accuracies=True)

@@ -190,11 +190,14 @@ def test_a_row_that_is_almost_zero_decides_nothing():
 
 
 def test_memory_plan_is_bounded_by_the_window():
-    federation = Federation(100, ParamLayout.from_sizes(SIZES), torch.device("cpu"), torch.float32)
-    plans = [FedFV(tau=tau, max_history=cap).memory(federation, 10) for tau, cap in ((0, None), (2, None), (50, 30))]
+    federation = Federation(100, ParamLayout.from_sizes(SIZES), torch.device("cpu"), torch.float32, 10)
+    rules = [FedFV(tau=tau, max_history=cap) for tau, cap in ((0, None), (2, None), (50, 30))]
+    for rule in rules:
+        rule.begin_fit(federation)
+    plans = [rule.memory(federation, 10) for rule in rules]
     assert plans[0] == {}
     rows = [20, 30]
-    assert [plan["history"] for plan in plans[1:]] == [k * 92 * 4 + 3 * k * k * 8 for k in rows]
+    assert [plan["FedFV.history"] for plan in plans[1:]] == [k * 92 * 4 + 3 * k * k * 8 for k in rows]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

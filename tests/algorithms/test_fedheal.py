@@ -15,6 +15,7 @@ import fl_lightning as fl
 from fl_lightning import ops
 from fl_lightning.algorithms.fedheal import FedHEAL
 from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.storage import kept
 from fl_lightning.core.updates import UpdateMatrix
 
 LAYOUT = ParamLayout.from_sizes([5, 1, 40, 3])
@@ -106,7 +107,7 @@ def test_sixty_rounds_equal_the_loop(call, tau, order, weight_norm, monkeypatch)
         assert torch.allclose(rule.report.weights, p, atol=1e-6)
         assert rule.report.scalars["kept_share"] == pytest.approx(masks.double().mean().item(), abs=1e-12)
         empty += int((~masks.any(0)).sum())
-    for client, counts in rule.state_dict()["counts"].items():
+    for client, counts in kept.state(rule)["counts"].items():
         assert counts.dtype == torch.uint8
         assert counts.tolist() == loop.counts[client]
     assert tau < 0.5 or empty > 0, "the case of a coordinate that nobody keeps must occur"
@@ -142,14 +143,14 @@ def test_cumulative_mass_grows_as_the_recursion_says():
     for index in range(10):
         rule.aggregate(cohort(ids, drifting(ids, index), index))
     gains = sum(1 - (1 - beta) ** (t + 1) for t in range(10))
-    assert sum(rule.state_dict()["weights"].values()) == pytest.approx(1 + gains)
+    assert sum(kept.state(rule)["weights"].values()) == pytest.approx(1 + gains)
 
 
 def test_counts_widen_before_they_overflow():
     rule = FedHEAL()
     for index in range(300):
         rule.aggregate(cohort((4,), -torch.ones(1, N), index))
-    (counts,) = rule.state_dict()["counts"].values()
+    (counts,) = kept.state(rule)["counts"].values()
     assert counts.dtype == torch.int16
     assert set(counts.tolist()) == {300}
 
@@ -159,4 +160,4 @@ def test_bad_rows_are_counted_nowhere():
     rows[1, 3] = float("nan")
     with pytest.raises(ValueError, match=r"rows of clients \[7\]"):
         rule.aggregate(cohort((2, 7), rows, 0))
-    assert not rule.state_dict()["counts"]
+    assert not kept.state(rule)["counts"]

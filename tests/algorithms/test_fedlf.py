@@ -332,7 +332,7 @@ def test_rounding_the_ratio_down_changes_nothing():
 
     class Rounded(FedLF):
         def _since(self, cohort):
-            return cohort.round - len(self._seen) // len(cohort)
+            return cohort.round - len(self.seen) // len(cohort)
 
     same, rows = same_steps(FedLF(), Rounded())
     assert same
@@ -344,7 +344,7 @@ def test_published_code_has_no_history_in_the_second_round():
     rule = FedLF()
     first, second = sampled_rounds(2, 9, 4, 37)
     rule.aggregate(first)
-    assert not len(rule._seen) > len(second)
+    assert not len(rule.seen) > len(second)
     rule.aggregate(second)
     assert rule.report.scalars["history_rows"] == len(set(first.client_ids) - set(second.client_ids)) > 0
 

@@ -120,7 +120,7 @@ def test_reference_loss_follows_a_falling_loss_slowly():
     rule, rows = FedMDFG(), random_rows(2, 48)
     for when, losses in enumerate([[4.0, 4.0], [2.0, 4.0], [2.0, 5.0]]):
         rule.aggregate(make_cohort(rows, losses, when=when))
-    clients, reference = rule.state_dict()["clients"].tolist(), rule.state_dict()["reference"].tolist()
+    clients, reference = list(rule.reference), list(rule.reference.values())
     # client 0: 4, then (1 * 4 + 2) / 2 = 3, then (2 * 3 + 2) / 3
     assert dict(zip(clients, reference, strict=True)) == {0: pytest.approx(8 / 3), 1: 4.0}
 

@@ -154,7 +154,7 @@ def test_absent_clients_keep_their_weights_and_new_ones_start_at_the_mean():
     rate = 0.5 * 1 / 2  # the mean loss has fallen to half
     gains = torch.tensor([(1 - rate) * 0.5 * 0.75 + rate * 0.5, rate * 0.5])
     grown = torch.tensor([0.75, 0.5]) + gains
-    weights = rule.state_dict()["fairness"]["weights"]
+    weights = rule.q
     assert [weights[5], weights[6]] == pytest.approx((1.25 * grown / grown.sum()).tolist())
     assert weights[4] == pytest.approx(0.25)
 

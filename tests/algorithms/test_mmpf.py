@@ -8,6 +8,7 @@ from algorithm_cohorts import make_cohort, random_rows
 import fl_lightning as fl
 from fl_lightning.algorithms import MMPF
 from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.storage import kept
 
 LAYOUT = ParamLayout.from_sizes([2])
 
@@ -91,9 +92,9 @@ def test_partial_participation_moves_weights_among_participants_only():
     rule = MMPF(inner_rounds=1, iterations=100, alpha=0.5)
     points = [[0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [5.0, 0.0]]
     paraboloids(points, rule, 2, ids=lambda when: [0, 3])
-    assert set(rule._mu) == {0, 3}
-    assert rule._mu[3] > rule._mu[0]
-    assert rule._mu[0] + rule._mu[3] == pytest.approx(2), "two of the four uniform weights"
+    assert set(rule.mu) == {0, 3}
+    assert rule.mu[3] > rule.mu[0]
+    assert rule.mu[0] + rule.mu[3] == pytest.approx(2), "two of the four uniform weights"
 
 
 def test_models_are_compared_on_the_same_clients():
@@ -150,7 +151,7 @@ def test_patience_counts_failures_in_a_row_and_a_reset_counts_anew():
     rule, points = MMPF(inner_rounds=1, iterations=1000, patience=3), [[0.0, 0.0], [4.0, 0.0]]
     path, _ = paraboloids(points, rule, 30)
     assert rule.report.scalars["iteration"] == 9  # better or not: yes yes no yes no yes no no no
-    rule.reset()
+    kept.reset(rule)
     assert torch.equal(paraboloids(points, rule, 30)[0], path)
     assert rule.report.scalars["iteration"] == 9
 

@@ -12,6 +12,7 @@ from support import Classifier, federated_blobs, fresh, quiet_trainer, weights
 
 import fl_lightning as fl
 from fl_lightning.algorithms import MOON, FedAvg, FedMDFG
+from fl_lightning.core.storage import kept
 
 MU, TEMPERATURE, LR = 0.7, 0.5, 0.2
 
@@ -68,9 +69,9 @@ def by_rule(rounds, data, reload_at=None, **options):
     path = []
     for t in range(rounds):
         if t == reload_at:
-            state, run.server = run.client.state_dict(), make()
+            state, run.server = kept.state(run.client), make()
             run.client = run.server.client_rule()
-            run.client.load_state_dict(state)
+            kept.load(run.client, state)
             run.begin()
         run.round(partial(t), lost(t))
         path.append(run.params)
@@ -84,7 +85,7 @@ def test_equals_the_loop_with_copies(keep):
     data[2] = data[2][:2]
     path, run = by_rule(6, data, max_models=keep)
     torch.testing.assert_close(path, federate(6, partial, data, lost, keep), rtol=0, atol=1e-9)
-    assert len(run.client.state_dict()["params"]["tensors"]) == (keep or 4)
+    assert len(run.client.models) == (keep or 4)
     assert not torch.allclose(path, federate(6, partial, data, lost, 1), atol=1e-4)
 
 
@@ -94,11 +95,11 @@ def test_remembers_models_with_their_statistics():
     run = Rounds(method, method.client_rule(), data)
     row, _, _, after = run.train(1)
     run.round([1])
-    state = method.client_rule().state_dict()
-    torch.testing.assert_close(state["params"]["tensors"][0], run.layout.flatten(run.parameters))
+    model = method.client_rule().models[1]
+    torch.testing.assert_close(model.params, run.layout.flatten(run.parameters))
     assert row.any()
     packed = torch.cat([value.reshape(-1).view(torch.uint8) for value in after.values()])
-    assert torch.equal(state["buffers"]["tensors"][0], packed)
+    assert torch.equal(model.buffers, packed)
 
 
 def test_statistics_and_modes_are_those_of_plain_training():
@@ -219,4 +220,4 @@ def test_memory_plan_counts_models_and_statistics(caplog):
     plan = next(record.message for record in caplog.records if "Memory beside the module" in record.message)
     module = fresh(Classifier, norm=True)
     size = sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
-    assert f"last_local_models {(3 + 4) * size:,} B" in plan  # those of the round beside those that are remembered
+    assert f"ModelContrast.models {(3 + 4) * size:,} B" in plan  # those of the round beside those that are remembered

@@ -15,6 +15,7 @@ from torch import nn
 
 import fl_lightning as fl
 from fl_lightning.algorithms import AFL, FedAvg, FedBN, FedHEAL, FedLF, FedPer, FedRep
+from fl_lightning.core.storage import kept
 
 LR, EPOCHS = 0.2, 3
 
@@ -92,9 +93,9 @@ def test_equals_models_with_layers_of_their_own(name, in_files, momentum, tmp_pa
     run = Rounds(method, method.client_rule(), data, lr=LR, epochs=EPOCHS, momentum=momentum)
     for t in range(5):
         if t == 3:
-            state, run.server = run.client.state_dict(), made(name, folder)
+            state, run.server = kept.state(run.client), made(name, folder)
             run.client = run.server.client_rule()
-            run.client.load_state_dict(state)
+            kept.load(run.client, state)
             run.begin()
         cohort, _ = run.round(partial(t), lost(t))
         personal = torch.cat([torch.full((p.numel(),), METHODS[name][1](k)) for k, p in Net().named_parameters()])
@@ -206,7 +207,7 @@ def test_memory_plan_counts_the_layers_alone():
     layout = fl.ParamLayout.from_module(module)
     rule.check_module(module, layout)
     federation = fl.algorithms.Federation(10, layout, torch.device("cpu"), torch.float64, 3)
-    assert rule.memory(federation, 3) == {"personal_layers (CPU)": 13 * 8 * (6 * 4 + 4)}
+    assert rule.memory(federation, 3) == {"LocalLayers.own": 13 * 8 * (6 * 4 + 4)}
 
 
 def own_loss(run, client):

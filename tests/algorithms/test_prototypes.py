@@ -15,6 +15,7 @@ from support import Classifier, fresh, on_path, weights
 import fl_lightning as fl
 from fl_lightning.algorithms import FedAvg, Federation, FedProc, FedProto
 from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.storage import kept
 
 LR, LAM, ROUNDS = 0.2, 0.8, 5
 
@@ -94,9 +95,9 @@ def by_rule(make, rounds, data, reload_at=None):
     path = []
     for t in range(rounds):
         if t == reload_at:
-            state, run.server = run.client.state_dict(), make()
+            state, run.server = kept.state(run.client), make()
             run.client = run.server.client_rule()
-            run.client.load_state_dict(state)
+            kept.load(run.client, state)
             run.begin()
         run.round(partial(t), lost(t))
         path.append(run.params)
@@ -180,12 +181,12 @@ def test_a_class_too_many_in_the_first_batch_is_named(name):
 @each
 def test_a_state_from_before_the_first_round_forgets_the_prototypes(name):
     run = Rounds((method := MAKE[name][0]()), method.client_rule(), client_data())
-    before = run.client.state_dict()
+    before = kept.state(run.client)
     run.round([0, 1])
     assert run.client.known.all()
-    run.client.load_state_dict(before)
+    kept.load(run.client, before)
     assert run.client.prototypes is None
-    assert not run.client.known.any()
+    assert run.client.known is None
 
 
 @each
@@ -206,14 +207,16 @@ def test_contrast_gives_way_to_the_own_loss():
 def test_states_and_reports_that_do_not_fit(name):
     run = Rounds((method := MAKE[name][0]()), method.client_rule(), client_data(), lr=LR)
     cohort, _ = run.round([0, 1])
+    other = FedProto().client_rule()
+    other.prototypes, other.known = run.client.prototypes, run.client.known
     with pytest.raises(ValueError, match="num_classes must be that of the checkpoint, 4, found 10"):
-        FedProto().client_rule().load_state_dict(run.client.state_dict())
+        other.begin_fit(Federation(4, run.layout, torch.device("cpu"), torch.float64))
     with pytest.raises(ValueError, match=r"extras must hold 'prototypes' \[m, 4, any\] for .*, found \[\]"):
         run.client.commit(fl.Cohort(**{**vars(cohort), "extras": {}}))
     run.client.prototypes = torch.zeros(CLASSES, 99)
     with pytest.raises(ValueError, match="features must keep their width, 99 in earlier rounds, found 6"):
         run.train(0)
-    run.client.reset()
+    kept.reset(run.client)
     run.data[0][0][0][0, 0] = float("inf")
     with pytest.raises(ValueError, match="features must be finite, found NaN or infinity at client 0"):
         run.train(0)
@@ -290,6 +293,6 @@ def test_fedproc_at_a_client_hears_the_rounds_from_the_server():
     with pytest.raises(ValueError, match="rounds of FedProc must be given where the number of rounds is not known"):
         client.contrast_share(1)
     server.begin_fit(Federation(3, ParamLayout.from_sizes([4]), torch.device("cpu"), torch.float32, rounds=11))
-    client.take_broadcast(server.broadcast())
+    kept.take(client, kept.state(server, "all"))
     client.begin_fit(Federation(3, ParamLayout.from_sizes([4]), torch.device("cpu"), torch.float32))
     assert client.contrast_share(4) == pytest.approx(0.6)

@@ -15,6 +15,7 @@ import fl_lightning as fl
 from fl_lightning.algorithms import SCAFFOLD, Federation, LocalWork
 from fl_lightning.algorithms.scaffold import accumulated_steps
 from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.storage import kept
 from fl_lightning.core.updates import UpdateMatrix
 
 N, SIZE = 6, 8
@@ -52,9 +53,9 @@ def run(rounds, sample, lr=0.2, momentum=0.0, steps=lambda i: 3 + i, rule=None, 
     params, path = torch.zeros(SIZE, dtype=torch.float64), []
     for t in range(rounds):
         if t == reload_at:
-            state, rule = client.state_dict(), SCAFFOLD(rule.server_lr, weighting=rule.weighting)
+            state, rule = kept.state(client), SCAFFOLD(rule.server_lr, weighting=rule.weighting)
             client = rule.client_rule()
-            client.load_state_dict(state)
+            kept.load(client, state)
             client.begin_fit(federation)
         ids = sample(t)
         rows, control = [], []
@@ -112,8 +113,8 @@ def test_control_variate_is_the_mean_of_the_gradients_seen(momentum):
         row, report = train_locally(client, module, layout, params, loss, 4, 0.1, 7, momentum)
         control = UpdateMatrix(report.companions["control"][None], layout)
         client.commit(make_cohort(row[None], ids=[4], layout=layout, companions={"control": control}, num_clients=N))
-        torch.testing.assert_close(client.state_dict()["clients"]["tensors"][0], gradient)
-        torch.testing.assert_close(client.state_dict()["server"], gradient / N)
+        torch.testing.assert_close(client.c_i[4], gradient)
+        torch.testing.assert_close(client.c, gradient / N)
 
 
 def test_finds_the_optimum_of_the_sum_where_fedavg_drifts():
@@ -164,9 +165,7 @@ def test_client_that_does_not_move_changes_nothing(lr, steps):
 def test_parameters_without_gradient_are_left_alone():
     module, client = Weights(), SCAFFOLD().client_rule()
     layout = ParamLayout.from_module(module)
-    client.load_state_dict(
-        {"clients": {"clients": torch.tensor([]), "tensors": []}, "server": torch.ones(SIZE).double()}
-    )
+    kept.load(client, {"c": torch.ones(SIZE).double()})
     loss = lambda net, step: net.first.sum()  # noqa: E731
     row, _ = train_locally(client, module, layout, torch.zeros(SIZE, dtype=torch.float64), loss, 0, 0.5, 1)
     assert row.tolist() == [1.0] * 6 + [0.0] * 2  # 0.5 * (gradient 1 + correction 1)
@@ -190,7 +189,7 @@ def test_needs_a_learning_rate_and_control_rows():
 
 def test_restored_state_of_another_model_is_refused():
     client = SCAFFOLD().client_rule()
-    client.load_state_dict({"clients": {"clients": torch.tensor([]), "tensors": []}, "server": torch.ones(5)})
+    kept.load(client, {"c": torch.ones(5)})
     with pytest.raises(ValueError, match="8 numbers"):
         client.begin_fit(Federation(N, ParamLayout.from_sizes([8]), torch.device("cpu"), torch.float32))
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_lightning.algorithms import TERM, FedAvg
+from fl_lightning.core.storage import kept
 
 few = settings(max_examples=20, deadline=None, derandomize=True)
 losses_of = st.lists(st.floats(-50, 50), min_size=1, max_size=7)
@@ -81,7 +82,7 @@ def test_only_the_moving_average_is_state():
     for reading, keys in (("library", set()), ("paper", {"log_r"}), ("code", {"log_r"})):
         rule = TERM(1.0, reading)
         rule.aggregate(cohort)
-        assert set(rule.state_dict()) == keys
+        assert set(kept.state(rule)) == keys
         assert rule.averages == (reading == "library")
     full = TERM(1.0, "paper", ema_rate=1.0)
     for losses in ([5.0, 5.0, 6.0], [0.1, 0.2, 0.3]):

@@ -16,10 +16,11 @@ from benchmarks.leaderboard import pictures, standing, suites
 from benchmarks.leaderboard.bootstrap import Interval
 from benchmarks.leaderboard.methods import REFERENCE
 from benchmarks.leaderboard.records import failed, finished, pack, packed, packed_file, read_traffic, unpack
-from benchmarks.leaderboard.report import PAGE, rewritten, tables
+from benchmarks.leaderboard.report import PAGE, overview, tables
 from benchmarks.leaderboard.standing import Standing, rounds_to, training_seconds
 from benchmarks.leaderboard.suites import SUITES, suite
 from benchmarks.papers.records import read
+from benchmarks.papers.report import rewritten
 from fl_lightning.comparison.fitted import read_fitted
 
 figures = pytest.importorskip("matplotlib.figure")
@@ -29,7 +30,7 @@ figures = pytest.importorskip("matplotlib.figure")
 def tiny(tmp_path, monkeypatch):
     monkeypatch.setattr(suites, "SUITES", (TINY,))
     page = tmp_path / "page.md"
-    page.write_text("Before.\n<!-- tiny -->\nold\n<!-- end of tiny -->\nAfter.\n")
+    page.write_text("Before.\n<!-- overview -->\nold\n<!-- end of overview -->\nAfter.\n")
     return tmp_path
 
 
@@ -43,7 +44,7 @@ def call(command, folder, out="out", *more):
 def shown(folder, out):
     """The tables but for the seconds."""
     call("report", folder, out)
-    text = re.sub(r"They took .* of one core", "", (folder / "page.md").read_text())
+    text = re.sub(r"They took .* of one core", "", (folder / out / "tiny.md").read_text())
     numbers, costs = text.split("| method | rounds to 95 %")
     return [*numbers.splitlines(), *(line.split(" | ")[:2] for line in costs.splitlines()[1:])]
 
@@ -63,7 +64,8 @@ def test_a_suite_runs_is_packed_and_goes_on_elsewhere(tiny, capsys):
     (tiny / "elsewhere").mkdir()
     packed_file(tiny / "out" / "tiny").rename(tiny / "elsewhere" / "tiny.jsonl.xz")
     call("report", tiny, "elsewhere")
-    assert "9 of 18 runs are finished; 3 failed." in (tiny / "page.md").read_text()
+    assert "9 of 18 runs are finished; 3 failed." in (tiny / "elsewhere" / "tiny.md").read_text()
+    assert "results/tiny.md) | 9 of 18 | 3 | " in (tiny / "page.md").read_text()
     assert set(failed(tiny / "elsewhere" / "tiny").values()) == {"ValueError: too fast"}
     call("run", tiny, "elsewhere")
     assert "18 runs, of which 9 are finished" in capsys.readouterr().err
@@ -71,9 +73,7 @@ def test_a_suite_runs_is_packed_and_goes_on_elsewhere(tiny, capsys):
     whole = shown(tiny, "out")
     assert shown(tiny, "elsewhere") == whole
     assert "Four clients. 2 rounds; complete; 3 failed." in "\n".join(map(str, whole))
-    assert (
-        "![Differences of the methods to FedAvg, with intervals](../benchmarks/leaderboard/results/tiny.png)" in whole
-    )
+    assert "![Differences of the methods to FedAvg, with intervals](tiny.png)" in whole
     assert (tiny / "out" / "tiny.png").stat().st_size > 10_000
     call("pack", tiny, "elsewhere")
     for path in (tiny / "elsewhere" / "tiny" / "runs").glob("*"):
@@ -119,13 +119,40 @@ def test_the_suites_are_as_the_page_says():
     assert all(tuple(sorted(each.rates)) == each.rates for each in SUITES)
 
 
-def test_the_page_shows_the_packed_runs():
-    page = PAGE.read_text(encoding="utf-8")
+def test_the_tables_are_those_of_the_packed_runs():
+    standings = []
     for each in SUITES:
         folder = program.RESULTS / each.name
         runs, failures = packed(folder), {line["run"]: "" for line in read(packed_file(folder)) if "failed" in line}
-        text = tables(Standing(each, runs, failures), read_traffic(folder))
-        assert rewritten(page, each.name, text) == page, "python -m benchmarks.leaderboard report"
+        standings.append(Standing(each, runs, failures))
+        written = folder.with_suffix(".md").read_text(encoding="utf-8")
+        assert tables(standings[-1], read_traffic(folder)) == written, "python -m benchmarks.leaderboard report"
+    page = PAGE.read_text(encoding="utf-8")
+    assert rewritten(page, "overview", overview(standings)) == page, "python -m benchmarks.leaderboard report"
+
+
+def test_the_overview_has_means_and_worst_clients_and_marks_what_is_no_noise():
+    def row(name, mean, tenth, client, *differences):
+        figures = {"mean": mean, "worst_10": tenth, "worst": client}
+        one = SimpleNamespace(method=name, **{key: SimpleNamespace(mean=value) for key, value in figures.items()})
+        kinds = [("accuracy", "mean"), ("accuracy", "worst 10 %")]
+        found = {kind: Interval(d, d - 0.1, d + 0.1) for kind, d in zip(kinds, differences, strict=False)}
+        return SimpleNamespace(accuracy=one, differences=found)
+
+    def of_suite(name, *rows):
+        suite = SimpleNamespace(name=name, title=name.title())
+        return SimpleNamespace(suite=suite, results=rows, plan=rows, failures=1, rows=rows, seconds=lambda: 90.0)
+
+    many = of_suite("fmnist-pat1", row("A", 0.5, 0.25, 0.125), row("B", 1, 0.5, 0, 0.2, -0.2))
+    few = of_suite("office", row("A", 0.75, 0, 0.5), row("C", 0.25, 0, 0.125, -0.05))
+    text = overview([many, few, of_suite("text", row("D", 1, 1, 1))])
+    first, second = text.split("\n\n")
+    assert first.splitlines()[2] == (
+        "| [Fmnist-Pat1](../benchmarks/leaderboard/results/fmnist-pat1.md) | 2 of 2 | 1 | 1 min 30 s |"
+    )
+    assert second.splitlines()[2:] == [
+        "| A | .500 .250 | .750 .500 |", "| B | 1.000+ .500- |  |", "| C |  | .250 .125 |",
+    ]  # fmt: skip
 
 
 def test_pictures_show_what_is_noise(tmp_path, monkeypatch):
@@ -155,13 +182,6 @@ def test_pictures_show_what_is_noise(tmp_path, monkeypatch):
     drawn.clear()
     pictures.draw(rows[:1], "FedAvg", tmp_path / "x.png")
     assert not drawn, "there is nothing to show"
-
-
-def test_tables_have_one_place_in_the_page():
-    page = "a\n<!-- x -->\nold\n<!-- end of x -->\nb\n"
-    assert rewritten(page, "x", "new") == "a\n<!-- x -->\n\nnew\n\n<!-- end of x -->\nb\n"
-    with pytest.raises(ValueError, match="end of y"):
-        rewritten(page, "y", "new")
 
 
 def test_the_pace_is_read_from_the_curve():

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The runner of the papers' tables, on a little noise in place of images."""
 
-import gzip
 import json
 import pickle
-import queue
 import sys
 from dataclasses import replace
 from functools import partial
@@ -14,19 +12,20 @@ import torch
 
 import fl_lightning as fl
 from benchmarks.papers import __main__ as program
+from benchmarks.papers import pages
 from benchmarks.papers.catalog import EXPERIMENTS
-from benchmarks.papers.experiment import Case, Experiment, Job, Log
+from benchmarks.papers.experiment import Experiment, Job, Log
 from benchmarks.papers.federated import FederatedCase, Training
-from benchmarks.papers.networks import Pixels, SoftmaxRegression, mlp
+from benchmarks.papers.networks import SoftmaxRegression, mlp
+from benchmarks.papers.pages import DOCS, PLACES, Place
 from benchmarks.papers.records import pack, read, slug
-from benchmarks.papers.report import draw_curves, final, gather, tables
-from benchmarks.papers.runner import work
+from benchmarks.papers.report import draw_curves, final, gather, rewritten, tables
 from benchmarks.papers.sources import FASHION, MissingDataError
-from benchmarks.papers.tables import defences
 from benchmarks.papers.tables.fedlf import AFLByPlace
 from benchmarks.papers.tables.fedlf_variants import Fragments
 from benchmarks.papers.tasks import Classes, Domains, Images
 from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.storage import kept
 from fl_lightning.core.updates import UpdateMatrix
 
 ORIGIN = {"commit": "c0ffee", "fl_lightning": "0", "torch": "1", "lightning": "2", "python": "3"}
@@ -191,16 +190,6 @@ def test_domains_are_tested_whole_and_once(tmp_path):
         task.check(tmp_path)
 
 
-def test_pixels():
-    images = torch.tensor([[[[0, 255]]]], dtype=torch.uint8)
-    assert Pixels(torch.nn.Identity())(images).tolist() == [[[[0.0, 1.0]]]]
-    assert Pixels(torch.nn.Identity(), (0.5,), (0.25,))(images).tolist() == [[[[-2.0, 2.0]]]]
-    flipping = Pixels(torch.nn.Identity(), flip=True)
-    seen = {tuple(flipping(images).flatten().tolist()) for _ in range(40)}
-    assert seen == {(0.0, 1.0), (1.0, 0.0)}
-    assert flipping.eval()(images).flatten().tolist() == [0.0, 1.0]
-
-
 def test_fragments_have_no_conflicts():
     rule, layout = Fragments(3), fl.ParamLayout.from_sizes([50, 40])
     rule.begin_fit(fl.algorithms.Federation(4, layout, torch.device("cpu"), torch.float32))
@@ -249,28 +238,6 @@ def test_report(tmp_path):
     assert (tmp_path / "curves.png").stat().st_size > 5000
 
 
-class Broken(Case):
-    name, rounds, seeds, published = "broken", 1, (0,), {}
-
-    def check(self, root):
-        pass
-
-    def cost(self, rounds):
-        return 1.0
-
-    def execute(self, job, log):
-        raise ValueError("no luck")
-
-
-def test_a_failure_is_reported(tmp_path):
-    messages = queue.Queue()
-    job = job_of(Broken(), tmp_path, tmp_path, 1)
-    work(Broken(), job, messages)
-    name, done, said = messages.get_nowait()
-    assert (name, done) == ("trial/broken, seed 0", -1)
-    assert "no luck" in said
-
-
 def command(monkeypatch, *arguments):
     monkeypatch.setattr(sys, "argv", ["papers", *map(str, arguments)])
     program.main()
@@ -306,20 +273,11 @@ def test_run_skip_and_report(tmp_path, monkeypatch, capsys):
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.*")} == written
 
 
-@pytest.mark.parametrize("name", ["fedlf-table1", "fedlf-table2", "fedheal", "fcfl-adult"])
+@pytest.mark.parametrize("name", ["fedlf-table1", "fcfl-adult"])
 def test_missing_data_gives_one_sentence(tmp_path, monkeypatch, name):
     with pytest.raises(SystemExit, match=r"is needed: --data-root must be a folder that holds .*, found") as stop:
         command(monkeypatch, "run", name, "--data-root", tmp_path, "--out", tmp_path)
     assert "\n" not in str(stop.value)
-
-
-def test_compressed_files_alone_are_missing_data(root):
-    for path in (root / "FashionMNIST" / "raw").iterdir():
-        with gzip.open(f"{path}.gz", "wb") as file:
-            file.write(path.read_bytes())
-        path.unlink()
-    with pytest.raises(MissingDataError, match="Fashion-MNIST is needed"):
-        FASHION.load(root)
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)
@@ -361,7 +319,7 @@ def test_weights_by_place_stay_where_they_are_when_others_come():
     rule = AFLByPlace(0.5)
 
     def second_round(clients):
-        rule.reset()
+        kept.reset(rule)
         for ids, losses in (((7, 3), (2.0, 1.0)), (clients, (1.0, 1.0))):
             updates = UpdateMatrix(torch.eye(2), ParamLayout.from_sizes([2]))
             cohort = fl.Cohort(torch.zeros(2), updates, losses, (5, 5), ids, 0, num_clients=100)
@@ -371,27 +329,32 @@ def test_weights_by_place_stay_where_they_are_when_others_come():
     assert second_round((7, 3)) == second_round((4, 9)) == [0.75, 0.25]
 
 
-def test_defences_are_drawn_as_far_as_they_ran_to_their_end(tmp_path, monkeypatch):
-    figures = pytest.importorskip("matplotlib.figure")
-    saved = []
-    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, path, **options: saved.append(figure))
+@pytest.mark.parametrize("one", EXPERIMENTS, ids=lambda one: one.name)
+def test_the_tables_are_those_of_the_packed_lines(one):
+    written = (program.RESULTS / f"{one.name}.md").read_text(encoding="utf-8")
+    assert tables(one, program.RESULTS) == written, "python -m benchmarks.papers report"
 
-    def runs(number, mean):
-        return {0: [{"round": number, "mean": mean, "worst_10": mean / 2}]}
 
-    results = {
-        "clean: FedLF, trimmed": runs(60, 0.5),
-        "clean: FedLF, no guard": runs(60, 0.8),
-        "clean: FedAvg, no guard": runs(60, 0.7),
-        "ALIE, 10%: FedLF, no guard": runs(20, 0.1),
-        "ALIE, 10%: FedAvg, no guard": {**runs(60, 0.6), 1: runs(60, 0.4)[0]},
-    }
-    defences.DEFENCES.draw(results, tmp_path / "x.png")
-    panels = saved[0].axes
-    assert [label.get_text() for label in panels[0].get_yticklabels()] == [
-        "FedAvg, no guard", "FedLF, no guard", "FedLF, trimmed",
-    ]  # fmt: skip
-    assert [label.get_text() for label in panels[0].get_xticklabels()] == ["clean", "ALIE, 10%"]
-    shown = [{text.get_position(): text.get_text() for text in panel.texts} for panel in panels]
-    assert shown[0] == {(0, 0): ".70", (1, 0): ".50", (0, 1): ".80", (0, 2): ".50"}, "seeds are averaged"
-    assert shown[1] == {(0, 0): ".35", (1, 0): ".25", (0, 1): ".40", (0, 2): ".25"}
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name)
+def test_the_tables_of_pages_are_those_of_the_packed_lines(place):
+    page = (DOCS / place.page).read_text(encoding="utf-8")
+    assert rewritten(page, place.name, place.text(program.RESULTS)) == page, "python -m benchmarks.papers report"
+
+
+def test_a_table_of_a_page_has_published_figures_in_brackets(tmp_path, monkeypatch):
+    trial = made_up(tmp_path)
+    monkeypatch.setattr(pages, "experiment", lambda name: trial)
+    place = Place("page.md", "trial", ("Pat-2", "Pat-1"), ("mean", "angle"))
+    assert place.text(tmp_path).splitlines() == [
+        "| method | Pat-2: mean | Pat-2: angle | Pat-1: mean | Pat-1: angle |",
+        "|---|---|---|---|---|",
+        "| FedLF | .820 (.800) | .200 (.100) |  |  |",
+    ]
+    one = replace(place, groups=("Pat-2",), metrics=("mean",), rows=("LF",)).text(tmp_path)
+    assert one.splitlines()[2:] == ["| FedLF | .820 (.800) |"]
+    assert replace(place, rows=("FV",)).text(tmp_path).count("\n") == 1
+    monkeypatch.setattr(pages, "PLACES", (place,))
+    (tmp_path / "page.md").write_text("a\n<!-- trial -->\n<!-- end of trial -->\nb\n")
+    pages.write_pages(["another"], tmp_path, tmp_path)
+    pages.write_pages(["trial"], tmp_path, tmp_path)
+    assert "| FedLF | .820 (.800) |" in (tmp_path / "page.md").read_text()

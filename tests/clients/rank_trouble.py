@@ -104,7 +104,7 @@ class Misbehaves(L.Callback):
         if KIND == "between" and batch_idx == 2:
             pl_module.temperature = 2.0
         if KIND == "state" and batch_idx == 4 and trainer.global_rank == 1:
-            weights = trainer.strategy.algorithm._lambda
+            weights = trainer.strategy.algorithm.lam
             weights[min(weights)] += 1e-6
 
     def on_train_epoch_end(self, trainer, pl_module):

@@ -17,7 +17,7 @@ import fl_lightning as fl
 from fl_lightning.algorithms import ClientRule, FedAvg, FedLF, FedProto, Needs
 from fl_lightning.algorithms.features import FeatureRecorder, own_features
 from fl_lightning.core.model_snapshot import Snapshot
-from fl_lightning.lightning.module.module_state import silenced
+from fl_lightning.lightning.module.object_state import Undone
 
 PATHS = [on_path(True), on_path(False)]
 both_paths = pytest.mark.parametrize("path", PATHS, ids=["lean", "full"])
@@ -74,12 +74,12 @@ def test_begin_batch_and_loss_term_see_every_batch_with_its_place(path, module):
 
 
 class Half(ClientRule):
-    def loss_weight(self, work):
-        return 0.5
+    def shape_loss(self, work, loss):
+        return 0.5 * loss
 
 
 @both_paths
-def test_loss_weight_scales_the_modules_own_loss(path):
+def test_a_shaped_loss_takes_the_place_of_the_modules_own(path):
     halved = fit_with(Half(), fresh(lr=0.2), **path).module
     plain = fit_with(ClientRule(), fresh(lr=0.1), **path).module
     torch.testing.assert_close(weights(halved), weights(plain), rtol=0, atol=1e-6)
@@ -186,7 +186,7 @@ def test_own_loss_needs_a_loss():
 def test_silence_gives_back_what_stood_in_place_of_log():
     module = fresh()
     module.__dict__["log"] = shadow = object()
-    with silenced(module, evaluate=False):
+    with Undone(module)(evaluate=False):
         assert module.log("a", 1) is None
         assert module.training
     assert module.__dict__["log"] is shadow

@@ -13,6 +13,7 @@ from fl_lightning.algorithms.records import Federation
 from fl_lightning.clients.ranks.column_state import ColumnState
 from fl_lightning.core.columns import Columns
 from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.storage.declared import per_client, server_state
 
 LAYOUT = ParamLayout.from_sizes((20_000, 13, 3))
 OWNERS = {4: 1, 0: 0, 2: 1, 7: 0}
@@ -25,31 +26,30 @@ def whole(client):
 class Kept(ClientRule):
     """State of each kind: in columns or not, for everyone or for one client."""
 
-    column_state = ("mean", "own")
+    mean = server_state(torch.Tensor, columns=True, sent="all")
+    count = server_state(0, sent="all")
+    small = server_state(torch.Tensor, sent="all")
+    hidden = server_state(0)
+    own = per_client(torch.Tensor, columns=True, sent="owner")
+    visits = per_client(int, sent="owner")
 
-    def __init__(self, columns):
-        self.columns, self.heard = columns, {}
-
-    def _part(self, client):  # every other number of memory, as in a row of a wider matrix
-        return torch.stack([self.columns.part(whole(client))] * 2, 1)[:, 0]
-
-    def broadcast(self):
-        return {"mean": self._part(9), "count": 3, "small": torch.ones(2)}
-
-    def state_for(self, client_id):
-        return {"own": self._part(client_id), "visits": client_id + 1}
-
-    def take_broadcast(self, values):
-        self.heard["all"] = values
-
-    def take_state(self, client_id, values):
-        self.heard[client_id] = values
+    def __init__(self):
+        self.begun = None
 
     def begin_fit(self, federation):
-        self.heard["begun"] = sorted(map(str, self.heard))
+        self.begun = (self.mean is not None, sorted(self.own))
 
-    def reset(self):
-        self.heard = {}
+
+def filled(columns):
+    rule = Kept()
+
+    def part(client):  # every other number of memory, as in a row of a wider matrix
+        return torch.stack([columns.part(whole(client))] * 2, 1)[:, 0]
+
+    rule.mean, rule.count, rule.small, rule.hidden = part(9), 3, torch.ones(2), 5
+    for client in range(8):
+        rule.own[client], rule.visits[client] = part(client), client + 1
+    return rule
 
 
 @pytest.mark.parametrize("ranks", [2, 5])  # of three slices, so that some of five hold nothing
@@ -60,21 +60,21 @@ def test_clients_get_what_the_server_keeps_for_them(ranks):
 
     def work(rank):
         columns = Columns(borders, rank, lambda mine, sizes: meeting.gather(rank, mine, sizes))
-        visiting = Kept(columns)
-        state = ColumnState(Kept(columns), visiting, columns, Ranks(network, rank), federation)
+        visiting = filled(columns)  # of another round
+        state = ColumnState(filled(columns), visiting, columns, Ranks(network, rank), federation)
         for owners in ({1: 0, 3: 1}, OWNERS):
             state.hand_out(owners)
-        return visiting.heard
+        return visiting
 
     with ThreadPoolExecutor(ranks) as pool:
         found = list(pool.map(work, range(ranks)))
-    for rank, heard in enumerate(found):
-        mine = [client for client, owner in OWNERS.items() if owner == rank]
-        assert heard.keys() == {"all", "begun", *mine}
-        assert heard["begun"] == sorted(["all", *map(str, mine)]), "a visit begins with its state"
-        assert torch.equal(heard["all"]["mean"], whole(9))
-        assert heard["all"]["count"] == 3
-        assert torch.equal(heard["all"]["small"], torch.ones(2))
+    for rank, rule in enumerate(found):
+        mine = sorted(client for client, owner in OWNERS.items() if owner == rank)
+        assert sorted(rule.own) == sorted(rule.visits) == mine
+        assert rule.begun == (True, mine), "a visit begins with its state"
+        assert torch.equal(rule.mean, whole(9))
+        assert (rule.count, rule.hidden) == (3, 0)
+        assert torch.equal(rule.small, torch.ones(2))
         for client in mine:
-            assert torch.equal(heard[client]["own"], whole(client))
-            assert heard[client]["visits"] == client + 1
+            assert torch.equal(rule.own[client], whole(client))
+            assert rule.visits[client] == client + 1

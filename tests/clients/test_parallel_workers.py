@@ -20,6 +20,7 @@ from worker_processes import FORKS, TWO
 
 import fl_lightning as fl
 from fl_lightning.algorithms import ClientRule
+from fl_lightning.core.storage.declared import server_state
 
 pytestmark = FORKS
 
@@ -200,11 +201,10 @@ def test_rules_that_say_what_they_keep_are_no_obstacle():
             super().commit(cohort)
 
     class Telling(Keeping):
-        def broadcast(self):
-            return super().broadcast()
+        rounds = server_state(0)
 
     keeping, telling = Keeping(weighting="samples"), Telling(weighting="samples")
-    assert "where its state lives" in fit_in_workers(rounds=1, client=keeping).strategy.executor_fallback
+    assert "declares nothing that it keeps" in fit_in_workers(rounds=1, client=keeping).strategy.executor_fallback
     assert fit_in_workers(rounds=1, client=telling).strategy.executor_fallback is None
 
 

@@ -8,7 +8,7 @@ import lightning as L
 import pytest
 from test_column_rows import Network, Ranks
 
-from fl_lightning.clients.ranks.ranks import RankedRunner
+from fl_lightning.clients.ranks.ranked_runner import RankedRunner
 from fl_lightning.core.errors import RankError
 
 SIZES = (9, 2, 5, 7, 1, 4)

@@ -101,7 +101,7 @@ def test_a_hundred_clients_end_on_the_rate_of_plain_lightning(module):
     assert federated.seen.batches == {5}
     cells = [", ".join(f"{rates.after[place]:.3g}" for place in (1, 3, 5)) for rates in seen]
     row = f"| {module.title} | {' | '.join(cells)} |"
-    assert row in (Path(fl.__file__).parents[1] / "docs" / "lightning.md").read_text(), row
+    assert row in (Path(fl.__file__).parents[1] / "docs" / "schedules.md").read_text(), row
 
 
 @pytest.mark.parametrize("lean", [True, False], ids=["lean", "full"])

@@ -12,6 +12,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import fl_lightning as fl
 from fl_lightning.algorithms import ClientRule, FedAvg, FedLF
+from fl_lightning.algorithms.base import overrides
 from fl_lightning.core.errors import ClientError
 
 pytestmark = pytest.mark.filterwarnings(
@@ -71,7 +72,7 @@ def states_of(frozen, options, rounds=2, **trainer):
     made = {name: value() if name in ("algorithm", "client") else value for name, value in options.items()}
     module = fresh(Partly, frozen=frozen, momentum=0.5)
     strategy = train(module, rounds, data=federated_blobs(3, train=60), **{**made, **trainer})[1]
-    own = strategy.client_rule.personal_model(0) if strategy.client_rule.overrides("personal_model") else None
+    own = strategy.client_rule.personal_model(0) if overrides(strategy.client_rule, "personal_model") else None
     return {**module.state_dict(), **({} if own is None else {"own": getattr(own, "params", own)})}
 
 

@@ -4,6 +4,7 @@
 import csv
 import io
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -74,19 +75,49 @@ def test_several_runs_at_a_time_give_the_table_of_one(tmp_path, diary, capfd):
     assert "client         samples" in next((tmp_path / "one" / "logs").glob("FedLF*/log.txt")).read_text()
 
 
+def test_each_division_of_the_data_runs_with_every_seed(tmp_path, diary, capfd):
+    options = {"learning_rates": (0.1,), "seeds": 2, "divisions": 3, "bounds": "both"}
+    found = compared(tmp_path / "three", **options)
+    assert "4 methods x 1 learning rate x 6 repetitions = 24 runs" in capfd.readouterr().err
+    runs = list(csv.DictReader(io.StringIO((tmp_path / "three" / "runs.csv").read_text())))
+    assert len({(row["method"], row["division"], row["seed"]) for row in runs}) == 24
+    # Division 2 is what the data say with a seed that is larger by 2.
+    other = fl.FederatedDataModule(Blobs(train=60), fl.data.Dirichlet(3, 1.0), seed=2)
+    alone = fl.compare(
+        Watched, other, METHODS, folder=tmp_path / "one", trainer=TRAINER, learning_rates=(0.1,), seeds=2, bounds="both"
+    )
+    for run, fitted in alone.results.items():
+        same = found.results[replace(run, division=2)].record
+        assert same.evaluations == fitted.record.evaluations
+        assert same.client_sizes == fitted.record.client_sizes
+    words = " ".join(str(found).split())
+    assert "standard deviation over 3 divisions of the data with 2 seeds each." in words
+    assert "(Student's t over the divisions)" in words
+    assert "| by division " in found.table
+    compared(tmp_path / "again", jobs=2, **options)
+    assert_same_results(tmp_path / "three", tmp_path / "again")
+
+
+def test_divisions_by_no_seed_are_refused(tmp_path, diary):
+    blobs = Blobs(train=60)
+    given = fl.FederatedDataModule(blobs, [range(30), range(30, 60)], evaluation="shared")
+    with pytest.raises(ValueError, match="divisions must be 1 where the seed of the data decides nothing"):
+        fl.compare(Watched, given, METHODS, folder=tmp_path, trainer=TRAINER, divisions=2)
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_fewer_seeds_pick_than_are_reported_also_after_an_interruption(tmp_path, diary, monkeypatch, capfd, jobs):
     options = {"seeds": 3, "tuning_seeds": 1, "bounds": "pooled"}
     whole = compared(tmp_path / "whole", **options)
-    assert whole.plan.picking_seeds == (0,)
+    assert whole.plan.picking == ((0, 0),)
     expected = {Run(method, rate, 0) for method in whole.plan.methods for rate in (0.02, 0.1)}
     expected |= {Run(method, rate, seed) for method, rate in whole.learning_rates.items() for seed in (1, 2)}
     assert set(whole.results) == expected
-    assert [row.seeds for row in whole.rows] == [3, 3, 3]
+    assert [row.repetitions for row in whole.rows] == [3, 3, 3]
     said = capfd.readouterr().err
     assert "3 methods x (2 learning rates x 1 seed, 2 seeds more with the picked one) = 12 runs, of which 0 are" in said
     assert all(f"[{number}/12] " in said for number in range(1, 13))
-    assert "with seed 0 alone; the other seeds have run with it and with no other." in " ".join(str(whole).split())
+    assert "with seed 0 alone; all else has run with it and with no other." in " ".join(str(whole).split())
 
     kept, end = [], Runner.carry_out
 

@@ -11,7 +11,7 @@ from made_records import ACCURACY, fitted, runs
 from fl_lightning.comparison.files import runs_csv
 from fl_lightning.comparison.plan import Plan, Run
 from fl_lightning.comparison.selection import Measure, chosen_rates, measure_of, summary_of, values_of
-from fl_lightning.comparison.summary import mark, summaries, worst_client
+from fl_lightning.comparison.summary import summaries, worst_client
 from fl_lightning.comparison.table import notes
 from fl_lightning.report import MetricSeries
 
@@ -69,8 +69,8 @@ def test_a_rate_that_ends_with_an_infinite_value_of_a_client_comes_last():
     results = {Run("A", None, 0): endless, Run("A", None, 1): other}
     plan = Plan(("A",), (None,), (0, 1))
     (row,) = summaries(plan, results, {"A": None}, replace(measure, selected_on=None))
-    assert (row.mean.mean, row.worst.mean, row.seeds, row.not_finite) == (2.0, 2.0, 2, 1)
-    assert "A ends with values of clients that are not finite in 1 of 2 seeds" in " ".join(
+    assert (row.mean.mean, row.worst.mean, row.repetitions, row.not_finite) == (2.0, 2.0, 2, 1)
+    assert "A ends with values of clients that are not finite in 1 of 2 runs" in " ".join(
         notes(plan, [row], measure, {})[-1].split()
     )
 
@@ -153,18 +153,6 @@ def test_data_and_metrics_that_do_not_suffice_are_refused(metrics, several, metr
 def test_with_one_rate_the_test_split_is_enough():
     found = measure_of({"test": {"test_acc": "max"}}, False, None, None, "mean")
     assert (found.selected_on, found.reported_on, found.metric) == (None, "test", "test_acc")
-
-
-def test_differences_are_marked_seed_by_seed():
-    reference = {0: 0.50, 1: 0.60, 2: 0.70}  # far apart from one another
-    better = {seed: value + 0.02 + 0.005 * seed for seed, value in reference.items()}  # .020, .025, .030
-    assert mark(better, reference, larger_is_better=True) == "+"
-    assert mark(better, reference, larger_is_better=False) == "-"
-    assert mark(reference, better, larger_is_better=True) == "-"
-    assert mark({0: 0.6, 1: 0.6, 2: 0.7}, reference, larger_is_better=True) == ""  # .1, 0, 0: .033 against .058
-    assert mark(reference, reference, larger_is_better=True) == ""
-    assert mark({0: 0.9}, reference, larger_is_better=True) == ""  # one seed tells nothing
-    assert mark({0: 0.9, 3: 0.9}, reference, larger_is_better=True) == ""  # nor does one in common
 
 
 def test_the_worst_client_is_that_of_the_mean_over_the_seeds():

@@ -47,7 +47,7 @@ def test_below_it_stands_what_one_has_to_know():
     for sentence in (
         "Numbers: test_acc of the clients on test data, at the end of the fit.",
         "of 0.01, 0.1, each method has the one that is best by the mean over the clients of val_acc on validation data",
-        "standard deviation over 3 seeds. + and -: better and worse than FedAvg, where the mean of the differences",
+        "standard deviation over 3 seeds. + and -: better and worse than FedAvg; the 95 % interval",
         "The largest learning rate, 0.1, was picked for FedAvg, FedLF, local only, pooled: a larger one may be better.",
         "local only: each client trains alone on its own data",
     ):
@@ -103,7 +103,7 @@ def test_it_says_so_where_rows_are_not_of_the_same_clients():
     found = Comparison(found.plan, results, {}, ACCURACY)
     assert [row.without_value for row in found.rows] == [1, 2]
     words = " ".join(str(found).split())
-    assert "FedAvg leaves out 1 client that other rows count, in one seed or more: a client that never trained" in words
+    assert "FedAvg leaves out 1 client that other rows count, in one run or more: a client that never trained" in words
     assert "FedPer leaves out 2 clients that other rows count" in words
 
 

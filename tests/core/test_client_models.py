@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of clients in memory and in files, and the module standing in for them."""
+"""Models of clients in files, and the module standing in for them."""
 
 import pytest
 import torch
-from support import reload
 from torch import nn
 from torchmetrics import MeanMetric
 
 import fl_lightning as fl
 from fl_lightning.core.model_snapshot import Snapshot, packed_buffers, standing_in
 from fl_lightning.core.storage.model_files import ClientFiles
-from fl_lightning.core.storage.models import ClientModels
-from fl_lightning.core.storage.own_models import OwnModels
 
 
 def snapshot(value, n=4):
@@ -92,62 +89,22 @@ def test_buffers_come_through_exactly():
         pass
 
 
-def test_models_in_memory():
-    models = ClientModels("cpu", capacity=2)
-    for client in (3, 1, 8):
-        models.set(client, snapshot(client), when=client)
-    assert [client for client in range(9) if client in models] == [1, 8]
-    assert models.nbytes == 2 * (4 * 4 + 2)
-    other = ClientModels()
-    other.load_state_dict(models.state_dict())
-    assert torch.equal(other.get(8).params, snapshot(8).params)
-    assert torch.equal(other.get(8).buffers, snapshot(8).buffers)
-    assert other.get(3) is None
-    models.clear()
-    assert len(models) == models.nbytes == 0
-    models.set(1, snapshot(1))
-    assert models.get(8) is None
-    assert len(other) == 2
-
-
 def names(directory):
     return sorted(f"{file.parent.name[-1]}:{file.stem[-1]}" for file in directory.rglob("*.pt"))
 
 
-@pytest.mark.parametrize("in_files", [False, True])
-def test_a_restored_copy_leaves_the_models_at_hand(in_files, tmp_path):
-    own = OwnModels("Mine", str(tmp_path) if in_files else None)
-    own.keep(3, vars(snapshot(1)), when=1)
-    state = reload(own.state_dict())
-    own.keep(3, vars(snapshot(2)), when=2)
-    before = own.restored(state)
-    assert torch.equal(before.get(3).params, snapshot(1).params)
-    assert torch.equal(own.get(3).params, snapshot(2).params)
-    assert before.get(4) is None
-    assert own.planned_nbytes(10, num_clients=7, cohort_size=2) == (20 if in_files else 90)
-    elsewhere = OwnModels("Mine", None if in_files else str(tmp_path))
-    with pytest.raises(ValueError, match=r"the checkpoint has the personal models .*directory"):
-        elsewhere.load_state_dict(state)
-    if in_files:
-        bounded = OwnModels("Mine", str(tmp_path / "bounded"), keep_checkpoints=1)
-        for when in (1, 2):
-            bounded.keep(3, vars(snapshot(when)), when)
-            bounded.state_dict()
-        assert names(tmp_path / "bounded") == ["3:2"]
-
-
 def test_models_in_files(tmp_path):
     files = ClientFiles(tmp_path, keep_checkpoints=2)
-    files.set(0, snapshot(1), when=1)
-    files.set(0, snapshot(2), when=2)  # nothing refers to round 1
+    files.keep(0, snapshot(1), when=1)
+    files.keep(0, snapshot(2), when=2)  # nothing refers to round 1
     assert names(tmp_path) == ["0:2"]
     first = files.state_dict()
     assert torch.equal(first["files"], files.state_dict()["files"])
-    files.set(0, snapshot(3), when=3)
-    files.set(5, snapshot(4), when=3)
+    files.keep(0, snapshot(3), when=3)
+    files.keep(5, snapshot(4), when=3)
     assert names(tmp_path) == ["0:2", "0:3", "5:3"]
     second = files.state_dict()
-    files.set(0, snapshot(6), when=6)
+    files.keep(0, snapshot(6), when=6)
     assert names(tmp_path) == ["0:2", "0:3", "0:6", "5:3"]
     files.state_dict()  # the first is no longer among the last two
     assert names(tmp_path) == ["0:3", "0:6", "5:3"]
@@ -156,11 +113,10 @@ def test_models_in_files(tmp_path):
     assert torch.equal(restored.get(0).params, snapshot(3).params)
     assert torch.equal(restored.get(5).buffers, snapshot(4).buffers)
     assert restored.get(1) is None
-    assert restored.nbytes == 0
     with pytest.raises(FileNotFoundError, match="model of client 0 after round 2"):
         restored.load_state_dict(first)
     foreign = ClientFiles(tmp_path)
-    foreign.set(0, snapshot(9), when=3)
+    foreign.keep(0, snapshot(9), when=3)
     restored.load_state_dict(second)
     with pytest.raises(ValueError, match=r"not the model of client 0 .* give every fit one of its own"):
         restored.get(0)
@@ -170,23 +126,23 @@ def test_models_in_files(tmp_path):
 def test_a_round_that_runs_again_replaces_the_file(tmp_path):
     files = ClientFiles(tmp_path)
     for value in (1, 2):
-        files.set(0, snapshot(value), when=3)
+        files.keep(0, snapshot(value), when=3)
     assert torch.equal(files.get(0).params, snapshot(2).params)
 
 
 def test_buffers_of_another_fit_are_noticed(tmp_path):
     files, foreign = ClientFiles(tmp_path), ClientFiles(tmp_path)
-    files.set(0, snapshot(1), when=3)
-    foreign.set(0, Snapshot(snapshot(1).params, snapshot(2).buffers), when=3)
+    files.keep(0, snapshot(1), when=3)
+    foreign.keep(0, Snapshot(snapshot(1).params, snapshot(2).buffers), when=3)
     with pytest.raises(ValueError, match="not the model of client 0"):
         files.get(0)
 
 
 def test_the_same_state_saved_again_costs_no_older_one(tmp_path):
     files = ClientFiles(tmp_path, keep_checkpoints=2)
-    files.set(0, snapshot(1), when=1)
+    files.keep(0, snapshot(1), when=1)
     first = files.state_dict()
-    files.set(0, snapshot(2), when=2)
+    files.keep(0, snapshot(2), when=2)
     for _ in range(3):
         files.state_dict()
     files.load_state_dict(first)
@@ -195,11 +151,11 @@ def test_the_same_state_saved_again_costs_no_older_one(tmp_path):
 
 def test_the_checkpoint_that_was_resumed_from_stays_usable(tmp_path):
     files = ClientFiles(tmp_path)
-    files.set(0, snapshot(1), when=1)
+    files.keep(0, snapshot(1), when=1)
     state = files.state_dict()
     resumed = ClientFiles(tmp_path)
     resumed.load_state_dict(state)
-    resumed.set(0, snapshot(2), when=2)
+    resumed.keep(0, snapshot(2), when=2)
     again = ClientFiles(tmp_path)
     again.load_state_dict(state)
     assert torch.equal(again.get(0).params, snapshot(1).params)
@@ -209,7 +165,7 @@ def test_all_files_stay_if_asked_for(tmp_path):
     files = ClientFiles(tmp_path, keep_checkpoints=None)
     states = []
     for when in range(5):
-        files.set(2, snapshot(when), when)
+        files.keep(2, snapshot(when), when)
         states.append(files.state_dict())
     for when, state in enumerate(states):
         files.load_state_dict(state)
@@ -219,5 +175,5 @@ def test_all_files_stay_if_asked_for(tmp_path):
 def test_bfloat16_models_in_files(tmp_path):
     files = ClientFiles(tmp_path)
     model = Snapshot(torch.randn(5).bfloat16(), torch.empty(0, dtype=torch.uint8))
-    files.set(0, model, 0)
+    files.keep(0, model, 0)
     assert torch.equal(files.get(0).params, model.params)

@@ -9,7 +9,7 @@ from support import reload
 
 from fl_lightning import ops
 from fl_lightning.core.layout import ParamLayout
-from fl_lightning.core.storage.row_history import ClientTensors, RowHistory
+from fl_lightning.core.storage.row_history import RowHistory
 from fl_lightning.core.updates import UpdateMatrix
 
 LAYOUT = ParamLayout.from_sizes([5, 0, 7, 3])
@@ -242,53 +242,6 @@ def test_rows_that_do_not_fit_are_refused():
         history.joint_gram(rows_of(2, 2), [9])
     with pytest.raises(ValueError, match="capacity"):
         RowHistory(0)
-
-
-def test_client_tensors():
-    tensors = ClientTensors()
-    value = torch.ones(4)
-    assert tensors.get(3) is None
-    tensors.add(3, value)
-    tensors.add(3, value)
-    tensors.set(1, 5 * value)
-    value.zero_()
-    assert tensors.get(3).tolist() == [2.0] * 4
-    assert tensors.get(1).tolist() == [5.0] * 4
-    assert len(tensors) == 2
-    assert 3 in tensors
-    assert 2 not in tensors
-    assert tensors.nbytes == 32
-    with pytest.raises(ValueError, match="shape"):
-        tensors.add(3, torch.ones(5))
-
-    other = ClientTensors("cpu")
-    other.load_state_dict(tensors.state_dict())
-    other.add(3, torch.ones(4))
-    assert other.get(3).tolist() == [3.0] * 4
-    assert tensors.get(3).tolist() == [2.0] * 4
-    tensors.clear()
-    assert len(tensors) == 0
-
-
-def test_client_tensors_are_bounded():
-    tensors = ClientTensors(capacity=2)
-    for client in (4, 1):
-        tensors.set(client, torch.full((3,), float(client)))
-    tensors.add(4, torch.ones(3))  # a write as well
-    restored = ClientTensors(capacity=2)
-    restored.load_state_dict(tensors.state_dict())
-    for held in (tensors, restored):
-        held.set(7, torch.zeros(3))
-        assert [client for client in range(9) if client in held] == [4, 7]
-        assert held.get(4).tolist() == [5.0] * 3
-    tensors = ClientTensors(capacity=2)
-    for client in (4, 1, 1, 4):
-        tensors.set(client, torch.zeros(3))
-        assert 4 in tensors  # who writes again pushes nobody out
-    tensors.set(7, torch.zeros(3))
-    assert [client for client in range(9) if client in tensors] == [4, 7]
-    with pytest.raises(ValueError, match="capacity must be at least 1 client, found 0"):
-        ClientTensors(capacity=0)
 
 
 def test_every_remembered_row_starts_at_a_boundary():

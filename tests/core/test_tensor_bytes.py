@@ -2,6 +2,7 @@
 """Objects as bytes: whatever processes exchange comes back as it was."""
 
 import warnings
+from itertools import permutations
 
 import pytest
 import torch
@@ -58,6 +59,19 @@ def test_objects_come_back():
     assert str(found["b"][0]) == "no"
     assert found["b"][1:] == (torch.float32, "text")
     assert torch.equal(found[3], tensor[1:])
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 5), (2, 3, 4, 5), (1, 3, 1, 2)])
+def test_memory_formats_are_kept_and_memory_is_aligned(shape):
+    for order in permutations(range(len(shape))):
+        tensor = torch.randn([shape[place] for place in order]).permute(*map(order.index, range(len(shape))))
+        found = unpack(pack(["text of any length", tensor]), CPU)[1]
+        assert torch.equal(found, tensor)
+        assert found.shape == shape
+        assert [s for s, n in zip(found.stride(), shape, strict=True) if n > 1] == [
+            s for s, n in zip(tensor.stride(), shape, strict=True) if n > 1
+        ]
+        assert found.data_ptr() % 64 == 0
 
 
 def test_a_view_travels_without_the_rest():

@@ -24,6 +24,7 @@ from fl_lightning.algorithms import (
     FedMDFG,
     FedPer,
 )
+from fl_lightning.core.storage import kept
 
 
 class Records(L.Callback):
@@ -267,10 +268,10 @@ def test_a_failed_visit_leaves_nothing_behind(tmp_path):
 
 def test_a_server_in_the_same_process_keeps_its_state():
     server = SCAFFOLD()
-    server.client_rule().take_broadcast({"server": torch.ones(140)})
+    kept.take(server.client_rule(), {"c": torch.ones(140)})
     client = one_client(algorithm=server)
     client.train(message(0))
-    assert torch.equal(server.client_rule().broadcast()["server"], torch.ones(140))
+    assert torch.equal(kept.state(server.client_rule(), "all")["c"], torch.ones(140))
 
 
 def test_the_fit_says_nothing(caplog, capsys):

@@ -153,7 +153,7 @@ def test_a_full_disk_names_the_file_and_leaves_nothing(tmp_path, no_room):
     with pytest.raises(OSError, match=rf"File too large; a file of this name is as it was before: make room.*{path}"):
         io.save_checkpoint({"x": torch.ones(20_000)}, path)
     with pytest.raises(OSError, match=r"File too large; no file of this name was made: make room .*round-000003\.pt"):
-        ClientFiles(tmp_path / "models").set(1, MODEL, 3)
+        ClientFiles(tmp_path / "models").keep(1, MODEL, 3)
     assert [file.name for file in tmp_path.rglob("*") if file.is_file()] == ["a.ckpt"]
     assert torch.equal(io.load_checkpoint(path)["x"], torch.ones(3))
 
@@ -202,7 +202,7 @@ def test_whether_others_write_checksums_is_left_to_them(tmp_path, chosen):
 
 def test_a_damaged_model_of_a_client_is_named(tmp_path):
     files = ClientFiles(tmp_path)
-    files.set(7, MODEL, 3)
+    files.keep(7, MODEL, 3)
     (path,) = tmp_path.rglob("*.pt")
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(ValueError, match=rf"{path} is damaged, it is cut short: .* a checkpoint of before round 3"):
@@ -226,7 +226,7 @@ def open_umask():
 
 
 def test_what_clients_keep_is_for_its_owner_only(tmp_path, open_umask):
-    ClientFiles(tmp_path / "new" / "models").set(7, MODEL, 3)
+    ClientFiles(tmp_path / "new" / "models").keep(7, MODEL, 3)
     KeptStates(7, tmp_path / "kept").put(3, {"x": torch.ones(3)})
     AtomicCheckpointIO().save_checkpoint({"x": 1}, tmp_path / "checkpoints" / "a.ckpt")
     modes = {str(p.relative_to(tmp_path)): stat.S_IMODE(p.stat().st_mode) for p in tmp_path.rglob("*")}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of Lightning's warnings in docs/lightning.md: what is kept or replaced is provoked, beside Lightning."""
+"""The table of Lightning's warnings in docs/refused.md: what is kept or replaced is provoked, beside Lightning."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ import fl_lightning as fl
 
 pytestmark = pytest.mark.fit
 
-PAGE = Path(__file__).parents[2] / "docs" / "lightning.md"
+PAGE = Path(__file__).parents[2] / "docs" / "refused.md"
 
 
 def rows():

@@ -19,7 +19,7 @@ from support import Classifier, federated_blobs, fit, fresh, quiet_trainer
 import fl_lightning as fl
 from fl_lightning import guards
 
-TABLE = Path(__file__).parents[2] / "docs" / "logged.md"
+TABLE = Path(__file__).parents[2] / "docs" / "logged_names.md"
 
 
 def fit_logging(rounds=3, norm=False, **options):

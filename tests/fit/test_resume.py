@@ -23,6 +23,7 @@ from support import Classifier, Manual, federated_blobs, fresh, place_of_client,
 from torchmetrics.classification import MulticlassAccuracy
 
 import fl_lightning as fl
+from fl_lightning.core.storage.declared import server_state
 
 EVERY_KIND = ("on_train_batch_end-1", "on_validation_start", "on_validation_end", "on_train_epoch_end")
 
@@ -106,27 +107,17 @@ class FilledOptimizer(Classifier):
 class Averaging(fl.algorithms.FedAvg):
     """Evaluates the mean of the iterates, as some methods do."""
 
-    def __init__(self):
-        super().__init__()
-        self._sum, self._count = None, 0
+    sum = server_state(torch.Tensor)
+    count = server_state(0)
 
     def aggregate(self, cohort):
         step = super().aggregate(cohort)
         new = (cohort.params - step).double()
-        self._sum, self._count = new if self._sum is None else self._sum + new, self._count + 1
+        self.sum, self.count = new if self.sum is None else self.sum + new, self.count + 1
         return step
 
     def evaluation_params(self, params):
-        return params if self._sum is None else (self._sum / self._count).to(params.dtype)
-
-    def reset(self):
-        self._sum, self._count = None, 0
-
-    def state_dict(self):
-        return {"sum": self._sum, "count": self._count}
-
-    def load_state_dict(self, state):
-        self._sum, self._count = state["sum"], state["count"]
+        return params if self.sum is None else (self.sum / self.count).to(params.dtype)
 
 
 def check(project, folder, hooks, round_index=1):

@@ -510,12 +510,12 @@ def test_a_rule_says_which_extras_may_be_undefined():
 PLANS = {
     "FedAvg": (FedAvg, []),
     "FedProx": (FedProx, []),
-    "SCAFFOLD": (SCAFFOLD, ["control_variates", "control_rows"]),
-    "FedLF": (FedLF, ["history"]),
-    "FedMDFG": (FedMDFG, ["history", "line_search"]),
-    "FedHEAL": (FedHEAL, ["increase counts"]),
-    "AFL": (AFL, ["averaged model"]),
-    "FedFa": (FedFa, ["server momentum"]),
+    "SCAFFOLD": (SCAFFOLD, ["ControlVariates.c", "ControlVariates.c_i", "control rows"]),
+    "FedLF": (FedLF, ["FedLF.history"]),
+    "FedMDFG": (FedMDFG, ["FedMDFG.history", "line_search"]),
+    "FedHEAL": (FedHEAL, ["FedHEAL.counts"]),
+    "AFL": (AFL, ["AFL.mean"]),
+    "FedFa": (FedFa, ["FedFa.momentum"]),
 }
 
 
@@ -547,7 +547,7 @@ def test_the_memory_plan_is_printed_in_bytes(name, caplog_of_lightning):
     assert list(parts)[3:] == extra
     assert all(parts[key] > 0 for key in extra)
     if name == "SCAFFOLD":
-        assert parts["control_variates"] == 7 * n * 4
+        assert (parts["ControlVariates.c"], parts["ControlVariates.c_i"]) == (n * 4, 6 * n * 4)
 
 
 def test_the_memory_plan_counts_all_that_is_asked_for(caplog_of_lightning):
@@ -556,8 +556,8 @@ def test_the_memory_plan_counts_all_that_is_asked_for(caplog_of_lightning):
         client_optimizer_state="keep", server_optimizer=functools.partial(torch.optim.SGD, lr=1.0),
     )  # fmt: skip
     n = 156
-    assert parts["control_variates"] == 7 * n * 4
-    assert parts["history"] > 0
+    assert parts["ControlVariates.c_i"] == 6 * n * 4
+    assert parts["FedLF.history"] > 0
     assert parts["buffers (5 copies)"] == 5 * (8 * 4 + 8 * 4 + 8)
     assert parts["server optimizer (up to)"] == 2 * n * 4
     assert parts["copies to take a step back (up to)"] == 3 * n * 4

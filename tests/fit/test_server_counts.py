@@ -10,6 +10,7 @@ from support import fresh, reload
 import fl_lightning as fl
 from fl_lightning.algorithms import AFL, FedAvg, QFedAvg
 from fl_lightning.core.seeding import derive_seed
+from fl_lightning.core.storage import kept
 from fl_lightning.data import AllClients, Selection, UniformSampler
 
 pytestmark = pytest.mark.filterwarnings(
@@ -278,9 +279,9 @@ def test_a_method_begins_anew():
     rule = AFL()
     other = introduced(made(lambda: rule))
     other.close_round(answered(other))
-    assert rule.state_dict() != AFL().state_dict()
+    assert kept.state(rule) != kept.state(AFL())
     made(lambda: rule)
-    assert rule.state_dict() == AFL().state_dict()
+    assert kept.state(rule) == kept.state(AFL())
 
 
 def test_other_versions_of_a_state_are_refused():

@@ -15,9 +15,11 @@ columns = In(
 rows = In("fl_lightning/clients/ranks/column_rows.py", ROWS)
 state = In("fl_lightning/clients/ranks/column_state.py", "tests/clients/test_column_state.py")
 files = In("fl_lightning/core/storage/column_files.py", "tests/core/test_column_files.py")
-ranked = In("fl_lightning/clients/ranks/ranks.py", f"{RANKS} -k 'bits_of_one and 2'")
-together = In("fl_lightning/clients/ranks/ranks.py", "tests/clients/test_ranked_runner.py")
-asked = In("fl_lightning/clients/ranks/ranks.py", "tests/clients/test_rank_failures.py -k 'terminated_in_a_round'")
+ranked = In("fl_lightning/clients/ranks/ranked_runner.py", f"{RANKS} -k 'bits_of_one and 2'")
+together = In("fl_lightning/clients/ranks/ranked_runner.py", "tests/clients/test_ranked_runner.py")
+asked = In(
+    "fl_lightning/clients/ranks/ranked_runner.py", "tests/clients/test_rank_failures.py -k 'terminated_in_a_round'"
+)
 
 MUTATIONS = [
     columns("borders may begin anywhere", "borders[0] != 0", "False"),
@@ -103,7 +105,6 @@ MUTATIONS = [
     rows("a rank's own columns are the first", "place.copy_(vector[begin:end])", "place.copy_(vector[: end - begin])"),
     rows("rows go to the own rank, too", "enumerate(self._spans) if rank != me]", "enumerate(self._spans)]"),
     rows("rows that have arrived do not count", "            self._rows.arrived(client)\n", "            pass\n"),
-    state("what other clients had stays", "        visiting.reset()\n", ""),
     state("broadcasts are a share", "return self.columns.joined(self._placed(value))", "return self._placed(value)"),
     state(
         "state goes to whoever does not train the client",
@@ -126,11 +127,11 @@ MUTATIONS = [
     state("visits begin without their state", "        visiting.begin_fit(federation)\n", ""),
     state(
         "visits begin before their state",
-        "        visiting.reset()\n",
-        "        visiting.reset()\n        visiting.begin_fit(federation)\n",
+        "        for client, values in mine.items():\n",
+        "        visiting.begin_fit(federation)\n        for client, values in mine.items():\n",
     ),
-    state("everything lies in columns", "return name in (self.server.column_state or ())", "return True"),
-    state("nothing lies in columns", "return name in (self.server.column_state or ())", "return False"),
+    state("everything lies in columns", "return name in kept.columns(self.server)", "return True"),
+    state("nothing lies in columns", "return name in kept.columns(self.server)", "return False"),
     state(
         "columns travel from wherever they lie",
         ".to(self.federation.device).contiguous()",

@@ -11,17 +11,17 @@ SOLVERS = "tests/simt/test_simt_solvers.py"
 SLICES = "tests/simt/test_simt_slices.py"
 HOPPER = "tests/simt/test_simt_wgmma.py"
 OUTPUTS = "tests/simt/test_simt_outputs.py"
+DESCENT = "tests/simt/test_simt_common_descent.py"
 
 combine = In("csrc/cuda/layer_combine.cu", f"{LAYERS} {OUTPUTS} -k combin", "layer_combine")
-dots = In("csrc/cuda/layer_dots.cu", f"{LAYERS} -k 'dots or layers or large'", "layer_dots")
-squares = In("csrc/cuda/layer_squares.cu", f"{LAYERS} -k 'dots or layers or large or squares'", "layer_squares")
-rows = In("csrc/cuda/kernels/partials.cuh", f"{LAYERS} -k 'dots or layers or large'", "layer_dots")
+dots = In("csrc/cuda/kernels/row_products.cuh", f"{LAYERS} -k 'dots or layers or large'", "layer_dots")
+squares = In("csrc/cuda/kernels/row_products.cuh", f"{LAYERS} -k 'dots or layers or large or squares'", "layer_squares")
 track = In("csrc/cuda/puc_track.cu", f"{SOLVERS} {OUTPUTS} -k 'puc or tracking'", "puc_track")
 means = In("csrc/cuda/puc_combine.cu", f"{SOLVERS} -k puc", "puc_combine")
 project = In("csrc/cuda/project_conflicts.cu", f"{SOLVERS} -k project", "project_conflicts")
 solve = In("csrc/cuda/min_norm.cu", f"{SOLVERS} -k min_norm", "min_norm")
 nearest = In("csrc/cuda/kernels/nearest_point.cuh", f"{SOLVERS} -k min_norm", "min_norm")
-descend = In("csrc/cuda/common_descent.cu", "tests/simt/test_simt_common_descent.py", "common_descent")
+descend = In("csrc/cuda/common_descent.cu", DESCENT, "common_descent")
 active = In("csrc/cuda/kernels/active_set.cuh", f"{SOLVERS} -k min_norm", "min_norm")
 columns = In("csrc/cuda/device/columns.cuh", f"{LAYERS} {OUTPUTS} -k 'combin or beyond'", "layer_combine")
 sums = In("csrc/cuda/device/columns.cuh", f"{LAYERS} -k dots", "layer_dots")
@@ -34,6 +34,14 @@ direct = In("csrc/cuda/kernels/gram_direct.cuh", f"{LAYERS} {SLICES} {OUTPUTS}",
 tiled = In("csrc/cuda/kernels/products_tiled.cuh", f"{LAYERS} {OUTPUTS}", "layer_cross_gram")
 mma = In("csrc/cuda/kernels/products_mma.cuh", f"{LAYERS} {OUTPUTS}", "layer_gram")
 hopper = In("csrc/cuda/kernels/gram_wgmma.cuh", HOPPER, "layer_gram")
+projected = In("csrc/cuda/project_conflicts.cu", f"{SOLVERS} -k 'project and 257'", "project_conflicts")
+searched = In("csrc/cuda/kernels/active_set.cuh", f"{SOLVERS} -k wherever", "min_norm")
+asked = In("csrc/cuda/device/device.cuh", f"{SOLVERS} -k 'as_far_as'", "min_norm")
+direction = In("csrc/cuda/kernels/nearest_point.cuh", DESCENT, "common_descent")
+again = In("csrc/cuda/kernels/partials.cuh", f"{OUTPUTS} -k summed_again", "layer_gram")
+tiled_edge = In("csrc/cuda/kernels/partials.cuh", f"{LAYERS} -k cross_gram", "layer_cross_gram")
+trimmed = In("csrc/cuda/trimmed_mean.cu", "tests/simt/test_simt_trimmed_mean.py", "trimmed_mean")
+BARRIER, WARP_BARRIER = "__syncthreads();", "__syncwarp();"
 
 MUTATIONS = [
     combine("coefficients of the rows for the others", "h, own + m, column", "h, own, column"),
@@ -47,9 +55,7 @@ MUTATIONS = [
     combine("the width of the rows for the others", "item, other_width, sum", "item, width, sum"),
     combine("the start is not added", "kAdd ? sum[v] + widen<double>(result[v]) : sum[v]", "sum[v]"),
     dots("sums of earlier blocks are lost", "total[r] += sums[r]", "total[r] = sums[r]"),
-    rows("the last warp's sums are lost", "w < kRowThreads / kWarp; ++w) sum", "w < kRowThreads / kWarp - 1; ++w) sum"),
-    squares("sums of earlier blocks are lost", "total[r] += sums[r]", "total[r] = sums[r]"),
-    squares("rows of the first group for all", "rows + first_row * stride", "rows"),
+    dots("the last warp's sums are lost", "w < kRowThreads / kWarp; ++w) sum", "w < kRowThreads / kWarp - 1; ++w) sum"),
     squares("columns by their address", "item.start / kRun<T> * kRun<T>", "aligned_start(own, item.start)"),
     dots("the width of the rows for the step", "item.stop, step_width, s)", "item.stop, width, s)"),
     dots("rows of the first group for all", "rows + first_row * stride", "rows"),
@@ -228,4 +234,35 @@ MUTATIONS = [
         "kFlushSpans",
         unseen="only the time tells, on a GPU, and the last bits",
     ),
+    # In memory of the device, where threads meet without a shared array.
+    descend("products are read before they are there", BARRIER, ""),
+    descend("the fair row is multiplied before it is there", BARRIER, "", 3),
+    descend("the fair row is stretched while others add it up", BARRIER, "", 4),
+    descend("places are read before they are counted", BARRIER, "", 6),
+    descend("coefficients are read before they are there", BARRIER, "", 7),
+    descend("the hull is searched before it is there", "return __syncthreads_or(bad) ?", "return bad ?"),
+    descend("a row too many is multiplied", "threadIdx.x / kWarp; i < k;", "threadIdx.x / kWarp; i <= k;"),
+    descend(
+        "remembered rows have no number in the fair row",
+        "i < k; i += blockDim.x) fair",
+        "i < online; i += blockDim.x) fair",
+    ),
+    descend("the hull has a row too little", "(k + 1) * (k + 1); }", "k * (k + 1); }"),
+    descend("the search has a row too little", "batch * search_size(k + 1)", "batch * search_size(k)"),
+    direction("weights are read before they are there", BARRIER, ""),
+    solve("the matrix is searched before it is scaled", BARRIER, ""),
+    searched("a matrix is swept while its column is copied", BARRIER, "", 2),
+    searched("a move is chosen before the matrix is swept", BARRIER, "", 3),
+    projected("two lanes change the same products", "k = lane; k < m", "k = lane & ~1; k < m", 1),
+    projected("products change while they are read", WARP_BARRIER, "", 1),
+    projected("products are read before they have changed", WARP_BARRIER, "", 2),
+    dots("blocks of other rows write the same sums", "(first_row + e) * items", "e * items"),
+    again("one warp's sums are waited for", "!__syncthreads_or(bad)", "!__ballot_sync(kFullWarp, bad)"),
+    tiled_edge("a column of pairs beyond the last", "j >= others", "j > others"),
+    brought("a byte beyond the last", "i < end; i += blockDim.x", "i <= end; i += blockDim.x"),
+    trimmed("a column beyond the last", "if (column >= columns) return;", "if (column > columns) return;"),
+    # Shared memory beyond 48 KB.
+    asked("no kernel asks for more", "if (bytes > 0) error", "if (false) error"),
+    asked("all devices have as much as any", "known && bytes > kAnyDeviceBytes", "false"),
+    asked("kernels have no arrays of their own", "kAnyDeviceBytes) - kDeclaredBytes", "kAnyDeviceBytes)"),
 ]

@@ -41,13 +41,11 @@ MUTATIONS = [
     guarding(
         "a guard counts on clients that one before leaves out", "        most = max(map(guard.most_left, judged))\n", ""
     ),
-    guarding("guards forget the round", "            guard.commit()", "            pass"),
     norms("short updates are stretched", "torch.where(norms > bound, bound / norms, 1.0)", "bound / norms"),
     norms("the bound runs away from the quantile", "exp(-self.rate", "exp(self.rate"),
     norms("a round of zeros moves the bound", " if len(above) > 0 else bound", ""),
     norms("updates of zeros set the bound", "norms[norms > 0], self.bound", "norms, self.bound"),
     krum("the place decides between equal scores", "cohort.client_ids).argsort()", "range(m))"),
-    norms("a checkpoint brings no bound back", 'self.bound = self._next = float(state["bound"])', "pass"),
     krum("a row is its own neighbour", "distances.clone().fill_diagonal_(torch.inf)", "distances.clone()"),
     krum("one neighbour more counts", "max(n - dishonest - 2, 1)", "max(n - dishonest - 1, 1)"),
     krum("the nearest are left out", "order[keep:].tolist()", "order[: m - keep].tolist()"),
@@ -77,8 +75,8 @@ MUTATIONS = [
     median("own rows do not undo the mean's weights", "Verdict(scale=c / alpha", "Verdict(scale=c"),
     centred(
         "the next centre is the present one",
-        "self._next = _combined(updates, c, v)",
-        "self._next = _combined(updates, center, v)",
+        "self.center = _combined(updates, c, v)",
+        "self.center = _combined(updates, center, v)",
     ),
     centred("cut rows are added up", "(scale[:, None] * (each - c)).mean(0)", "(scale[:, None] * (each - c)).sum(0)"),
     centred("the rows' spread does not move the centre", "to_all[:m] - c @ to_all / 2", "to_all[:m]"),
@@ -108,7 +106,7 @@ MUTATIONS = [
         "GaussianDpEvent(self.noise_multiplier / 2)",
         "GaussianDpEvent(self.noise_multiplier)",
     ),
-    privacy("the last round is not counted", "self._rounds = cohort.round + 1", "self._rounds = cohort.round"),
+    privacy("the last round is not counted", "self.rounds = cohort.round + 1", "self.rounds = cohort.round"),
     privacy("clients draw the same noise", '"client", work.round, work.client_id)', '"client", work.round)'),
     privacy("means by samples are let through", 'and server.weighting == "uniform"', "and True"),
 ]

@@ -21,7 +21,7 @@ process = In(
     "fl_lightning/clients/workers/process.py",
     f"tests/clients/test_parallel_processes.py {WORKERS} -k 'processes or outlive or interrupted'",
 )
-messages = In("fl_lightning/clients/workers/messages.py", f"{CHANNELS} tests/clients/test_aligned_rows.py")
+packed = In("fl_lightning/core/tensor_bytes.py", "tests/core/test_tensor_bytes.py")
 executor = In(
     "fl_lightning/clients/workers/executor.py",
     "tests/clients/test_aligned_rows.py tests/clients/test_parallel.py -k boundaries",
@@ -30,9 +30,10 @@ visits = In("fl_lightning/clients/visits.py", f"tests/clients/test_visits.py {WO
 VISITS = "tests/clients/test_module_visits.py"
 module_visits = In("fl_lightning/clients/module_visits.py", VISITS)
 kept = In("fl_lightning/lightning/module/kept_objects.py", VISITS)
+contents = In("fl_lightning/lightning/module/contents.py", VISITS)
 banks = In("fl_lightning/clients/memory_banks.py", "tests/clients/test_memory_banks.py")
 FAILURES = "tests/clients/test_rank_failures.py"
-ranked = In("fl_lightning/clients/ranks/ranks.py", f"{FAILURES} -k 'between and script'")
+ranked = In("fl_lightning/clients/ranks/ranked_runner.py", f"{FAILURES} -k 'between and script'")
 compared = In("fl_lightning/fit/fit.py", f"{FAILURES} -k 'state and script'")
 processes = In("fl_lightning/lightning/rank_processes.py", f"{FAILURES} -k 'hangs and script'")
 
@@ -42,7 +43,7 @@ MUTATIONS = [
         "if self._between is not None:\n            self._check",
         "if False:\n            self._check",
     ),
-    compared("ranks do not compare the server's state", "type(rule).__name__: rule.state_dict(), ", ""),
+    compared("ranks do not compare the server's state", "type(rule).__name__: kept.state(rule), ", ""),
     processes("a process that hangs is left", "            process.kill()\n", "            continue\n"),
     pool("the longest client always begins", "end(plain) <= 1.05 * end(longest)", "end(plain) < end(longest)"),
     pool("a full queue is not filled up", "        if self._waiting:\n            self._feed()\n", ""),
@@ -61,11 +62,9 @@ MUTATIONS = [
     kept("a full deque has not grown", "range(len(before) + 1 if full else 1)", "range(1)"),
     kept("what is new is not taken away", "[n for n in now if n not in content]", "[]"),
     kept("slots are not looked at", "return {**slots, **", "return {**"),
-    kept("dictionaries have no attributes", '*((Names,) if hasattr(value, "__dict__") else ()))', ")"),
+    kept("dictionaries have no attributes", "        return (Items, *names)", "        return (Items,)"),
     kept("keys do not count", "all(map(is_, now, then)) and ", ""),
-    kept(
-        "tensors of other shapes do not come back", "            self.value.data = content.clone()", "            pass"
-    ),
+    contents("tensors of other shapes do not come back", "        tensor.data = content.clone()", "        pass"),
     banks("columns are not looked at", "{0, old.dim() - 1}", "{0}"),
     banks("a bank is one wherever its pointer is", "all(within for row", "any(within for row"),
     banks("no pointer goes several times around", '"perhaps" if', '"no" if'),
@@ -74,15 +73,14 @@ MUTATIONS = [
     process("children of workers outlive them", "os.killpg(worker.pid, signal.SIGKILL)", "pass"),
     process("Ctrl-C reaches workers", "    os.setpgid(0, 0)\n", ""),
     process("workers use all threads", "    torch.set_num_threads(1)", "    pass"),
-    messages(
+    packed(
         "memory formats are looked for in the wrong order",
-        "key=tensor.stride, reverse=True",
-        "key=tensor.stride",
-        unseen="such tensors then travel torch's own way",
+        "key=values.stride, reverse=True",
+        "key=values.stride",
     ),
-    messages("the sign bit of a view is lost", ".resolve_conj().resolve_neg()", ".resolve_conj()"),
-    messages("tensors arrive at any address", "dtype=dtype).clone()", "dtype=dtype)"),
-    messages("tensors that need gradients lose that", " or tensor.requires_grad:", ":"),
+    packed("the sign bit of a view is lost", ".resolve_conj().resolve_neg()", ".resolve_conj()"),
+    packed("tensors arrive at any address", "dtype=dtype).clone()", "dtype=dtype)"),
+    packed("tensors that need gradients lose that", "values.requires_grad_(requires_grad)", "values"),
     executor("rows are not padded", "padded(n, like.dtype))", "n)"),
     visits(
         "warnings of workers are lost",

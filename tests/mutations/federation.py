@@ -10,7 +10,11 @@ server = In(
     f"{COUNTS} tests/federation/test_federated_server.py "
     "-k 'test_server_counts or guards or nobody_asked or say_where or fit_are'",
 )
-restarted = In("fl_lightning/federation/federated_server.py", "tests/federation/test_federated_server.py -k goes_on")
+saved = In(
+    "fl_lightning/fit/server.py",
+    f"{COUNTS} tests/federation/test_federated_server.py -k 'test_server_counts or guards'",
+)
+again = In("fl_lightning/fit/server.py", "tests/federation/test_federated_server.py -k goes_on")
 closing = In(
     "fl_lightning/federation/closing.py",
     f"{COUNTS} {DOOR} -k 'test_server_counts or breaks_the_method or broken or no_loss'",
@@ -35,13 +39,13 @@ MUTATIONS = [
     ),
     server(
         "evaluations do not hear which visit counted",
-        "            self.counted.get(client_id), self._bank.global_values(),\n        )  # fmt: skip\n\n    @property",
-        "            None, self._bank.global_values(),\n        )  # fmt: skip\n\n    @property",
+        "self.counted.get(client_id), self._bank.global_values(), module=",
+        "None, self._bank.global_values(), module=",
     ),
     server(
         "evaluations are of the parameters in training",
-        "self.round, self.evaluated_params, self",
-        "self.round, self._binding.theta, self",
+        "self.round, self.evaluated_params, kept",
+        "self.round, self._binding.theta, kept",
     ),
     server(
         "an evaluation is of the round before",
@@ -153,36 +157,27 @@ MUTATIONS = [
         "",
         unseen="parameters and buffers are restored once more, and frozen parameters must agree",
     ),
-    server(
-        "the method's state is lost in a restart", '        self.algorithm.load_state_dict(state["algorithm"])\n', ""
+    saved(
+        "the method's state is lost in a restart",
+        '(("algorithm", self._algorithm), ("client_rule", self._rule))',
+        '(("client_rule", self._rule),)',
     ),
-    restarted(
+    again(
         "the client rule's state is lost in a restart",
-        '        self.client_rule.load_state_dict(state["client_rule"])\n',
-        "",
+        '(("algorithm", self._algorithm), ("client_rule", self._rule))',
+        '(("algorithm", self._algorithm),)',
     ),
-    server(
-        "guards begin anew", '        self._guards.load_state_dict(state.get("guards", {}), self._rows.columns)\n', ""
-    ),
-    server(
+    saved("guards begin anew", '        self._guards.load_state_dict(states.get("guards", {}), columns)\n', ""),
+    saved(
         "the server optimizer begins anew",
-        '            self._server.optimizer.load_state_dict(state["server_optimizer"])\n',
+        '            self.optimizer.load_state_dict(states["server_optimizer"])\n',
         "            pass\n",
     ),
+    saved("failed rounds are forgotten", 'states.get("failed_rounds", 0)', "0"),
+    saved("skipped rounds are forgotten", 'states.get("skipped_rounds", 0)', "0"),
     server("visits that counted are forgotten", 'state["round"], dict(state["counted"])', 'state["round"], {}'),
     server("the length of a round is forgotten", '        self._steps_per_round = state["steps_per_round"]\n', ""),
     server("local steps are forgotten", '        self._local_steps = state["local_steps"]\n', ""),
-    server(
-        "failed rounds are forgotten", 'state["skipped_rounds"], state["failed_rounds"]', 'state["skipped_rounds"], 0'
-    ),
-    server(
-        "skipped rounds are forgotten", 'state["skipped_rounds"], state["failed_rounds"]', '0, state["failed_rounds"]'
-    ),
-    server(
-        "failed and skipped rounds are exchanged",
-        'state["skipped_rounds"], state["failed_rounds"]',
-        'state["failed_rounds"], state["skipped_rounds"]',
-    ),
     server("introductions are forgotten", '        self._introductions.load_state_dict(state["clients"])\n', ""),
     server(
         "names are forgotten", "        self._server.names = self.client_names\n\n    def module", "\n    def module"
@@ -202,7 +197,7 @@ MUTATIONS = [
         "            self._binding.theta.copy_(final)\n",
         "            pass\n",
     ),
-    server("the method begins with the state of another fit", "        algorithm.reset()\n", ""),
+    server("the method begins with the state of another fit", "        self._server.reset()\n", ""),
     server(
         "a rule that does not say where its state lives is taken",
         "        if obstacle is not None:\n",
@@ -249,8 +244,8 @@ MUTATIONS = [
     ),
     closing(
         "samples of all are those of the trial before",
-        "        self.server.num_samples = self.num_samples({upload",
-        "        self.num_samples({upload",
+        "        self.server.cohorts.num_samples = self",
+        "        self",
     ),
     closing(
         "too many failed rounds in a row are a client's fault",

@@ -25,8 +25,42 @@ client = In(
     f"{CLIENT} {SERVER} -k 'no_sense or (a_fit and MOON) or again or every_kind or ends_with or same_process "
     "or says_nothing or (forgotten and MOON and True) or alike or nothing_stays or losses_are'",
 )
+away = In(
+    "fl_lightning/federation/module_state.py",
+    "tests/federation/test_module_state.py -k 'lists_and_metrics or gets_its or lies or evaluated or grows'",
+)
+changes = In("fl_lightning/federation/module_changes.py", away.tests)
+values = In(
+    "fl_lightning/federation/plain_values.py",
+    "tests/federation/test_module_state.py -k 'bits or lies or said or leaves_nothing'",
+)
 
 MUTATIONS = [
+    away(
+        "a client does not take what rounds have left",
+        "            kept.apply(change)\n        self._visit.begin()\n",
+        "            pass\n        self._visit.begin()\n",
+    ),
+    away("a client's module keeps what a visit left", "        self._outer.put_back()\n", "        pass\n"),
+    changes("what hooks make is not sent", "            if key in now:\n", "            if False:\n"),
+    changes("what metrics gather is not sent", "        if share.updates:\n", "        if False:\n"),
+    away("metrics are not saved", "found = state.metrics.values() if metrics else ()", "found = ()"),
+    changes("states of metrics may have any shape", "value.shape == default.shape and ", ""),
+    changes(
+        "changes are not tried",
+        "                kept.apply(change)\n            finally",
+        "                pass\n            finally",
+    ),
+    changes("the first that is too large stays", "sorted(tasks, key=lambda task: sum(map(_weight, task[1])))", "tasks"),
+    away("what is too large grows on", "            self._forget(name)\n", ""),
+    values("a client may hide methods", "return not callable(found) and", "return"),
+    values("a client may hide parameters", "owner._parameters, ", ""),
+    values("a client may hide hooks", "parts = FRAMEWORK, owner", "parts = owner"),
+    values("later nodes are looked for", "not 0 <= place < len(self._made)", "False"),
+    values("what was not written leaves nodes", "            del self.nodes[before[0] :]\n", ""),
+    values(
+        "an object that has two names is written twice", "        if id(value) not in self._at:\n", "        if True:\n"
+    ),
     answers(
         "answers of other rounds are taken",
         "(answer.client_id, answer.round) != (client, self.round)",
@@ -167,16 +201,13 @@ MUTATIONS = [
     messages("parameters of another shape are trained", "self.params.shape != theta.shape or ", ""),
     messages("parameters of another dtype are trained", " or self.params.dtype != theta.dtype:", ":"),
     messages("parameters that are not finite are trained", "if not bool(all_finite(self.params)):", "if False:"),
-    messages(
-        "a client is sent the state of another", "rule.state_for(client_id), counted", "rule.state_for(0), counted"
-    ),
+    messages("a client is sent the state of another", "kept.for_one(rule, client_id)", "kept.for_one(rule, 0)"),
     messages("buffers are not sent", "counted, buffers or {}, steps_per_round", "counted, {}, steps_per_round"),
     messages(
         "rounds and the steps of one are exchanged",
-        "steps_per_round, rounds\n        )",
-        "rounds, steps_per_round\n        )",
+        "steps_per_round, rounds, module",
+        "rounds, steps_per_round, module",
     ),
-    messages("what the server kept for others stays at the client", "    rule.reset()\n", ""),
     messages("answers of any round are read", "round=ROUND, size=SAMPLES, loss=LOSS", "size=SAMPLES, loss=LOSS"),
     client(
         "a client shares its rule with the server",
@@ -192,8 +223,8 @@ MUTATIONS = [
     client("the trainer may say how many epochs", "if name in self._trainer:", "if False:"),
     client(
         "what was kept is not asked for",
-        "        kept = self._kept.settle(message.counted) if self._keeps else None\n        visit = self._run",
-        "        kept = None\n        visit = self._run",
+        'if self._keeps and work != "loss" else None',
+        'if self._keeps and work != "train" else None',
     ),
     client(
         "what stays at the client is not kept",
@@ -205,16 +236,16 @@ MUTATIONS = [
         "self._kept.put(message.round, visit.kept)",
         "self._kept.put(message.round + 1, visit.kept)",
     ),
-    client("kept optimizers are no state", "self._options.keeps_optimizer or self._options", "self._options"),
+    client("kept optimizers are no state", "self._options.keeps_optimizer or kept", "kept"),
     client(
         "clients without state write",
-        'self._keeps = self._options.keeps_optimizer or self._options.client_rule.overrides("keep")',
+        "self._keeps = self._options.keeps_optimizer or kept.at_clients(self._options.client_rule)",
         "self._keeps = True",
     ),
     client(
         "an evaluation runs without the personal model",
-        "        kept = self._kept.settle(message.counted) if self._keeps else None\n        visit = VisitEvaluation",
-        "        kept = None\n        visit = VisitEvaluation",
+        'if self._keeps and work != "loss" else None',
+        'if self._keeps and work == "train" else None',
     ),
     client(
         "a client says the size of the first",
@@ -222,20 +253,22 @@ MUTATIONS = [
         "place = data.train_dataloader(), 0",
     ),
     client(
-        "validation data are tested", 'run = trainer.validate if stage == "val" else trainer.test', "run = trainer.test"
+        "validation data are tested",
+        'evaluate = trainer.validate if work == "val" else trainer.test',
+        "evaluate = trainer.test",
     ),
     client(
         "several devices are taken", "if trainer.num_devices > 1 or trainer.num_nodes > 1:", "if trainer.num_nodes > 1:"
     ),
     client(
         "a loss is one of training",
-        "self._run(read(ServerMessage, message), None, trains=False).loss",
-        "self._run(read(ServerMessage, message), None, trains=True).sent.train_loss",
+        'self._visit(message, "loss").loss',
+        'self._visit(message, "train").sent.train_loss',
     ),
     client(
         "the fit is as long as one round",
-        "max_epochs=message.rounds or message.round + 1",
-        "max_epochs=message.round + 1",
+        "rounds = message.rounds or message.round + 1",
+        "rounds = message.round + 1",
     ),
     client(
         "data of one client are in reverse order",

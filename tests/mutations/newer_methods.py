@@ -56,21 +56,19 @@ MUTATIONS = [
     propfair("losses are climbed", "-torch.log1p(-inside", "torch.log1p(-inside"),
     propfair("a logarithm that is not taken has a gradient", "torch.where(low, 0.0, loss)", "loss"),
     aaggff("who takes part seldom counts less", "(r - r.mean()) / rate /", "(r - r.mean()) /"),
-    aaggff("later rounds count as much as the first", "/ math.sqrt(self._rounds + 1)", ""),
+    aaggff("later rounds count as much as the first", "/ math.sqrt(self.rounds + 1)", ""),
     aaggff("responses are not shares of all clients", "r[present] = responses / k", "r[present] = responses"),
     aaggff(
         "the curvature forgets the rounds",
-        "self._outer + torch.outer(gradient, gradient)",
+        "self.outer + torch.outer(gradient, gradient)",
         "torch.outer(gradient, gradient)",
     ),
     aaggff("newcomers start without weight", "torch.full((len(new),), 1 / total", "torch.full((len(new),), 0.0"),
     aaggff("the program climbs", "curvature + s[:, None] + s[None, :]", "curvature - s[:, None] - s[None, :]"),
-    aaggff("a round without movement counts", "counts = not stands_still(cohort)", "counts = True"),
-    aaggff("a round that is refused leaves its losses", "            if not counts:", "            if False:"),
     aaggff("the Newton step climbs", "gradient / GAMMA - curvature", "-gradient / GAMMA - curvature"),
     weighting("reports that are not finite count", "values.isfinite() & (values >= least)", "~(values < least)"),
     vectors(
-        "control variates that are not finite count", "norm_of(server).isfinite()", "norm_of(server).isfinite() or True"
+        "control variates that are not finite count", "norm_of(vector).isfinite()", "norm_of(vector).isfinite() or True"
     ),
     fairfed("clients unlike the others count more", "before - self.beta *", "before + self.beta *"),
     fairfed("gaps are not compared with their mean", "(gaps - gaps.mean())", "gaps"),
@@ -81,10 +79,9 @@ MUTATIONS = [
         "_disparity(predicted).nanmean()",
     ),
     fairfed("the notions are exchanged", 'self.notion == "dp"', 'self.notion == "eo"'),
-    fairfed("a checkpoint brings no weights back", 'self._weights.load_state_dict(state["weights"])', "pass"),
     fedism("earlier weights are forgotten", "self.beta * weights + (1 - self.beta) * before", "weights"),
     fedism(
-        "earlier weights are not divided among the present", "before = shares(self._weights", "before = (self._weights"
+        "earlier weights are not divided among the present", "before = shares(self.weights", "before = (self.weights"
     ),
     fedism("the perturbed model is the better one", "params + scale * gradient", "params - scale * gradient"),
     fedism("the perturbation is as long as the gradient", "self.rho / (gradient.norm() + TINY)", "self.rho"),
@@ -104,11 +101,9 @@ MUTATIONS = [
         "unit = row.to(wide)",
     ),
     fedpw("products against the others count", "along.clamp_min(0)", "along"),
-    fedpw("the moving means keep their pace", "beta * max(mean, 0.0) / self._first", "beta"),
+    fedpw("the moving means keep their pace", "self.beta * mean / first", "self.beta"),
     fedpw("the narrower weights count more", "fair = late / (early + late)", "fair = early / (early + late)"),
-    fedpw(
-        "present clients take the weight of the absent", "weights * (before.sum() if self.started else 1.0)", "weights"
-    ),
+    fedpw("present clients take the weight of the absent", "result * (before.sum() if started else 1.0)", "result"),
     smallest("the largest of the smallest stays", "part <= bound[", "part < bound["),
     shares(
         "each share counts its own numbers",

@@ -12,6 +12,7 @@ server = In(
     "fl_lightning/fit/server.py",
     f"{POLICIES} -k 'not in_any_rule and not changes_nothing'",
 )
+cohorts = In("fl_lightning/fit/cohorts.py", f"{SIMULATION}/test_server.py")
 reports = In("fl_lightning/fit/server.py", f"{SIMULATION}/test_telemetry.py -k own_round")
 uploads = In(
     "fl_lightning/fit/uploads.py",
@@ -75,15 +76,15 @@ MUTATIONS = [
         "wide.mean()",
         unseen="losses are on a device only where there is one, and what decides runs on the processor",
     ),
-    server("exactly min_clients are too few", "< self._min_clients:", "<= self._min_clients:"),
-    reports("the report of the last round stays", "        self._algorithm.report = StepReport()\n", ""),
-    server(
+    server("exactly min_clients are too few", "< self._options.min_clients:", "<= self._options.min_clients:"),
+    reports("the report of the last round stays", "        self._algorithm.report = trusted(StepReport)()\n", ""),
+    cohorts(
         "losses of some clients count as those of all",
         "if len(losses) == len(uploads) else None",
         "if losses else None",
         unseen="all clients of a round measure their loss, or none does",
     ),
-    server(
+    cohorts(
         "learning rates of some clients count as those of all",
         "if len(rates) == len(uploads) else None",
         "if rates else None",
@@ -107,16 +108,6 @@ MUTATIONS = [
         "elif False:",
     ),
     uploads("shapes may differ between clients", "if any(shape != shapes[0] for shape in shapes):", "if False:"),
-    fit(
-        "skipped rounds are counted anew after a resume",
-        'server.skipped_rounds = states.get("skipped_rounds", 0)',
-        "server.skipped_rounds = 0",
-    ),
-    fit(
-        "the server optimizer begins anew after a resume",
-        'server.optimizer.load_state_dict(states["server_optimizer"])',
-        "pass",
-    ),
     fit(
         "client optimizers begin anew after a resume",
         'self.clients.runner.optimizers.load_state_dict(states["client_optimizers"])',

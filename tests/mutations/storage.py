@@ -3,25 +3,19 @@
 
 from mutations.change import In
 
-tensors = In("fl_lightning/core/storage/tensors.py", "tests/core/test_row_history.py -k tensors")
 rows = In("fl_lightning/core/storage/row_history.py", "tests/core/test_row_history.py")
 cache = In("fl_lightning/core/storage/gram_cache.py", "tests/core/test_row_history.py")
-own = In("fl_lightning/core/storage/own_models.py", "tests/core/test_client_models.py tests/algorithms/test_ditto.py")
-numbers = In("fl_lightning/core/storage/numbers.py", "tests/core/test_client_numbers.py")
+by_client = In("fl_lightning/core/storage/per_client.py", "tests/core/test_per_client.py")
+declared = In("fl_lightning/core/storage/declared.py", "tests/core/test_kept.py")
+follows = In("fl_lightning/core/storage/kept.py", "tests/core/test_kept.py")
 PRIVATE = "tests/fit/test_damaged_files.py -k '{} or owner_only'"
 kept = In("fl_lightning/core/storage/kept_states.py", f"tests/core/test_kept_states.py {PRIVATE.format('kept_states')}")
 models = In(
     "fl_lightning/core/storage/model_files.py", f"tests/core/test_client_models.py {PRIVATE.format('client_models')}"
 )
-in_memory = In("fl_lightning/core/storage/models.py", "tests/core/test_client_models.py")
 files = In("fl_lightning/core/storage/files.py", "tests/fit/test_damaged_files.py")
 
 MUTATIONS = [
-    own("the memory plan forgets the models of a round", "0) + cohort_size) * each", "0)) * each"),
-    own("a restored copy takes the place of the models at hand", "OwnModels(self.method, self._directory)", "self"),
-    own("models that were kept elsewhere are taken", 'if ("files" in state) != here:', "if False:"),
-    numbers("a client that has a number starts again", "self._numbers.get(client, first)", "first"),
-    numbers("a state is the numbers themselves", "return dict(self._numbers)", "return self._numbers"),
     models("states without news push older ones out", "self._referred[-1] != state", "True"),
     models(
         "one state more is referred to",
@@ -39,13 +33,6 @@ MUTATIONS = [
     ),
     models("a restored state is not referred to", "if self._newest else []", "if False else []"),
     models("a file that is gone is not missed", "if not self._path(client, when).exists():", "if False:"),
-    tensors("who wrote again leaves as early", "        self._tensors.pop(client_id, None)\n        if", "        if"),
-    tensors(
-        "one client more than the capacity", "len(self._tensors) >= self.capacity", "len(self._tensors) > self.capacity"
-    ),
-    tensors("who added leaves early", "        self._tensors[client_id] = self._tensors.pop(client_id)\n", ""),
-    tensors("the caller's tensor is kept", "value.device, copy=True)", "value.device)"),
-    tensors("the checkpoint's tensor is kept", "t.device, copy=True)", "t.device)"),
     rows("the round itself is forgotten", "e.round >= before", "e.round > before"),
     rows("a round before since counts", "e.round >= since", "e.round > since"),
     rows("larger ids come first", "(-self._entries[i].round, i)", "(-self._entries[i].round, -i)"),
@@ -96,59 +83,6 @@ MUTATIONS = [
     ),
     kept("everybody may read what a client keeps", "state, private=True)", "state)"),
     kept("rounds beyond the ninth are not found", 'int(path.stem.partition("-")[2])', "int(path.stem[-1])"),
-    numbers(
-        "starts of other clients",
-        "pairs = zip(clients, starts, strict=True)",
-        "pairs = zip(clients, starts[::-1], strict=True)",
-    ),
-    numbers(
-        "a client without a number counts as zero", "self._numbers.get(client, first)", "self._numbers.get(client, 0.0)"
-    ),
-    numbers("asking sets a number", "self._numbers.get(client, first)", "self._numbers.setdefault(client, first)"),
-    numbers("other clients lose theirs", "self._numbers |= dict", "self._numbers = dict"),
-    numbers("the mean is a sum", " / len(self._numbers) if self._numbers else 0.0", " if self._numbers else 0.0"),
-    numbers("nothing is forgotten", "        self._numbers.clear()\n", "        pass\n"),
-    numbers("a state that is loaded is added", "self._numbers = {int(client)", "self._numbers |= {int(client)"),
-    numbers("numbers come back as integers", "float(number) for client", "int(number) for client"),
-    numbers(
-        "numbers have 32 bits",
-        "for client, first in pairs], dtype=torch.float64)",
-        "for client, first in pairs], dtype=torch.float32)",
-    ),
-    in_memory(
-        "one model more than the capacity",
-        "ClientTensors(device, capacity), ClientTensors",
-        "ClientTensors(device), ClientTensors",
-    ),
-    in_memory("buffers without a bound", "ClientTensors(device, capacity)\n", "ClientTensors(device)\n"),
-    in_memory("parameters alone count as memory", "self._params.nbytes + self._buffers.nbytes", "self._params.nbytes"),
-    in_memory(
-        "buffers are forgotten",
-        "        self._buffers.set(client_id, model.buffers)\n",
-        "        self._buffers.set(client_id, model.buffers[:0])\n",
-    ),
-    in_memory("parameters stay", "        self._params.clear()\n", ""),
-    in_memory("buffers stay", "        self._buffers.clear()\n", ""),
-    in_memory("parameters are not restored", '        self._params.load_state_dict(state["params"])\n', ""),
-    in_memory("buffers are not restored", '        self._buffers.load_state_dict(state["buffers"])\n', ""),
-    in_memory(
-        "a client without a model has one of nothing", "return None if params is None or buffers is None else", "return"
-    ),
-    in_memory(
-        "parameters and buffers are exchanged", "else Snapshot(params, buffers)", "else Snapshot(buffers, params)"
-    ),
-    own("models go to memory", 'ClientModels("cpu") if directory is None', "ClientModels() if True"),
-    own("all checkpoints are kept", "ClientFiles(directory, keep_checkpoints)", "ClientFiles(directory, None)"),
-    own("the round is forgotten", "Snapshot(**kept), when)", "Snapshot(**kept), 0)"),
-    own("models in files count as memory", "num_clients if self._directory is None else 0", "num_clients"),
-    own("models of the last fit stay", "        self._held.clear()\n", "        pass\n"),
-    own("a restored copy has nothing", "        other.load_state_dict(state)\n", ""),
-    own(
-        "a restored copy is in memory",
-        "other = OwnModels(self.method, self._directory)",
-        "other = OwnModels(self.method)",
-    ),
-    own("a state is not restored", "        self._held.load_state_dict(state)\n", "        pass\n"),
     models("a damaged model is taken", "if _digest(model) != digest:", "if False:"),
     models(
         "a client gets the file of its first round",
@@ -161,19 +95,6 @@ MUTATIONS = [
         "(when, digest) for client, when, digest in",
         "(when, 0) for client, when, digest in",
     ),
-    tensors(
-        "a sum is the last value",
-        "held += value.detach()",
-        "held.copy_(value.detach()) if False else held.mul_(0).add_(value.detach())",
-    ),
-    tensors("shapes may differ", "if held.shape != value.shape:", "if False:"),
-    tensors("nothing is forgotten", "        self._tensors.clear()\n", "        pass\n"),
-    tensors(
-        "newest leave first",
-        "del self._tensors[next(iter(self._tensors))]",
-        "del self._tensors[next(reversed(self._tensors))]",
-    ),
-    tensors("elements count as bytes", "t.numel() * t.element_size()", "t.numel()"),
     rows("a row's round is not restored", "_Entry(slot, when, scale)", "_Entry(slot, 0, scale)"),
     rows("scales are not restored", "_Entry(slot, when, scale)", "_Entry(slot, when, 1.0)"),
     rows("products are not restored", 'GramCache(state["gram"].to', 'GramCache((state["gram"] * torch.nan).to'),
@@ -254,4 +175,41 @@ MUTATIONS = [
         "            raise  # nothing is wrong with the file",
         '            raise ValueError("damaged") from error',
     ),
+    by_client("who wrote again leaves as early", "            self._held.pop(client_id, None)\n", ""),
+    by_client("one client more than the capacity", ") >= self._capacity", ") > self._capacity"),
+    by_client("newest leave first", "self._held[next(iter(self._held))]", "self._held[next(reversed(self._held))]"),
+    by_client("tensors stay where they come from", "if self._device is not None and", "if False and"),
+    by_client("a client that has a number starts again", "self._held.get(client, first)", "first"),
+    by_client("a client without a number counts as zero", "get(client, first)", "get(client, 0.0)"),
+    by_client("asking sets a number", "self._held.get(client, first)", "self._held.setdefault(client, first)"),
+    by_client("starts of other clients", "zip(clients, starts,", "zip(clients, starts[::-1],"),
+    by_client("numbers have 32 bits", "pairs], dtype=torch.float64)", "pairs])"),
+    by_client("a round changes what it is taken back to", "before = dict(self._held)", "before = self._held"),
+    by_client("a state that is loaded is added", "        self._held = {}\n        for", "        for"),
+    by_client("parameters and buffers are exchanged", 'Tensor, value["params"]', 'Tensor, value["buffers"]'),
+    by_client("the checkpoint's tensor is kept", "value.detach().clone()", "value.detach()"),
+    by_client("numbers come back as they are", "return kind(value)", "return value"),
+    declared("values are of the class", "held = vars(rule)", "held = self.__dict__"),
+    declared("a dictionary can be replaced", "        raise AttributeError(", "        print("),
+    declared("a value is not taken back", "None if happened else self.__set__(rule, before)", "None"),
+    by_client("a round is taken back either way", "            if not happened:\n", "            if True:\n"),
+    declared("all checkpoints' files are kept", 'named(rule, "keep_checkpoints")', "None"),
+    declared("models in files count as memory", "most if named(rule, self._files) is None else 0", "most"),
+    declared("the memory plan forgets the models of a round", "(held + extent.cohort)", "held"),
+    declared("the memory plan ignores the capacity", "named(rule, self._capacity) or extent.clients", "extent.clients"),
+    declared("models that were kept elsewhere are taken", 'if ("files" in state) != here:', "if False:"),
+    declared("a part counts as a model", "(named(rule, self._size) or extent.model)", "extent.model"),
+    declared("wide numbers count as narrow ones", "if self._wide else extent.dtype", "if False else extent.dtype"),
+    follows("a reset forgets nothing", "        vars(rule).pop(name, None)\n", "        pass\n"),
+    follows(
+        "what a state lacks stays",
+        "    reset(rule)\n    vars(rule).update(loaded)\n",
+        "    vars(rule).update(loaded)\n",
+    ),
+    follows("a copy takes the place of the rule", "other = copy(rule)", "other = rule"),
+    follows("everything is sent", "if sent is None or entry.sent == sent", "if True"),
+    follows("a client is sent what the server keeps for all", 'if entry.sent == "owner"]\n    return', "]\n    return"),
+    follows("the round of what a client keeps is lost", "value), when)", "value), 0)"),
+    follows("names are not checked", "if not given.keys() <= set(names):", "if False:"),
+    follows("base classes keep nothing", "reversed(type(rule).__mro__)", "[type(rule)]"),
 ]

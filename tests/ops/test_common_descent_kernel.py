@@ -41,9 +41,12 @@ def test_directions_are_those_of_the_vectors(call, online, given):
 
 
 @compiled
-@pytest.mark.parametrize("k", [1, 2, 3, 9, 33, 76])
+@pytest.mark.parametrize("k", [1, 2, 3, 9, 33, 76, 170])
 def test_compiled_kernels_agree_with_the_reference(call, k):
-    """Coefficients, too, where the rows are independent; 76 rows no longer fit into shared memory."""
+    """Coefficients, too, where the rows are independent.
+
+    On CUDA 76 rows take more shared memory than a launch has without asking, and 170 more than a device has.
+    """
     generator = torch.Generator().manual_seed(k)
     rows = torch.randn(3, k, k + 5, generator=generator, dtype=torch.float64) + 0.3
     gram, online = rows @ rows.mT, max(1, 2 * k // 3)

@@ -47,7 +47,6 @@ PROJECTS = {
         schedule="StepLR per step",
         rounds=4,
         resumes=False,
-        sequential="NHITS changes attribute 'scaler.x_scale'",
     ),
     "graphs": Facts(
         package="torch_geometric",
@@ -68,9 +67,7 @@ PROJECTS = {
         schedule="ReduceLROnPlateau per epoch",
         evaluated=("val_loss", "val_MulticlassJaccardIndex"),
     ),
-    "language_model": Facts(
-        package="requests", sequential="LightningTransformer changes attribute 'model.pos_encoder.pe'"
-    ),
+    "language_model": Facts(package="requests"),
     "medical": Facts(package="monai", tree="pytorch_lightning", evaluated=("val_dice", "val_loss")),
     "molecules": Facts(
         package="chemprop",
@@ -92,7 +89,7 @@ PROJECTS = {
             "kl_weight": "a value per step: of a client's steps, the last one is logged",
             "validation": "validation draws latent variables",
         },
-        sequential="TrainingPlan changes metric 'elbo_train'",
+        sequential="worker processes would not see what SaveCheckpoint does between two clients",
     ),
     "tabular": Facts(package="pytorch_tabular", tree="pytorch_lightning", schedule="ExponentialLR per epoch"),
     "time_series": Facts(

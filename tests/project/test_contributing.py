@@ -16,6 +16,7 @@ import torch
 from fl_lightning.algorithms.base import ServerRule
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.storage import kept
 from fl_lightning.core.updates import UpdateMatrix
 
 PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
@@ -62,16 +63,16 @@ def test_the_example_clips_as_worked_out_by_hand(rule_class):
     torch.testing.assert_close(step, torch.tensor([(1.2 + 1.0) / 3, (1.6 - 2.0) / 3]))
     torch.testing.assert_close(rule.report.weights, torch.tensor([0.4, 1.0, 1.0], dtype=torch.float64) / 3)
     assert rule.report.scalars == {"bound": 2.0}
-    assert rule.state_dict() == {"bound": pytest.approx(2.0 * math.exp(-0.3 * (2 / 3 - 1 / 2)))}
+    assert kept.state(rule) == {"bound": pytest.approx(2.0 * math.exp(-0.3 * (2 / 3 - 1 / 2)))}
 
 
 def test_the_example_goes_on_from_its_state_and_forgets_it_on_reset(rule_class):
     first, second = rule_class(), rule_class()
     first.aggregate(cohort(ROWS))
-    second.load_state_dict(first.state_dict())
+    kept.load(second, kept.state(first))
     torch.testing.assert_close(first.aggregate(cohort(ROWS, 1)), second.aggregate(cohort(ROWS, 1)), rtol=0, atol=0)
     assert first.report.scalars["bound"] < 2.0
-    first.reset()
+    kept.reset(first)
     first.aggregate(cohort(ROWS))
     assert first.report.scalars["bound"] == 2.0
 

@@ -131,7 +131,7 @@ def server_rules():
 
 def test_the_tables_list_what_the_package_has():
     docs = Path(fl.__file__).parents[1] / "docs"
-    tables = "".join((docs / name).read_text(encoding="utf-8") for name in ("choose.md", "data.md"))
+    tables = "".join((docs / name).read_text(encoding="utf-8") for name in ("methods/README.md", "data.md"))
     named = set(re.findall(r"^\| \[?`(\w+)`", tables, flags=re.MULTILINE))
     rules = set(server_rules())
     partitions = {
@@ -153,8 +153,8 @@ def test_the_tables_list_what_the_package_has():
 def test_the_number_of_methods_is_that_of_the_tables():
     counts = {int(count) for count in re.findall(r"(\d+) (?:published )?methods", PAGE)}
     assert counts == {len(server_rules())}
-    table = (Path(fl.__file__).parents[1] / "docs" / "choose.md").read_text(encoding="utf-8")
-    assert len(re.findall(r"^\| \[`\w+`\]\(methods/", table, flags=re.MULTILINE)) == len(server_rules())
+    table = (Path(fl.__file__).parents[1] / "docs" / "methods" / "README.md").read_text(encoding="utf-8")
+    assert len(re.findall(r"^\| \[`\w+`\]\(", table, flags=re.MULTILINE)) == len(server_rules())
     rows = "\n".join(line for line in table.splitlines() if line.startswith("|"))
     assert re.findall(rf"(?<!\[)`(?:{'|'.join(server_rules())})[`(]", rows) == []  # each name is a link to its page
 

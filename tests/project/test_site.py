@@ -2,6 +2,7 @@
 """The documentation site: its pages, its API reference, its notebooks, and the code on its pages."""
 
 import ast
+import contextlib
 import importlib
 import re
 import runpy
@@ -14,7 +15,9 @@ from pathlib import Path
 import public_api
 import pytest
 
-ROOT = Path(__file__).parents[2]
+import fl_lightning as fl
+
+ROOT, PACKAGE = Path(__file__).parents[2], Path(fl.__file__).parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 BLOCK = re.compile(r"^```python\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
 NOTEBOOKS = ROOT / "examples" / "notebooks"
@@ -89,6 +92,30 @@ def test_python_on_pages_parses(page):
     # A block may be the inside of a class, or of a dict.
     wrong = [block for block in blocks if not any(map(parses, (block, f"if True:\n{block}", f"{{\n{block}}}")))]
     assert wrong == []
+
+
+def there_is(name):
+    """Whether the package has what ``fl.name`` or ``fl_lightning.name`` says."""
+    found, place = fl, PACKAGE
+    for part in name.split("."):
+        place /= part
+        if not hasattr(found, part):
+            if not place.is_dir() and not place.with_suffix(".py").is_file():
+                return False
+            with contextlib.suppress(ImportError):  # of an optional package
+                importlib.import_module(".".join(["fl_lightning", *place.relative_to(PACKAGE).parts]))
+        found = getattr(found, part, found)
+    return True
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_names_and_files_on_pages_exist(page):
+    text = page.read_text(encoding="utf-8")
+    names = set(re.findall(r"(?<![\w./])(?:fl|fl_lightning)\.(\w+(?:\.\w+)*)", text))
+    files = set(re.findall(r"(?<![\w./])((?:fl_lightning|tests|benchmarks|csrc|release)/[\w./-]*\w)", text))
+    lost = {name for name in names if not there_is(name)} | {name for name in files if not (ROOT / name).exists()}
+    made_there = {"CONTRIBUTING.md": "adaptive_?clip", "add_an_op.md": "layer_lengths", "kernels.md": r"gpu\.md"}
+    assert {name for name in lost if not re.search(made_there.get(page.name, "^$"), name, re.IGNORECASE)} == set()
 
 
 @pytest.mark.fit

@@ -9,6 +9,7 @@ from records import fit_record
 from fl_lightning.report import MetricSeries, write_report
 from fl_lightning.report.conclusion import LOCAL, POOLED, Standing, conclude
 from fl_lightning.report.number_formats import Spread, notation, number, spread
+from fl_lightning.report.repetitions import Repetition
 
 # By row, the worst client's value and the mean, seed by seed.
 OPPOSITE = {
@@ -23,9 +24,13 @@ ALONE = (
 )
 
 
+def repeated(numbers):
+    return {Repetition(0, seed): number for seed, number in enumerate(numbers)}
+
+
 def concluded(rows, mode="max", **changes):
     standings = [
-        Standing(name, *(dict(enumerate(numbers)) for numbers in pair), bound=name if name in (LOCAL, POOLED) else "")
+        Standing(name, *(repeated(numbers) for numbers in pair), bound=name if name in (LOCAL, POOLED) else "")
         for name, pair in rows.items()
     ]
     return conclude([replace(one, **changes.get(one.label, {})) for one in standings], "acc", mode)
@@ -45,12 +50,12 @@ def test_being_better_off_alone_comes_before_what_a_method_brings():
     assert len(paragraphs) == 3
 
 
-OPEN = "There is no clear winner: seeds differ by more than what is compared. "
+OPEN = "There is no clear winner: what is compared lies within what repetitions differ by. "
 POOLED_IS_WORSE = "One model on all data (pooled) does worse in acc than A "
 WEAK = ((0.40, 0.41), (0.60, 0.61))
 GOOD = ((0.50, 0.51), (0.70, 0.71))
 NOISY = ((0.40, 0.52), (0.60, 0.72))
-LOSS = ((2.0, 2.1), (1.0, 1.1))
+LOSS = ((2.0, 2.1), (1.0, 1.01))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,9 @@ class Scratch {
     auto& blocks = static_cast<Scratch*>(owner)->blocks_;
     blocks.emplace_back((bytes + 15) / 8, ~std::uint64_t{0});
     auto* data = blocks.back().data();
-    return data + (reinterpret_cast<std::uintptr_t>(data) % 16 ? 1 : 0);
+    data += reinterpret_cast<std::uintptr_t>(data) % 16 ? 1 : 0;
+    simt::add_memory("scratch", data, 1, bytes, bytes, 4, simt::Access::output);
+    return data;
   }
   std::vector<std::vector<std::uint64_t>> blocks_;
 };
@@ -54,6 +56,12 @@ extern "C" {
 void simt_capable(int major) { simt_capability = major; }
 void simt_drive(int version) { simt_driver = version; }
 int simt_launched() { return std::exchange(simt_launches, 0); }
+int simt_shared_bytes() { return static_cast<int>(simt::launch_bytes()); }
+void simt_memory(const void* begin, I64 rows, I64 row_bytes, I64 stride, int element, int access) {
+  simt::add_memory(access ? "output" : "input", begin, rows, row_bytes, stride, element,
+                   static_cast<simt::Access>(access));
+}
+void simt_forget() { simt::forget_memory(); }
 void simt_configure(int schedule, unsigned seed) { simt::configure(static_cast<simt::Schedule>(schedule), seed); }
 
 const char* layer_gram(Matrix rows, Layers layers, double* gram) {

@@ -36,7 +36,7 @@ struct Thread {
 
 struct Warp {
   unsigned ready = 0, arrived = 0;  // one bit per lane
-  std::uint64_t moment = 0;
+  std::uint32_t moment = 0;
   std::uint64_t values[kWarp];
 };
 
@@ -50,7 +50,10 @@ struct State {
   const std::function<void()>* body = nullptr;
   std::string error;
   int current = 0, count = 0;
-  std::uint64_t moment = 0, start = 0;  // barriers passed, over all blocks
+  std::size_t launch_bytes = 0, most_bytes = 0;  // of shared memory
+  bool runs = false;
+  const char* host = nullptr;                       // the stack of who launches, from here on
+  std::uint32_t moment = 0, start = 0, launch = 0;  // barriers passed, over all blocks
 };
 State state;
 
@@ -91,7 +94,8 @@ void resume(int thread) {
   Thread& next = state.threads[thread];
   state.current = thread;
   threadIdx = {static_cast<unsigned>(thread), 0, 0};
-  if (_setjmp(state.scheduler)) return;
+  state.runs = !_setjmp(state.scheduler);
+  if (!state.runs) return;
   if (next.started) _longjmp(next.at, 1);
   next.started = true;
   if (!next.stack) next.stack = std::make_unique<char[]>(kStack);
@@ -192,7 +196,8 @@ void configure(Schedule schedule, unsigned seed) {
   state.seed = 0x9e3779b97f4a7c15u ^ (seed + 1);
 }
 
-void run(unsigned blocks, unsigned threads, const std::function<void()>& body) {
+void run(unsigned blocks, unsigned threads, const std::function<void()>& body, std::size_t launch_bytes,
+         std::size_t most_bytes) {
   if (threads == 0 || threads > kMaxThreads || threads % kWarp != 0) {
     throw std::runtime_error("a block needs a multiple of 32 threads, at most 1024, found " + std::to_string(threads));
   }
@@ -201,6 +206,10 @@ void run(unsigned blocks, unsigned threads, const std::function<void()>& body) {
   state.body = &body;
   state.count = static_cast<int>(threads);
   state.error.clear();
+  state.launch = state.moment + 1;
+  state.launch_bytes = launch_bytes;
+  state.most_bytes = most_bytes;
+  state.host = static_cast<const char*>(__builtin_frame_address(0));
   std::vector<unsigned> order(blocks);
   std::iota(order.begin(), order.end(), 0u);
   if (state.schedule == Schedule::reverse || state.schedule == Schedule::high_warp) {
@@ -269,8 +278,21 @@ void gather(const std::function<void()>& act, const char* file, int line) {
 
 std::uint64_t peer(int lane) { return state.warps[state.current / kWarp].values[lane]; }
 
-Moment now() { return {state.current, state.moment, state.warps[state.current / kWarp].moment}; }
+Moment now() {
+  return {state.moment, state.warps[state.current / kWarp].moment, static_cast<std::int16_t>(state.current)};
+}
 
-std::uint64_t block_start() { return state.start; }
+std::uint32_t block_start() { return state.start; }
+std::uint32_t launch_start() { return state.launch; }
+std::size_t launch_bytes() { return state.launch_bytes; }
+std::size_t most_bytes() { return state.most_bytes; }
+bool runs() { return state.runs; }
+
+bool on_stack(const void* address) {
+  const auto lies_in = [&](const char* stack) {
+    return static_cast<std::size_t>(static_cast<const char*>(address) - stack) < kStack;
+  };
+  return lies_in(state.threads[state.current].stack.get()) || lies_in(state.host);
+}
 
 }  // namespace simt

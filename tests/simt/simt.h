@@ -2,10 +2,10 @@
 // CUDA's blocks, threads, barriers, warp exchanges and shared memory on the processor, for tests of device code.
 //
 // Every thread of a block is a fiber, and one thread runs at a time. A schedule decides which: orders that keep the
-// threads in step hide missing barriers, so warps may also run ahead of each other. Shared arrays remember who touched
-// what since the last barrier and report a race whatever the schedule. Tensor cores are modelled in mma.cpp, and those
-// of a warpgroup with the copies that feed them in warpgroup.cpp. Not modelled: memory order between blocks, atomics,
-// the cost of anything.
+// threads in step hide missing barriers, so warps may also run ahead of each other. Shared arrays and the device's
+// memory remember who touched what since the last barrier and report a race whatever the schedule; between the blocks
+// of a launch there is none. Tensor cores are modelled in mma.cpp, and those of a warpgroup with the copies that feed
+// them in warpgroup.cpp. Not modelled: atomics, the cost of anything.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +20,16 @@ enum class Schedule : int { forward, reverse, random, low_warp, high_warp };
 
 constexpr int kWarp = 32, kWarpgroup = 128;
 constexpr int kMaxThreads = 1024;
-constexpr int kSharedBytes = 48 * 1024;
+constexpr int kSharedBytes = 48 * 1024;  // that any launch may have
 
 void configure(Schedule schedule, unsigned seed);
-// Runs body once per thread of every block. Throws std::runtime_error with what went wrong.
-void run(unsigned blocks, unsigned threads, const std::function<void()>& body);
+// Runs body once per thread of every block. Throws std::runtime_error with what went wrong. The body and what it begins
+// with lie on the caller's stack.
+// Blocks have shared memory of so many bytes by the launch, and of so many in all.
+void run(unsigned blocks, unsigned threads, const std::function<void()>& body, std::size_t launch_bytes = 0,
+         std::size_t most_bytes = kSharedBytes);
+std::size_t launch_bytes();
+std::size_t most_bytes();
 // Ends the launch with an error; from inside a kernel only.
 [[noreturn]] void fail(const std::string& message);
 
@@ -42,33 +47,45 @@ void mma(const char* shape, const char* types, float (&d)[4], const unsigned (&a
 
 // Where in time an access lies: the numbers rise with every barrier of the block and with every exchange of the warp.
 struct Moment {
-  int thread = -1;
-  std::uint64_t block = 0, warp = 0;
+  std::uint32_t block = 0, warp = 0;
+  std::int16_t thread = -1;
 
   bool same_warp(const Moment& other) const { return thread / kWarp == other.thread / kWarp; }
-  // Whether nothing orders an earlier access of another thread before this one.
-  bool races_with(const Moment& before) const {
-    return before.thread >= 0 && before.thread != thread && before.block == block &&
-           (!same_warp(before) || before.warp == warp);
-  }
+  // Whether nothing orders an earlier access before this one. All before a certain moment are in order.
+  bool races_with(const Moment& before, std::uint32_t ordered_until) const;
 };
 Moment now();
-std::uint64_t block_start();
+std::uint32_t block_start();
+std::uint32_t launch_start();
+bool runs();                         // whether a thread of a block does
+bool on_stack(const void* address);  // of the running thread, or of who launched it
 
-// What one element of a shared array has seen: its last write, and reads by up to two warps since.
+// One element of an array. It must have been written since a moment, and up to another one all accesses are in order.
+struct Place {
+  const char* name;
+  std::int64_t index;
+  std::uint32_t written_since, ordered_until;
+
+  std::string name_and_index() const;
+  [[noreturn]] void report(const char* what, const Moment& before) const;
+};
+
+// What one element has seen: its last write, and reads by up to two warps since.
 class Watch {
  public:
-  void read(const char* name, std::int64_t index);
-  void write(const char* name, std::int64_t index);
+  void read(const Place& place);
+  void write(const Place& place);
+  void write_part() { writer_ = now(); }  // of others nothing is known
   // Of tensor cores: the writer must have passed a fence since.
-  void read_by_tensor_cores(const char* name, std::int64_t index);
+  void read_by_tensor_cores(const Place& place);
 
  private:
   Moment writer_, reader_, other_reader_;
-  std::uint64_t fences_ = 0;  // that the writer had passed before
+  std::uint32_t fences_ = 0;  // that the writer had passed before
   bool several_ = false;      // lanes of the reader's warp read it at that moment
 };
 
+[[noreturn]] void fail_outside(const char* name, std::int64_t index, std::int64_t size);
 void* shared_storage(const void* tag, std::size_t bytes, std::size_t counted);
 
 // How far an array begins behind a multiple of 1024 bytes: an array in general, and one of patterns of rows.
@@ -86,14 +103,14 @@ class Shared {
    public:
     Reference(const Shared& array, std::int64_t index) : array_(array), index_(index) {}
     operator T() const {
-      array_.cells_[index_].watch.read(array_.name_, index_);
+      array_.cells_[index_].watch.read(array_.place(index_));
       return array_.cells_[index_].value;
     }
     // As another type it would be narrowed where a kernel's pointer gives the number itself.
     template <class U>
     operator U() const = delete;
     Reference& operator=(T value) {
-      array_.cells_[index_].watch.write(array_.name_, index_);
+      array_.cells_[index_].watch.write(array_.place(index_));
       array_.cells_[index_].value = value;
       return *this;
     }
@@ -120,10 +137,7 @@ class Shared {
   }
   Reference operator[](std::int64_t index) const {
     const std::int64_t at = first_ + index;
-    if (at < 0 || at >= size_) {
-      fail(std::string(name_) + "[" + std::to_string(at) + "] is outside of its " + std::to_string(size_) +
-           " elements");
-    }
+    if (at < 0 || at >= size_) fail_outside(name_, at, size_);
     return Reference(*this, at);
   }
   // As a number, as instructions want it.
@@ -131,17 +145,27 @@ class Shared {
   // What tensor cores find at an address.
   T seen_by_tensor_cores(unsigned address) const {
     const std::int64_t at = (static_cast<std::int64_t>(address) - begin_) / static_cast<std::int64_t>(sizeof(T));
-    if (address < begin_ || at >= size_) fail(std::string(name_) + ": a descriptor leads out of it");
-    cells_[at].watch.read_by_tensor_cores(name_, at);
+    if (address < begin_ || at >= size_) fail_outside(name_, at, size_);
+    cells_[at].watch.read_by_tensor_cores(place(at));
     return cells_[at].value;
   }
 
  private:
+  Place place(std::int64_t index) const { return {name_, index, block_start(), block_start()}; }
+
   Cell* cells_ = nullptr;
   const char* name_ = "";
   std::int64_t size_ = 0, first_ = 0;
   unsigned begin_ = 0;
 };
+
+// Which memory of the device there is, until it is forgotten: rows of so many bytes, so far apart, and elements of so
+// many. Of what is not given, nothing may be read before it is written.
+enum class Access : int { input, output, both };
+void add_memory(const char* name, const void* begin, std::int64_t rows, std::int64_t row_bytes, std::int64_t stride,
+                int element, Access access);
+void forget_memory();
+void read_memory(const void* address, std::int64_t bytes);
 
 // Copies bytes to shared memory, or zeros where any is false: what a thread finds there before it has waited for the
 // copy is neither the old nor the new.
@@ -150,7 +174,7 @@ void copy_commit();
 void copy_wait(int groups);
 // What the running thread wrote may be read by tensor cores, behind the next barrier.
 void fence_tensor_cores();
-std::uint64_t fences(int thread);
+std::uint32_t fences(int thread);
 // The four wgmma.mma_async of csrc/cuda/device/warpgroup.cuh, on rows of this array.
 unsigned address_of(const Shared<unsigned>& array);
 void wgmma(int n, float* d, const unsigned (&a)[16], std::uint64_t x, std::uint64_t y,

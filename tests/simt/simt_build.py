@@ -10,12 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
-HARNESS = ("simt.cpp", "shared.cpp", "mma.cpp", "warpgroup.cpp", "entry.cpp", "faults.cpp")
+HARNESS = ("simt.cpp", "shared.cpp", "device_memory.cpp", "mma.cpp", "warpgroup.cpp", "entry.cpp", "faults.cu")
 CUDA = HERE.parents[1] / "csrc" / "cuda"
 # Contraction is off because the processor's kernels and the reference have none; longjmp between stacks upsets FORTIFY.
 _FLAGS = ("-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-w")
 # A vector at an address that is no multiple of its size is a fault on a device. Here it ends the process (SIGILL).
 _ALIGNMENT = ("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")
+# In device code every access of memory calls a function of device_memory.cpp.
+_WATCHED = ("-fsanitize=thread", "-fno-threadsafe-statics")
 
 
 def compiler():
@@ -26,7 +28,8 @@ def compiler():
 def compile_source(source, folder):
     """Object file of one source, with the stand-ins for CUDA's headers."""
     target = Path(folder) / f"{source.stem}.o"
-    run([compiler(), *_FLAGS, *_ALIGNMENT, f"-I{HERE / 'include'}", "-x", "c++", "-c", str(source), "-o", str(target)])
+    flags = (*_FLAGS, *_ALIGNMENT, *(_WATCHED if source.suffix == ".cu" else ()), f"-I{HERE / 'include'}")
+    run([compiler(), *flags, "-x", "c++", "-c", str(source), "-o", str(target)])
     return target
 
 
@@ -43,6 +46,8 @@ def sources(kernels):
 
 
 def link(objects, target):
+    """A library. Of a function that several sources have, such as those of strings, that of the harness counts."""
+    objects = sorted(objects, key=lambda path: f"{path.stem}.cpp" not in HARNESS)
     run([compiler(), "-shared", "-o", str(target), *map(str, objects)])
     return target
 
@@ -50,7 +55,7 @@ def link(objects, target):
 def relink(source, objects, folder, target):
     """The library of some objects, by stem, in which one source is compiled anew."""
     folder.mkdir(exist_ok=True)
-    # First: of a function that several sources have, the linker takes the one it meets first.
+    # First: of a kernel that several sources have, the one that the linker meets first counts.
     others = [path for stem, path in objects.items() if stem != source.stem]
     return link([compile_source(source, folder), *others], target)
 

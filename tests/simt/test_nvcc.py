@@ -14,10 +14,9 @@ ARCHITECTURES = ("90a", "90")  # of these the first one that there is
 # read together, and what is written of it. Where a compiler splits them, nothing but speed tells.
 WIDE = {
     ("layer_combine", "combine"): (8, 0),
-    ("layer_dots", "dots"): (9, 0),
     ("kernels", "gram_direct"): (4, 0),
-    ("layer_squares", "squares"): (8, 0),
     ("kernels", "gram_wgmma"): (6, 0),
+    ("kernels", "multiply_rows"): (9, 0),
     ("kernels", "products_mma"): (4, 0),
     ("kernels", "products_tiled"): (1, 0),
     ("puc_combine", "combine"): (8, 1),
@@ -25,6 +24,9 @@ WIDE = {
 }
 # combine, for an output of the rows' dtype. To others it may store less than 16 bytes at a time.
 SAME = re.compile(r"combineI(?:(\w)\1|\d+(?:__half|__nv_bfloat16)S\d*_)L")
+
+# multiply_rows, of rows with themselves: one load less, that of the step.
+ONE_LESS = re.compile(r"multiply_rowsI\w+?Lb1E")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +60,7 @@ def code(tool, kernels):
 
 def test_every_source_has_kernels_and_none_spills(every):
     sources = {path.stem for path in simt_build.CUDA.rglob("*.cu")}
-    without_own = {"layers", "layer_gram", "layer_cross_gram"}
+    without_own = {"layers", "layer_gram", "layer_cross_gram", "layer_dots", "layer_squares"}
     for architecture in {each.arch for each in every}:
         found = {each.file for each in every if each.arch == architecture}
         assert found == sources - without_own | {"kernels"}
@@ -80,7 +82,7 @@ def test_accesses_are_wide(code, kernels):
     assert {(each.file, each.kernel) for each in kernels} >= WIDE.keys()
     for each in kernels:
         loads, stores = (0, 0) if is_empty(each) else WIDE.get((each.file, each.kernel), (0, 0))
-        assert accesses[each.name]["LDG"] >= loads, each.name
+        assert accesses[each.name]["LDG"] >= loads - bool(ONE_LESS.search(each.name)), each.name
         assert accesses[each.name]["STG"] >= stores + bool(SAME.search(each.name)), each.name
 
 

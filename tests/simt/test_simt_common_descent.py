@@ -32,9 +32,9 @@ def test_directions_are_those_of_the_vectors(simt, online, given):
     assert has_fair_row.any()
 
 
-@pytest.mark.parametrize("k", [1, 3, 33, 76])
+@pytest.mark.parametrize("k", [1, 3, 33, 76, 139])
 def test_it_agrees_with_the_reference(simt, k):
-    """76 rows no longer fit into shared memory."""
+    """76 rows take more shared memory than a launch has without asking, 139 more than this device has."""
     generator = torch.Generator().manual_seed(k)
     rows = torch.randn(2, k, k + 5, generator=generator, dtype=torch.float64) + 0.3
     gram, online = rows @ rows.mT, max(1, 2 * k // 3)

@@ -16,9 +16,15 @@ FAULTS = {
     "read_of_nothing": r"numbers\[5\] is read and was never written",
     "outside_of_the_array": r"numbers\[64\] is outside of its 64 elements",
     "two_writers": r"race: numbers\[8\] was written",
-    "too_much_shared_memory": "more than 48 KB",
+    "too_much_shared_memory": "bytes of shared memory, of which the launch has 49152",
     "half_a_warpgroup": "fewer than 128 threads at",
     "copy_that_is_not_aligned": "a copy that is not aligned",
+    "device_memory_without_barrier": r"race: output\[\d+\] was (read|written)|output.* was never written",
+    "device_memory_written_while_read": r"race: output\[\d+\] was (read|written)",
+    "device_memory_of_another_block": r"race: output\[\d+\] was written by thread \d+ of another block",
+    "device_memory_that_nobody_wrote": r"output\[\d+\] is read and was never written",
+    "outside_of_device_memory": "8 bytes are read outside of the device's memory",
+    "input_that_is_written": "input is written to",
 }
 IN = torch.arange(64, dtype=torch.float64)
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from simt_library import KernelError, before_a_wall, of_kind
+from simt_library import KernelError, of_kind
 
 from fl_lightning.ops import _reference as reference
 
@@ -114,18 +114,6 @@ def test_columns_of_a_large_matrix(simt, dtype, total):
     assert torch.equal(simt.layer_cross_gram(rows, rows[:2], offsets, total), want[:, :, :2])
     assert torch.equal(simt.layer_dots(rows, rows[1], offsets, total), want[:, :, 1])
     assert torch.equal(simt.layer_squares(rows, offsets, total), want.diagonal(dim1=1, dim2=2))
-
-
-@pytest.mark.parametrize("m", [1, 3, 9, 18, 34])
-def test_nothing_beyond_the_last_row_is_read(simt, m):
-    rows = integers(m, layout=0)
-    held, coeff = before_a_wall(rows), torch.ones(len(SIZES), m, dtype=torch.float64)
-    want = reference.layer_gram(rows, OFFSETS)
-    assert torch.equal(simt.layer_gram(held, OFFSETS), want)
-    assert torch.equal(simt.layer_cross_gram(held, rows[:2], OFFSETS), want[:, :, :2])
-    assert torch.equal(simt.layer_dots(held, before_a_wall(rows[0]), OFFSETS), want[:, :, 0])
-    assert torch.equal(simt.layer_squares(held, OFFSETS), want.diagonal(dim1=1, dim2=2))
-    assert torch.equal(simt.layer_combine(held, OFFSETS, coeff), rows.sum(0))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

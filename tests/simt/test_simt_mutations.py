@@ -12,6 +12,7 @@ import torch
 from mutations.change import Change
 from simt_library import KernelError
 
+from fl_lightning.ops import _common_descent
 from fl_lightning.ops import _reference as reference
 
 OFFSETS = torch.tensor([0, 300, 300, 303, 1400])
@@ -55,7 +56,7 @@ def hopper_is_right(kernels):
 
 
 def dots_are_right(kernels):
-    rows, step = rows_of(5), rows_of(1)[0]
+    rows, step = rows_of(9), rows_of(1)[0]
     return torch.equal(kernels.layer_dots(rows, step, OFFSETS), reference.layer_dots(rows, step, OFFSETS))
 
 
@@ -89,6 +90,12 @@ def min_norm_is_right(kernels):
     )
 
 
+def descent_is_right(kernels):
+    rows = torch.randn(1, 12, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.3
+    arguments = (rows @ rows.mT, 8, None, torch.linspace(-1, 1, 8, dtype=torch.float64), 1e-8, 1e-4, 0.0)
+    return torch.allclose(kernels.common_descent(*arguments)[0], _common_descent.common_descent(*arguments)[0])
+
+
 def tracking_is_right(kernels):
     row, own = rows_of(1)[0], torch.arange(N).remainder(6).to(torch.uint8)
     theirs = own.clone()
@@ -120,7 +127,7 @@ MUTATIONS = {
         "kernels/products_tiled.cuh", BARRIER, "", "layer_cross_gram", cross_gram_is_right, occurrence=1
     ),
     "direct: warp reads before": Planted("kernels/gram_direct.cuh", WARP_BARRIER, "", "layer_gram", gram_is_right),
-    "dots: warps not waited for": Planted("kernels/partials.cuh", BARRIER, "", "layer_dots", dots_are_right),
+    "dots: warps not waited for": Planted("kernels/row_products.cuh", BARRIER, "", "layer_dots", dots_are_right),
     "projection: written while read": Planted(
         "project_conflicts.cu", WARP_BARRIER, "", "project_conflicts", projection_is_right, occurrence=1
     ),
@@ -137,6 +144,18 @@ MUTATIONS = {
     ),
     "min_norm: swept while copied": Planted(
         "kernels/active_set.cuh", BARRIER, "", "min_norm", min_norm_is_right, occurrence=2
+    ),
+    "descent: products read before they are there": Planted(
+        "common_descent.cu", BARRIER, "", "common_descent", descent_is_right
+    ),
+    "descent: the fair row changed while read": Planted(
+        "common_descent.cu", BARRIER, "", "common_descent", descent_is_right, occurrence=4
+    ),
+    "descent: a row beyond the last": Planted(
+        "common_descent.cu", "kWarp; i < k;", "kWarp; i <= k;", "common_descent", descent_is_right
+    ),
+    "dots: sums of other rows' blocks": Planted(
+        "kernels/row_products.cuh", "(first_row + e) * items", "e * items", "layer_dots", dots_are_right
     ),
     "tracking: sums overwritten": Planted("puc_track.cu", BARRIER, "", "puc_track", tracking_is_right, occurrence=2),
     # Wrong indices.
@@ -214,12 +233,15 @@ def test_the_checks_pass_without_a_fault(kernels, check):
     assert check(kernels.schedule("random", 1))
 
 
+FOUND = ("race", "never written", "outside of the device's memory", "partial warp", "no fence", "pattern")
+
+
 def is_found(mutation, kernels):
     """Whether the comparison with the reference fails, or the harness complains."""
     try:
         return not mutation.check(kernels)
     except KernelError as error:
-        return any(kind in str(error) for kind in ("race", "never written", "partial warp", "no fence", "pattern"))
+        return any(kind in str(error) for kind in FOUND)
 
 
 @pytest.mark.parametrize("name", MUTATIONS)

@@ -77,6 +77,33 @@ def test_min_norm_of_many_rows(simt, k, kind):
     judge(gram, *simt.min_norm(gram))
 
 
+# The last number of rows whose search fits, by the shared memory of a block: 64 KB, 163 KB and 227 KB.
+MOST_IN_SHARED_MEMORY = {7: 85, 8: 139, 9: 165}
+
+
+@pytest.mark.parametrize("major", MOST_IN_SHARED_MEMORY)
+def test_searches_are_in_shared_memory_as_far_as_the_device_has_it(kernels, major):
+    try:
+        kernels.schedule("low_warp").capability(major)
+        for k in (73, 74, MOST_IN_SHARED_MEMORY[major], MOST_IN_SHARED_MEMORY[major] + 1):
+            gram = torch.from_numpy(families(np.random.default_rng(k), 1, k)["shared direction"])
+            judge(gram, *kernels.min_norm(gram))
+            wanted = 8 * ((k + 1) ** 2 + 8 * (k + 1)) if k <= MOST_IN_SHARED_MEMORY[major] else 0
+            assert kernels.shared_bytes() == wanted, k
+    finally:
+        kernels.capability(8)
+
+
+def test_a_search_has_the_same_bits_wherever_its_numbers_are(kernels):
+    gram = torch.from_numpy(families(np.random.default_rng(1), 1, 86)["independent"])
+    want = kernels.schedule("random", 3).min_norm(gram)
+    try:
+        assert all(map(torch.equal, kernels.capability(7).min_norm(gram), want))
+        assert kernels.shared_bytes() == 0
+    finally:
+        kernels.capability(8)
+
+
 def test_min_norm_of_one_and_two_rows(simt):
     assert [x.tolist() for x in simt.min_norm(torch.tensor([[[4.0]], [[0.0]]]).double())] == [[[1], [1]], [0, 0]]
     gram = [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from simt_library import before_a_wall, of_kind
+from simt_library import of_kind
 
 from fl_lightning.ops import _reference as reference
 from fl_lightning.ops.slices import add_tree
@@ -73,13 +73,6 @@ def test_gram(hopper, m):
 def test_rows_anywhere_in_memory(hopper, layout):
     rows = whole_numbers(34, layout=layout)
     check_whole_numbers(hopper.layer_gram(rows, OFFSETS), rows)
-
-
-@pytest.mark.parametrize("m", [34, 81])
-def test_nothing_beyond_the_last_row_is_read(hopper, m):
-    rows = whole_numbers(m, n=516)
-    offsets = offsets_of([257, 259])
-    check_whole_numbers(hopper.layer_gram(before_a_wall(rows), offsets), rows, offsets)
 
 
 def test_many_layers(hopper):

@@ -20,10 +20,10 @@ struct Copy {
   std::vector<unsigned> words;
 };
 struct Copies {
-  std::uint64_t block = 0;  // that they belong to
+  std::uint32_t block = 0;  // that they belong to
   std::vector<Copy> open;
   std::deque<std::vector<Copy>> groups;
-  std::uint64_t fences = 0;
+  std::uint32_t fences = 0;
 };
 Copies copies[kMaxThreads];
 
@@ -93,6 +93,7 @@ void multiply(int first, int n, std::uint64_t x, std::uint64_t y) {
 void copy_async(int bytes, const Shared<unsigned>& to, const void* from, bool any) {
   if (reinterpret_cast<std::uintptr_t>(from) % bytes || to.address() % bytes) fail("a copy that is not aligned");
   Copy copy{to, std::vector<unsigned>(bytes / 4)};
+  if (any) read_memory(from, bytes);
   if (any) std::memcpy(copy.words.data(), from, bytes);
   for (int i = 0; i < bytes / 4; ++i) to[i] = 0x49742400u;  // 1e6, until it is there
   own_copies().open.push_back(std::move(copy));
@@ -114,7 +115,7 @@ void copy_wait(int groups) {
 }
 
 void fence_tensor_cores() { ++copies[now().thread].fences; }
-std::uint64_t fences(int thread) { return copies[thread].fences; }
+std::uint32_t fences(int thread) { return copies[thread].fences; }
 
 unsigned address_of(const Shared<unsigned>& array) {
   matrices = array;

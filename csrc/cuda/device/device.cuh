@@ -19,6 +19,7 @@
 
 #ifndef SHARED
 #define SHARED(T, name, n) __shared__ __align__(16) T name[n]
+#define SHARED_OF_LAUNCH(T, name) extern __shared__ __align__(16) T name[]  // as large as the launch says
 #endif
 #ifndef MMA  // d = a b + c, by the whole warp; PTX ISA, "Matrix Fragments for mma", says which lane holds what
 #define MMA(shape, types, d, a, b, c)                  \
@@ -83,10 +84,19 @@ void with_type(DType dtype, F&& function) {
 // The floating-point type to multiply in: float64 rows are never narrowed.
 inline bool wide(Matrix matrix) { return matrix.dtype == DType::f64; }
 
-// Queues a kernel on the context's stream.
+// The most shared memory that a launch on this device may ask for, beside up to kDeclaredBytes of the kernel's own.
+constexpr int kAnyDeviceBytes = 48 << 10, kDeclaredBytes = 256;
+inline int most_shared_bytes() {
+  int device = 0, bytes = 0;
+  const bool known = cudaGetDevice(&device) == cudaSuccess &&
+                     cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) == cudaSuccess;
+  return (known && bytes > kAnyDeviceBytes ? bytes : kAnyDeviceBytes) - kDeclaredBytes;
+}
+
+// Queues a kernel on the context's stream, with so many bytes for its SHARED_OF_LAUNCH.
 template <class... Parameters, class... Arguments>
-void launch(const char* op, void (*kernel)(Parameters...), std::int64_t blocks, int threads, const Context& context,
-            Arguments&&... arguments) {
+void launch_with_shared(const char* op, void (*kernel)(Parameters...), std::int64_t blocks, int threads,
+                        std::int64_t bytes, const Context& context, Arguments&&... arguments) {
   if (blocks <= 0) return;
   if (blocks > INT32_MAX) {
     throw std::runtime_error(std::string("fl_lightning::") + op + " needs " + std::to_string(blocks) +
@@ -95,14 +105,24 @@ void launch(const char* op, void (*kernel)(Parameters...), std::int64_t blocks, 
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
   config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
   config.stream = static_cast<cudaStream_t>(context.stream);
-  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
+  cudaError_t error = cudaSuccess;
+  // The most there is, whatever this launch takes: other threads may be launching the same kernel.
+  if (bytes > 0) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared_bytes());
+  if (error == cudaSuccess) error = cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
   if (error != cudaSuccess) {
     cudaGetLastError();  // or the next call that has nothing to do with this one would report it
     const bool foreign = error == cudaErrorNoKernelImageForDevice;
     throw std::runtime_error(std::string("fl_lightning::") + op + ": CUDA launch failed: " + cudaGetErrorString(error) +
                              (foreign ? " (built for other GPUs; FL_LIGHTNING_DISABLE_EXT=1 runs pure torch)" : ""));
   }
+}
+
+template <class... Parameters, class... Arguments>
+void launch(const char* op, void (*kernel)(Parameters...), std::int64_t blocks, int threads, const Context& context,
+            Arguments&&... arguments) {
+  launch_with_shared(op, kernel, blocks, threads, 0, context, std::forward<Arguments>(arguments)...);
 }
 
 // Scratch memory for count elements, for as long as the queued work needs it.

@@ -7,12 +7,18 @@
 
 namespace fl_lightning::cuda {
 
-constexpr int kFewThreads = 128, kManyThreads = 512;
-constexpr std::int64_t kSharedNumbers = 6000;  // of the 48 KB that every device offers
+constexpr int kMostThreads = 512;
 
-// Whether a search of k rows has its numbers in shared memory. If not, they are in scratch memory, and the block has
-// many threads.
-inline bool in_shared_memory(std::int64_t k) { return search_size(k) <= kSharedNumbers; }
+// What one matrix of a search takes: threads of its block, and bytes of shared memory. 0 where it does not offer as
+// many as the numbers take, which are in scratch memory then.
+struct SearchShape {
+  int threads;
+  std::int64_t shared_bytes;
+};
+inline SearchShape search_shape(std::int64_t k) {
+  const std::int64_t bytes = search_size(k) * static_cast<std::int64_t>(sizeof(double));
+  return {k <= 64 ? 128 : kMostThreads, bytes <= most_shared_bytes() ? bytes : 0};
+}
 
 // Of two rows: the nearest point of a segment; of two equal rows each gets one half.
 __device__ inline double first_weight(const double* gram) {
@@ -55,7 +61,7 @@ __device__ inline PowerOfTwo power_of_two(double mean) {
 template <bool kShared, class Moves>
 __device__ inline double nearest_point(int k, const double* gram, double* numbers, Moves moves, double* lam) {
   if constexpr (kShared) {
-    SHARED(double, pool, kSharedNumbers);
+    SHARED_OF_LAUNCH(double, pool);
     auto search = Search(k, gram, +pool, moves);
     if (k != 2) return best_of(search, lam);
     if (threadIdx.x == 0) lam[0] = search.lam[0] = first_weight(gram);

@@ -103,29 +103,6 @@ __device__ inline void sum_again(bool bad, const Item& item, int count, double* 
   }
 }
 
-constexpr int kRowThreads = 256;  // of a block that sums products of a few rows
-
-// The end of a block that has summed products of kRows rows: the threads' sums become partials of the item, of rows
-// from first_row on. count of the rows exist; product(e, column) is what row e sums.
-template <int kRows, class Product>
-__device__ inline void leave_row_sums(const double (&totals)[kRows], int count, const Item& item, double* partial,
-                                      std::int64_t first_row, std::int64_t items, std::int64_t index, Product product) {
-  SHARED(double, warps, kRowThreads / kWarp * kRows);
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    const double sum = warp_sum(totals[r]);
-    if (threadIdx.x % kWarp == 0) warps[threadIdx.x / kWarp * kRows + r] = sum;
-  }
-  __syncthreads();
-  double sum = 0.0;
-  const auto place = [&](int e) { return (first_row + e) * items + index; };
-  if (static_cast<int>(threadIdx.x) < count) {
-    for (int w = 0; w < kRowThreads / kWarp; ++w) sum += warps[w * kRows + threadIdx.x];
-    partial[place(static_cast<int>(threadIdx.x))] = sum;
-  }
-  sum_again(!isfinite(sum), item, count, partial, place, product);
-}
-
 constexpr int kAhead = 4;  // groups of chunks whose partials are on their way together
 
 // The warp's sum over the items of one layer, along the tree over the chunks; the same in every lane. A lane loads the

@@ -1,116 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What SCAFFOLD and FedDyn share: a vector of the model's size per client, and one on the server."""
+"""What SCAFFOLD and FedDyn share: a vector of the model's size per client, and their weighted mean on the server.
+
+All vectors start at 0. A client whose report did not arrive keeps what it had, so the server's vector is the weighted
+mean of the clients' at all times.
+"""
 
 from __future__ import annotations
-
-from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
 
 from fl_lightning.algorithms._shared.rows import require_finite
-from fl_lightning.algorithms.base import ClientRule
-from fl_lightning.algorithms.records import Federation, State
+from fl_lightning.algorithms.records import Federation
 from fl_lightning.core.cohort import Cohort
-from fl_lightning.core.storage.tensors import ClientTensors
+from fl_lightning.core.storage.per_client import PerClient
 from fl_lightning.core.updates import UpdateMatrix
 
 
-class ClientVectors(ClientRule, ABC):
-    """Sums up what clients send, for each client and, weighted by :meth:`shares`, on the server.
+def at_begin(vector: Tensor | None, federation: Federation, name: str) -> Tensor:
+    """The server's vector as a fit begins: 0, or a restored one on the federation's device.
 
-    All vectors start at 0. A client whose report did not arrive keeps what it had, so the server's vector is the
-    weighted mean of the clients' at all times.
-
-    Args:
-        device: where the clients' vectors live; ``None``: on the federation's device.
+    Raises:
+        ValueError: a restored vector has another length than the model.
     """
+    n = federation.numel
+    if vector is None:
+        return torch.zeros(n, dtype=federation.dtype, device=federation.device)
+    if vector.shape != (n,):
+        raise ValueError(f"{name} must have {n} numbers, found {vector.numel()} in the checkpoint")
+    return vector.to(federation.device)
 
-    reads = "sums"
-    column_state = ("server", "client", "clients.tensors")
-    placement = ("device",)
 
-    vectors: str
-    """What errors call the vectors."""
+def uniform_shares(cohort: Cohort) -> Tensor:
+    """``[m]`` what each client of the round counts in the server's vector, of 1 for all registered clients."""
+    return torch.full_like(cohort.sizes, 1.0 / (cohort.num_clients or len(cohort)))
 
-    def __init__(self, device: str | None = None) -> None:
-        self._clients = ClientTensors(device)
-        self._server: Tensor | None = None
 
-    def begin_fit(self, federation: Federation) -> None:
-        """Starts the server's vector at 0, or moves a restored one to the federation's device.
+def add_sent(vector: Tensor | None, cohort: Cohort, sent: UpdateMatrix, shares: Tensor) -> Tensor:
+    """The server's vector ``[n]`` with what the round's clients sent ``[m, n]``, weighted by ``shares``."""
+    return sent.combine(shares, out=torch.zeros_like(cohort.params) if vector is None else vector.clone())
 
-        Raises:
-            ValueError: a restored vector has another length than the model.
-        """
-        n = federation.numel
-        if self._server is None:
-            self._server = torch.zeros(n, dtype=federation.dtype, device=federation.device)
-        if self._server.shape != (n,):
-            found = f"{self._server.numel()} in the checkpoint"
-            raise ValueError(f"{self.vectors} must have {n} numbers, found {found}")
-        self._server = self._server.to(federation.device)
 
-    @abstractmethod
-    def sent(self, cohort: Cohort) -> UpdateMatrix:
-        """What the round's clients sent, ``[m, n]``."""
+def add_to_own(vectors: PerClient[Tensor], cohort: Cohort, sent: UpdateMatrix) -> None:
+    """Adds to each client's vector what it sent."""
+    for client, row in zip(cohort.client_ids, sent.rows, strict=True):
+        held = vectors.get(client)
+        vectors[client] = row.clone() if held is None else held + row.to(held.device)
 
-    def of_server(self, like: Tensor) -> Tensor:
-        """The server's vector ``[n]``, not a copy."""
-        if self._server is None:
-            self._server = torch.zeros_like(like)
-        return self._server
 
-    def with_round(self, cohort: Cohort) -> Tensor:
-        """The server's vector ``[n]`` after the round, whatever weights the server's step gives the clients."""
-        return self.sent(cohort).combine(self.shares(cohort), out=self.of_server(cohort.params).clone())
+def check_vector(vector: Tensor, cohort: Cohort, sent: UpdateMatrix, name: str) -> None:
+    """Refuses a round that would leave the server something else than finite numbers.
 
-    def shares(self, cohort: Cohort) -> Tensor:
-        """``[m]`` what each client of the round counts in the server's vector, of 1 for all registered clients."""
-        return torch.full_like(cohort.sizes, 1.0 / (cohort.num_clients or len(cohort)))
-
-    def broadcast(self) -> State:
-        """The server's vector."""
-        return {} if self._server is None else {"server": self._server}
-
-    def take_broadcast(self, state: State) -> None:
-        """Takes the server's vector."""
-        self._server = state.get("server")
-
-    def state_for(self, client_id: int) -> State:
-        """The client's vector, if it has one."""
-        mine = self._clients.get(client_id)
-        return {} if mine is None else {"client": mine}
-
-    def take_state(self, client_id: int, state: State) -> None:
-        """Takes the client's vector."""
-        if "client" in state:
-            self._clients.set(client_id, state["client"])
-
-    def commit(self, cohort: Cohort) -> None:
-        """Adds what the round's clients sent.
-
-        Raises:
-            ValueError: a row is not finite.
-        """
-        server = self.with_round(cohort)
-        if not bool(cohort.updates.norm_of(server).isfinite()):
-            require_finite(self.sent(cohort).norms().isfinite(), cohort, self.vectors)
-        self._server = server
-        for client, row in zip(cohort.client_ids, self.sent(cohort).rows, strict=True):
-            self._clients.add(client, row)
-
-    def reset(self) -> None:
-        """Forgets all vectors."""
-        self._clients.clear()
-        self._server = None
-
-    def state_dict(self) -> State:
-        """The vectors of server and clients."""
-        state: State = {"clients": self._clients.state_dict()}
-        return state if self._server is None else state | {"server": self._server}
-
-    def load_state_dict(self, state: State) -> None:
-        """Restores what :meth:`state_dict` returned."""
-        self._clients.load_state_dict(state["clients"])
-        self._server = state["server"].clone() if "server" in state else None
+    Raises:
+        ValueError: names the clients.
+    """
+    if not bool(cohort.updates.norm_of(vector).isfinite()):
+        require_finite(sent.norms().isfinite(), cohort, name)

@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from fl_lightning.algorithms.base import ClientRule, ServerRule
-from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, State
+from fl_lightning.algorithms.records import ClientReport, LocalWork
 from fl_lightning.core.layout import ParamLayout
 from fl_lightning.core.model_snapshot import Layers, ModelPart, Snapshot, packed, put_flat, unpack
 from fl_lightning.core.modules import named_model_buffers, outside_metrics, submodules, trained_parameters
-from fl_lightning.core.storage.own_models import OwnModels
+from fl_lightning.core.storage.declared import at_clients
+from fl_lightning.core.storage.model_files import check_files
+from fl_lightning.core.storage.per_client import plain
 
 
 class PersonalLayers(ClientRule):
@@ -24,17 +26,23 @@ class PersonalLayers(ClientRule):
     global model keeps the values with which training began; they are a client's own until its first report counts.
 
     Args:
-        own: the layers between rounds.
+        directory: where the layers lie in files between rounds; ``None``: in memory on the CPU and in the checkpoint.
+        keep_checkpoints: with ``directory``, how many of the newest checkpoints can be resumed from; ``None``: all.
+
+    Attributes:
+        method: the method's name, for errors.
+        part_bytes: how large the layers of one client are.
     """
 
-    reads = "sums"
-    column_state = ()
-    placement = ("own",)
+    method: str
 
-    def __init__(self, own: OwnModels) -> None:
-        self._own, self.method = own, own.method
+    own = at_clients(files="directory", size="part_bytes")
+
+    def __init__(self, directory: str | None = None, keep_checkpoints: int | None = 2) -> None:
+        check_files(self.method, directory, keep_checkpoints)
+        self.directory, self.keep_checkpoints = directory, keep_checkpoints
         self._received: tuple[Tensor, Tensor] | None = None
-        self._bytes = 0
+        self.part_bytes = 0
 
     @abstractmethod
     def find(self, module: nn.Module, layout: ParamLayout) -> Layers:
@@ -59,13 +67,11 @@ class PersonalLayers(ClientRule):
         if not trained.keys() - layers.parameters:
             raise ValueError(f"{self.method} must leave clients something to share, found all parameters in {layers}")
         own = [trained[name] for name in layers.parameters] + layers.buffers_of(module)
-        self._bytes = sum(value.numel() * value.element_size() for value in own)
+        self.part_bytes = sum(value.numel() * value.element_size() for value in own)
 
     def personal_model(self, client_id: int) -> ModelPart | None:
         """The client's layers, or ``None`` before the end of its first round."""
-        return self._part(self._own.get(client_id))
-
-    def _part(self, held: Snapshot | None) -> ModelPart | None:
+        held = self.own.get(client_id)
         return None if held is None else ModelPart(held, self.find)
 
     @torch.no_grad()
@@ -74,7 +80,7 @@ class PersonalLayers(ClientRule):
         layers, device = self.find(work.module, work.layout), work.params.device
         buffers = layers.buffers_of(work.module)
         self._received = _joined(layers.of(work.parameters, work.layout), work.params), packed(buffers, device)
-        held = self._own.get(work.client_id)
+        held = self.own.get(work.client_id)
         if held is not None:
             self._put(work, layers, held.params.to(work.params), held.buffers.to(device))
 
@@ -93,46 +99,11 @@ class PersonalLayers(ClientRule):
         self._received = None
         if not bool(own.isfinite().all()):
             raise ValueError(f"the layers of client {work.client_id} diverged under {self.method}: lower the rate")
-        return ClientReport(kept={"params": own, "buffers": buffers})
+        return ClientReport(kept={"own": plain(Snapshot(own, buffers))})
 
     def _put(self, work: LocalWork, layers: Layers, params: Tensor, buffers: Tensor) -> None:
         put_flat(params, [parameter.data for parameter in layers.of(work.parameters, work.layout)])
         unpack(buffers, layers.buffers_of(work.module))
-
-    def keep(self, client_id: int, kept: State, when: int) -> None:
-        """Replaces the client's layers."""
-        self._own.keep(client_id, kept, when)
-
-    def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
-        """Bytes on the CPU: the layers of all clients, or with files those of one round."""
-        each = self._bytes or federation.layout.numel * federation.dtype.itemsize
-        return {"personal_layers (CPU)": self._own.planned_nbytes(each, federation.num_clients, cohort_size)}
-
-    def reset(self) -> None:
-        """Forgets all layers."""
-        self._own.clear()
-
-    def state_dict(self) -> State:
-        """The layers, or which files they are in."""
-        return self._own.state_dict()
-
-    def load_state_dict(self, state: State) -> None:
-        """Restores what :meth:`state_dict` returned.
-
-        Raises:
-            ValueError: the checkpoint keeps layers elsewhere than this rule.
-        """
-        self._own.load_state_dict(state)
-
-    def personal_models(self, state: State) -> Callable[[int], ModelPart | None]:
-        """The layers of a checkpoint, without a copy of those at hand.
-
-        Raises:
-            ValueError: the checkpoint keeps layers elsewhere than this rule.
-            FileNotFoundError: a file that it refers to is gone.
-        """
-        own = self._own.restored(state)
-        return lambda client_id: self._part(own.get(client_id))
 
 
 def layers_under(

@@ -11,8 +11,9 @@ from torch import Tensor
 from fl_lightning.algorithms._shared.weighting import reported
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.features import class_labels, own_features
-from fl_lightning.algorithms.records import ClientReport, LocalWork, Needs, State
+from fl_lightning.algorithms.records import ClientReport, Federation, LocalWork, Needs
 from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.storage.declared import server_state
 
 
 class ClassPrototypes(ClientRule):
@@ -27,19 +28,29 @@ class ClassPrototypes(ClientRule):
 
     Attributes:
         prototypes: ``[C, d]`` the server's prototypes in double precision; ``None`` before the first round has ended.
-        known: ``[C]`` which classes have one.
+        known: ``[C]`` which classes have one; ``None`` likewise.
     """
 
     needs = Needs(features=True)
     reads = "sums"
-    column_state = ()
+    columnwise = True
+
+    prototypes = server_state(Tensor, sent="all")
+    known = server_state(Tensor, sent="all")
 
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
-        self.prototypes: Tensor | None = None
-        self.known = torch.zeros(num_classes, dtype=torch.bool)
         self._received: tuple[Tensor, Tensor] | None = None
         self._collected: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def begin_fit(self, federation: Federation) -> None:
+        """Checks that restored prototypes are of these classes.
+
+        Raises:
+            ValueError: they are of another number of classes.
+        """
+        if self.known is not None and len(self.known) != self.num_classes:
+            raise ValueError(f"num_classes must be that of the checkpoint, {len(self.known)}, found {self.num_classes}")
 
     def begin_client(self, work: LocalWork) -> None:
         """The client receives the prototypes."""
@@ -56,7 +67,7 @@ class ClassPrototypes(ClientRule):
         Raises:
             ValueError: the features have another width than the prototypes.
         """
-        if self.prototypes is None:
+        if self.prototypes is None or self.known is None:
             return None
         if self.prototypes.shape[1] != like.shape[1]:
             raise ValueError(
@@ -97,14 +108,6 @@ class ClassPrototypes(ClientRule):
             raise ValueError(f"features must be finite, found NaN or infinity at client {work.client_id}")
         return ClientReport(extras={"prototypes": prototypes, "prototype_counts": counts})
 
-    def broadcast(self) -> State:
-        """The server's prototypes."""
-        return {} if self.prototypes is None else {"prototypes": self.prototypes, "known": self.known}
-
-    def take_broadcast(self, state: State) -> None:
-        """Takes the server's prototypes."""
-        self.load_state_dict(state)
-
     def commit(self, cohort: Cohort) -> None:
         """The server's prototype of a class becomes the mean of those of the clients that hold it.
 
@@ -118,26 +121,4 @@ class ClassPrototypes(ClientRule):
         fresh = held.any(0)
         before = torch.zeros_like(means) if self.prototypes is None else self.prototypes.to(means)
         self.prototypes = torch.where(fresh[:, None], means, before)
-        self.known = self.known.to(fresh.device) | fresh
-
-    def reset(self) -> None:
-        """Forgets the prototypes."""
-        self.prototypes, self.known = None, torch.zeros(self.num_classes, dtype=torch.bool)
-
-    def state_dict(self) -> State:
-        """The server's prototypes."""
-        return self.broadcast()
-
-    def load_state_dict(self, state: State) -> None:
-        """Restores what :meth:`state_dict` returned.
-
-        Raises:
-            ValueError: the state is of another number of classes.
-        """
-        self.reset()
-        if "prototypes" in state:
-            if len(state["known"]) != self.num_classes:
-                raise ValueError(
-                    f"num_classes must be that of the checkpoint, {len(state['known'])}, found {self.num_classes}"
-                )
-            self.prototypes, self.known = state["prototypes"].clone(), state["known"].clone()
+        self.known = fresh if self.known is None else self.known.to(fresh.device) | fresh

@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from copy import deepcopy
 from math import isqrt
 
 from torch import Tensor
 
 from fl_lightning.algorithms._shared.rows import JointRows
 from fl_lightning.algorithms.base import ServerRule
-from fl_lightning.algorithms.records import Federation, Reads, State, StepReport
+from fl_lightning.algorithms.records import Federation, Reads
 from fl_lightning.arguments import check_unused
 from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.storage.declared import row_history
 from fl_lightning.core.storage.row_history import RowHistory
 
 HISTORY_LIMIT = 8 * 2**30
@@ -31,21 +30,22 @@ class RemembersRows(ServerRule):
 
     Attributes:
         history: the remembered rows.
+        planned_rows: how many they are at most, in this fit.
 
     Raises:
         ValueError: ``max_history`` is not positive.
     """
 
-    placement = ("history_device",)
-    column_state = ("history.rows",)
+    columnwise = True
+
+    history = row_history(capacity="max_history", planned="planned_rows", device="history_device")
 
     def __init__(self, window: int | None, max_history: int | None = None, history_device: str | None = None) -> None:
         if window == 0:
             for name, value in (("max_history", max_history), ("history_device", history_device)):
                 check_unused(f"{name} of {type(self).__name__}", value, None, "where no rows are remembered")
         self.window, self.max_history, self.history_device = window, max_history, history_device
-        self.history = RowHistory(max_history, history_device)
-        self._waiting: list[tuple[Cohort, Tensor | float, Tensor | None]] | None = None
+        self.planned_rows = 0
 
     @property
     def reads(self) -> Reads:  # type: ignore[override]
@@ -58,16 +58,19 @@ class RemembersRows(ServerRule):
         Raises:
             ValueError: nobody said how many rows to remember, and they would take more than 8 GiB.
         """
-        rows, layers = self._planned_rows(federation, federation.cohort_size), federation.layout.num_layers
-        size = self.history.planned_nbytes(rows, federation.numel, layers, federation.dtype)
-        if self.max_history is None and rows > (federation.cohort_size or 0) and size > HISTORY_LIMIT:
+        clients, layers = federation.num_clients, federation.layout.num_layers
+        cohort, most = federation.cohort_size, self.max_history or clients
+        rows = clients if self.window is None or cohort is None else min(clients, self.window * cohort)
+        rows = 0 if self.window == 0 else rows
+        size = RowHistory.planned_nbytes(rows, federation.numel, layers, federation.dtype)
+        if self.max_history is None and rows > (cohort or 0) and size > HISTORY_LIMIT:
             name, fitting = type(self).__name__, _fitting(federation.numel * federation.dtype.itemsize, layers)
             raise ValueError(
-                f"{name}(max_history=None) would remember the rows of {rows:,} clients of {federation.num_clients:,} "
-                f"and their products, up to {size:,} B, more than the 8 GiB that it takes unasked: write "
+                f"{name}(max_history=None) would remember the rows of {rows:,} clients of {clients:,} and their "
+                f"products, up to {size:,} B, more than the 8 GiB that it takes unasked: write "
                 f"{name}(max_history={fitting}), which fits, or max_history={rows} for all of them"
             )
-        self.history.capacity = min(self.max_history or federation.num_clients, federation.num_clients)
+        self.history.capacity, self.planned_rows = min(most, clients), min(most, rows)
 
     def joint_rows(self, cohort: Cohort, since: float | None = None) -> JointRows:
         """The round's rows, followed by those of absent clients that were last online in round ``since`` or later."""
@@ -77,8 +80,6 @@ class RemembersRows(ServerRule):
     def remember(self, cohort: Cohort, scales: Tensor | float = 1.0, live: Tensor | None = None) -> None:
         """Keeps the round's rows, once its step has been computed, and drops rows that are past the window.
 
-        Between :meth:`tentatively` and its end it waits for the step to be applied: rows are too large to copy.
-
         Args:
             cohort: the round's clients.
             scales: ``[m]`` or a number: factors of the rows from now on.
@@ -86,63 +87,11 @@ class RemembersRows(ServerRule):
         """
         if self.window == 0:
             return
-        if self._waiting is not None:
-            self._waiting.append((cohort, scales, live))
-            return
         if self.window is not None:
             self.history.forget(before=cohort.round + 1 - self.window)
         places = range(len(cohort)) if live is None else live.nonzero().flatten().tolist()
         clients = {place: cohort.client_ids[place] for place in places}
         self.history.remember(cohort.updates, clients, cohort.round, scales)
-
-    def tentatively(self) -> Callable[[bool], None]:
-        """See :meth:`ServerRule.tentatively`."""
-        before, self._waiting = deepcopy(self.own_state()), []
-
-        def settle(happened: bool) -> None:
-            waiting, self._waiting = self._waiting or [], None
-            if not happened:
-                self.load_own_state(before)
-                return
-            for cohort, scales, live in waiting:
-                self.remember(cohort, scales, live)
-
-        return settle
-
-    def own_state(self) -> State:
-        """What the method remembers beside rows; small."""
-        return {}
-
-    def load_own_state(self, state: State) -> None:
-        """Restores what :meth:`own_state` returned."""
-
-    def memory(self, federation: Federation, cohort_size: int) -> Mapping[str, int]:
-        """Bytes of the remembered rows and their products."""
-        rows = min(self._planned_rows(federation, cohort_size), self.max_history or federation.num_clients)
-        layers = federation.layout.num_layers
-        size = self.history.planned_nbytes(rows, federation.numel, layers, federation.dtype)
-        return {"history": size} if rows else {}
-
-    def _planned_rows(self, federation: Federation, cohort_size: int | None) -> int:
-        """Most rows that the window ever holds."""
-        clients = federation.num_clients
-        if self.window is None or cohort_size is None:
-            return clients if self.window != 0 else 0
-        return min(clients, self.window * cohort_size)
-
-    def reset(self) -> None:
-        """Forgets all clients."""
-        self.history.clear()
-        self.report = StepReport()
-
-    def state_dict(self) -> State:
-        """The remembered rows, and the method's own state."""
-        return {"history": self.history.state_dict(), **self.own_state()}
-
-    def load_state_dict(self, state: State) -> None:
-        """Restores what :meth:`state_dict` returned."""
-        self.history.load_state_dict(state["history"])
-        self.load_own_state(state)
 
 
 def _fitting(row: int, layers: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms.records import Reads, State
+from fl_lightning.algorithms.records import Reads
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
 from fl_lightning.core.updates import UpdateMatrix
@@ -89,25 +89,26 @@ class Guard(ABC):
 
     Attributes:
         reads: what the server must get to see of the clients' rows, as in :class:`ServerRule`.
-        column_state: as in :class:`ServerRule`: names of the entries of :meth:`state_dict` with a number per column.
-            ``None``: the guard needs whole rows, so every process holds them. A class that overrides :meth:`judge` or
-            :meth:`state_dict` without saying it counts as ``None``.
+        columnwise: as in :class:`ServerRule`: the guard works on any run of the columns. A class that overrides
+            :meth:`judge` without saying it counts as ``False``.
     """
 
     reads: Reads = "rows"
-    column_state: tuple[str, ...] | None = None
+    columnwise: bool = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         own = vars(cls).keys()
         if "judge" in own and "reads" not in own:
             cls.reads = "rows"
-        if {"judge", "state_dict"} & own and "column_state" not in own:
-            cls.column_state = None
+        if "judge" in own and "columnwise" not in own:
+            cls.columnwise = False
 
     @abstractmethod
     def judge(self, cohort: Cohort) -> Verdict:
-        """Says what becomes of the rows, which are finite; changes neither them nor the guard's state.
+        """Says what becomes of the rows, which are finite, and does not change them.
+
+        May change what the guard keeps, declared as for a rule; that is taken back if the round does not count.
 
         Raises:
             CannotGuardError: the cohort is too small, or lacks somebody.
@@ -124,13 +125,10 @@ class Guard(ABC):
     def check(self, num_clients: int) -> None:
         """Raises ValueError for ids that none of the registered clients has."""
 
-    def commit(self) -> None:
-        """The round of the last cohort judged has happened: what the guard learned from it counts from now on."""
-
     def guarded(self, cohort: Cohort) -> Cohort:
         """The cohort as a method sees it behind this guard; rows are copies. For use without a Trainer.
 
-        What clients left out have reported is gone. :meth:`commit` makes the guard remember the round.
+        What clients left out have reported is gone.
 
         Raises:
             CannotGuardError: the cohort is too small, or lacks somebody.
@@ -150,16 +148,6 @@ class Guard(ABC):
             companions={name: matrix.beside(matrix.rows[places]) for name, matrix in cohort.companions.items()},
             losses_at=None if ask is None else (lambda params: ask(params)[places]),
         )
-
-    def reset(self) -> None:
-        """Forgets everything; called at a fresh fit."""
-
-    def state_dict(self) -> State:
-        """State for the checkpoint."""
-        return {}
-
-    def load_state_dict(self, state: State) -> None:
-        """Restores what :meth:`state_dict` returned."""
 
     def __repr__(self) -> str:
         given = ", ".join(f"{name}={value!r}" for name, value in constructor_arguments(self).items())

@@ -50,7 +50,7 @@ class Bulyan(Guard):
         ValueError: ``dishonest`` is out of range.
     """
 
-    column_state = ()
+    columnwise = True
 
     @checked(dishonest=Bounds(0))
     def __init__(self, dishonest: float | int, rows: Rows = "same") -> None:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fl_lightning.algorithms.guards.base import Guard, Verdict
 from fl_lightning.algorithms.guards.norms import clipping
-from fl_lightning.algorithms.records import State
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.storage.declared import server_state
 from fl_lightning.core.updates import UpdateMatrix
 from fl_lightning.ops.dtypes import accumulation_device
 
@@ -38,13 +38,13 @@ class CentredClipping(Guard):
     """
 
     reads = "gram"
-    column_state = ("center",)
+    columnwise = True
+
+    center = server_state(Tensor, columns=True)
 
     @checked(radius=Bounds(above=0), iterations=Bounds(1))
     def __init__(self, radius: float, iterations: int = 1) -> None:
         self.radius, self.iterations = radius, iterations
-        self.center: Tensor | None = None
-        self._next: Tensor | None = None
 
     def judge(self, cohort: Cohort) -> Verdict:
         """See the class."""
@@ -59,25 +59,9 @@ class CentredClipping(Guard):
             distances = (to_all[:m] - c @ to_all / 2).clamp_min(0).sqrt()  # because the c_i add up to 1
             scale = clipping(distances, self.radius)
             c = center + (scale[:, None] * (each - c)).mean(0)
-        self._next = _combined(updates, c, v)
+        self.center = _combined(updates, c, v)
         scalars = {"clipped": float((scale < 1).sum())}
         return Verdict(scale=scale, center=_combined(updates, center, v), scalars=scalars)
-
-    def commit(self) -> None:
-        """The centre moves."""
-        self.center = self._next
-
-    def reset(self) -> None:
-        """Forgets the centre."""
-        self.center = self._next = None
-
-    def state_dict(self) -> State:
-        """The centre, once there is one."""
-        return {} if self.center is None else {"center": self.center}
-
-    def load_state_dict(self, state: State) -> None:
-        """Restores the centre."""
-        self.center = self._next = state.get("center")
 
 
 def _combined(updates: UpdateMatrix, c: Tensor, v: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class CoordinateMedian(Guard):
     a fair rule behind it has nothing to weigh: :class:`TrimmedMean` with ``rows="own"`` leaves it more.
     """
 
-    column_state = ()
+    columnwise = True
 
     def judge(self, cohort: Cohort) -> Verdict:
         """See the class."""
@@ -65,7 +65,7 @@ class TrimmedMean(Guard):
         ValueError: ``dishonest`` is out of range.
     """
 
-    column_state = ()
+    columnwise = True
 
     @checked(dishonest=Bounds(0))
     def __init__(self, dishonest: float | int, rows: Rows = "same") -> None:

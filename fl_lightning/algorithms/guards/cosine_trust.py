@@ -34,7 +34,7 @@ class CosineTrust(Guard):
     """
 
     reads = "gram"
-    column_state = ()
+    columnwise = True
 
     @checked(client=Bounds(0))
     def __init__(self, client: int, rows: Rows = "same") -> None:

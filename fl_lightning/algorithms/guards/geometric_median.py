@@ -64,7 +64,7 @@ class GeometricMedian(Guard):
     """
 
     reads = "gram"
-    column_state = ()
+    columnwise = True
 
     @checked(smoothing=Bounds(above=0), iterations=Bounds(1))
     def __init__(

@@ -49,7 +49,7 @@ class MultiKrum(Guard):
     """
 
     reads = "gram"
-    column_state = ()
+    columnwise = True
 
     @checked(dishonest=Bounds(0), keep=Bounds(1))
     def __init__(self, dishonest: float | int, keep: int | None = None) -> None:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from fl_lightning.algorithms.guards.base import Guard, Verdict
-from fl_lightning.algorithms.records import State
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.core.cohort import Cohort
+from fl_lightning.core.storage.declared import server_state
 
 
 def clipping(norms: Tensor, bound: float) -> Tensor:
@@ -41,7 +41,7 @@ class NormClipping(Guard):
     """
 
     reads = "sums"
-    column_state = ()
+    columnwise = True
 
     @checked(bound=Bounds(above=0))
     def __init__(self, bound: float) -> None:
@@ -72,12 +72,13 @@ class AdaptiveNormClipping(Guard):
     """
 
     reads = "sums"
-    column_state = ()
+    columnwise = True
+
+    bound = server_state(0.0)
 
     @checked(quantile=Bounds(above=0, below=1), rate=Bounds(above=0))
     def __init__(self, quantile: float = 0.5, rate: float = 0.2) -> None:
         self.quantile, self.rate = quantile, rate
-        self.bound = self._next = 0.0
 
     def judge(self, cohort: Cohort) -> Verdict:
         """See the class."""
@@ -86,22 +87,6 @@ class AdaptiveNormClipping(Guard):
         if bound == 0 and len(above) > 0:
             bound = float(torch.quantile(above, self.quantile, interpolation="lower"))
         share = float((norms <= bound).double().mean())  # b
-        self._next = bound * exp(-self.rate * (share - self.quantile)) if len(above) > 0 else bound
+        self.bound = bound * exp(-self.rate * (share - self.quantile)) if len(above) > 0 else bound
         scale = clipping(norms, bound)
         return Verdict(scale=scale, scalars={"clipped": float((scale < 1).sum()), "bound": bound})
-
-    def commit(self) -> None:
-        """The bound moves."""
-        self.bound = self._next
-
-    def reset(self) -> None:
-        """Forgets the bound."""
-        self.bound = self._next = 0.0
-
-    def state_dict(self) -> State:
-        """The bound."""
-        return {"bound": self.bound}
-
-    def load_state_dict(self, state: State) -> None:
-        """Restores the bound."""
-        self.bound = self._next = float(state["bound"])

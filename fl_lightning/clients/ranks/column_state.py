@@ -12,6 +12,7 @@ from torch import Tensor
 from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.records import Federation
 from fl_lightning.core.columns import Columns
+from fl_lightning.core.storage import kept
 from fl_lightning.lightning.ranks import Ranks
 
 
@@ -40,11 +41,11 @@ class ColumnState:
             owners: by client, the rank that trains it.
         """
         visiting, federation = self.visiting, self.federation
-        visiting.reset()
-        visiting.take_broadcast({name: self._joined(name, value) for name, value in self.server.broadcast().items()})
+        to_all = kept.state(self.server, "all")
+        kept.take(visiting, {name: self._joined(name, value) for name, value in to_all.items()})
         sends, receives, mine = list[tuple[Tensor, int]](), list[tuple[Tensor, int]](), dict[int, dict[str, object]]()
         for client, owner in owners.items():
-            state = self.server.state_for(client)
+            state = kept.for_one(self.server, client)
             parts = {name: self._placed(value) for name, value in state.items() if self._in_columns(name)}
             if owner == self.ranks.rank:
                 whole = {name: self._empty(part) for name, part in parts.items()}
@@ -56,11 +57,11 @@ class ColumnState:
                 sends += [(part, owner) for part in parts.values()]
         self.ranks.transfer(sends, receives).wait()
         for client, values in mine.items():
-            visiting.take_state(client, values)
+            kept.take_own(visiting, client, values)
         visiting.begin_fit(federation)
 
     def _in_columns(self, name: str) -> bool:
-        return name in (self.server.column_state or ())
+        return name in kept.columns(self.server)
 
     def _placed(self, part: Tensor) -> Tensor:
         return part.to(self.federation.device).contiguous()

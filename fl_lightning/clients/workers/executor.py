@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fl_lightning.algorithms.base import obstacle
 from fl_lightning.arguments import Bounds, checked
 from fl_lightning.clients.base import CohortRunner, Executor
 from fl_lightning.clients.client_runner import ClientRunner
@@ -60,7 +61,7 @@ class Parallel(Executor):
         between = users_callback(trainer.callbacks, "on_train_batch_start", "on_train_batch_end")  # type: ignore[attr-defined]
         if between is not None:
             return f"worker processes would not see what {type(between).__name__} does between two clients"
-        return rule.obstacle() or next(iter(clients.visits.in_turn()), None)
+        return obstacle(rule) or next(iter(clients.visits.in_turn()), None)
 
     def runner(self, clients: ClientRunner) -> CohortRunner:
         """Forks when the first client of a round is asked for."""

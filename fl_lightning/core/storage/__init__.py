@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What methods keep per client across rounds: update rows with their inner products, tensors, and models.
+"""What methods keep from round to round: declarations (``declared``), what follows from them (``kept``), and files.
 
 Uses the rest of ``core`` and ``ops``.
 """

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from functools import partial
 from pathlib import Path
@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fl_lightning.arguments import check_unused
 from fl_lightning.core.model_snapshot import Snapshot
 from fl_lightning.core.storage.files import client_file, read_whole, write_whole
+from fl_lightning.core.storage.per_client import ByClient
 
 
-class ClientFiles:
+class ClientFiles(ByClient[Snapshot]):
     """One :class:`~fl_lightning.core.model_snapshot.Snapshot` per client: ``<directory>/client-<id>/round-<when>.pt``.
 
     A checkpoint holds ids, rounds and digests only; the files are what it refers to. A file is never changed, and stays
@@ -36,22 +38,19 @@ class ClientFiles:
     def __len__(self) -> int:
         return len(self._newest)
 
-    def __contains__(self, client_id: int) -> bool:
+    def __contains__(self, client_id: object) -> bool:
         return client_id in self._newest
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held in memory: none."""
-        return 0
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._newest)
 
-    def get(self, client_id: int) -> Snapshot | None:
-        """Reads the client's model, or ``None`` if there is none.
+    def __getitem__(self, client_id: int) -> Snapshot:
+        """Reads the client's model.
 
         Raises:
+            KeyError: there is none.
             ValueError: the file is damaged, or not the one that a restored state refers to.
         """
-        if client_id not in self._newest:
-            return None
         when, digest = self._newest[client_id]
         path = self._path(client_id, when)
         load = partial(torch.load, path, map_location="cpu", weights_only=True)
@@ -64,15 +63,19 @@ class ClientFiles:
             )
         return model
 
-    def set(self, client_id: int, model: Snapshot, when: int) -> None:
+    def keep(self, client_id: int, value: Snapshot, when: int) -> None:
         """Writes the client's model of round ``when``, flushed to disk before it gets its name."""
-        model = model.to("cpu")
+        model = value.to("cpu")
         content = {"client": client_id, "round": when, "params": model.params, "buffers": model.buffers}
         write_whole(self._path(client_id, when), content, private=True)
         before = self._newest.get(client_id)
         self._newest[client_id] = when, _digest(model)
         if before is not None:
             self._remove({(client_id, before[0])})
+
+    def tentatively(self) -> Callable[[bool], None]:
+        """Nothing: reports bring models once their round has happened."""
+        return lambda happened: None
 
     def clear(self) -> None:
         """Forgets everything; files stay where they are."""
@@ -116,6 +119,17 @@ class ClientFiles:
         kept |= {(client, when) for client, (when, _) in self._newest.items()}
         for client, when in entries - kept:
             self._path(client, when).unlink(missing_ok=True)
+
+
+def check_files(method: str, directory: str | None, keep_checkpoints: int | None) -> None:
+    """Refuses a number of checkpoints for models that lie in no files.
+
+    Raises:
+        ValueError: it would make no difference.
+    """
+    if directory is None and keep_checkpoints is not None:
+        why = "without directory, because all checkpoints hold their models themselves"
+        check_unused(f"keep_checkpoints of {method}", keep_checkpoints, 2, why)
 
 
 def _digest(model: Snapshot) -> int:

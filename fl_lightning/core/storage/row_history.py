@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rules remember about clients between rounds: their last update with its inner products, or one tensor each."""
+"""What rules remember of clients between rounds: their last update, with its inner products."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -12,11 +13,8 @@ from torch import Tensor
 from fl_lightning import ops
 from fl_lightning.core.aligned import empty_rows
 from fl_lightning.core.storage.gram_cache import GramCache, moved
-from fl_lightning.core.storage.tensors import ClientTensors
 from fl_lightning.core.updates import UpdateMatrix
 from fl_lightning.ops.dtypes import accumulation_device
-
-__all__ = ["ClientTensors", "RowHistory"]
 
 
 class _Entry(NamedTuple):
@@ -62,6 +60,7 @@ class RowHistory:
         self._rows = torch.empty(0, 0)  # [C, n], one slot per client
         self._products = GramCache.empty(0, 0)  # without the scales, beside the rows
         self._fresh: _Fresh | None = None
+        self._waiting: list[Callable[[], None]] | None = None
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -173,6 +172,9 @@ class RowHistory:
         Raises:
             ValueError: the new rows do not fit the remembered ones.
         """
+        if self._waiting is not None:
+            self._waiting.append(partial(self.remember, updates, clients, when, scales))
+            return
         kept = dict(list(clients.items())[: self.capacity])
         if not kept:
             return
@@ -195,7 +197,24 @@ class RowHistory:
 
     def forget(self, before: int) -> None:
         """Forgets rows of rounds earlier than ``before``; their memory is used again."""
+        if self._waiting is not None:
+            self._waiting.append(partial(self.forget, before))
+            return
         self._entries = {i: e for i, e in self._entries.items() if e.round >= before}
+
+    def tentatively(self) -> Callable[[bool], None]:
+        """What is remembered and forgotten from now on waits until what is returned says whether it counts.
+
+        Rows are too large to copy.
+        """
+        self._waiting = []
+
+        def settle(happened: bool) -> None:
+            waiting, self._waiting = self._waiting or [], None
+            for change in waiting if happened else []:
+                change()
+
+        return settle
 
     def state_dict(self) -> dict[str, Any]:
         """Rows, products and their bookkeeping; the tensors share memory with the history."""

@@ -98,7 +98,7 @@ class Evaluator:
         if loader is not None:
             personal = None
             if models is not None and not trainer.sanity_checking:
-                personal = lambda alone: PersonalEvaluation(trainer, alone, models, layers)  # noqa: E731
+                personal = PersonalEvaluation(trainer, models, layers)
             ranks = trainer.strategy.ranks  # type: ignore[attr-defined]
             self._running = ClientEvaluation(trainer, loader, stage, rounds, self._notices, personal, seed, ranks)
             if not trainer.sanity_checking:
@@ -119,7 +119,6 @@ class Evaluator:
         """The evaluation's last hook has run."""
         if self._finished is not None:
             self._finished.remember()
-            self._finished.divide_next()
             self._finished = None
 
     def stop(self) -> None:

@@ -7,16 +7,15 @@ own best is nowhere. Such a value is told by running what logs it twice: with wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Any
 
-from torchmetrics import Metric
-
-from fl_lightning.fit.evaluation.one_client import top_metrics
-from fl_lightning.lightning.metric_state import MetricState, is_mergeable
+from fl_lightning.lightning.metric_state import updates_of
+from fl_lightning.lightning.module.kept_objects import Kept, Names
 from fl_lightning.lightning.module.logged_row import LoggedRow
-from fl_lightning.lightning.module.state_copy import StateCopy
+from fl_lightning.lightning.module.whole_state import WholeState, is_equal
 from fl_lightning.lightning.names import LightningModule
+
+_NOTHING = object()
 
 
 class Memory:
@@ -28,69 +27,58 @@ class Memory:
 
     def __init__(self) -> None:
         self.names: set[str] = set()
+        self.is_empty = True
         self._module: LightningModule | None = None
-        self._first: StateCopy | None = None
-        self._changed: set[str] = set()
-        self._left: set[str] = set()
-        self._metrics: list[Metric] = []
-        self._states: list[MetricState] = []
+        self._left: list[tuple[Kept, str | None, Any]] = []
+        self._first: dict[tuple[int, str | None], tuple[Kept, Any]] = {}
 
-    def begin(self, module: LightningModule, start: StateCopy) -> None:
+    def begin(self, module: LightningModule, start: WholeState) -> None:
         """An evaluation begins.
 
         Args:
             module: the module.
             start: what it holds.
         """
-        if self._module is not module or self._first is None:
-            self._module, self._first, self._changed, self.names = module, start, set(), set()
-        self._left = self._changed.intersection(self._first.changes(start)) if self._changed else set()
-        self._metrics = [m for m in top_metrics(module) if m._update_count > 0 and is_mergeable(m)]
-        self._states = [MetricState(metric) for metric in self._metrics]
+        if self._module is not module:
+            self._module, self._first, self.names = module, {}, set()
+        changed = [(kept, name, first) for (_, name), (kept, first) in self._first.items()]
+        self._left = [one for one in changed if _differs(*one)]
+        self.is_empty = not (self._left or any(map(updates_of, start.metrics.values())))
 
-    def end(self, start: StateCopy, now: StateCopy, before: StateCopy | None = None) -> None:
+    def end(self, start: WholeState, but: set[int]) -> None:
         """An evaluation is over.
 
         Args:
             start: what the module held at its first batch.
-            now: what it holds.
-            before: what it held before the evaluation's first hook, if a callback lends the module other contents while
-                it is evaluated: what it has taken back is not left behind.
+            but: ids of buffers that a callback has lent it for the evaluation.
         """
-        changed = set(start.changes(now))
-        self._changed.update(changed if before is None else changed.intersection(before.changes(now)))
+        for kept in start.attributes:
+            if kept.is_same() or id(kept.value) in but:
+                continue
+            names = {}
+            if isinstance(kept, Names):
+                bound, gone = kept.change()
+                names = {name: kept.content.get(name, _NOTHING) for name in (*bound, *gone)}
+            for name, first in names.items() if isinstance(kept, Names) else ((None, kept.content),):
+                self._first.setdefault((id(kept.value), name), (kept, first))
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether earlier evaluations have left nothing."""
-        return not (self._left or self._metrics)
-
-    @contextmanager
-    def forgotten(self) -> Iterator[None]:
-        """What is bound now, without what earlier evaluations have left."""
-        assert self._first is not None
-        assert self._module is not None
-        with self._first.in_place(self._left):
-            for metric in top_metrics(self._module) if self._metrics else ():
-                metric.reset()  # one that stands in for the module's own
-            yield
-
-    @contextmanager
-    def other_way(self) -> Iterator[None]:
-        """Around a hook for one client whose metrics hold its own batches only: attributes without, metrics with."""
-        assert self._first is not None
-        since = [MetricState(metric) for metric in self._metrics]
-        try:
-            for state in self._states:
-                state.merge_back()
-            with self._first.in_place(self._left):
-                yield
-        finally:
-            for state in since:
-                state.put_back()
+    def forget(self) -> None:
+        """Lets the module hold what it held before the first evaluation that has changed it; metrics apart."""
+        for kept, name, first in self._left:
+            if name is None:
+                kept.put(first)
+            else:
+                kept.apply(({}, [name]) if first is _NOTHING else ({name: first}, []))
 
     def compare(self, one: LoggedRow, other: LoggedRow) -> None:
         """Notes what differs."""
         for name in {**one.values, **other.values}:
             if repr(one.values.get(name)) != repr(other.values.get(name)):  # NaN equals NaN here
                 self.names.add(name)
+
+
+def _differs(kept: Kept, name: str | None, first: Any) -> bool:
+    if name is None:
+        return not kept.is_same()
+    now = kept.now().get(name, _NOTHING)
+    return now is not first and not is_equal(now, first)

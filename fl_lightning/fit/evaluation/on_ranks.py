@@ -1,90 +1,115 @@
 # SPDX-License-Identifier: Apache-2.0
 """An evaluation whose clients are divided among the processes of a fit.
 
-Each process evaluates its clients and keeps what each of them adds: to what ``self.log`` collects, and to the module's
-metrics. All that is exchanged, and joined in the order of clients, as one process does it.
+Each process evaluates its clients. What each of them adds is exchanged, and joined in the order of clients, as one
+process does it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
-
-from torchmetrics import Metric
+from weakref import ref
 
 from fl_lightning.clients.visits import portable
-from fl_lightning.fit.evaluation.one_client import top_metrics
+from fl_lightning.core.errors import RankError
+from fl_lightning.core.fair_shares import fair_shares
+from fl_lightning.fit.evaluation.client_parts import ClientPart, ClientParts
+from fl_lightning.fit.evaluation.loader import EvaluationLoader
+from fl_lightning.fit.evaluation.said_once import Notices
+from fl_lightning.lightning.evaluation_batches import num_loaders
 from fl_lightning.lightning.inspection import averaging, users_callback
-from fl_lightning.lightning.logged_values import ClientValues, LoggedShare
-from fl_lightning.lightning.metric_state import MetricState, State, is_mergeable, read_state, write_state
-from fl_lightning.lightning.module.logged_row import LoggedRow
+from fl_lightning.lightning.logged_values import ClientValues
 from fl_lightning.lightning.names import Callback, LightningModule, Trainer
 from fl_lightning.lightning.ranks import Ranks
 
 
-@dataclass(frozen=True)
-class ClientShare:
-    """What one client adds to an evaluation.
-
-    Attributes:
-        size: its samples.
-        row: its values.
-        own: those of its own model, where the method has them.
-        logged: what it adds to what ``self.log`` collects.
-        metrics: what it adds to the module's metrics, and how often it has updated them.
-    """
-
-    size: int
-    row: LoggedRow
-    own: LoggedRow | None
-    logged: LoggedShare
-    metrics: list[tuple[State, int]]
-
-
-class DividedEvaluation:
-    """This process's part of an evaluation.
+class Division:
+    """Divides the clients of an evaluation among processes, if an earlier one has shown that they can be.
 
     Args:
-        ranks: the processes.
-        module: the module, before its first evaluation batch; metrics that hold anything then are not its evaluation's.
-        values: what ``self.log`` collects.
+        trainer: the trainer whose evaluation is running.
+        loader: the loader that is being walked.
+        stage: ``"val"`` or ``"test"``.
+        notices: what all evaluations of a strategy have in common.
+        ranks: the processes; ``None``: there is one.
     """
 
-    def __init__(self, ranks: Ranks, module: LightningModule, values: ClientValues) -> None:
-        self._ranks, self._values = ranks, values
-        self._metrics: list[Metric] = [m for m in top_metrics(module) if is_mergeable(m) and not m._update_count]
-        self._shares: dict[int, ClientShare] = {}
+    def __init__(
+        self, trainer: Trainer, loader: EvaluationLoader, stage: str, notices: Notices, ranks: Ranks | None
+    ) -> None:
+        self._trainer, self._loader, self._stage, self._notices, self._ranks = trainer, loader, stage, notices, ranks
+        self._module: LightningModule = trainer.lightning_module
+        self._step = f"{type(self._module).__name__}.{'validation' if stage == 'val' else 'test'}_step"
+        self._watch = LoggerWatch(trainer)
 
-    def keep(self, client: int, size: int, row: LoggedRow) -> None:
-        """Keeps what the client has added; called before that is joined with what others have."""
-        metrics = [(read_state(metric), int(metric._update_count)) for metric in self._metrics]
-        self._shares[client] = ClientShare(size, row, None, self._values.share(), metrics)
+    @property
+    def is_divided(self) -> bool:
+        """Whether other processes evaluate some of the clients."""
+        return self._ranks is not None and self._loader.share is not None
 
-    def keep_own(self, client: int, own: LoggedRow) -> None:
-        """Keeps the values of the client's own model."""
-        self._shares[client] = replace(self._shares[client], own=own)
+    def watching(self) -> AbstractContextManager[None]:
+        """Around a step."""
+        return nullcontext() if self._ranks is None or self.is_divided else self._watch.watching()
 
-    def joined(self) -> dict[int, ClientShare]:
-        """The shares of all clients in their order; logged values and metrics hold all of them."""
-        for share in self._shares.values():
-            if share.row.error is not None:
-                share.row.error = portable(share.row.error)
-        parts = self._ranks.gather(self._shares)
-        shares = dict(sorted(pair for part in parts for pair in part.items()))
-        self._values.join([share.logged for share in shares.values()])
-        for metric, states in zip(self._metrics, zip(*(s.metrics for s in shares.values()), strict=True), strict=True):
-            _join(metric, [(state, updates) for state, updates in states if updates])
-        return shares
+    def of_all(self, own: dict[int, ClientPart], parts: ClientParts, values: ClientValues) -> dict[int, ClientPart]:
+        """What the clients of all processes have added, in the order of clients.
 
+        Args:
+            own: of the clients of this process.
+            parts: has kept them apart.
+            values: what ``self.log`` collects.
 
-def _join(metric: Metric, states: Sequence[tuple[State, int]]) -> None:
-    for place, (state, updates) in enumerate(states):
-        before = MetricState(metric)
-        write_state(metric, state, updates)
-        if place:
-            before.merge_back()
+        Raises:
+            RankError: they cannot be joined.
+        """
+        reason = self._obstacle(parts, values)
+        if reason is not None:
+            raise RankError(
+                f"{self._step} {reason}, which it did not in the first evaluation, and other processes have evaluated "
+                "other clients: log values in the step, or gather them in torchmetrics"
+            )
+        assert self._ranks is not None
+        for part in own.values():
+            if part.row.error is not None:
+                part.row.error = portable(part.row.error)
+        return dict(sorted(pair for some in self._ranks.gather(own) for pair in some.items()))
+
+    def _obstacle(self, parts: ClientParts | None, values: ClientValues) -> str | None:
+        """Why one process must evaluate all clients; ``None`` if they can be divided."""
+        if parts is None or num_loaders(self._trainer) > 1:
+            return "is not the only one that runs"
+        if parts.passed_on or parts.grown:
+            return f"carries on {', '.join(parts.passed_on) or 'a list'} from one client to the next"
+        if self._notices.memory.names or parts.adds_to_older_metrics:
+            return "depends on what earlier evaluations have left"
+        if self._watch.touched:
+            return "writes to loggers itself"
+        if values.logs_steps:
+            return "logs values of single batches (on_step=True)"
+        callback = batch_callback(self._trainer, self._stage)
+        return None if callback is None else f"is watched by {callback}"
+
+    def divide_next(self, parts: ClientParts | None, values: ClientValues) -> None:
+        """Lets the next evaluation divide the clients, unless there is a reason against it in any process."""
+        ranks, loader = self._ranks, self._loader
+        if ranks is None or loader.share is not None or loader.num_evaluated < ranks.size:
+            return
+        if any(reasons := ranks.gather(self._obstacle(parts, values))):
+            said = next(filter(None, reasons))
+            self._notices.inform(f"every process evaluates all clients, because {self._step} {said}")
+            return
+        self._notices.divisible[self._stage] = ref(self._module)
+        loader.share = fair_shares(loader.counts, ranks.size)[ranks.rank]
+
+    def divide_again(self) -> None:
+        """Divides the clients of this evaluation if an earlier one of the same module has shown that it can."""
+        ranks, loader, shown = self._ranks, self._loader, self._notices.divisible.get(self._stage)
+        if ranks is None or shown is None or shown() is not self._module or loader.num_evaluated < ranks.size:
+            return
+        if num_loaders(self._trainer) == 1 and batch_callback(self._trainer, self._stage) is None:
+            loader.share = fair_shares(loader.counts, ranks.size)[ranks.rank]
 
 
 class LoggerWatch:

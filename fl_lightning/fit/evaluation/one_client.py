@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a module's evaluation for one client alone, without a trace in the module or the fit."""
+"""Runs a module's evaluation for one client alone, without a trace in the fit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, redirect_stdout
 from functools import partial
 from io import StringIO
 from typing import Any
@@ -18,8 +18,7 @@ from fl_lightning.lightning.evaluation_batches import counted_batches
 from fl_lightning.lightning.inspection import is_overridden, takes_batch_index
 from fl_lightning.lightning.logged_values import shown_metrics
 from fl_lightning.lightning.module.logged_row import LoggedRow
-from fl_lightning.lightning.module.module_state import shadowed, state_kept
-from fl_lightning.lightning.module.state_copy import StateCopy
+from fl_lightning.lightning.module.shadowed import shadowed
 from fl_lightning.lightning.module.undefined_metrics import Noticed, missing_classes
 from fl_lightning.lightning.names import DummyLogger, LightningModule, Trainer
 
@@ -30,7 +29,7 @@ class Alone:
     """Runs steps and hooks of the module as if one client were all there is.
 
     ``self.log`` fills the client's row, loggers and ``print`` are silent, and a hook that steps optimizers or
-    schedulers ends there. Metrics, buffers and plain attributes are copies while it runs.
+    schedulers ends there. The caller sees to what the module holds before and afterwards.
 
     Args:
         trainer: the trainer whose evaluation is running.
@@ -49,26 +48,12 @@ class Alone:
         self._step = getattr(self.module, self.step_name)
         self._takes_index = takes_batch_index(self._step)
 
-    def end(self, state: StateCopy, row: LoggedRow) -> LoggedRow:
-        """What the epoch-end hook logs about one client.
-
-        Args:
-            state: what the module holds now; its metrics hold what this client's batches put in.
-            row: what the client's steps have logged.
-
-        Returns:
-            What it logs until it ends or raises; then the row holds the error.
-        """
-        with state_kept(self.module), state.in_place():
-            return self._run_hook(row)
-
     def steps(
-        self, state: StateCopy, batches: Iterator[tuple[Any, int]], count: int, mode: Callable[[], Any] | None = None
+        self, batches: Iterable[tuple[Any, int]], count: int, mode: AbstractContextManager[None] | None = None
     ) -> LoggedRow:
         """What the module logs about a client whose batches are all that it sees.
 
         Args:
-            state: what the module held before its first evaluation batch.
             batches: the client's batches and their numbers of samples.
             count: how many they are.
             mode: entered around all of it.
@@ -76,23 +61,16 @@ class Alone:
         Returns:
             What it logs; nothing but the error if a step raises, and what came before if the hook does.
         """
-        with state_kept(self.module), state.in_place(), ExitStack() as stack:
-            if mode is not None:
-                stack.enter_context(mode())
+        with mode or nullcontext(), counted_batches(self._trainer, count):
             notes = RecordedLogs(self._noticed)
-            with self._unheard(notes), counted_batches(self._trainer, count):
+            with self._unheard(notes):
                 try:
                     for index, (batch, _) in enumerate(batches):
                         self._one(notes, batch, index)
                 except Exception as error:
                     return LoggedRow(error=error)
                 row = notes.row()
-            if self.has_hook:
-                with counted_batches(self._trainer, count):
-                    late = self._run_hook(row)
-                    late.update(row)
-                    row = late
-        return row
+            return self.end(row) if self.has_hook else row
 
     def one_step(self, batch: Any) -> LoggedRow:
         """What one evaluation step logs; the module must be prepared for it.
@@ -116,7 +94,15 @@ class Alone:
                 output = self._step(batch, index) if self._takes_index else self._step(batch)
             getattr(module, self._end)(output, batch, index)
 
-    def _run_hook(self, row: LoggedRow) -> LoggedRow:
+    def end(self, row: LoggedRow) -> LoggedRow:
+        """Runs the epoch-end hook for a client.
+
+        Args:
+            row: what the client's steps have logged.
+
+        Returns:
+            The same, and what the hook logs until it ends or raises; then the row holds the error.
+        """
         notes = RecordedLogs(self._noticed)
         error = None
         with self._unheard(notes), shown_metrics(self._trainer, row.values), self._noticed.apart():
@@ -125,6 +111,7 @@ class Alone:
             except Exception as raised:
                 error = raised
             found = notes.row()
+        found.update(row)
         found.error = error
         return found
 
@@ -138,7 +125,7 @@ class Alone:
             stack.enter_context(
                 shadowed(self.module, log=notes.log, log_dict=notes.log_dict, optimizers=_refuse, lr_schedulers=_refuse)
             )
-            for metric in top_metrics(self.module):
+            for _, metric in named_metrics(self.module):
                 stack.enter_context(self._judged(metric, notes))
             trainer.loggers = [DummyLogger()] if loggers else []
             try:
@@ -170,11 +157,6 @@ class Alone:
 
         with shadowed(metric, compute=compute, forward=forward):
             yield
-
-
-def top_metrics(module: LightningModule) -> list[Metric]:
-    """The metrics of a module, without those that are part of another one: a wrapper sees to its own."""
-    return [metric for _, metric in named_metrics(module)]
 
 
 def _refuse(*args: Any, **kwargs: Any) -> Any:

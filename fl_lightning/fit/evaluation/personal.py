@@ -4,20 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from fl_lightning.algorithms.base import ClientRule
+from fl_lightning.algorithms.base import ClientRule, overrides
 from fl_lightning.core.layout import LayerSpec, ParamLayout, layout_difference, layout_fingerprint, names_in
 from fl_lightning.core.model_snapshot import ModelPart, Snapshot, standing_in
 from fl_lightning.core.modules import trained_parameters
-from fl_lightning.core.seeding import derive_seed, isolated
-from fl_lightning.fit.evaluation.one_client import Alone
-from fl_lightning.lightning.module.logged_row import LoggedRow
-from fl_lightning.lightning.module.state_copy import StateCopy
+from fl_lightning.core.storage import kept
 from fl_lightning.lightning.names import Trainer, TrainerFn, rank_zero_warn
 
 PREFIX = "personal/"
@@ -49,7 +46,7 @@ def models_to_evaluate(
         layers: the order of the models' parameters.
         trained: names of the parameters that the running or last fit trains; ``None`` before the first.
     """
-    if not rule.overrides("personal_model"):
+    if not overrides(rule, "personal_model"):
         return None
     if trainer.state.fn == TrainerFn.FITTING or trainer.ckpt_path is None:
         return PersonalModels(rule.personal_model, trained)
@@ -60,7 +57,7 @@ def models_to_evaluate(
     else:
         try:
             trained = _laid_out(fit, trainer.lightning_module, layers)
-            return PersonalModels(rule.personal_models(state["client_rule"]), trained)
+            return PersonalModels(kept.at(rule, state["client_rule"]).personal_model, trained)
         except (FileNotFoundError, ValueError) as error:
             reason = str(error)
     rank_zero_warn(f"personal models are not evaluated with the checkpoint {trainer.ckpt_path}: {reason}")
@@ -79,46 +76,32 @@ def _laid_out(fit: Mapping[str, Any], module: nn.Module, layers: LayerSpec) -> t
 
 
 class PersonalEvaluation:
-    """Runs the module's evaluation with clients' own models and collects what it logs.
+    """Lets a module be its clients' own models.
 
     Args:
         trainer: the trainer whose evaluation is running.
-        alone: runs the module for a client alone.
         models: the clients' models; what a part of one lacks comes from the global model.
         layers: the order of the models' parameters.
     """
 
-    def __init__(self, trainer: Trainer, alone: Alone, models: PersonalModels, layers: LayerSpec) -> None:
-        self._trainer, self._alone, self._model_of = trainer, alone, models.of
-        self._layout = ParamLayout.from_module(alone.module, layers, models.trained)
+    def __init__(self, trainer: Trainer, models: PersonalModels, layers: LayerSpec) -> None:
+        self._module, self._device = trainer.lightning_module, trainer.strategy.root_device
+        self._model_of = models.of
+        self._layout = ParamLayout.from_module(self._module, layers, models.trained)
 
-    def row(self, client_id: int, batches: Iterator[tuple[Any, int]], count: int, start: StateCopy) -> LoggedRow | None:
-        """The client's values of what the module logs, under ``personal/<name>``; ``None`` if it has no model.
-
-        Logs, metrics, buffers and generators are as if this had not been.
-
-        Args:
-            client_id: the client.
-            batches: its evaluation batches and their numbers of samples.
-            count: how many batches.
-            start: what the module held before its first evaluation batch.
-        """
+    def standing_in(self, client_id: int) -> AbstractContextManager[None] | None:
+        """Makes the module the client's own model for a while; ``None`` if it has none."""
         model = self._model_of(client_id)
-        if model is None:
-            return None
-        device = self._trainer.strategy.root_device
-        parameters = self._layout.parameters(self._alone.module)
-        if isinstance(model, ModelPart):
+        return None if model is None else self._standing_in(model)
+
+    @contextmanager
+    def _standing_in(self, model: Snapshot | ModelPart) -> Iterator[None]:
+        parameters = self._layout.parameters(self._module)
+        with ExitStack() as stack:
+            # Lightning evaluates in inference mode, whose tensors must not become parameters.
             with torch.inference_mode(False), torch.no_grad():
-                model = model.completed(self._alone.module, parameters, self._layout)
-        seed = derive_seed(torch.initial_seed(), "personal", client_id)
-        found = LoggedRow()
-        # Lightning evaluates in inference mode, whose tensors must not become parameters.
-        with torch.inference_mode(False), torch.no_grad(), isolated(seed, device):
-            personal = partial(
-                standing_in, self._alone.module, parameters, self._layout, model.to(device), evaluate=True
-            )
-            row = self._alone.steps(start, batches, count, personal)
-        found.update(row, PREFIX)
-        found.error = row.error
-        return found
+                if isinstance(model, ModelPart):
+                    model = model.completed(self._module, parameters, self._layout)
+                own = model.to(self._device)
+                stack.enter_context(standing_in(self._module, parameters, self._layout, own, evaluate=True))
+            yield

@@ -10,18 +10,14 @@ from fl_lightning.lightning.names import LightningModule, rank_zero_info, rank_z
 
 
 class Notices:
-    """What all evaluations of a strategy have in common: what was said, and what cannot be copied.
+    """What all evaluations of a strategy have in common: what was said, and what they have left in the module.
 
     Attributes:
-        uncopied: names and ids of attributes that a :class:`StateCopy` cannot take.
-        large: the same for small copies.
         memory: what evaluations have left in the module.
         divisible: modules of whose evaluation, by stage, the clients can be divided among processes.
     """
 
     def __init__(self) -> None:
-        self.uncopied: set[tuple[str, int]] = set()
-        self.large: set[tuple[str, int]] = set()
         self.memory = Memory()
         self.divisible: dict[str, ref[LightningModule]] = {}
         self._said: set[str] = set()

@@ -3,59 +3,30 @@
 
 from __future__ import annotations
 
-import enum
-from abc import ABC, abstractmethod
-from array import array
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from functools import partial
 from operator import is_
-from pathlib import PurePath
-from types import BuiltinFunctionType, FunctionType, MappingProxyType, MemberDescriptorType, MethodType, ModuleType
-from typing import Any
+from types import MemberDescriptorType
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset
-from torchmetrics import Metric, MetricCollection
 
-from fl_lightning.lightning.module.generators import GENERATORS, generator_state, put_generator_state
-from fl_lightning.lightning.names import Callback, LightningDataModule, Logger, SingleDeviceStrategy, Trainer
-
-PLAIN = (
-    type(None), bool, int, float, complex, str, bytes, range, slice, PurePath, enum.Enum, np.generic, np.dtype,
-    torch.dtype, torch.device, torch.layout, torch.memory_format, type(Ellipsis), MappingProxyType,
-)  # fmt: skip
-"""Values that never change inside."""
-
-SHARED = (
-    Trainer, SingleDeviceStrategy, Callback, LightningDataModule, Logger, Optimizer, Dataset, DataLoader, Metric,
-    MetricCollection, ModuleType, FunctionType, BuiltinFunctionType, type, torch.Size,
-    torch.optim.lr_scheduler.LRScheduler,
-)  # fmt: skip
-"""What a module refers to and does not own, and what others look after."""
-
-_LIBRARIES = frozenset(
-    ("torch", "lightning", "pytorch_lightning", "lightning_fabric", "lightning_utilities", "torchmetrics",
-     "fl_lightning", "weakref", "logging", "re", "functools", "_thread", "threading")
-)  # fmt: skip
-"""Their objects are looked into only if they are modules, tensors, generators or containers."""
-
-_SYSTEM = frozenset(
-    ("io", "_io", "socket", "multiprocessing", "concurrent", "asyncio", "subprocess", "sqlite3", "mmap")
-)
-"""Their objects stand for something outside the process's own memory."""
+from fl_lightning.lightning.metric_state import beside_states
+from fl_lightning.lightning.module.contents import NUMBERS, OTHERS, How
+from fl_lightning.lightning.module.opaque import LIBRARIES, SHARED, SYSTEM
+from fl_lightning.lightning.names import LightningModule
 
 
-class Kept(ABC):
+class Kept:
     """One object and what it held when it was looked at.
 
     Args:
         value: the object.
         name: of the attribute of the module from which it was reached.
+        how: to look at it; ``None``: as objects of the class are.
 
     Attributes:
         value: the object.
@@ -63,21 +34,25 @@ class Kept(ABC):
         content: what it held.
     """
 
-    def __init__(self, value: Any, name: str) -> None:
+    how: How
+
+    def __init__(self, value: Any, name: str, how: How | None = None) -> None:
         self.value, self.name = value, name
+        if how is not None:
+            self.how = how
         self.content = self.now()
 
-    @abstractmethod
     def now(self) -> Any:
         """What it holds now; later changes of the object do not reach it."""
+        return self.how.read(self.value)
 
-    @abstractmethod
     def is_same(self) -> bool:
-        """Whether it holds what it held."""
+        """Whether it holds what it held; other objects in it are looked at by themselves."""
+        return self.how.same(self.value, self.content)
 
-    @abstractmethod
     def put(self, content: Any) -> None:
         """Lets it hold what :meth:`now` returned."""
+        self.how.write(self.value, content)
 
     def change(self) -> Any:
         """What :meth:`apply` needs to repeat what has happened to it since."""
@@ -100,7 +75,7 @@ class Kept(ABC):
 
     def parts(self) -> Iterable[tuple[Any, str]]:
         """Objects in the content, and the attributes from which they are reached."""
-        return ()
+        return ((part, self.name) for part in self.how.parts(self.content))
 
 
 class Names(Kept):
@@ -113,8 +88,8 @@ class Names(Kept):
         return {**slots, **getattr(value, "__dict__", {})}
 
     def is_same(self) -> bool:
-        """See :meth:`Kept.is_same`; values are looked at by themselves."""
-        return _same_items(self.now(), self.content)
+        """See :meth:`Kept.is_same`."""
+        return _same_entries(self.now(), self.content)
 
     def put(self, content: dict[str, Any]) -> None:
         """See :meth:`Kept.put`."""
@@ -158,16 +133,20 @@ class Names(Kept):
 class PartNames(Names):
     """Attributes of a submodule, apart from what torch, Lightning and this package keep in it for themselves."""
 
+    def __init__(self, value: Any, name: str) -> None:
+        self._apart = _OF_LIGHTNING if isinstance(value, LightningModule) else _OF_TORCH
+        super().__init__(value, name)
+
     def now(self) -> dict[str, Any]:
         """See :meth:`Kept.now`."""
-        return {name: value for name, value in vars(self.value).items() if name not in NOT_ATTRIBUTES}
+        return {name: value for name, value in vars(self.value).items() if name not in self._apart}
 
     def is_same(self) -> bool:
         """See :meth:`Kept.is_same`; called for every submodule before and after every visit."""
         own, content = vars(self.value), self.content
         if not all(map(is_, map(own.get, content), content.values())):
             return False
-        return len(own) == len(content) + len(NOT_ATTRIBUTES & own.keys())
+        return len(own) == len(content) + len(self._apart & own.keys())
 
     def changed_names(self) -> list[str]:
         """See :meth:`Kept.changed_names`."""
@@ -180,11 +159,21 @@ class PartNames(Names):
         return ((value, at + name) for name, value in self.content.items())
 
 
-NOT_ATTRIBUTES = frozenset(
-    {"_parameters", "_buffers", "_modules", "_trainer", "_fabric", "_current_fx_name", "_metric_attributes"}
-    | {"log", "log_dict", "federated_features", "_non_persistent_buffers_set"}
-)
-"""What belongs to parameters and buffers, and what is another at every moment."""
+class MetricNames(Names):
+    """What a metric keeps beside states that can be joined."""
+
+    def now(self) -> dict[str, Any]:
+        """See :meth:`Kept.now`."""
+        return beside_states(self.value)
+
+
+_OF_TORCH = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
+"""What belongs to parameters and buffers."""
+
+_OF_LIGHTNING = _OF_TORCH | {
+    "_trainer", "_fabric", "_current_fx_name", "_metric_attributes", "log", "log_dict", "federated_features",
+}  # fmt: skip
+"""What is another at every moment, too."""
 
 
 class Items(Kept):
@@ -198,22 +187,27 @@ class Items(Kept):
         return set(value) if isinstance(value, set) else list(value)
 
     def is_same(self) -> bool:
-        """See :meth:`Kept.is_same`; items are looked at by themselves."""
+        """See :meth:`Kept.is_same`."""
         value, content = self.value, self.content
         if isinstance(value, dict):
-            return _same_items(value, content)
+            return _same_entries(value, content)
         if isinstance(value, set):
             return bool(value == content)
         return len(value) == len(content) and all(map(is_, value, content))
 
     def put(self, content: Any) -> None:
         """See :meth:`Kept.put`."""
-        value = self.value
-        value.clear()
-        if isinstance(value, (dict, set)):
-            value.update(content)
+        self.value.clear()
+        if isinstance(self.value, (dict, set)):
+            self.value.update(content)
         else:
-            value.extend(content)
+            self.value.extend(content)
+
+    def parts(self) -> Iterable[tuple[Any, str]]:
+        """See :meth:`Kept.parts`."""
+        content = self.content
+        values = [*content.keys(), *content.values()] if isinstance(content, dict) else content
+        return ((value, self.name) for value in values)
 
     def new_lists(self, change: Any) -> dict[Any, Any]:
         """See :meth:`Kept.new_lists`."""
@@ -223,12 +217,6 @@ class Items(Kept):
         """See :meth:`Kept.bind`."""
         if values:
             self.value.update(values)
-
-    def parts(self) -> Iterable[tuple[Any, str]]:
-        """See :meth:`Kept.parts`."""
-        content = self.content
-        values = [*content.keys(), *content.values()] if isinstance(content, dict) else content
-        return ((value, self.name) for value in values)
 
     def change(self) -> Any:
         """What was added at the end, if nothing else has happened; else what it holds now."""
@@ -256,8 +244,7 @@ class Items(Kept):
         return None
 
 
-@dataclass
-class Added:
+class Added(NamedTuple):
     """Items that were added to a list or a deque."""
 
     items: list[Any]
@@ -266,91 +253,10 @@ class Added:
 class Numbers(Kept):
     """What is in a tensor."""
 
-    def now(self) -> Tensor:
-        """See :meth:`Kept.now`."""
-        copied: Tensor = self.value.detach().clone()
-        return copied
-
-    def is_same(self) -> bool:
-        """See :meth:`Kept.is_same`."""
-        value, content = self.value.detach(), self.content
-        if value.shape != content.shape or value.dtype != content.dtype or value.device != content.device:
-            return False
-        if value.layout != torch.strided:
-            value, content = value.to_dense(), content.to_dense()
-        return torch.equal(value, content) or bool(
-            ((value == content) | ((value != value) & (content != content))).all()
-        )
-
-    @torch.no_grad()
-    def put(self, content: Tensor) -> None:
-        """See :meth:`Kept.put`."""
-        value = self.value.data if self.value.layout == torch.strided else self.value
-        if value.shape == content.shape and value.dtype == content.dtype and value.device == content.device:
-            value.copy_(content)
-        else:
-            self.value.data = content.clone()
+    how = NUMBERS
 
 
-class Array(Kept):
-    """What is in an array of numpy."""
-
-    def now(self) -> Any:
-        """See :meth:`Kept.now`."""
-        return self.value.copy()
-
-    def is_same(self) -> bool:
-        """See :meth:`Kept.is_same`."""
-        value, content = self.value, self.content
-        if value.dtype.hasobject:
-            return value.shape == content.shape and all(map(is_, value.ravel().tolist(), content.ravel().tolist()))
-        return bool(value.shape == content.shape and value.tobytes() == content.tobytes())
-
-    def put(self, content: Any) -> None:
-        """See :meth:`Kept.put`."""
-        if self.value.shape != content.shape:
-            self.value.resize(content.shape, refcheck=False)
-        self.value[...] = content
-
-    def parts(self) -> Iterable[tuple[Any, str]]:
-        """See :meth:`Kept.parts`."""
-        return ((item, self.name) for item in self.content.ravel().tolist()) if self.content.dtype.hasobject else ()
-
-
-class Bytes(Kept):
-    """What is in a ``bytearray`` or an ``array.array``."""
-
-    def now(self) -> Any:
-        """See :meth:`Kept.now`."""
-        return self.value[:]
-
-    def is_same(self) -> bool:
-        """See :meth:`Kept.is_same`."""
-        return bool(self.value == self.content)
-
-    def put(self, content: Any) -> None:
-        """See :meth:`Kept.put`."""
-        self.value[:] = content
-
-
-class Draws(Kept):
-    """Where a random generator is."""
-
-    def now(self) -> Any:
-        """See :meth:`Kept.now`."""
-        return generator_state(self.value)
-
-    def is_same(self) -> bool:
-        """See :meth:`Kept.is_same`."""
-        now = self.now()
-        return torch.equal(now, self.content) if isinstance(now, Tensor) else repr(now) == repr(self.content)
-
-    def put(self, content: Any) -> None:
-        """See :meth:`Kept.put`."""
-        put_generator_state(self.value, content)
-
-
-def _same_items(now: dict[Any, Any], then: dict[Any, Any]) -> bool:
+def _same_entries(now: dict[Any, Any], then: dict[Any, Any]) -> bool:
     """Whether keys and values are the same objects in the same order."""
     return len(now) == len(then) and all(map(is_, now, then)) and all(map(is_, now.values(), then.values()))
 
@@ -370,38 +276,30 @@ def _slots_of(kind: type) -> tuple[str, ...]:
     return _SLOTS[kind]
 
 
-_VALUES: tuple[tuple[Any, type[Kept]], ...] = (
-    (GENERATORS, Draws),
-    (np.ndarray, Array),
-    ((bytearray, array), Bytes),
-    ((list, deque, dict, set), Items),
-)
-
-
-def kinds_of(value: Any) -> tuple[type[Kept], ...] | None:
+def kinds_of(value: Any) -> tuple[Callable[[Any, str], Kept], ...] | None:
     """How an object is kept: not at all, or by what it holds, by its attributes, or by both; ``None``: it cannot be."""
     if isinstance(value, SHARED):
         return ()
     if isinstance(value, Tensor):
-        # A tensor with a graph is a result. Nobody writes into it.
-        plain = value.grad_fn is None and not (value.is_inference() or value.is_meta or value.is_quantized)
+        # A tensor with a graph is a result. Nobody writes into it, nor into one of inference mode in training.
+        result = value.grad_fn is not None or (value.is_inference() and not torch.is_inference_mode_enabled())
+        plain = not (result or value.is_meta or value.is_quantized)
         return (Numbers,) if plain else ()
-    for types, kind in _VALUES:
+    names = (Names,) if hasattr(value, "__dict__") else ()
+    if isinstance(value, (list, deque, dict, set)):
+        return (Items, *names)
+    for types, how in OTHERS:
         if isinstance(value, types):
-            writable = kind is not Array or value.flags.writeable
-            return (*((kind,) if writable else ()), *((Names,) if hasattr(value, "__dict__") else ()))
+            writable = not isinstance(value, np.ndarray) or value.flags.writeable
+            return (*((partial(Kept, how=how),) if writable else ()), *names)
     if isinstance(value, nn.Module):
-        return (Names,)
+        return names
     home = type(value).__module__.partition(".")[0]
-    if hasattr(value, "__next__") or home in _SYSTEM:
+    if hasattr(value, "__next__") or home in SYSTEM:
         return None
-    return (Names,) if home not in _LIBRARIES and (hasattr(value, "__dict__") or _slots_of(type(value))) else ()
+    return (Names,) if home not in LIBRARIES and (names or _slots_of(type(value))) else ()
 
 
-def held_by(value: Any) -> Iterable[Any] | None:
-    """What an object holds that never changes itself; ``None`` if it may."""
-    if isinstance(value, (tuple, frozenset)):
-        return value
-    if isinstance(value, partial):
-        return (value.func, value.args, value.keywords)
-    return (value.__self__,) if isinstance(value, MethodType) else None
+def differing(objects: Iterable[Kept]) -> list[Kept]:
+    """Those that hold something else now."""
+    return [kept for kept in objects if not kept.is_same()]

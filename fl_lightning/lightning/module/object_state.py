@@ -8,32 +8,26 @@ holds an object sees the same.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from operator import is_
 from typing import Any
 
 from torch import nn
 from torchmetrics import Metric, MetricCollection
 
-from fl_lightning.core.modules import named_metrics, outside_metrics, submodules
-from fl_lightning.lightning.metric_state import beside_states, joins_clients
-from fl_lightning.lightning.module.kept_objects import PLAIN, Items, Kept, Names, PartNames, held_by, kinds_of
+from fl_lightning.core.modules import modes_kept, named_metrics, outside_metrics, submodules
+from fl_lightning.lightning.metric_state import MetricState, joins_clients
+from fl_lightning.lightning.module.kept_objects import Items, Kept, MetricNames, PartNames, differing, kinds_of
+from fl_lightning.lightning.module.opaque import PLAIN, held_by
+from fl_lightning.lightning.module.shadowed import shadowed
+from fl_lightning.lightning.names import LightningModule
 
 _HOOKS = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, dict))
+_EMPTY = (dict, OrderedDict)
 _MANY = 100_000
 """Objects of one module that are looked after; what is found beyond these is left alone."""
-
-
-class _MetricNames(PartNames):
-    """What a metric keeps beside states that can be joined."""
-
-    def now(self) -> dict[str, Any]:
-        """See :meth:`Kept.now`."""
-        return beside_states(self.value)
-
-    def is_same(self) -> bool:
-        """See :meth:`Kept.is_same`."""
-        return Names.is_same(self)
 
 
 class ObjectState:
@@ -43,6 +37,7 @@ class ObjectState:
 
     Args:
         module: the module.
+        joins: which metrics have states that others see to; what they hold beside these is kept here.
 
     Attributes:
         kept: every object that may change, in an order that is the same in copies of the module.
@@ -50,8 +45,8 @@ class ObjectState:
         alone: attributes with objects that cannot be put back, iterators and open files for instance, and their kinds.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
+    def __init__(self, module: nn.Module, joins: Callable[[Metric], bool] = joins_clients) -> None:
+        self._module, self._joins = module, joins
         self.kept: list[Kept] = []
         self.metrics: dict[str, Metric] = dict(named_metrics(module))
         self.alone: dict[str, str] = {}
@@ -67,32 +62,36 @@ class ObjectState:
             if not isinstance(part, MetricCollection):
                 self._keep(PartNames(part, prefix), waiting)
         for prefix, metric in self.metrics.items():
-            if joins_clients(metric):
-                self._keep(_MetricNames(metric, prefix), waiting)
+            if joins(metric):
+                self._keep(MetricNames(metric, prefix), waiting)
+        self._look_into(waiting)
+
+    def _look_into(self, waiting: deque[tuple[Any, str]]) -> None:
         while waiting:
             self._look_at(*waiting.popleft(), waiting)
 
     def _keep(self, kept: Kept, waiting: deque[tuple[Any, str]]) -> None:
         self.kept.append(kept)
         for value, name in kept.parts():
-            if not isinstance(value, PLAIN):
+            if type(value) in _EMPTY and not value and name.rpartition(".")[2] in _HOOKS:
+                if id(value) not in self._seen:
+                    self._seen.add(id(value))
+                    self._hooks.append(Items(value, name))
+            elif not isinstance(value, PLAIN):
                 waiting.append((value, name))
 
     def _look_at(self, value: Any, name: str, waiting: deque[tuple[Any, str]]) -> None:
-        if id(value) in self._seen or isinstance(value, PLAIN):
+        if id(value) in self._seen:
             return
         self._seen.add(id(value))
-        if isinstance(value, dict) and not value and name.rpartition(".")[2] in _HOOKS:
-            self._hooks.append(Items(value, name))
-            return
         inside = held_by(value)
         if inside is not None:
-            waiting.extend((part, name) for part in inside)
+            waiting.extend((part, name) for part in inside if not isinstance(part, PLAIN))
             return
         if isinstance(value, Metric):
             self.metrics[f"{len(self.metrics)} in {name}"] = value
-            if joins_clients(value):
-                self._keep(_MetricNames(value, name), waiting)
+            if self._joins(value):
+                self._keep(MetricNames(value, name), waiting)
         kinds = kinds_of(value) if len(self.kept) < _MANY else None
         if kinds is None:
             self.alone.setdefault(name, type(value).__name__)
@@ -105,15 +104,55 @@ class ObjectState:
         kept = [*self.kept, *self._hooks]
         return [*self.own, *self.metrics.values(), *kept, *(one.value for one in kept)]
 
-    def is_current(self) -> bool:
-        """Whether nothing has changed: the submodules are the same, and every object holds what it held."""
+    def current(self) -> ObjectState:
+        """The state of the module now: this one, if nothing has changed."""
         same = all(
             len(part._modules) == len(children) and all(map(is_, part._modules.values(), children))
             for part, children in self._structure
         )
-        return same and not self.changed()
+        return self if same and not self.changed() else ObjectState(self._module, self._joins)
 
     def changed(self) -> list[Kept]:
         """The objects that hold something else now."""
         hooks = [kept for kept in self._hooks if kept.value]
-        return [*(kept for kept in self.kept if not kept.is_same()), *hooks]
+        return [*differing(self.kept), *hooks]
+
+
+class Undone:
+    """Runs a module without a trace in its attributes and metrics, and without a word to its loggers.
+
+    Args:
+        module: the module.
+    """
+
+    def __init__(self, module: LightningModule) -> None:
+        self._module = module
+        self._state: ObjectState | None = None
+
+    @contextmanager
+    def __call__(self, evaluate: bool = True) -> Iterator[None]:
+        """Metrics are empty, ``self.log`` does nothing, and everything comes back in the end.
+
+        Args:
+            evaluate: eval mode; False leaves the modes alone.
+        """
+        module = self._module
+        state = self._state = ObjectState(module) if self._state is None else self._state.current()
+        parts = [part for metric in state.metrics.values() for _, part in submodules(metric)]
+        metrics = [MetricState(part) for part in parts if isinstance(part, Metric)]
+        for metric in metrics:
+            metric.reset()
+        try:
+            with shadowed(module, log=_ignore, log_dict=_ignore), modes_kept(submodules(module)):
+                if evaluate:
+                    module.eval()
+                yield
+        finally:
+            for kept in state.changed():
+                kept.put(kept.content)
+            for metric in metrics:
+                metric.put_back()
+
+
+def _ignore(*args: Any, **kwargs: Any) -> None:
+    return None

@@ -10,6 +10,7 @@ from guard_cohorts import crowd
 from fl_lightning import guards
 from fl_lightning.core.columns import Columns
 from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.storage import kept
 from fl_lightning.core.storage.column_files import in_columns
 
 GUARDS = {
@@ -41,11 +42,7 @@ def rounds(dtype=torch.float64, layout=None, count=3, m=11):
 
 def walk(guard, cohorts):
     """What the method sees round by round."""
-    found = []
-    for cohort in cohorts:
-        found.append(guard.guarded(cohort))
-        guard.commit()
-    return found
+    return [guard.guarded(cohort) for cohort in cohorts]
 
 
 def test_every_guard_is_here():
@@ -128,13 +125,13 @@ def test_rows_of_zeros_pass(name):
 @every_guard
 def test_state_survives_a_checkpoint_and_a_fresh_fit_forgets_it(name):
     guard, cohorts = GUARDS[name](), rounds()
-    assert not guard.state_dict() or name in STATEFUL
-    first = guard.judge(cohorts[2])
+    assert not kept.state(guard) or name in STATEFUL
+    first = GUARDS[name]().judge(cohorts[2])
     walk(guard, cohorts[:2])
     other = GUARDS[name]()
-    other.load_state_dict(guard.state_dict())
+    kept.load(other, kept.state(guard))
     assert torch.equal(other.guarded(cohorts[2]).updates.rows, guard.guarded(cohorts[2]).updates.rows)
-    guard.reset()
+    kept.reset(guard)
     assert str(guard.judge(cohorts[2])) == str(first)
 
 
@@ -144,7 +141,7 @@ def test_shares_of_the_columns_give_the_same_bits(name):
 
     guard, shares = GUARDS[name](), 3
     cohorts = rounds((torch.float32, torch.float64)[list(GUARDS).index(name) % 2], LAYOUT)
-    if guard.column_state is None:
+    if not guard.columnwise:
         pytest.skip("needs whole rows, and says so")
     whole = walk(guard, cohorts)
     meeting, borders = Meeting(shares), Columns.cut(LAYOUT.numel, shares)
@@ -157,14 +154,14 @@ def test_shares_of_the_columns_give_the_same_bits(name):
         except BaseException:
             meeting.abort()
             raise
-        return found, in_columns(own.state_dict(), own.column_state, columns)
+        return found, in_columns(kept.state(own), kept.columns(own), columns)
 
     with ThreadPoolExecutor(shares) as pool:
         parts = [future.result() for future in [pool.submit(work, share) for share in range(shares)]]
     for when, expected in enumerate(whole):
         assert all(found[when].client_ids == expected.client_ids for found, _ in parts)
         assert same(torch.cat([found[when].updates.rows for found, _ in parts], 1), expected.updates.rows)
-    assert same(joined([state for _, state in parts]), guard.state_dict())
+    assert same(joined([state for _, state in parts]), kept.state(guard))
 
 
 @every_guard
@@ -182,5 +179,5 @@ def test_what_a_guard_does_not_say_is_not_known():
     class Renamed(guards.NormClipping):
         pass
 
-    assert (Own.column_state, Own.reads) == (None, "rows")
-    assert (Renamed.column_state, Renamed.reads) == ((), "sums")
+    assert (Own.columnwise, Own.reads) == (False, "rows")
+    assert (Renamed.columnwise, Renamed.reads) == (True, "sums")

@@ -8,6 +8,7 @@ from test_robust_means import paper_choice, paper_scores
 
 from fl_lightning import guards
 from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.storage import kept
 
 LAYOUT = ParamLayout.from_sizes((20_000, 13, 4_987))
 M = 11
@@ -65,13 +66,14 @@ def test_radius_of_centred_clipping(dtype, spread):
     v = v.to(dtype).double()
     lengths = (rows - v).norm(dim=1)
     guard = guards.CentredClipping(float(lengths.mean()))
-    guard.load_state_dict({"center": v.to(dtype)})
+    kept.load(guard, {"center": v.to(dtype)})
+    settle = kept.tentatively(guard)
     found = guard.judge(cohort)
+    settle(False)
     expected = torch.where(lengths > guard.radius, guard.radius / lengths, 1.0)
     torch.testing.assert_close(found.scale, expected, rtol=1e-10, atol=0)
     apart = (guard.guarded(cohort).updates.rows.double() - v).norm(dim=1)
     assert bool((apart <= guard.radius + torch.finfo(dtype).eps * v.norm()).all())
-    guard.commit()
     mean = v + (expected[:, None] * (rows - v)).mean(0)
     limits = torch.finfo(dtype)
     close = {"rtol": 0.51 * limits.eps, "atol": limits.tiny * limits.eps + 4e-15}  # rounded once

@@ -9,6 +9,7 @@ from algorithm_cohorts import make_cohort, random_rows
 from guard_cohorts import crowd
 
 from fl_lightning import guards
+from fl_lightning.core.storage import kept
 
 
 def test_long_rows_are_cut_and_short_ones_keep_their_bits():
@@ -35,7 +36,6 @@ def test_the_adaptive_bound_follows_the_paper():
         assert guard.judge(cohort).scalars["bound"] == pytest.approx(bound)
         b = float((norms <= bound * (1 + 1e-12)).double().mean())
         bound *= math.exp(-0.5 * (b - 0.25))
-        guard.commit()
         assert guard.bound == pytest.approx(bound)
 
 
@@ -43,23 +43,22 @@ def test_updates_of_zeros_do_not_take_the_others_away():
     rows, guard = torch.zeros(4, 92, dtype=torch.float64), guards.AdaptiveNormClipping()
     rows[0, 0], rows[1, 1] = 3.0, 5.0
     assert guard.guarded(make_cohort(rows)).updates.norms().tolist() == pytest.approx([3.0, 3.0, 0.0, 0.0])
-    guard.commit()
     assert guard.bound == pytest.approx(3 * math.exp(-0.2 * (0.75 - 0.5)))  # zeros fit under it, too
 
 
 def test_the_bound_moves_only_with_rounds_that_happen():
     guard = guards.AdaptiveNormClipping()
+    settle = kept.tentatively(guard)
     guard.judge(crowd())
-    assert guard.state_dict() == {"bound": 0.0}
-    guard.commit()
-    before = guard.state_dict()
-    guard.judge(crowd(seed=1))
-    assert guard.state_dict() == before != {"bound": 0.0}
+    assert guard.bound > 0
+    settle(False)
+    assert kept.state(guard) == {"bound": 0.0}
+    guard.judge(crowd())
+    before = kept.state(guard)
     guard.judge(make_cohort(torch.zeros(3, 92)))
-    guard.commit()
-    assert guard.state_dict() == before
+    assert kept.state(guard) == before != {"bound": 0.0}
     other = guards.AdaptiveNormClipping()
-    other.load_state_dict(before)
+    kept.load(other, before)
     assert other.judge(crowd(seed=2)).scalars == guard.judge(crowd(seed=2)).scalars
-    guard.reset()
-    assert guard.state_dict() == {"bound": 0.0}
+    kept.reset(guard)
+    assert kept.state(guard) == {"bound": 0.0}

@@ -17,6 +17,7 @@ from support import Classifier, federated_blobs, fit, fresh
 
 import fl_lightning as fl
 from fl_lightning.algorithms import SCAFFOLD, Ditto, FedAvg, FedLF, FedMDFG, QFedAvg
+from fl_lightning.core.storage import kept
 from fl_lightning.federation.flower import FairStrategy
 from fl_lightning.federation.flower.packing import packed, taken, unpacked
 from fl_lightning.federation.flower.protocol import Answer
@@ -159,7 +160,7 @@ def test_a_round_below_min_clients_changes_nothing(tmp_path):
     assert skipped.skipped == "2 usable reports, fewer than min_clients=3"
     assert (skipped.client_ids, skipped.step_norm, skipped.skipped_rounds) == ((), 0.0, 1)
     assert torch.equal(flat(strategy.model), flat(before.model))
-    one, two = (s.server.client_rule.state_dict() for s in (strategy, before))
+    one, two = (kept.state(s.server.client_rule) for s in (strategy, before))
     assert torch.equal(one["server"], two["server"])
     assert strategy.server.counted == before.server.counted
 

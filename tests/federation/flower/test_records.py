@@ -9,6 +9,8 @@ import torch
 
 pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from torch.utils.data import DataLoader, TensorDataset
+from visit_variants import WIDTH, Together
 
 import fl_lightning as fl
 from fl_lightning.federation.flower.packing import _FORMAT, packed, taken, unpacked
@@ -95,3 +97,26 @@ def test_an_evaluation_is_of_the_client_the_round_and_the_stage():
     for client, when in ((1, 3), (2, 4), (2, 2)):
         with pytest.raises(ValueError, match=r"it has evaluated clients \(2,\) after round 3"):
             answer.evaluation(client, when, "val")
+
+
+@pytest.mark.filterwarnings("ignore:.*treespec")
+def test_what_a_module_keeps_is_the_same_behind_the_wire():
+    names = ["keeps_the_last_few", "draws_from_numpy", "keeps_a_named_tuple", "changes_an_array", "counts_deep_inside"]
+    x, ends = torch.randn(20, WIDTH), []
+    for wired in (False, True):
+        server = fl.FederatedServer(Together(names), 1)
+        client = fl.FederatedClient(Together(names), DataLoader(TensorDataset(x, x.sum(1)), 10), 0, 1)
+        for _ in range(2):
+            server.open_round()
+            message = server.message(0)
+            answer = client.train(unpacked(packed(message)) if wired else message)
+            record = server.close_round({0: unpacked(packed(answer)) if wired else answer})
+            assert record.client_ids == (0,)
+        ends.append(server.module)
+    plain, arrived = (module.parts for module in ends)
+    assert list(plain["keeps_the_last_few"].seen) == list(arrived["keeps_the_last_few"].seen)
+    assert plain["keeps_a_named_tuple"].pair == arrived["keeps_a_named_tuple"].pair
+    assert plain["draws_from_numpy"].g.random() == arrived["draws_from_numpy"].g.random()
+    assert plain["changes_an_array"].a.tolist() == arrived["changes_an_array"].a.tolist()
+    assert plain["counts_deep_inside"].nested == arrived["counts_deep_inside"].nested
+    assert all(torch.equal(one.w, other.w) for one, other in zip(plain.values(), arrived.values(), strict=True))

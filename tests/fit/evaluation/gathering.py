@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ways in which people gather what ``on_validation_epoch_end`` logs, one module each."""
 
+import threading
 from collections import Counter, defaultdict, deque
 
 import numpy as np
@@ -9,7 +10,12 @@ import torch.nn.functional as F
 from support import CLASSES, Classifier
 from torch import nn
 from torchmetrics import MaxMetric, MeanMetric, Metric, MetricCollection, MinMaxMetric, PearsonCorrCoef
-from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassF1Score
+from torchmetrics.classification import (
+    MulticlassAccuracy,
+    MulticlassConfusionMatrix,
+    MulticlassF1Score,
+    MulticlassPrecision,
+)
 
 
 class Gathers(Classifier):
@@ -502,10 +508,74 @@ class BestSoFar(Torchmetrics):
         super().end()
 
 
+class Locked(Counts):
+    """Gathers in something that cannot be copied."""
+
+    class Tally:
+        def __init__(self):
+            self.lock, self.rows = threading.Lock(), []
+
+    def __init__(self):
+        super().__init__()
+        self.tally = self.Tally()
+
+    def add(self, logits, y, index):
+        self.tally.rows.append(float(hits(logits, y)) / len(y))
+        self.log("step_acc", hits(logits, y) / len(y))
+
+    def end(self):
+        self.log("acc", sum(self.tally.rows) / len(self.tally.rows))
+        self.tally.rows.clear()
+
+
+class MadeAnew(Gathers):
+    """Makes a tensor when the evaluation begins, and another metric when it ends, instead of emptying them."""
+
+    def __init__(self):
+        super().__init__()
+        self.metric = MulticlassAccuracy(CLASSES, average="micro")
+
+    def on_validation_epoch_start(self):
+        self.sums = torch.zeros(2)
+
+    def on_test_epoch_start(self):
+        self.sums = torch.zeros(2)
+
+    def add(self, logits, y, index):
+        self.sums[0] += hits(logits, y)
+        self.sums[1] += len(y)
+        self.metric.update(logits, y)
+
+    def end(self):
+        self.log("acc", self.sums[0] / self.sums[1])
+        self.log("same", self.metric.compute())
+        self.metric = MulticlassAccuracy(CLASSES, average="micro")
+
+
+class UsesUp(Gathers):
+    """Takes out of its outputs what it has used, and changes the rest in place; reads a collection metric by metric."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.pair = [], MetricCollection([MulticlassPrecision(CLASSES), MulticlassF1Score(CLASSES)])
+
+    def add(self, logits, y, index):
+        self.rows.append({"hits": (logits.argmax(1) == y).float(), "size": len(y)})
+        self.pair.update(logits, y)
+
+    def end(self):
+        total = sum(row.pop("size") for row in self.rows)
+        self.log("acc", sum(row["hits"].mul_(2).sum() for row in self.rows) / total / 2)
+        for name, metric in self.pair.items():
+            self.log(name, metric.compute())
+        self.rows.clear()
+        self.pair.reset()
+
+
 PATTERNS = (
     Meters, Counts, CountsFromTheStart, Indexed, Arrays, Tensors, HoldsLists, Slotted, Closures, Monai, Outputs,
     InBatchEnd, Torchmetrics, InADictionary, HandMadeMetric, Unjoinable, InTheLastStep, RunningInSteps,
-    ComputesInSteps, Flushes, ReadsTheTrainer, BestSoFar,
+    ComputesInSteps, Flushes, ReadsTheTrainer, BestSoFar, Locked, MadeAnew, UsesUp,
 )  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 """However a project gathers its validation values, they are plain Lightning's, of all clients and of each alone."""
 
 import math
-import threading
 import warnings
 
 import lightning as L
@@ -16,11 +15,12 @@ from gathering import (
     BestSoFar,
     Counts,
     InBatchEnd,
+    MadeAnew,
     Meters,
     Monai,
     Outputs,
     Torchmetrics,
-    hits,
+    Unjoinable,
 )
 from plain_loop import client_batches
 from support import Blobs, federated_blobs, fit, fresh, quiet_trainer, weights
@@ -28,7 +28,9 @@ from torch.utils.data import DataLoader
 
 import fl_lightning as fl
 
-IN_STEPS = ("Torchmetrics", "BestSoFar", "Outputs", "ReadsTheTrainer", "RunningInSteps", "ComputesInSteps")
+IN_STEPS = (
+    "Torchmetrics", "BestSoFar", "Outputs", "ReadsTheTrainer", "RunningInSteps", "ComputesInSteps", "Locked",
+)  # fmt: skip
 """Here torch adds up float32 numbers of all clients, in an order that joins clients."""
 
 
@@ -84,6 +86,18 @@ def test_values_are_those_of_plain_lightning(pattern, stage):
     assert weights(module).equal(before)
 
 
+@pytest.mark.parametrize("pattern", [Counts, MadeAnew, Torchmetrics, Unjoinable])
+def test_own_models_are_evaluated_alone_too(pattern):
+    data = federated_blobs()
+    _, strategy, _ = fit(fresh(pattern), 2, algorithm=fl.algorithms.Ditto(), data=data, clients_per_round=1.0)
+    clients, _ = loaders_of(federated_blobs(), "val")
+    found = strategy.last_evaluation.values["personal/acc"].tolist()
+    for place, (client, loader) in enumerate(clients.items()):
+        own = fresh(pattern)
+        torch.nn.utils.vector_to_parameters(strategy.client_rule.personal_model(client).params, own.parameters())
+        assert found[place] == pytest.approx(plain(own, loader)["acc"], rel=1e-6)
+
+
 @pytest.mark.parametrize("pattern", [BestSoFar, BestNumber, BestLater])
 def test_what_evaluations_leave_behind_is_no_clients_own(pattern):
     module, strategy = fresh(pattern), fl.FederatedStrategy()
@@ -105,37 +119,6 @@ def test_what_evaluations_leave_behind_is_no_clients_own(pattern):
     assert second["fed/acc_best/clients"] == second["fed/acc_best/undefined"] == 0
     assert record.values["acc"].isfinite().all()
     assert not record.values["acc"].equal(before.values["acc"])
-
-
-class Locked(Counts):
-    """Gathers in something that cannot be copied."""
-
-    class Tally:
-        def __init__(self):
-            self.lock, self.rows = threading.Lock(), []
-
-    def __init__(self):
-        super().__init__()
-        self.tally = self.Tally()
-
-    def add(self, logits, y, index):
-        self.tally.rows.append(float(hits(logits, y)) / len(y))
-        self.log("step_acc", hits(logits, y) / len(y))
-
-    def end(self):
-        self.log("acc", sum(self.tally.rows) / len(self.tally.rows))
-        self.tally.rows.clear()
-
-
-def test_what_cannot_be_copied_gives_clients_no_values():
-    strategy, data = fl.FederatedStrategy(), federated_blobs()
-    with pytest.warns(UserWarning, match=r"Locked\.validation_step gathers in what cannot be copied: tally\. Log in"):
-        (results,) = quiet_trainer(strategy).validate(fresh(Locked), data, verbose=False)
-    _, together = loaders_of(federated_blobs(), "val")
-    assert results["acc"] == plain(fresh(Locked), together)["acc"]
-    record = strategy.last_evaluation
-    assert "acc" not in record.values
-    assert record.values["step_acc"].isnan().all()
 
 
 @pytest.mark.parametrize("pattern", [Meters, Counts, Arrays, Monai, Outputs, Torchmetrics])

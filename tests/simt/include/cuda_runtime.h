@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <utility>
 
 #include "../simt.h"
@@ -18,6 +19,10 @@
 #define SHARED(T, name, n) \
   static char name##_tag;  \
   const simt::Shared<T> name(&name##_tag, #name, n)
+
+#define SHARED_OF_LAUNCH(T, name) \
+  static char name##_tag;         \
+  const simt::Shared<T> name(&name##_tag, #name, simt::launch_bytes() / sizeof(T))
 
 #define SHARED_PATTERNS(T, name, n) \
   static char name##_tag;           \
@@ -130,7 +135,12 @@ inline double round_to(double x, int digits, int least) {
 }
 
 using cudaStream_t = void*;
-enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidConfiguration = 9, cudaErrorNoKernelImageForDevice = 209 };
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorInvalidConfiguration = 9,
+  cudaErrorNoKernelImageForDevice = 209
+};
 inline cudaError_t& simt_last_error() {
   static cudaError_t error = cudaSuccess;
   return error;
@@ -143,14 +153,15 @@ inline cudaError_t cudaDriverGetVersion(int* version) {
   *version = simt_driver;
   return cudaSuccess;
 }
-enum cudaDeviceAttr { cudaDevAttrComputeCapabilityMajor = 75 };
+enum cudaDeviceAttr { cudaDevAttrComputeCapabilityMajor = 75, cudaDevAttrMaxSharedMemoryPerBlockOptin = 97 };
 inline int simt_capability = 8;  // of the device that is stood in for
+inline int simt_optin_bytes() { return (simt_capability < 8 ? 64 : simt_capability < 9 ? 163 : 227) << 10; }
 inline cudaError_t cudaGetDevice(int* device) {
   *device = 0;
   return cudaSuccess;
 }
-inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  *value = simt_capability;
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  *value = attribute == cudaDevAttrComputeCapabilityMajor ? simt_capability : simt_optin_bytes();
   return cudaSuccess;
 }
 struct cudaFuncAttributes {
@@ -160,6 +171,14 @@ struct cudaFuncAttributes {
 template <class Kernel>
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, Kernel) {
   attributes->sharedSizeBytes = simt_capability == 9 ? 1024 : 0;
+  return cudaSuccess;
+}
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+inline std::map<const void*, int> simt_allowed;  // what kernels may have beyond 48 KB
+template <class Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute, int bytes) {
+  if (bytes + 16 > simt_optin_bytes()) return simt_last_error() = cudaErrorInvalidValue;  // beside its own arrays
+  simt_allowed[reinterpret_cast<const void*>(kernel)] = bytes;
   return cudaSuccess;
 }
 struct cudaLaunchConfig_t {
@@ -173,7 +192,13 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   if (config->gridDim.x == 0 || config->blockDim.x > simt::kMaxThreads) {
     return simt_last_error() = cudaErrorInvalidConfiguration;
   }
+  const auto allowed = simt_allowed.find(reinterpret_cast<const void*>(kernel));
+  const bool asked = allowed != simt_allowed.end() && allowed->second > simt::kSharedBytes;
+  const int most = asked ? allowed->second : simt::kSharedBytes;
+  if (config->dynamicSmemBytes > static_cast<std::size_t>(most)) return simt_last_error() = cudaErrorInvalidValue;
   ++simt_launches;
-  simt::run(config->gridDim.x, config->blockDim.x, [&] { kernel(static_cast<Parameters>(arguments)...); });
+  const auto body = [&] { kernel(static_cast<Parameters>(arguments)...); };
+  simt::run(config->gridDim.x, config->blockDim.x, std::ref(body), config->dynamicSmemBytes,
+            asked ? simt_optin_bytes() : most);
   return cudaSuccess;
 }

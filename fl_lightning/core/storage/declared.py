@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a method keeps from round to round, declared once on its class.
+
+A class says what it keeps as a module says which buffers it has::
+
+    class ControlVariates(ClientRule):
+        c = server_state(Tensor, columns=True, sent="all")
+        c_i = per_client(Tensor, columns=True, sent="owner", device="control_device")
+
+``self.c`` is then a tensor, ``None`` until it is set, and ``self.c_i`` a dictionary by client id. Each declaration is a
+descriptor: the value lies in ``vars(self)`` under its name, and begins anew where nobody has set it. Everything else
+follows from the declarations, in :mod:`fl_lightning.core.storage.kept`: what a checkpoint holds and a fresh fit
+forgets, what goes to clients, which entries have a number per column, how many bytes a fit will take, and how a round
+that does not count is taken back. For that, rounds replace what is kept and never write into it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, cast, overload
+
+import torch
+
+from fl_lightning.core.model_snapshot import Snapshot
+from fl_lightning.core.storage.model_files import ClientFiles
+from fl_lightning.core.storage.per_client import ByClient, PerClient, plain, restored
+from fl_lightning.core.storage.row_history import RowHistory
+
+T = TypeVar("T")
+
+
+class Extent(NamedTuple):
+    """How large what is kept can get.
+
+    Attributes:
+        clients: registered ones.
+        cohort: clients per round.
+        columns: those of this process.
+        layers: of the parameters.
+        model: bytes of a whole model, buffers included.
+        dtype: of parameters and rows.
+    """
+
+    clients: int
+    cohort: int
+    columns: int
+    layers: int
+    model: int
+    dtype: torch.dtype
+
+
+class Declared(ABC, Generic[T]):
+    """One thing that a method keeps.
+
+    Attributes:
+        name: of the attribute.
+        kind: type of the value, or of one client's.
+        columns: which entries of its state have a number per column: ``"name"``, or ``"name.entry"``.
+        sent: to whom the server sends it.
+        at_client: clients keep it.
+        placement: attributes of the rule that say where it lies, and change no result.
+    """
+
+    name: str = ""
+    kind: type = object
+    columns: tuple[str, ...] = ()
+    sent: Literal["all", "owner"] | None = None
+    at_client: bool = False
+    placement: tuple[str, ...] = ()
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+        self.columns = tuple(entry.format(name) for entry in self.columns)
+
+    @abstractmethod
+    def begun(self, rule: object) -> T:
+        """The value before the first round."""
+
+    @abstractmethod
+    def state(self, value: T) -> Any:
+        """The value as a checkpoint holds it, sharing memory; ``None``: not at all."""
+
+    @abstractmethod
+    def loaded(self, rule: object, state: Any) -> T:
+        """The value that had this state."""
+
+    @abstractmethod
+    def tentatively(self, rule: object) -> Callable[[bool], None]:
+        """A round begins; what is returned is called when it is known whether it counts."""
+
+    def planned(self, rule: object, extent: Extent) -> int:
+        """Bytes that it will hold at most; 0 if they do not matter."""
+        return 0
+
+    @overload
+    def __get__(self, rule: None, kind: type) -> Declared[T]: ...
+    @overload
+    def __get__(self, rule: object, kind: type) -> T: ...
+    def __get__(self, rule: object | None, kind: type) -> T | Declared[T]:
+        if rule is None:
+            return self
+        held = vars(rule)
+        if self.name not in held:
+            held[self.name] = self.begun(rule)
+        return cast(T, held[self.name])
+
+    def __set__(self, rule: object, value: T) -> None:
+        vars(rule)[self.name] = value
+
+
+def named(rule: object, attribute: str | None) -> Any:
+    """The rule's attribute of this name; ``None`` without one."""
+    return None if attribute is None else getattr(rule, attribute)
+
+
+class _ServerState(Declared[T]):
+    def __init__(self, start: T | type, columns: bool, sent: Literal["all"] | None, wide: bool) -> None:
+        self.kind = start if isinstance(start, type) else type(start)
+        self._start = None if isinstance(start, type) else start
+        self.columns, self.sent, self._wide = ("{}",) if columns else (), sent, wide
+
+    def begun(self, rule: object) -> T:
+        return cast(T, self._start)
+
+    def state(self, value: T) -> Any:
+        return plain(value)
+
+    def loaded(self, rule: object, state: Any) -> T:
+        return cast(T, restored(self.kind, state))
+
+    def tentatively(self, rule: object) -> Callable[[bool], None]:
+        before = self.__get__(rule, type(rule))
+        return lambda happened: None if happened else self.__set__(rule, before)
+
+    def planned(self, rule: object, extent: Extent) -> int:
+        dtype = torch.promote_types(extent.dtype, torch.float32) if self._wide else extent.dtype
+        return extent.columns * dtype.itemsize if self.columns else 0
+
+
+class _Holder(Protocol):
+    def tentatively(self) -> Callable[[bool], None]: ...
+    def state_dict(self) -> dict[Any, Any]: ...
+    def load_state_dict(self, state: Mapping[Any, Any]) -> None: ...
+
+
+Held = TypeVar("Held", bound=_Holder)
+
+
+class _Object(Declared[Held]):
+    """An object whose content changes; nothing takes its place."""
+
+    def __set__(self, rule: object, value: Held) -> None:
+        raise AttributeError(f"{self.name} cannot be replaced: change what it holds, found {value!r}")
+
+    def state(self, value: Held) -> Any:
+        return value.state_dict()
+
+    def loaded(self, rule: object, state: Any) -> Held:
+        value = self.begun(rule)
+        value.load_state_dict(state)
+        return value
+
+    def tentatively(self, rule: object) -> Callable[[bool], None]:
+        return self.__get__(rule, type(rule)).tentatively()
+
+
+class _PerClient(_Object[PerClient[T]]):
+    def __init__(
+        self, kind: type[T], columns: bool, sent: Literal["owner"] | None, device: str | None, dtype: torch.dtype | None
+    ) -> None:
+        self.kind, self._device, self._dtype = kind, device, dtype
+        self.columns, self.sent = ("{}",) if columns else (), sent
+        self.placement = () if device is None else (device,)
+
+    def begun(self, rule: object) -> PerClient[T]:
+        return PerClient(self.kind, named(rule, self._device))
+
+    def planned(self, rule: object, extent: Extent) -> int:
+        return extent.clients * extent.columns * (self._dtype or extent.dtype).itemsize if self.columns else 0
+
+
+class _AtClients(_Object[ByClient[Snapshot]]):
+    at_client, kind = True, Snapshot
+
+    def __init__(self, device: str | None, capacity: str | None, files: str | None, size: str | None) -> None:
+        self._device, self._capacity, self._files, self._size = device, capacity, files, size
+        placed = (device, files, None if files is None else "keep_checkpoints")
+        self.placement = tuple(name for name in placed if name is not None)
+
+    def begun(self, rule: object) -> ByClient[Snapshot]:
+        directory = named(rule, self._files)
+        if directory is not None:
+            return ClientFiles(directory, named(rule, "keep_checkpoints"))
+        return PerClient(Snapshot, named(rule, self._device), named(rule, self._capacity))
+
+    def loaded(self, rule: object, state: Any) -> ByClient[Snapshot]:
+        here = named(rule, self._files) is not None
+        if ("files" in state) != here:
+            there = f"itself: leave {self._files} out" if here else "in files: give the method the same directory"
+            raise ValueError(f"the checkpoint has the personal models {there}")
+        return super().loaded(rule, state)
+
+    def planned(self, rule: object, extent: Extent) -> int:
+        most = min(extent.clients, named(rule, self._capacity) or extent.clients)
+        held = most if named(rule, self._files) is None else 0
+        return (held + extent.cohort) * (named(rule, self._size) or extent.model)
+
+
+class _Rows(_Object[RowHistory]):
+    columns, kind = ("{}.rows",), RowHistory
+
+    def __init__(self, capacity: str, planned: str, device: str) -> None:
+        self._capacity, self._planned, self._device = capacity, planned, device
+        self.placement = (device,)
+
+    def begun(self, rule: object) -> RowHistory:
+        return RowHistory(named(rule, self._capacity), named(rule, self._device))
+
+    def planned(self, rule: object, extent: Extent) -> int:
+        rows = named(rule, self._planned)
+        return RowHistory.planned_nbytes(rows, extent.columns, extent.layers, extent.dtype) if rows else 0
+
+
+@overload
+def server_state(
+    start: type[T], *, columns: bool = False, sent: Literal["all"] | None = None, wide: bool = False
+) -> Declared[T | None]: ...
+@overload
+def server_state(
+    start: T, *, columns: bool = False, sent: Literal["all"] | None = None, wide: bool = False
+) -> Declared[T]: ...
+def server_state(
+    start: Any, *, columns: bool = False, sent: Literal["all"] | None = None, wide: bool = False
+) -> Declared[Any]:
+    """Declares one value that the server keeps: a number, a tuple of numbers, or a tensor.
+
+    Args:
+        start: the value before the first round, or its type, and the value is then ``None``.
+        columns: its last dimension has a number per column.
+        sent: ``"all"``: it goes to every client of a round.
+        wide: it has float32 or better, for the memory plan.
+    """
+    return _ServerState(start, columns, sent, wide)
+
+
+def per_client(
+    kind: type[T],
+    *,
+    columns: bool = False,
+    sent: Literal["owner"] | None = None,
+    device: str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Declared[PerClient[T]]:
+    """Declares what the server keeps by client id: a :class:`PerClient`.
+
+    Args:
+        kind: type of one client's value: ``int``, ``float``, ``bool`` or :class:`Tensor`.
+        columns: the last dimension has a number per column.
+        sent: ``"owner"``: a client's goes to that client alone.
+        device: the rule's attribute that says where tensors live.
+        dtype: of tensors, for the memory plan; ``None``: that of the parameters.
+    """
+    return _PerClient(kind, columns, sent, device, dtype)
+
+
+def at_clients(
+    *, device: str | None = None, capacity: str | None = None, files: str | None = None, size: str | None = None
+) -> Declared[ByClient[Snapshot]]:
+    """Declares a model, or a part of one, that every client keeps to itself: a :class:`Snapshot` by client id.
+
+    A client's report brings it, as ``ClientReport(kept={name: plain(snapshot)})``, and it takes the place of what the
+    client had if the report enters the step. The server of a real federation never sees it.
+
+    Args:
+        device: the rule's attribute that says where models live.
+        capacity: that says of how many clients models are kept.
+        files: that says in which directory they lie; ``keep_checkpoints`` then says how many checkpoints refer to them.
+        size: that says how many bytes one takes, for the memory plan; ``None``: as many as the module's.
+    """
+    return _AtClients(device, capacity, files, size)
+
+
+def row_history(*, capacity: str, planned: str, device: str) -> Declared[RowHistory]:
+    """Declares a :class:`RowHistory`; what a round remembers waits until the round has happened.
+
+    Args:
+        capacity: the rule's attribute that says how many rows to keep at most.
+        planned: that says how many rows a fit will need, for the memory plan.
+        device: that says where they live.
+    """
+    return _Rows(capacity, planned, device)

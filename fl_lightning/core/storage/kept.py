@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What follows from a rule's declarations: checkpoints, messages, memory, columns, and rounds that do not count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import copy
+from typing import Any, Literal, TypeVar
+
+from fl_lightning.core.model_snapshot import Snapshot
+from fl_lightning.core.storage.declared import Declared, Extent
+from fl_lightning.core.storage.per_client import plain, restored
+
+Rule = TypeVar("Rule")
+
+
+def declared(rule: object) -> dict[str, Declared[Any]]:
+    """What the class of a rule and its base classes keep, by name."""
+    found: dict[str, Declared[Any]] = {}
+    for kind in reversed(type(rule).__mro__):
+        found |= {name: entry for name, entry in vars(kind).items() if name in found or isinstance(entry, Declared)}
+    return {name: entry for name, entry in found.items() if isinstance(entry, Declared)}
+
+
+def state(rule: object, sent: Literal["all"] | None = None) -> dict[str, Any]:
+    """What a checkpoint holds of a rule, by name; tensors share memory with it. What is ``None`` is left out.
+
+    Args:
+        rule: the rule.
+        sent: ``"all"``: only what the server sends to every client of a round.
+    """
+    entries = [(name, entry) for name, entry in declared(rule).items() if sent is None or entry.sent == sent]
+    states = {name: entry.state(getattr(rule, name)) for name, entry in entries}
+    return {name: value for name, value in states.items() if value is not None}
+
+
+def reset(rule: object) -> None:
+    """A rule forgets everything."""
+    for name in declared(rule):
+        vars(rule).pop(name, None)
+
+
+def load(rule: object, states: Mapping[str, Any]) -> None:
+    """Restores what :func:`state` returned; what it lacks begins anew.
+
+    Raises:
+        ValueError: it is not what the rule keeps.
+        FileNotFoundError: a file that it refers to is gone.
+    """
+    _only(rule, states, list(declared(rule)))
+    entries = declared(rule)
+    loaded = {name: entries[name].loaded(rule, value) for name, value in states.items()}
+    reset(rule)
+    vars(rule).update(loaded)
+
+
+def at(rule: Rule, states: Mapping[str, Any]) -> Rule:
+    """Another rule, as this one was when :func:`state` returned these; this one stays as it is.
+
+    Raises:
+        ValueError: it is not what the rule keeps.
+        FileNotFoundError: a file that it refers to is gone.
+    """
+    other = copy(rule)
+    load(other, states)
+    return other
+
+
+def tentatively(*rules: object) -> Callable[[bool], None]:
+    """Called before a round; what is returned is called with whether it counts. If not, rules become what they were."""
+    settle = [entry.tentatively(rule) for rule in rules for entry in declared(rule).values()]
+
+    def all_settle(happened: bool) -> None:
+        for each in settle:
+            each(happened)
+
+    return all_settle
+
+
+# ---- columns, places and bytes
+
+
+def columns(rule: object) -> tuple[str, ...]:
+    """Names of the entries of :func:`state` with a number per column, also those that are sent."""
+    return tuple(column for entry in declared(rule).values() for column in entry.columns)
+
+
+def placement(*rules: object) -> set[str]:
+    """Attributes that say where things are kept, and change no result."""
+    return {name for rule in rules for entry in declared(rule).values() for name in entry.placement}
+
+
+def planned(rule: object, extent: Extent) -> dict[str, int]:
+    """Bytes that a rule will hold at most, by name."""
+    sizes = {name: entry.planned(rule, extent) for name, entry in declared(rule).items()}
+    return {f"{type(rule).__name__}.{name}": size for name, size in sizes.items() if size > 0}
+
+
+# ---- between server and clients
+
+
+def at_clients(rule: object) -> bool:
+    """Whether clients keep something."""
+    return any(entry.at_client for entry in declared(rule).values())
+
+
+def for_one(rule: object, client_id: int) -> dict[str, Any]:
+    """What the server sends to one client alone, not copied."""
+    sent = [name for name, entry in declared(rule).items() if entry.sent == "owner"]
+    return {name: plain(getattr(rule, name)[client_id]) for name in sent if client_id in getattr(rule, name)}
+
+
+def take(rule: object, to_all: Mapping[str, Any]) -> None:
+    """At a client: a rule takes what the server sends to every client, in place of all that it has.
+
+    Raises:
+        ValueError: it is not what the rule's server sends.
+        TypeError: a value is of another kind than the rule's.
+    """
+    _only(rule, to_all, [name for name, entry in declared(rule).items() if entry.sent == "all"])
+    load(rule, to_all)
+
+
+def take_own(rule: object, client_id: int, to_one: Mapping[str, Any]) -> None:
+    """At a client: a rule takes what the server sends to this client alone.
+
+    Raises:
+        ValueError: it is not what the rule's server sends.
+        TypeError: a value is of another kind than the rule's.
+    """
+    entries = declared(rule)
+    _only(rule, to_one, [name for name, entry in entries.items() if entry.sent == "owner"])
+    for name, value in to_one.items():
+        getattr(rule, name)[client_id] = restored(entries[name].kind, value)
+
+
+def keep(rule: object, client_id: int, kept: Mapping[str, Any], when: int) -> None:
+    """The client's report entered the step of round ``when``: what it kept of its visit replaces what it had.
+
+    Raises:
+        ValueError: it is not what the rule's clients keep.
+    """
+    _only(rule, kept, [name for name, entry in declared(rule).items() if entry.at_client])
+    for name, value in kept.items():
+        getattr(rule, name).keep(client_id, restored(Snapshot, value), when)
+
+
+def _only(rule: object, given: Mapping[str, Any], names: list[str]) -> None:
+    if not given.keys() <= set(names):
+        raise ValueError(f"{type(rule).__name__} keeps {names} here, found {sorted(given)}")

@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One trainer function of a client elsewhere: its training in one round, its loss, or its evaluation; and no server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fl_lightning.algorithms import DifferentialPrivacy
+from fl_lightning.algorithms.records import Federation
+from fl_lightning.clients.bound_parameters import BoundParameters
+from fl_lightning.clients.buffers import BufferBank
+from fl_lightning.clients.sequential import Sequential
+from fl_lightning.clients.trained import trained_names
+from fl_lightning.clients.upload import Upload
+from fl_lightning.core.records import EvaluationRecord
+from fl_lightning.core.storage import kept
+from fl_lightning.data.client_loaders import ClientLoaders
+from fl_lightning.federation.messages import ClientMessage, ServerMessage, federation_plan, give
+from fl_lightning.federation.module_state import AwayModule
+from fl_lightning.fit.checks import check_trainer
+from fl_lightning.fit.client_options import ClientOptions
+from fl_lightning.fit.client_side import ClientSide
+from fl_lightning.fit.evaluation.evaluator import Evaluator
+from fl_lightning.fit.evaluation.report import EvaluationReport
+from fl_lightning.fit.round_length import check_visit_schedulers, refuse_steps_by_hand, visit_plan
+from fl_lightning.fit.round_loader import RoundLoader
+from fl_lightning.fit.state_callback import FederatedState
+from fl_lightning.lightning.epoch_loop import ClientTask, install
+from fl_lightning.lightning.names import Callback, LightningModule, RunningStage, Trainer
+from fl_lightning.lightning.optimizers import configured_optimizers
+from fl_lightning.lightning.single_device import OneDevice
+
+Work = Literal["train", "loss", "val", "test"]
+
+
+class Visit(OneDevice):
+    """Turns a trainer function into what one client does for one message.
+
+    Args:
+        options: how clients train.
+        client_id: the client.
+        num_clients: registered clients; ``None``: those that the data have.
+        message: what the server sent.
+        before: what :attr:`kept` was after the client's last visit that counted; ``None`` without one.
+        module: the client's module.
+        work: what it does: trains, measures its loss, or evaluates.
+
+    Attributes:
+        sent: what the client sends.
+        kept: what it keeps if the round counts.
+        loss: what was measured.
+        side: the clients' side of the fit.
+        stays: what of the module cannot travel: why, by attribute.
+    """
+
+    def __init__(
+        self,
+        options: ClientOptions,
+        client_id: int,
+        num_clients: int | None,
+        message: ServerMessage,
+        before: Mapping[str, Any] | None,
+        module: AwayModule,
+        work: Work,
+    ) -> None:
+        super().__init__()
+        self._options, self._message, self._before, self._work = options, message, before, work
+        self._client_id, self._num_clients, self._module = client_id, num_clients, module
+        self._binding: BoundParameters | None = None
+        self._upload: Upload | None = None
+        self.sent: ClientMessage | None = None
+        self.kept: dict[str, Any] = {}
+        self.loss, self.stays = float("nan"), dict[str, str]()
+        self._knows_clock = True
+        report, rule = _AsFound(None, "max"), options.client_rule
+        self._evaluator = Evaluator(self, options.algorithm, rule, options.seed, report)
+
+    # ---- the life of a trainer function
+
+    def connect(self, model: LightningModule) -> None:
+        """Puts the epoch loop, which asks this object for its round, into the trainer."""
+        super().connect(model)
+        trainer = self._trainer = model.trainer
+        check_trainer(trainer)
+        self._loop = install(trainer, self)
+        self._loop.progress.begin_at(self._message.round)
+        state = _Hears(self, self._evaluator)
+        state.attach(self._loop.progress)
+        trainer.callbacks.insert(0, state)  # type: ignore[attr-defined]
+        self.take_limits(trainer)
+
+    def setup(self, trainer: Trainer) -> None:
+        """Moves the module to its device, makes the optimizers, and binds the parameters."""
+        super().setup(trainer)
+        module = trainer.lightning_module
+        optimizers = trainer.optimizers if self._work in ("train", "loss") else configured_optimizers(module)
+        trained = trained_names(module, optimizers)
+        self._binding = BoundParameters(module, self._options.algorithm.layers, trained)
+        self._loop.forget_data()
+
+    def process_dataloader(self, dataloader: object) -> object:
+        """Turns the client's data into a round, or into batches to evaluate, and takes the message."""
+        assert isinstance(dataloader, ClientLoaders)
+        trainer, client = self._trainer, self._client_id
+        if trainer.state.stage == RunningStage.TRAINING:
+            if self._num_clients is not None:  # these are the client's own data
+                dataloader = dataloader.numbered_from(client)
+            return self._training_loader(dataloader, self.limits["limit_train_batches"])
+        assert self._binding is not None
+        alone = dataloader.alone(client, self._num_clients)
+        buffers = BufferBank(trainer.lightning_module, self._options.buffers, self._binding.layout.names)
+        self._take_message(self._binding, buffers, self._num_clients or len(dataloader))
+        self._module.take()
+        limit = self.limits[f"limit_{self._work}_batches"]
+        return self._evaluator.loader(trainer.lightning_module, self._work, alone, limit)
+
+    def teardown(self) -> None:
+        """Gives the parameters storage of their own: the global parameters that the client received."""
+        self._evaluator.stop()
+        if self._binding is not None:
+            self._binding.release()
+        self._binding = None
+        self.give_limits_back(self._trainer)
+        super().teardown()
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's training step, with the client rule's term added to its loss."""
+        return self.side.runner.hooks.training_step(super().training_step, *args, **kwargs)
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        """Lets the client rule correct gradients after the backward pass, before clipping and stepping."""
+        closure = self.side.runner.hooks.corrected(closure, self.precision_plugin)
+        return super().optimizer_step(optimizer, closure, model, **kwargs)
+
+    # ---- the message
+
+    def _take_message(self, binding: BoundParameters, buffers: BufferBank, num_clients: int) -> None:
+        message, rule, theta, client = self._message, self._options.client_rule, binding.theta, self._client_id
+        message.check_params(theta)
+        theta.copy_(message.params)
+        if message.buffers:
+            buffers.put(message.buffers)
+        give(message, rule, client)
+        if self._before is not None and self._before["rule"]:
+            kept.keep(rule, client, self._before["rule"], self._before["round"])
+        rule.begin_fit(Federation(num_clients, binding.layout, theta.device, theta.dtype, rounds=message.rounds))
+
+    def _training_loader(self, loaders: ClientLoaders, limit: int | float) -> RoundLoader:
+        """Takes the client's data, and everything that the server and the client's last visit have left."""
+        trainer, loop, message, options = self._trainer, self._loop, self._message, self._options
+        self._plan_visits(loaders, limit)
+        if self._binding is None:  # configure_optimizers asks for the number of steps
+            return RoundLoader(1, loaders, self.open_round)
+        binding = self._binding = self._binding.renewed(options.algorithm.layers, trainer.optimizers)
+        side = self.side = ClientSide(trainer, loop, options, limit, binding, loaders, 1, Sequential())
+        self._take_message(binding, side.buffers, self._num_clients or len(loaders))
+        if self._before is not None and self._before["optimizers"]:
+            side.runner.optimizers.load_state_dict({self._client_id: self._before["optimizers"]})
+        check_visit_schedulers(trainer, self._knows_clock, message.round * side.schedules.steps)
+        if trainer.lr_scheduler_configs:
+            side.schedules.begin_round()
+            loop.pass_rounds(message.round)
+        return RoundLoader(1, loaders, self.open_round)
+
+    def _plan_visits(self, loaders: ClientLoaders, limit: int | float) -> None:
+        own = visit_plan(self._trainer, self._options, limit, loaders)
+        full, has_all = self._options.needs.full_gradients, self._num_clients is None
+        plan = federation_plan(self._message, own, has_all, self._options.local_epochs, full)
+        clock, self._knows_clock = self._loop.clock, plan is not None
+        clock.plan = plan or own
+        lacking = [] if self._knows_clock else ["steps_per_round"]
+        lacking += ["rounds"] if self._message.rounds is None else []
+        if lacking:
+            clock.endless = (
+                "estimated_stepping_batches depends on the whole federation: the server must send "
+                f"{' and '.join(lacking)} in ServerMessage"
+            )
+
+    # ---- the round, as the epoch loop asks for it
+
+    def open_round(self) -> Iterator[ClientTask]:
+        """Yields the client, or an empty place."""
+        assert self._binding is not None
+        self._binding.check(self._trainer.optimizers)
+        client, index, loaders = self._client_id, self._message.round, self.side.loaders
+        size = len(loaders.indices(client))
+        if size == 0:
+            raise ValueError(f"client {client} must have training data, found none")
+        trains = self._work == "train"
+        tasks = [ClientTask(client, 0, index, size, loaders.num_batches(client))] if trains else []
+        self.side.begin_round(tasks)
+        yield from tasks or [ClientTask(None, 0, index)]
+
+    def train_client(self, task: ClientTask) -> Tensor | None:
+        """Trains the client."""
+        self._upload = self.side.train(task)
+        refuse_steps_by_hand(self._trainer, self._upload.pace.by_hand)
+        self.side.schedules.arrived(self._client_id, self._upload.pace)
+        return self._upload.train_loss
+
+    def close_round(self) -> None:
+        """Takes what the client leaves behind."""
+        assert self._binding is not None
+        side, uploads = self.side, [] if self._upload is None else [self._upload]
+        side.end_round()
+        counted = [upload.client_id for upload in uploads]
+        side.schedules.count(counted)
+        side.merge(uploads, counted)
+        if self._work == "loss":
+            self.loss = float(side.losses_at(self._message.round, self._binding.theta, [self._client_id])[0])
+
+    def advance_schedules(self) -> None:
+        """Moves schedulers and clock to the end of the round."""
+        self.side.schedules.close_round()
+
+    def end_epoch(self) -> None:
+        """Nobody else is to stop."""
+
+    def publish_round(self) -> None:
+        """The learning-rate schedulers have stepped: packs what the client sends and keeps."""
+        self._trainer.should_stop = True  # max_epochs is that of the federation
+        upload, side, index = self._upload, self.side, self._message.round
+        if upload is None:
+            return
+        buffers = side.buffers.values_in(upload.buffers)
+        self.sent = ClientMessage.of(upload, index, side.runner.rows.update(0), buffers)
+        own = {"rule": upload.report.kept, "round": index}
+        if not upload.report.kept and self._before is not None:  # what it had stays
+            own = {name: self._before[name] for name in ("rule", "round")}
+        self.kept = {**own, "optimizers": side.runner.optimizers.take_aside(self._client_id)}
+
+    # ---- what the evaluator asks of a model: the message's parameters are bound all the time
+
+    @property
+    def record(self) -> EvaluationRecord | None:
+        """What an evaluation has found; ``None`` if the client has no data of the stage."""
+        return self._evaluator.record
+
+    @property
+    def trained(self) -> Sequence[str] | None:
+        """Names of the trained parameters."""
+        return None if self._binding is None else self._binding.layout.names
+
+    def show(self) -> None:
+        """The parameters of the message are bound."""
+
+    def put_back(self) -> None:
+        """They stay."""
+
+    # ---- what the state callback asks of a fit
+
+    def take_module(self) -> None:
+        """The hooks before the first round have run: the module takes what rounds have left."""
+        self._module.take()
+
+    def finish(self) -> None:
+        """The round is over, and so are the module's hooks."""
+        if self.sent is not None:
+            left, self.stays = self._module.left()
+            rule = self._options.client_rule
+            if left and isinstance(rule, DifferentialPrivacy) and rule.uncovered == "refuse":
+                left, self.stays = {}, {"all of it": "DifferentialPrivacy does not cover it"}
+            self.sent = replace(self.sent, left=left)
+
+    def states(self) -> Mapping[str, Any]:
+        """Nothing: nobody writes checkpoints here."""
+        return {}
+
+    def scheduler_states(self) -> list[dict[str, Any]] | None:
+        """Nothing."""
+        return None
+
+
+class _Hears(FederatedState):
+    _fit: Visit
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The round begins; the module's own hook comes after."""
+        super().on_train_epoch_start(trainer, pl_module)
+        self._fit.take_module()
+
+
+class _AsFound(EvaluationReport):
+    """Says nothing: which values are good, the server knows or guesses, for all clients alike."""
+
+    def oriented(self, record: EvaluationRecord) -> EvaluationRecord:
+        """The record."""
+        return record
+
+    def log(self, record: EvaluationRecord, trainer: Trainer, callback: Callback) -> None:
+        """Nothing."""
+
+    def print_table(self, record: EvaluationRecord, trainer: Trainer) -> None:
+        """Nothing."""

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a module keeps beside parameters and buffers, on its way between a server and its clients.
+
+Both sides have a module that was made alike. The server says what rounds have changed since, and a client what its
+visit has changed: by the names of attributes, as :class:`fl_lightning.clients.module_visits.Left` has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fl_lightning.clients.module_visits import Left, ModuleVisits
+from fl_lightning.clients.upload import Upload
+from fl_lightning.federation.module_changes import Places, read_left, written
+from fl_lightning.fit.uploads import merge_left
+from fl_lightning.lightning.metric_state import MetricShare, joins_clients
+from fl_lightning.lightning.module.object_state import ObjectState
+from fl_lightning.lightning.names import LightningModule, rank_zero_warn
+
+_SAID = 32
+
+
+class AwayModule:
+    """A client's module, while the client does what a message asks for.
+
+    Args:
+        module: the module.
+        plain: what the message says of it.
+    """
+
+    def __init__(self, module: LightningModule, plain: Mapping[str, Any]) -> None:
+        self._module, self._plain = module, plain
+        self._outer, self._visit = ModuleVisits(module), ModuleVisits(module)
+        self._before = Places(module, self._outer.look())
+
+    def __enter__(self) -> AwayModule:
+        self._outer.begin()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """The module is as it was."""
+        self._outer.put_back()
+
+    def take(self) -> None:
+        """The hooks before the first round have run: the module becomes what the server's is.
+
+        Raises:
+            MisfitError: the message does not fit the module.
+        """
+        module = self._module
+        left, _ = read_left(self._plain, Places(module, ObjectState(module)), module.device)
+        for kept, change in left.changes:
+            kept.apply(change)
+        self._visit.begin()
+
+    def left(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """What was changed since, and what of it stays here: why, by attribute."""
+        left, state = self._visit.end(), self._visit.looked
+        attributes, before = set(self._before.attributes), self._before.classes
+        for name, form, *parts in self._plain.get("changes", ()):
+            if form == "names":
+                owner = name.partition("#")[0]
+                attributes |= {f"{owner}.{key}" if owner else key for key in parts[0][::2]}
+        plain, stays = written(left, Places(self._module, state), before, attributes)
+        stays |= dict.fromkeys(left.ran_on, "a metric whose states cannot be joined")
+        return plain, {name: f"a {kind}" for name, kind in state.alone.items()} | stays
+
+
+class HomeModule:
+    """A server's module, which rounds change as they do in a fit.
+
+    Args:
+        module: the module as it was made.
+        device: where the server computes.
+    """
+
+    def __init__(self, module: LightningModule, device: torch.device) -> None:
+        self._module, self._device, self._said = module, device, set[str]()
+        self._visits, self._first = ModuleVisits(module), Places(module, ObjectState(module))
+        self._now: Places | None = None
+
+    def plain(self, metrics: bool = False) -> dict[str, Any]:
+        """What rounds have changed since the module was made.
+
+        Args:
+            metrics: with what metrics have gathered, which no client needs: its visits begin with empty ones.
+        """
+        state = self._first.state
+        left = Left([(kept, kept.change()) for kept in state.changed()])
+        found = state.metrics.values() if metrics else ()
+        left.metrics.extend((metric, MetricShare.of(metric)) for metric in found if joins_clients(metric))
+        plain, stays = written(left, self._first, self._first.classes)
+        for name, why in stays.items():
+            self._forget(name)
+            self._say(name, f"{name!r} begins anew at every client: {why}")
+        return plain
+
+    def _forget(self, name: str) -> None:
+        if name in self._first.state.metrics:
+            self._first.state.metrics[name].reset()
+        for kept in self._first.state.changed():
+            if name in kept.changed_names():
+                kept.put(kept.content)
+
+    def _say(self, name: str, words: str) -> None:
+        if name not in self._said and len(self._said) < _SAID:
+            self._said.add(name)
+            rank_zero_warn(f"of what clients leave in {type(self._module).__name__}, {words}")
+
+    def read(self, plain: Mapping[str, Any]) -> Left:
+        """What a client has left.
+
+        Raises:
+            MisfitError: it is none, or does not fit the module.
+        """
+        state = self._visits.look()
+        if self._now is None or self._now.state is not state:
+            self._now = Places(self._module, state)
+        left, lacking = read_left(plain, self._now, self._device)
+        for name in sorted(lacking):
+            self._say(name, f"{name!r} is not among what the server's module has: it stays with them")
+        return left
+
+    def merge(self, uploads: Sequence[Upload], counted: Collection[int]) -> None:
+        """Joins what visits have left, as a fit does."""
+        merge_left(self._visits, uploads, counted)
+
+    def load(self, plain: Mapping[str, Any]) -> None:
+        """Goes on from what :meth:`plain` gave with metrics."""
+        for kept in self._first.state.changed():
+            kept.put(kept.content)
+        left, _ = read_left(plain, self._first, self._device)
+        for kept, change in left.changes:
+            kept.apply(change)
+        for metric, share in left.metrics:
+            metric.reset()
+            share.add_to(metric)

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What follows from the declarations of a class."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support import reload
+from torch import Tensor
+
+from fl_lightning.core.layout import ParamLayout
+from fl_lightning.core.model_snapshot import Snapshot
+from fl_lightning.core.storage import kept
+from fl_lightning.core.storage.declared import Extent, at_clients, per_client, row_history, server_state
+from fl_lightning.core.storage.row_history import RowHistory
+from fl_lightning.core.updates import UpdateMatrix
+
+
+class Base:
+    """One of each kind at the server."""
+
+    rounds = server_state(3)
+    c = server_state(Tensor, columns=True, sent="all")
+    mean = server_state(Tensor, columns=True, wide=True)
+    c_i = per_client(Tensor, columns=True, sent="owner", device="control_device")
+    weights = per_client(float)
+
+    def __init__(self, control_device=None):
+        self.control_device = control_device
+
+
+class Method(Base):
+    """And what clients keep."""
+
+    own = at_clients(files="directory")
+    last = at_clients(device="model_device", capacity="max_models", size="part")
+    history = row_history(capacity="max_history", planned="planned_rows", device="history_device")
+    max_history, planned_rows, history_device = 2, 5, None
+    model_device, max_models, part = None, 4, 0
+
+    def __init__(self, directory=None, keep_checkpoints=2):
+        super().__init__()
+        self.directory, self.keep_checkpoints = directory, keep_checkpoints
+
+
+def snapshot(value):
+    return Snapshot(torch.full((3,), float(value)), torch.tensor([value], dtype=torch.uint8))
+
+
+def rows(seed):
+    torch.manual_seed(seed)
+    return UpdateMatrix(torch.randn(2, 4, dtype=torch.float64), ParamLayout.from_sizes([4]))
+
+
+def filled(rule):
+    rule.rounds, rule.c = 8, torch.ones(4)
+    rule.c_i[5], rule.weights[5], rule.weights[2] = torch.full((4,), 2.0), 0.5, 0.25
+    if isinstance(rule, Method):
+        kept.keep(rule, 5, {"own": vars(snapshot(1)), "last": vars(snapshot(2))}, when=3)
+        rule.history.remember(rows(0), {0: 5, 1: 6}, 3)
+    return rule
+
+
+def plainly(state):
+    if isinstance(state, dict):
+        return {name: plainly(value) for name, value in state.items()}
+    return state.tolist() if isinstance(state, Tensor) else state
+
+
+def test_values_begin_anew_in_every_object():
+    one, two = Method(), Method()
+    assert (one.rounds, one.c, dict(one.weights), len(one.history)) == (3, None, {}, 0)
+    filled(one)
+    assert (two.rounds, two.c, dict(two.weights), len(two.history)) == (3, None, {}, 0)
+    assert list(kept.declared(one)) == ["rounds", "c", "mean", "c_i", "weights", "own", "last", "history"]
+    assert Method.c.name == "c"
+    with pytest.raises(AttributeError, match="weights cannot be replaced: change what it holds"):
+        one.weights = {}
+
+
+def test_a_class_can_do_without_what_its_base_class_keeps():
+    class Less(Base):
+        rounds = 7
+
+    assert "rounds" not in kept.declared(Less())
+    assert "rounds" not in kept.state(Less())
+
+
+@pytest.mark.parametrize("in_files", [False, True])
+def test_a_checkpoint_holds_all_of_it_and_a_reset_forgets_all(in_files, tmp_path):
+    directory = str(tmp_path) if in_files else None
+    rule = filled(Method(directory))
+    state = kept.state(rule)
+    assert "mean" not in state, "there is none"
+    assert plainly(state["weights"]) == {5: 0.5, 2: 0.25}
+    other = Method(directory)
+    other.mean = torch.ones(4)
+    kept.load(other, reload(state))
+    assert plainly(kept.state(other)) == plainly(state)
+    assert other.mean is None, "what a state lacks begins anew"
+    assert other.own[5].params.tolist() == [1.0] * 3
+    state["c"].zero_()
+    state["c_i"][5].zero_()
+    assert other.c.tolist() == [1.0] * 4, "loaded tensors are copies"
+    assert other.c_i[5].tolist() == [2.0] * 4
+    kept.reset(rule)
+    assert plainly(kept.state(rule)) == plainly(kept.state(Method(directory)))
+    with pytest.raises(ValueError, match=r"Method keeps \['rounds', .*\] here, found \['momentum'\]"):
+        kept.load(rule, {"momentum": 1})
+    elsewhere = Method(None if in_files else str(tmp_path))
+    with pytest.raises(ValueError, match=r"the checkpoint has the personal models .*directory"):
+        kept.load(elsewhere, state)
+    assert elsewhere.rounds == 3, "a state that is refused leaves the rule as it was"
+
+
+@pytest.mark.parametrize("in_files", [False, True])
+def test_a_copy_of_another_time_leaves_the_rule_as_it_is(in_files, tmp_path):
+    rule = filled(Method(str(tmp_path) if in_files else None))
+    state = reload(kept.state(rule))
+    kept.keep(rule, 5, {"own": vars(snapshot(7))}, when=4)
+    rule.rounds = 9
+    before = kept.at(rule, state)
+    assert (before.rounds, before.own[5].params[0], before.own.get(4)) == (8, 1.0, None)
+    assert (rule.rounds, rule.own[5].params[0]) == (9, 7.0)
+
+
+@pytest.mark.parametrize("happened", [False, True])
+def test_a_round_that_does_not_count_is_taken_back(happened):
+    one, two = filled(Method()), filled(Base())
+    before = plainly([kept.state(one), kept.state(two)][0]), plainly(kept.state(two))
+    settle = kept.tentatively(one, two)
+    for rule in (one, two):
+        rule.rounds, rule.c, rule.mean = 1, rule.c + 1, torch.zeros(4)
+        rule.c_i[5], rule.c_i[9] = rule.c_i[5] + 1, torch.zeros(4)
+        rule.weights.update({5: 1.0})
+    one.history.forget(before=4)
+    one.history.remember(rows(1), {0: 8}, 4)
+    assert one.history.select() == [5, 6], "rows wait for the round's end"
+    settle(happened)
+    assert ((plainly(kept.state(one)), plainly(kept.state(two))) == before) != happened
+    assert one.history.select() == ([8] if happened else [5, 6])
+    one.history.remember(rows(2), {0: 3}, 5)
+    assert 3 in one.history, "and for no longer"
+
+
+def test_what_goes_to_clients_and_what_they_keep():
+    server, client = filled(Method()), filled(Method())
+    assert kept.state(server, "all").keys() == {"c"}
+    assert plainly(kept.for_one(server, 5)) == {"c_i": [2.0] * 4}
+    assert kept.for_one(server, 4) == {}
+    kept.take(client, kept.state(server, "all"))
+    assert (client.rounds, dict(client.c_i), client.c.tolist()) == (3, {}, [1.0] * 4)
+    kept.take_own(client, 5, kept.for_one(server, 5))
+    assert client.c_i[5].tolist() == [2.0] * 4
+    for take, names in (
+        (lambda: kept.take(client, {"rounds": 1}), "'c'"),
+        (lambda: kept.take_own(client, 5, {"c": torch.ones(4)}), "'c_i'"),
+        (lambda: kept.keep(client, 5, {"c_i": torch.ones(4)}, 0), "'own', 'last'"),
+    ):
+        with pytest.raises(ValueError, match=rf"Method keeps \[{names}\] here, found"):
+            take()
+    with pytest.raises(TypeError, match="a tensor is needed, found str"):
+        kept.take(client, {"c": "one"})
+    assert kept.at_clients(client)
+    assert not kept.at_clients(Base())
+
+
+def test_columns_places_and_bytes(tmp_path):
+    rule = Method()
+    assert kept.columns(rule) == ("c", "mean", "c_i", "history.rows")
+    assert kept.placement(Base()) == {"control_device"}
+    assert kept.placement(rule, Base()) == {
+        "control_device", "directory", "keep_checkpoints", "model_device", "history_device",
+    }  # fmt: skip
+    extent = Extent(clients=10, cohort=3, columns=4, layers=2, model=100, dtype=torch.bfloat16)
+    planned = {"c": 8, "mean": 16, "c_i": 80, "own": 1300, "last": 700, "history": 5 * 4 * 2 + 2 * 25 * 8}
+    assert kept.planned(rule, extent) == {f"Method.{name}": size for name, size in planned.items()}
+    in_files = Method(str(tmp_path))
+    in_files.part, in_files.max_models, in_files.planned_rows = 7, None, 0
+    planned = kept.planned(in_files, extent)
+    assert (planned["Method.own"], planned["Method.last"]) == (300, 13 * 7)
+    assert "Method.history" not in planned
+
+
+def test_devices_are_the_rules_own():
+    rule = Base("meta")
+    rule.c_i[0] = torch.ones(3)
+    assert rule.c_i[0].is_meta
+
+
+def test_bounded_files_and_memory(tmp_path):
+    bounded = Method(str(tmp_path), keep_checkpoints=1)
+    for when in (1, 2):
+        kept.keep(bounded, 3, {"own": vars(snapshot(when)), "last": vars(snapshot(when))}, when)
+        kept.state(bounded)
+    assert [path.stem for path in tmp_path.rglob("*.pt")] == ["round-000002"]
+    for client in range(6):
+        kept.keep(bounded, client, {"last": vars(snapshot(client))}, 3)
+    assert list(bounded.last) == [2, 3, 4, 5]
+    assert isinstance(bounded.history, RowHistory)
+    assert bounded.history.capacity == 2

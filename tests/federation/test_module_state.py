@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a module keeps from step to step travels: clients elsewhere and a server give the bits of ``trainer.fit``."""
+
+import random
+from collections import Counter, deque
+from dataclasses import replace
+from importlib.util import find_spec
+
+import hostile
+import lightning as L
+import pytest
+import torch
+from by_hand import wired
+from support import quiet_trainer, reload
+from torch.utils.data import DataLoader, Subset, TensorDataset
+from torchmetrics import SumMetric
+from visit_variants import VARIANTS, WIDTH, Together
+
+import fl_lightning as fl
+from fl_lightning.federation.module_state import AwayModule
+from fl_lightning.federation.plain_values import Reader, StaysError, Writer
+
+PARTS = torch.arange(44).split([12, 9, 23])
+STAYS = {"adds_a_hook_once", "replaces_a_hidden_teacher"}
+"""Variants that keep something that no message holds."""
+
+
+class Samples(L.LightningDataModule):
+    """The samples of everybody, or of one client."""
+
+    def __init__(self, client=None):
+        super().__init__()
+        torch.manual_seed(4)
+        x = torch.randn(44, WIDTH)
+        samples = TensorDataset(x, x.sum(1))
+        self.samples = samples if client is None else Subset(samples, PARTS[client].tolist())
+
+    def train_dataloader(self):
+        return DataLoader(self.samples, batch_size=10)
+
+
+def inside(make, rounds=3, **options):
+    """The module after a fit."""
+    module = make()
+    strategy = fl.FederatedStrategy(on_client_error="drop", **options)
+    quiet_trainer(strategy, rounds).fit(module, fl.FederatedDataModule(Samples(), list(PARTS)))
+    return module
+
+
+def made(make, rounds=3, **options):
+    """A server and its clients."""
+    server = fl.FederatedServer(make(), 3, rounds=rounds, **options)
+    seed = options.get("seed", 0)
+    clients = [
+        fl.FederatedClient(make(), Samples(k), k, 3, seed=seed, trainer={"accelerator": "cpu"}) for k in range(3)
+    ]  # fmt: skip
+    for client in clients:
+        server.register(wired(client.introduction()))
+    return server, clients
+
+
+def one_round(server, clients, change=lambda answers: None):
+    answers = {k: wired(clients[k].train(wired(server.message(k)))) for k in reversed(server.open_round())}
+    change(answers)
+    return server.close_round(answers)
+
+
+def differing(one, other):
+    return sorted(name for name in one if not torch.equal(one[name], other[name]))
+
+
+@pytest.mark.fit
+def test_a_federation_gives_the_bits_of_a_fit():
+    names = sorted(VARIANTS.keys() - STAYS)
+    server, clients = made(lambda: Together(names))
+    for _ in range(3):
+        one_round(server, clients)
+    server.finish()
+    assert not differing(inside(lambda: Together(names)).found(), server.module.found())
+
+
+@pytest.mark.fit
+@pytest.mark.filterwarnings("ignore:what a client leaves in Together stays at the client")
+def test_clients_may_miss_rounds_and_the_server_may_be_restarted():
+    names = sorted(VARIANTS.keys() - STAYS)
+    options = {"clients_per_round": 2, "seed": 3}
+    server, clients = made(lambda: Together(names), 4, **options)
+    for _ in range(2):
+        one_round(server, clients)
+    state = reload(server.state_dict())
+    server, _ = made(lambda: Together(names), 4, **options)
+    server.load_state_dict(state)
+    clients = made(lambda: Together(names), 4, **options)[1]
+    for _ in range(2):
+        one_round(server, clients)
+    server.finish()
+    assert not differing(inside(lambda: Together(names), 4, **options).found(), server.module.found())
+
+
+def test_what_no_message_holds_is_said_once():
+    server, clients = made(lambda: Together(sorted(STAYS)))
+    with pytest.warns(UserWarning, match="stays at the client") as said:
+        one_round(server, clients)
+    words, *more = [str(one.message) for one in said if "stays at the client" in str(one.message)]
+    assert more == 2 * [words]
+    assert "parts.adds_a_hook_once.lin._forward_hooks" in words
+    assert "parts.replaces_a_hidden_teacher.teachers (a Linear)" in words
+    one_round(server, clients)
+
+
+class Meter:
+    """An average as many projects have it."""
+
+    def __init__(self):
+        self.total, self.count = 0.0, 0
+
+    def update(self, value):
+        self.total, self.count = self.total + value, self.count + 1
+        return self.total / self.count
+
+
+class Gathers(L.LightningModule):
+    """Keeps a bit of everything that is joined or chosen, some of it made by hooks."""
+
+    def __init__(self, site="all"):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(WIDTH))
+        self.seen, self.last, self.sizes = [], deque([-1], maxlen=4), SumMetric()
+        self.count, self.latest, self.heat, self.site = 0, None, 1.0, site
+        self.of_round, self.dice = [], torch.Generator()
+
+    def setup(self, stage):
+        self.cache, self.of_setup = {}, self.count
+
+    def on_train_start(self):
+        self.count, self.hidden = 0, Meter()
+
+    def on_train_epoch_start(self):
+        self.heat *= 0.5
+        self.meter = Meter()
+
+    def training_step(self, batch, batch_idx):
+        self.count += 1
+        self.latest = float(batch[0][0, 0])
+        self.seen.append(self.latest)
+        self.of_round.append(self.latest)
+        self.cache.setdefault("a", []).append(self.latest)
+        self.last.append(len(batch[0]))
+        self.sizes.update(len(batch[0]))
+        scale = self.heat + 0.1 * self.meter.update(1.0) + self.hidden.update(0.1)
+        return scale * (batch[0] @ self.w - batch[1]).square().mean()
+
+    def validation_step(self, batch, batch_idx):
+        self.log("heat", self.heat + len(self.seen), batch_size=len(batch[0]))
+
+    def on_train_epoch_end(self):
+        self.of_round.clear()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+def test_attributes_lists_and_metrics_are_those_of_a_fit():
+    fit = inside(Gathers)
+    server, clients = made(Gathers)
+    for _ in range(3):
+        one_round(server, clients)
+    found = server.module
+    assert torch.equal(fit.w, found.w)
+    for name in ("seen", "last", "count", "latest", "heat", "of_round"):
+        assert getattr(fit, name) == getattr(found, name), name
+    assert (len(fit.seen), fit.count, fit.heat) == (18, 9, 0.125)
+    assert len(found.cache["a"]) == 15  # in the first round that of one client: the server's module has had no setup
+    assert fit.sizes.compute() == found.sizes.compute() == 3 * 44
+    assert not hasattr(found, "meter") or found.meter.count == fit.meter.count
+    again, _ = made(Gathers)
+    again.load_state_dict(reload(server.state_dict()))
+    assert again.module.seen == fit.seen
+    assert again.module.sizes.compute() == 132
+
+
+def test_a_client_gets_its_module_back():
+    server, clients = made(Gathers)
+    own = Gathers("north")
+    clients[2] = fl.FederatedClient(own, Samples(2), 2, 3, trainer={"accelerator": "cpu"})
+    for _ in range(2):
+        one_round(server, clients)
+        assert (own.seen, own.count, own.heat, own.latest, own.site) == ([], 0, 1.0, None, "north")
+        assert list(own.last) == [-1]
+        assert own.sizes.update_count == 0
+        assert not hasattr(own, "cache")
+    first, again = (clients[2].train(server.message(2)) for _ in range(2))
+    assert torch.equal(first.update, again.update)
+    assert server.module.site == "all"  # nobody has changed it
+
+
+def test_the_model_is_evaluated_with_what_rounds_have_left():
+    class Held(Samples):
+        def val_dataloader(self):
+            return self.train_dataloader()
+
+    server, clients = made(Gathers)
+    one_round(server, clients)
+    client = fl.FederatedClient(Gathers(), Held(1), 1, 3, trainer={"accelerator": "cpu"})
+    assert float(client.evaluate(server.evaluation_message(1)).values["heat"]) == 6.5
+
+
+def test_what_grows_without_end_begins_anew(monkeypatch):
+    monkeypatch.setattr("fl_lightning.federation.plain_values.STATE_ENTRIES", 60)
+    server, clients = made(Gathers, 6)
+    with pytest.warns(UserWarning, match="'seen' begins anew at every client: more than 60 entries"):
+        _ = [one_round(server, clients) for _ in range(6)]
+    assert len(server.module.seen) < 36
+    assert server.module.count == 18
+
+
+@pytest.mark.skipif(find_spec("dp_accounting") is None, reason="needs dp-accounting")
+def test_nothing_of_the_module_is_sent_where_privacy_does_not_cover_it():
+    module, private = Gathers(), fl.algorithms.DifferentialPrivacy(1.0, 1.0, "local", seed=0)
+    client = fl.FederatedClient(module, Samples(1), 1, 3, client=private, trainer={"accelerator": "cpu"})
+    params = torch.zeros(WIDTH)
+    with pytest.warns(UserWarning, match=r"stays at the client.*all of it \(DifferentialPrivacy does not cover it"):
+        assert client.train(fl.ServerMessage(0, params)).left == {}
+
+
+def test_what_cannot_be_written_leaves_nothing_and_one_object_stays_one():
+    writer, one = Writer({}, {}), [1]
+    with pytest.raises(StaysError, match="a function"):
+        writer.tried([one, (2, 3), "text", lambda: 0])
+    assert (writer.nodes, writer.entries) == ([], 0)
+    written = writer.tried([one, (one, 2), {"a": one}])
+    found = Reader(writer.nodes, {}, {}, torch.device("cpu")).all(written)
+    assert found == [[1], ([1], 2), {"a": [1]}]
+    assert found[0] is found[1][0] is found[2]["a"]
+
+
+# ---- what a client may not do
+
+LIES = {
+    "a method": ["#0", "names", ["training_step", 1], []],
+    "a method goes": ["#0", "names", [], ["training_step"]],
+    "a parameter": ["#0", "names", ["w", 1.0], []],
+    "the class": ["#0", "names", ["__class__", 1], []],
+    "hooks": ["#0", "names", ["_forward_hooks", 1], []],
+    "no name": ["#0", "names", ["a b", 1], []],
+    "a number for a list": ["seen#0", "whole", [3]],
+    "names of a list": ["seen#0", "names", ["append", 3], []],
+    "an unknown object": ["seen#0", "added", [{"known": "more"}]],
+    "a later node": ["seen#0", "added", [{"node": 99}]],
+    "a node from the end": ["seen#0", "added", [{"node": -1}]],
+    "a state that no generator has": ["dice#0", "whole", [{"node": 1}]],
+    "another form": ["seen#0", "__init__", [3]],
+    "a part": ["seen#0", "added"],
+    "a class": ["seen#0", "added", [{"node": 0}]],
+}
+
+
+def lying(client, left):
+    """Puts what is left into a client's answer."""
+    return lambda answers: answers.update({client: replace(answers[client], left=left)})
+
+
+@pytest.mark.filterwarnings("ignore:client 2 is left out of round 0")
+@pytest.mark.parametrize("lie", LIES)
+def test_a_client_that_lies_about_the_module_is_left_out(lie):
+    server, clients = made(Gathers)
+    nodes = [["object", "Popen", []] if lie == "a class" else ["list", []]]
+    nodes.append(["tensor", torch.zeros(3, dtype=torch.uint8), False])
+    record = one_round(server, clients, lying(2, {"nodes": nodes, "changes": [LIES[lie]], "metrics": []}))
+    assert record.client_ids == (0, 1)
+    assert record.dropped.keys() == {2}
+    assert one_round(server, clients).client_ids == (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("states", "updates"),
+    [(["sum_value", 1.0], 1), ([], 1), (["sum_value", {"node": 0}], 1), (["sum_value", {"node": 1}], 0)],
+)
+@pytest.mark.filterwarnings("ignore:client 2 is left out of round 0")
+def test_a_client_that_lies_about_metrics_is_left_out(states, updates):
+    server, clients = made(Gathers)
+    nodes = [["tensor", torch.zeros(3), False], ["tensor", torch.zeros(()), False]]
+    left = {"nodes": nodes, "changes": [], "metrics": [["sizes", updates, states]]}
+    assert one_round(server, clients, lying(2, left)).dropped.keys() == {2}
+    assert server.module.sizes.compute() == 12 + 9
+
+
+@pytest.mark.filterwarnings("ignore:client 2 is left out of round 0", "ignore:of what clients leave in Together")
+def test_nothing_that_a_client_says_of_the_module_ends_a_federation():
+    def make():
+        return Together(sorted(VARIANTS.keys() - STAYS))
+
+    dice, ends = random.Random(2), Counter()
+    server, clients = made(make)
+    answers = {k: vars(clients[k].train(server.message(k))) for k in server.open_round()}
+    honest = make()
+    with hostile.nothing_unpickled():
+        for case in range(hostile.CASES // 4):
+            fields = hostile.mutated(dice, {"left": answers[2]["left"]})
+            server = fl.FederatedServer(make(), 3, rounds=3)
+            server.open_round()
+            record = server.close_round({**answers, 2: {**answers[2], **fields}})
+            ends[2 in record.dropped] += 1
+            server.open_round()
+            with AwayModule(honest, server.message(0).module) as module:
+                module.take()
+            assert all(name in VARIANTS for name in honest.parts), case
+    assert min(ends[True], ends[False]) > 0
