@@ -57,7 +57,7 @@ def test_optuna_search(example, capsys):
 
 
 def test_demo(example, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(sys, "argv", ["demo.py", "--out", str(tmp_path / "out"), "--rounds", "30"])
+    monkeypatch.setattr(sys, "argv", ["demo.py", "--out", str(tmp_path / "out"), "--rounds", "12"])
     example("demo").main()
     printed = capsys.readouterr().out
     for word in ("mean accuracy", "fairness angle", "worst 10 %", "conflicts per round, model", "client   samples"):
@@ -67,5 +67,5 @@ def test_demo(example, monkeypatch, capsys, tmp_path):
     for method in ("FedAvg", "FedLF"):
         text = (tmp_path / "out" / method / "metrics.csv").read_text()
         rows = list(csv.DictReader(text.splitlines()))
-        assert sum(row["fed/step_norm"] != "" for row in rows) == 30
-        assert sum(row["fed/val_acc/angle"] != "" for row in rows) == 30
+        assert sum(row["fed/step_norm"] != "" for row in rows) == 12
+        assert sum(row["fed/val_acc/angle"] != "" for row in rows) == 12
