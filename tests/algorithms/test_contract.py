@@ -415,7 +415,7 @@ def test_memory_of_past_clients_matters(name):
         differs |= not torch.allclose(rule.aggregate(cohort), RULES[name]().aggregate(cohort))
     # The memory of these says what comes next or is evaluated, and changes no step of these rounds.
     quiet = ("FCFL", "FCFL-pareto", "MMPF", "FedLF-none", "FedFV-none")
-    assert differs == (bool(rule.state_dict()) and name not in quiet)
+    assert differs == (bool(kept.state(rule)) and name not in quiet)
 
 
 @every_rule

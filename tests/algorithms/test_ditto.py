@@ -266,7 +266,7 @@ def test_a_checkpoint_without_the_personal_models_is_evaluated_without(tmp_path)
     module, _ = fit_method(FedLF(layers="tensor"), 1, client=Ditto())
     module.trainer.save_checkpoint(tensors := tmp_path / "tensors.ckpt")
     reasons = (
-        (files, "the checkpoint has the personal models in files: give Ditto the same directory"),
+        (files, "the checkpoint has the personal models in files: give the method the same directory"),
         (plain, "it holds another method, and this is PersonalModels"),
         (tensors, "its layout is another one, layer "),
     )
@@ -312,7 +312,9 @@ def test_files_of_the_last_checkpoints_stay(tmp_path):
     make = lambda: Ditto(directory=str(tmp_path / "own"))  # noqa: E731
     module, _ = fit_method(make(), 1)
     module.trainer.save_checkpoint(path := tmp_path / "one.ckpt")
-    with pytest.raises(ValueError, match="checkpoint has the personal models in files: give Ditto the same directory"):
+    with pytest.raises(
+        ValueError, match="checkpoint has the personal models in files: give the method the same directory"
+    ):
         fit_method(Ditto(), 2, ckpt_path=path)
     for rounds in (3, 3):  # a fit that is killed in its third round, and starts anew
         fit_method(make(), rounds, module=fresh(Classifier, norm=True, momentum=0.5), ckpt_path=path)
@@ -357,8 +359,8 @@ def test_fedheal_on_the_global_branch():
 @pytest.mark.fit
 def test_a_fresh_fit_starts_without_personal_models():
     method = Ditto()
-    first = copy.deepcopy(fit_method(method, 1)[1].client_rule.state_dict())
-    assert_same(first, fit_method(method, 1)[1].client_rule.state_dict())
+    first = copy.deepcopy(kept.state(fit_method(method, 1)[1].client_rule))
+    assert_same(first, kept.state(fit_method(method, 1)[1].client_rule))
 
 
 @pytest.mark.filterwarnings("ignore:round .* had no usable report")
