@@ -74,7 +74,7 @@ class Needs:
         )
 
 
-@checked(num_clients=Bounds(1), cohort_size=Bounds(1), rounds=Bounds(1))
+@checked(num_clients=Bounds(1), cohort_size=Bounds(1), rounds=Bounds(1), buffers=Bounds(0))
 @dataclass(frozen=True)
 class Federation:
     """What stays fixed during a fit; handed to rules before the first round.

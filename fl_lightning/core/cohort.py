@@ -75,7 +75,7 @@ class Cohort:
             raise ValueError(f"num_samples must be at least {found}")
         if self.losses is not None:
             object.__setattr__(self, "losses", _vector("losses", self.losses, m, rows))
-        if self.extras or type(self.extras) is not dict:
+        if type(self.extras) is not dict or len(self.extras):
             check("extras of Cohort", self.extras, Mapping[str, Any])
         extras = {name: _wide(f"extras[{name!r}]", value, rows) for name, value in self.extras.items()}
         for name, value in extras.items():

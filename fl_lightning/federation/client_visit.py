@@ -20,7 +20,7 @@ from fl_lightning.clients.upload import Upload
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.core.storage import kept
 from fl_lightning.data.client_loaders import ClientLoaders
-from fl_lightning.federation.messages import ClientMessage, ServerMessage, federation_plan, give
+from fl_lightning.federation.messages import ClientMessage, ServerMessage, answer_of, federation_plan, give
 from fl_lightning.federation.module_state import AwayModule
 from fl_lightning.fit.checks import check_trainer
 from fl_lightning.fit.client_options import ClientOptions
@@ -228,7 +228,7 @@ class Visit(OneDevice):
         if upload is None:
             return
         buffers = side.buffers.values_in(upload.buffers)
-        self.sent = ClientMessage.of(upload, index, side.runner.rows.update(0), buffers)
+        self.sent = answer_of(upload, index, side.runner.rows.update(0), buffers)
         own = {"rule": upload.report.kept, "round": index}
         if not upload.report.kept and self._before is not None:  # what it had stays
             own = {name: self._before[name] for name in ("rule", "round")}

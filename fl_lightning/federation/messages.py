@@ -158,24 +158,22 @@ class ClientMessage:
     votes: Mapping[str, str] = field(default_factory=dict)
     left: Mapping[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def of(
-        cls, upload: Upload, round: int, update: Tensor, buffers: Mapping[str, Tensor]  # noqa: A002
-    ) -> ClientMessage:  # fmt: skip
-        """What a visit gave, without what it left.
 
-        Args:
-            upload: of the visit.
-            round: index of the round.
-            update: ``[n]`` its row.
-            buffers: the module's.
-        """
-        return cls(
-            upload.client_id, round, update.cpu(), upload.size, upload.loss,
-            None if upload.train_loss is None else float(upload.train_loss), upload.client_lr,
-            _on_cpu(upload.report.extras), _on_cpu(upload.report.companions), _on_cpu(buffers), upload.pace.steps,
-            dict(upload.buffers.votes),
-        )  # fmt: skip
+def answer_of(upload: Upload, index: int, update: Tensor, buffers: Mapping[str, Tensor]) -> ClientMessage:
+    """What a visit gave, without what it left.
+
+    Args:
+        upload: of the visit.
+        index: of the round.
+        update: ``[n]`` its row.
+        buffers: the module's.
+    """
+    return ClientMessage(
+        upload.client_id, index, update.cpu(), upload.size, upload.loss,
+        None if upload.train_loss is None else float(upload.train_loss), upload.client_lr,
+        _on_cpu(upload.report.extras), _on_cpu(upload.report.companions), _on_cpu(buffers), upload.pace.steps,
+        dict(upload.buffers.votes),
+    )  # fmt: skip
 
 
 def _on_cpu(values: Mapping[str, Tensor]) -> dict[str, Tensor]:

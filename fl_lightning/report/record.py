@@ -212,6 +212,7 @@ class Absence:
 
 @checked(
     version=Bounds(VERSION, VERSION),
+    division=Bounds(0),
     planned_rounds=Bounds(1),
     learning_rate=Bounds(0),
     client_names=TEXT,

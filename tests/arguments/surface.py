@@ -143,6 +143,8 @@ def own_arguments() -> dict[str, dict[str, Any]]:
     """Valid arguments of what needs others than the shared ones."""
     parameters, ones = [nn.Parameter(torch.zeros(3))], torch.ones(3, dtype=torch.int64)
     found: dict[str, dict[str, Any]] = {
+        "algorithms.per_client": {"kind": int},
+        "algorithms.server_state": {"start": 0.0},
         "callbacks.ConflictSummary": {"clients": 2.0, "flagged": 0.5},
         "callbacks.RoundConflicts": {"clients": 2},
         "compare": {
@@ -183,9 +185,9 @@ def own_arguments() -> dict[str, dict[str, Any]]:
     if "fl_lightning.algorithms.torchjd.TorchJD" in public_api.public_objects():
         from torchjd.aggregation import MGDAWeighting
 
-        found["integrations.torchjd.TorchJD"] = {"weighting": MGDAWeighting()}
+        found["algorithms.torchjd.TorchJD"] = {"weighting": MGDAWeighting()}
     if "fl_lightning.federation.nvflare.FederatedController" in public_api.public_objects():
-        found["integrations.nvflare.FederatedController"] = {"server": "task:server", "sites": ["site-1"]}
+        found["federation.nvflare.FederatedController"] = {"server": "task:server", "sites": ["site-1"]}
     for op, values in samples().items():
         function = getattr(fl.ops, op, None)
         if function is not None:

@@ -37,9 +37,11 @@ ends = Counter(clear=0, cryptic=0, accepted=0)
 
 LOSSES = r"ClientMessage\((loss|train_loss)|RoundRecord\(train_loss"
 ACCEPTED = {
+    "inf 1.5 True 0-d": ((r"server_state\(start$", "a number to begin with"),),
     "-1": (
         (r"\(seed$", "any integer is a seed"),
         (r"ScaledUpdates\(factor$", "turns the update around"),
+        (r"server_state\(start$", "a number to begin with"),
         (r"attacks\.\w+\(labels$", "the last part of a batch"),
         (rf"({LOSSES}|LinearProgram\(value)$", "losses and objectives have any sign"),
     ),

@@ -30,7 +30,7 @@ def fit_in_files(folder: Path, own: str, ckpt_path: Path | None = None):
 
 def die_in_the_third_file() -> None:
     """Of the cohort's four; it is half written then."""
-    write, written = ClientFiles.set, []
+    write, written = ClientFiles.keep, []
 
     def dying(self, client_id, model, when):
         if when == DEATH:
@@ -42,7 +42,7 @@ def die_in_the_third_file() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         write(self, client_id, model, when)
 
-    ClientFiles.set = dying
+    ClientFiles.keep = dying
 
 
 def fit_and_die(folder: Path) -> None:

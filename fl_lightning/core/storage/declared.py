@@ -21,13 +21,16 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, cast, overload
 
 import torch
+from torch import Tensor
 
+from fl_lightning.arguments import ANY, checked, shown
 from fl_lightning.core.model_snapshot import Snapshot
 from fl_lightning.core.storage.model_files import ClientFiles
 from fl_lightning.core.storage.per_client import ByClient, PerClient, plain, restored
 from fl_lightning.core.storage.row_history import RowHistory
 
 T = TypeVar("T")
+_KINDS = (int, float, bool, Tensor)
 
 
 class Extent(NamedTuple):
@@ -230,6 +233,7 @@ def server_state(
 def server_state(
     start: T, *, columns: bool = False, sent: Literal["all"] | None = None, wide: bool = False
 ) -> Declared[T]: ...
+@checked(start=ANY)
 def server_state(
     start: Any, *, columns: bool = False, sent: Literal["all"] | None = None, wide: bool = False
 ) -> Declared[Any]:
@@ -241,9 +245,21 @@ def server_state(
         sent: ``"all"``: it goes to every client of a round.
         wide: it has float32 or better, for the memory plan.
     """
+    numbers = start if isinstance(start, tuple) else (start,)
+    if start not in (*_KINDS, tuple) if isinstance(start, type) else not all(map(_can_begin, numbers)):
+        raise TypeError(
+            f"start of server_state must be a number, a tensor, a tuple of these, or such a type, found {shown(start)}"
+        )
     return _ServerState(start, columns, sent, wide)
 
 
+def _can_begin(value: object) -> bool:
+    if isinstance(value, Tensor):
+        return value.layout is torch.strided and not value.is_meta
+    return (isinstance(value, float) and value == value) or (isinstance(value, int) and abs(value) < 2**63)
+
+
+@checked(kind=ANY)
 def per_client(
     kind: type[T],
     *,
@@ -261,9 +277,12 @@ def per_client(
         device: the rule's attribute that says where tensors live.
         dtype: of tensors, for the memory plan; ``None``: that of the parameters.
     """
+    if kind not in _KINDS:
+        raise TypeError(f"kind of per_client must be int, float, bool or Tensor, found {shown(kind)}")
     return _PerClient(kind, columns, sent, device, dtype)
 
 
+@checked()
 def at_clients(
     *, device: str | None = None, capacity: str | None = None, files: str | None = None, size: str | None = None
 ) -> Declared[ByClient[Snapshot]]:
@@ -281,6 +300,7 @@ def at_clients(
     return _AtClients(device, capacity, files, size)
 
 
+@checked()
 def row_history(*, capacity: str, planned: str, device: str) -> Declared[RowHistory]:
     """Declares a :class:`RowHistory`; what a round remembers waits until the round has happened.
 
