@@ -53,7 +53,7 @@ def draw(rows: Sequence[Row], reference: str, path: Path) -> None:
 
 
 def _name(row: Row) -> str:
-    seeds = row.accuracy.seeds
+    seeds = row.accuracy.repetitions
     return row.accuracy.method + (f" ({seeds} seed{'s' * (seeds > 1)})" if seeds < SEEDS else "")
 
 

@@ -102,7 +102,7 @@ def _accuracies(rows: Sequence[Row], rates: int) -> str:
             [
                 one.method,
                 f"{one.learning_rate:g}{part}",
-                str(one.seeds),
+                str(one.repetitions),
                 _figure(one.mean),
                 _figure(one.worst_10),
                 _figure(one.worst),
@@ -122,7 +122,11 @@ def _differences(rows: Sequence[Row]) -> str:
         return ""
     head = ["minus FedAvg", "seeds", *(COLUMNS[column] for column in columns)]
     lines = [
-        [row.accuracy.method, str(row.accuracy.seeds), *(_interval(row.differences.get(each)) for each in columns)]
+        [
+            row.accuracy.method,
+            str(row.accuracy.repetitions),
+            *(_interval(row.differences.get(each)) for each in columns),
+        ]
         for row in rows
         if row.differences
     ]

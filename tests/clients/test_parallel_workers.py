@@ -164,7 +164,7 @@ class Watching(L.Callback):
 
 
 OBSTACLES = {
-    "rule": ({"client": Counting()}, {}, "Counting has a commit and does not say where its state lives"),
+    "rule": ({"client": Counting()}, {}, "Counting has a commit and declares nothing that it keeps"),
     "callback": ({}, {"callbacks": [Watching()]}, "Watching.on_before_backward would run in worker processes"),
     "between": ({}, {"callbacks": [Between()]}, "would not see what Between does between two clients"),
     "profiler": ({}, {"profiler": "simple"}, "Trainer(profiler=SimpleProfiler) would not see"),
