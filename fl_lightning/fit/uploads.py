@@ -42,7 +42,7 @@ class Round:
     trained: int = 0
     tasks: list[ClientTask] = field(default_factory=list)
     asks: Callable[[Tensor, Sequence[int]], Tensor] | None = None
-    began: float = field(default_factory=time.perf_counter)
+    began: float = field(default_factory=lambda: time.perf_counter())
 
     @property
     def seconds(self) -> float:

@@ -166,7 +166,7 @@ def test_pictures_show_what_is_noise(tmp_path, monkeypatch):
     def row(name, seeds, differences):
         kinds = (("accuracy", "mean"), ("accuracy", "worst 10 %"), ("auroc", "mean"), ("auroc", "worst 10 %"))
         found = {kind: Interval(d, d - 0.1, d + 0.1) for kind, d in zip(kinds, differences, strict=False)}
-        return SimpleNamespace(accuracy=SimpleNamespace(method=name, seeds=seeds), differences=found)
+        return SimpleNamespace(accuracy=SimpleNamespace(method=name, repetitions=seeds), differences=found)
 
     rows = [row("FedAvg", 3, ()), row("A", 3, (0.05, 0.2, 0, 0)), row("B", 1, (-0.2, 0.3, 0, -0.3))]
     pictures.draw(rows, "FedAvg", tmp_path / "x.png")

@@ -11,6 +11,7 @@ from records import fit_record
 
 from fl_lightning.report import FitRecord, RoundSeries, write_report
 from fl_lightning.report.pictures import binned, both_ends, thinned
+from fl_lightning.report.repetitions import Repetition
 from fl_lightning.report.runs_of_a_method import by_method
 from fl_lightning.report.sentences import lede
 
@@ -207,7 +208,7 @@ class TestSentences:
         second = [fit_record("FedLF", rounds=rounds, seed=seed) for seed, rounds in enumerate((21, 18, 22))]
         words, opening = self.said(*first, *second)
         assert "(3 seeds)" in opening
-        assert words.startswith("There is no clear winner: seeds differ by more")
+        assert words.startswith("There is no clear winner: what is compared lies within what repetitions differ by.")
         assert "±" in words
 
     def test_one_method_beside_bounds_is_compared_with_its_beginning_too(self):
@@ -237,7 +238,7 @@ class TestSentences:
 
         (method,) = by_method([run("FedAvg", 0, 0.2, 0.6), run("FedAvg", 1, 0.5, 0.4)])
         assert method.points("acc", "test")[0].client_id == 0
-        assert method.worst("acc", "test") == {0: 0.2, 1: 0.5}
+        assert method.worst("acc", "test") == {Repetition(0, 0): 0.2, Repetition(0, 1): 0.5}
 
     def test_values_near_zero_and_small_ones_count_as_good(self):
         record = fit_record(rounds=3)
