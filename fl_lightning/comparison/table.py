@@ -50,7 +50,7 @@ def _lines(rows: Sequence[MethodSummary], names: int, clients: int) -> list[str]
             _cell(row.mean, form["mean"]),
             _cell(row.worst_10, form["worst_10"]),
             *[f"{_share(row.mean)}, {_share(row.worst_10)}"] * split,
-            f"{_short(row.worst_client, clients)} {_cell(row.worst, form['worst'])}".strip(),
+            (f"{_short(row.worst_client, clients)} " if row.worst_client else "") + _cell(row.worst, form["worst"]),
             *[_cell(row.angle, form["angle"])] * angles,
             percent(row.conflicts / row.cohort) if row.cohort > 0 else "-",
             f"{row.seconds:.1f}" if row.seconds < 99.95 else f"{row.seconds:.0f}",
@@ -76,7 +76,7 @@ def _cell(figure: Figure, form: str) -> str:
 
 
 def _share(figure: Figure) -> str:
-    return "-" if isnan(figure.by_division) else percent(figure.by_division)
+    return "-" if isnan(figure.by_division) else f"{100 * figure.by_division:.0f} %"
 
 
 def _short(name: str, width: int) -> str:

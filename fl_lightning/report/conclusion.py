@@ -190,7 +190,7 @@ def _contrast(base: Standing, method: Standing, key: Key, mode: Mode) -> Contras
     else:
         gain = fmean(ours.values()) - fmean(theirs.values())
         verdict = "better" if gain > 0 else "worse" if gain < 0 else "open"
-    ends = [Spread.of(list(_numbers(one, key).values())) for one in (base, method)]
+    ends = [Spread.over(_numbers(one, key)) for one in (base, method)]
     assert ends[0] is not None
     assert ends[1] is not None
     return Contrast(ends[0], method.label, ends[1], verdict, repetitions)

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from statistics import fmean, stdev
+
+from fl_lightning.report.repetitions import Repetition, variation
 
 STAGES = {"val": "validation", "test": "test"}
 
@@ -22,6 +24,12 @@ class Spread:
 
     mean: float
     deviation: float | None = None
+
+    @classmethod
+    def over(cls, numbers: Mapping[Repetition, float]) -> Spread | None:
+        """The mean over repetitions, and how far a single one varies; ``None`` without any number."""
+        varies = variation(numbers)
+        return cls(fmean(numbers.values()), None if varies is None else varies.deviation) if numbers else None
 
     @classmethod
     def of(cls, numbers: Sequence[float | None]) -> Spread | None:

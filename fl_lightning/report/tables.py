@@ -88,7 +88,7 @@ def comparison(methods: Sequence[Method], stage: Stage) -> str:
 
 
 def _spread(numbers: Mapping[Repetition, float], form: str) -> str:
-    return spread(Spread.of(list(numbers.values())), form)
+    return spread(Spread.over(numbers), form)
 
 
 def _mark(base: Mapping[Repetition, float], found: Mapping[Repetition, float], mode: Mode) -> str:
