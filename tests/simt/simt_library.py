@@ -65,6 +65,7 @@ class Kernels:
         """Tells the harness of a tensor on the device, for one call."""
         each = x.element_size()
         rows, width, stride = (*x.shape, x.stride(0)) if x.dim() == 2 else (1, x.numel(), x.numel())
+        rows = rows if stride else min(rows, 1)  # repeated ones are in one place
         sizes = (ctypes.c_int64(size) for size in (rows, width * each, max(stride, width) * each))
         self._library.simt_memory(ctypes.c_void_p(x.data_ptr()), *sizes, each, access)
 
