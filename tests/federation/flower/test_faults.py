@@ -161,7 +161,7 @@ def test_a_round_below_min_clients_changes_nothing(tmp_path):
     assert (skipped.client_ids, skipped.step_norm, skipped.skipped_rounds) == ((), 0.0, 1)
     assert torch.equal(flat(strategy.model), flat(before.model))
     one, two = (kept.state(s.server.client_rule) for s in (strategy, before))
-    assert torch.equal(one["server"], two["server"])
+    assert torch.equal(one["c"], two["c"])
     assert strategy.server.counted == before.server.counted
 
 
