@@ -15,7 +15,7 @@ from support import Classifier, federated_blobs, fresh
 
 import fl_lightning as fl
 from fl_lightning.algorithms import SCAFFOLD, FedAvg, FedHEAL, FedMDFG, QFedAvg
-from fl_lightning.federation.door import MisfitError, evaluation, read
+from fl_lightning.federation.door import SENTENCE, MisfitError, evaluation, loss, read, said
 from fl_lightning.federation.server_run import joined
 
 pytestmark = pytest.mark.filterwarnings(
@@ -304,9 +304,17 @@ def test_a_server_that_names_any_round_costs_no_time():
     ids=["expanded", "sparse", "meta", "gradient", "object", "bytes", "deep", "long", "many"],
 )  # fmt: skip
 def test_values_that_no_message_has_are_refused(plain, value):
-    with pytest.raises(MisfitError, match="the message"):
+    with pytest.raises(MisfitError, match=r"^the message(?! is not whole)"):
         read(fl.ClientMessage, {**plain.answers[WILD], "extras": {"more": value}})
     cyclic = []
     cyclic += [cyclic, cyclic]
-    with pytest.raises(MisfitError, match="the message"):
+    with pytest.raises(MisfitError, match=r"^the message(?! is not whole)"):
         read(fl.ClientMessage, {**plain.answers[WILD], "extras": cyclic})
+
+
+def test_what_no_message_has_is_no_loss_and_no_sentence():
+    for value in (math.inf, -math.inf, math.nan, "0.5", None):
+        with pytest.raises(MisfitError, match="its loss must be"):
+            loss(value)
+    assert said("a\x1b[31m\nb") == "a?[31m?b"
+    assert len(said("x" * 10**6)) == SENTENCE + len("...")
