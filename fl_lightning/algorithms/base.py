@@ -22,8 +22,7 @@ class ClientRule:
     """The client's half of a method. The base class is plain local training; override what the method changes.
 
     What lasts from round to round is declared on the class, see :mod:`fl_lightning.core.storage.declared`. It changes
-    in
-    :meth:`commit`, or by a report's :attr:`ClientReport.kept`, so that a round either happened as a whole or not.
+    in :meth:`commit`, or by a report's :attr:`ClientReport.kept`, so that a round either happened as a whole or not.
     In a real federation the server and every client have a rule object each, and the declarations say what goes from
     one to the other: ``server_state(sent="all")`` to every client of a round (SCAFFOLD's ``c``, class prototypes),
     ``per_client(sent="owner")`` to that client alone (SCAFFOLD's ``c_i``). What clients keep to themselves is declared

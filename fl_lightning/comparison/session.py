@@ -58,9 +58,9 @@ class Session:
         with folder.owned():
             folder.check(self.configuration)
             plan = self.plan
-            if plan.divisions > 1:
-                self.runner.check_divisions(next(plan.grid()))
             results = self._finished(plan.grid())
+            if plan.divisions > 1 and not any(run.division for run in results):
+                self.runner.check_divisions(next(plan.grid()))
             grid = [run for run in plan.grid() if run not in results]
             # What would be picked now; runs that are left may change it.
             picked = chosen_rates(plan, results, self._measure(results, {})) if results else {}

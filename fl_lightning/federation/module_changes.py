@@ -21,7 +21,6 @@ from fl_lightning.lightning.module.kept_objects import Added, Items, Kept, Names
 from fl_lightning.lightning.module.object_state import ObjectState
 
 _UPDATES = 10**9
-_SAID = 32
 
 
 class Places:

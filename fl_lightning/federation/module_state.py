@@ -130,8 +130,7 @@ class HomeModule:
 
     def load(self, plain: Mapping[str, Any]) -> None:
         """Goes on from what :meth:`plain` gave with metrics."""
-        for kept in self._first.state.changed():
-            kept.put(kept.content)
+        self._first.state.put_back()
         left, _ = read_left(plain, self._first, self._device)
         for kept, change in left.changes:
             kept.apply(change)

@@ -164,7 +164,7 @@ class Writer:
         away = value.device.type != "cpu" or hasattr(value, _AWAY)
         sparse = value.layout != torch.strided
         plain = value.detach().to_dense() if sparse else value.detach()
-        self._count(0, plain.numel() * plain.element_size())
+        self._count(0, plain.nbytes)
         return ["sparse" if sparse else "tensor", plain.cpu().contiguous(), away]
 
     def _bytes(self, value: bytes | bytearray) -> Tensor:

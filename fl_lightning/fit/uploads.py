@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, nan
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,8 +17,6 @@ from fl_lightning.clients.module_visits import ModuleVisits
 from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.clients.upload import Upload
 from fl_lightning.lightning.epoch_loop import ClientTask
-
-ErrorPolicy = Literal["raise", "drop"]
 
 
 @dataclass

@@ -47,8 +47,8 @@ def load(rule: object, states: Mapping[str, Any]) -> None:
         ValueError: it is not what the rule keeps.
         FileNotFoundError: a file that it refers to is gone.
     """
-    _only(rule, states, list(declared(rule)))
     entries = declared(rule)
+    _only(rule, states, list(entries))
     loaded = {name: entries[name].loaded(rule, value) for name, value in states.items()}
     reset(rule)
     vars(rule).update(loaded)

@@ -117,6 +117,11 @@ class ObjectState:
         hooks = [kept for kept in self._hooks if kept.value]
         return [*differing(self.kept), *hooks]
 
+    def put_back(self) -> None:
+        """Lets all objects hold what they held."""
+        for kept in self.changed():
+            kept.put(kept.content)
+
 
 class Undone:
     """Runs a module without a trace in its attributes and metrics, and without a word to its loggers.
@@ -148,8 +153,7 @@ class Undone:
                     module.eval()
                 yield
         finally:
-            for kept in state.changed():
-                kept.put(kept.content)
+            state.put_back()
             for metric in metrics:
                 metric.put_back()
 

@@ -112,8 +112,7 @@ class WholeState(ObjectState):
         try:
             yield
         finally:
-            for kept in self.changed():
-                kept.put(kept.content)
+            self.put_back()
             for kept, content in later:
                 kept.put(content)
             for state in states:
