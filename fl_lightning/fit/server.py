@@ -27,6 +27,7 @@ from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.storage import kept
 from fl_lightning.core.storage.column_files import for_columns, in_columns
 from fl_lightning.fit.cohorts import Cohorts
+from fl_lightning.fit.effective_conflicts import EffectiveConflicts
 from fl_lightning.fit.global_step import GlobalStep, RefusedStepError
 from fl_lightning.fit.guarding import Guards
 from fl_lightning.fit.memory_plan import memory_plan
@@ -73,6 +74,7 @@ class Server:
         self._binding, self._buffers, self._rows, self._guards = binding, buffers, rows, guards
         self.skipped_rounds, self.failed_rounds = 0, 0
         self._step = GlobalStep(binding, options.server_optimizer)
+        self._effective = EffectiveConflicts(binding.module, binding.layout)
         self.names = numbered(num_clients)
         self.cohorts = Cohorts(rows, binding.theta, options.client_rule, num_clients)
 
@@ -183,6 +185,7 @@ class Server:
             step, step_norm = self._aggregate(cohort)
             take = self._step.tried(self._rows.columns.joined(step), step_norm)
             dots = cohort.updates.dots(step).cpu()
+            scalars |= self._effective.count(cohort, step)
             self._rule.commit(cohort)
         except refused as refusal:
             settle(False)
