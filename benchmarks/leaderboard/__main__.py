@@ -31,7 +31,7 @@ from benchmarks.leaderboard.records import failed, finished, pack, packed_file, 
 from benchmarks.leaderboard.report import PAGE, overview, tables
 from benchmarks.leaderboard.runs import carry_out
 from benchmarks.leaderboard.standing import Standing
-from benchmarks.leaderboard.suites import SEEDS, TUNING_SEEDS, Suite, suite
+from benchmarks.leaderboard.suites import Suite, suite
 from benchmarks.leaderboard.traffic import measured
 from benchmarks.papers.report import rewritten
 from benchmarks.papers.sources import MissingDataError
@@ -49,7 +49,7 @@ def main(given: Sequence[str] | None = None) -> None:
     commands.add_parser("list", help="the suites")
     running = commands.add_parser("run", help="run what is not finished yet")
     running.add_argument("--jobs", type=int, default=1, help="runs at a time (default 1)")
-    running.add_argument("--seeds", type=int, default=SEEDS, help=f"how many seeds (default {SEEDS})")
+    running.add_argument("--seeds", type=int, help="how many seeds (default: those of the suite)")
     running.add_argument("--only", nargs="+", metavar="METHOD", help="these methods, and FedAvg; default all")
     running.add_argument("--dry-run", action="store_true", help="only say what it would cost")
     counting = commands.add_parser("traffic", help="count what clients send and receive")
@@ -66,8 +66,7 @@ def main(given: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(given)
     if arguments.command == "list":
         for each in suites.SUITES:
-            methods = len(each.methods())
-            runs = methods * (len(each.rates) * TUNING_SEEDS + SEEDS - TUNING_SEEDS)
+            methods, runs = len(each.methods()), len(each.plan)
             print(f"{each.name:<14}{methods:>3} methods, {runs:>3} runs of {each.rounds:>3} rounds  {each.title}")
         return
     quiet()

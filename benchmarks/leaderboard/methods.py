@@ -107,6 +107,14 @@ def for_domains(classes: int) -> Strategies:
     return {**chosen, "FedBN": _strategy(A.FedBN(), clients_per_round=1.0)}
 
 
+def for_adapters() -> Strategies:
+    """What there is to adapt one model for owners with different tasks; ``FedPer`` keeps the last block's adapters."""
+    every = all_methods(1, 10)
+    names = (REFERENCE, UNIFORM, "FedLF", "FedFV", "FedMDFG", "UPGrad", "AFL", "q-FedAvg", "Ditto")
+    own = _strategy(A.FedPer(personal=["net.blocks.1"]), clients_per_round=10)
+    return {**{name: every[name] for name in names}, "FedPer": own}
+
+
 def server_steps(clients_per_round: int | float) -> Strategies:
     """FedAvg with other steps of the server, FedFV with other memories, and methods whose full step may be too short.
 

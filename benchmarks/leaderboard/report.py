@@ -8,7 +8,7 @@ from math import isnan
 from pathlib import Path
 
 from benchmarks.leaderboard.bootstrap import Interval
-from benchmarks.leaderboard.standing import COLUMNS, Row, Standing, columns_of
+from benchmarks.leaderboard.standing import COLUMNS, OTHERS, Row, Standing, columns_of
 from benchmarks.leaderboard.traffic import Traffic
 from fl_lightning.comparison.cost import duration
 from fl_lightning.comparison.summary import Figure
@@ -87,11 +87,10 @@ def _mean_and_worst(row: Row, tenth: bool) -> str:
 
 
 def _accuracies(rows: Sequence[Row], rates: int) -> str:
-    gaps = list(dict.fromkeys(name for row in rows for name in row.gaps))
-    named = {"test_dp_gap": "parity gap", "test_odds_gap": "odds gap"}
+    others = list(dict.fromkeys(name for row in rows for name in row.others))
     head = [
         "method", "lr", "seeds", "mean", "worst 10 %", "worst client", "angle", "conflicts", "AUROC",
-        "AUROC, worst 10 %", *(named[name] for name in gaps),
+        "AUROC, worst 10 %", *(OTHERS[name] for name in others),
     ]  # fmt: skip
     lines = []
     for row in rows:
@@ -110,7 +109,7 @@ def _accuracies(rows: Sequence[Row], rates: int) -> str:
                 percent(one.conflicts / one.cohort) if one.cohort > 0 else "",
                 _figure(row.auroc.mean),
                 _figure(row.auroc.worst_10),
-                *(_number(row.gaps.get(name, float("nan"))) for name in gaps),
+                *(_number(row.others.get(name, float("nan"))) for name in others),
             ]
         )
     return _markdown(head, lines)

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 import fl_lightning as fl
-from benchmarks.leaderboard.suites import SEEDS, TUNING_SEEDS, Suite
+from benchmarks.leaderboard.suites import TUNING_SEEDS, Suite
 from fl_lightning.comparison.compare import make_session
 from fl_lightning.comparison.project import ObjectProject
 
@@ -19,7 +19,7 @@ def carry_out(
     root: Path,
     folder: Path,
     only: Collection[str] | None = None,
-    seeds: int = SEEDS,
+    seeds: int | None = None,
     jobs: int = 1,
     only_cost: bool = False,
 ) -> fl.Comparison | None:
@@ -30,7 +30,7 @@ def carry_out(
         root: folder of the data sets.
         folder: of the suite's runs.
         only: names of methods to run beside the reference; ``None``: all.
-        seeds: how many.
+        seeds: how many; ``None``: those of the suite.
         jobs: runs at a time.
         only_cost: stop when the cost is known.
 
@@ -38,7 +38,7 @@ def carry_out(
         MissingDataError: its data are not there.
         ValueError: the suite has no such method.
     """
-    strategies = suite.methods()
+    strategies, seeds = suite.methods(), suite.seeds if seeds is None else seeds
     if only is not None:
         unknown = sorted(set(only) - set(strategies))
         if unknown:
@@ -48,7 +48,7 @@ def carry_out(
     project = ObjectProject(suite.learner, suite.federate(root), suite.trainer, None, 0)
     session = make_session(
         project, strategies, next(iter(strategies.values())), folder=folder, learning_rates=suite.rates,
-        seeds=range(seeds), bounds="none", metric=METRIC, test_metric=None, select="mean", jobs=jobs,
-        save_seconds=60.0, tuning_seeds=min(TUNING_SEEDS, seeds),
+        seeds=range(seeds), bounds=suite.bounds, metric=METRIC, test_metric=None, select="mean", jobs=jobs,
+        save_seconds=60.0, tuning_seeds=min(TUNING_SEEDS, seeds), divisions=suite.divisions,
     )  # fmt: skip
     return session.carry_out(only_cost)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isnan, nan
@@ -12,16 +12,19 @@ from statistics import fmean
 import numpy as np
 
 from benchmarks.leaderboard.bootstrap import Interval, Values, difference, mean, worst_tenth
-from benchmarks.leaderboard.suites import SEEDS, TUNING_SEEDS, Suite
+from benchmarks.leaderboard.suites import Suite
 from fl_lightning.comparison.fitted import Fitted
 from fl_lightning.comparison.plan import Plan, Run
 from fl_lightning.comparison.selection import Measure, chosen_rates
 from fl_lightning.comparison.summary import MethodSummary, client_values, summaries
 from fl_lightning.report import FitRecord
+from fl_lightning.report.conclusion import LOCAL
+from fl_lightning.report.repetitions import Repetition
 
 ACCURACY = Measure("mean", "val", "val_acc", "test", "test_acc", "max")
 AUROC = replace(ACCURACY, metric="test_auroc")
-GAPS = {name: replace(ACCURACY, metric=name, mode="min") for name in ("test_dp_gap", "test_odds_gap")}
+OTHERS = {"test_dp_gap": "parity gap", "test_odds_gap": "odds gap", "test_conflicts": "conflicts in products"}
+"""Metrics whose mean over the clients has a column, and its name."""
 _METRICS = {"accuracy": "accuracy", "auroc": "AUROC"}
 REACHED = 0.95
 """Share of the reference's final mean that a method has to reach."""
@@ -34,7 +37,7 @@ class Row:
     Attributes:
         accuracy: its numbers by accuracy.
         auroc: the same by AUROC.
-        gaps: mean over the clients of each gap between groups of people.
+        others: mean over the clients of each metric of :data:`OTHERS` that they have.
         tried: with how many learning rates it ran to its end.
         failed: with how many it came to nothing.
         rounds: until the mean on validation data was at 95 % of the reference's last one; NaN: not in all seeds.
@@ -47,7 +50,7 @@ class Row:
 
     accuracy: MethodSummary
     auroc: MethodSummary
-    gaps: Mapping[str, float]
+    others: Mapping[str, float]
     tried: int
     failed: int
     rounds: float
@@ -73,7 +76,7 @@ class Standing:
     @cached_property
     def plan(self) -> Plan:
         """All runs of the suite."""
-        return Plan(tuple(self.suite.methods()), self.suite.rates, tuple(range(SEEDS)), TUNING_SEEDS)
+        return self.suite.plan
 
     @cached_property
     def picked(self) -> Mapping[str, float | None]:
@@ -108,9 +111,10 @@ class Standing:
     def _row(self, accuracy: MethodSummary, auroc: MethodSummary) -> Row:
         method = accuracy.method
         fits, grid = self._fits(method), [run for run in self.plan.grid() if run.method == method]
-        rounds = fmean(rounds_to(fitted.record, self._goal) for fitted in fits.values())
+        bound = method == LOCAL  # one fit per client, without rounds of its own
+        rounds = nan if bound else fmean(rounds_to(fitted.record, self._goal) for fitted in fits.values())
         runs = [fitted for run, fitted in self.results.items() if run.method == method]
-        means = {name: self._mean(method, measure) for name, measure in GAPS.items()}
+        means = {} if bound else {name: self._mean(method, replace(ACCURACY, metric=name)) for name in OTHERS}
         tried, lost = sum(run in self.results for run in grid), sum(run.key in self.failed for run in grid)
         return Row(
             accuracy,
@@ -119,16 +123,16 @@ class Standing:
             tried,
             lost,
             rounds,
-            rounds * min(training_seconds(fitted.record) for fitted in runs),
+            nan if bound else rounds * min(training_seconds(fitted.record) for fitted in runs),
             min(fitted.seconds for fitted in runs),
             {} if method == self.plan.reference or tried + lost < len(grid) else self._differences(method),
         )
 
-    def _fits(self, method: str) -> dict[int, Fitted]:
+    def _fits(self, method: str) -> dict[Repetition, Fitted]:
         if method not in self.picked:
             return {}
-        runs = {seed: Run(method, self.picked[method], seed) for seed in self.plan.seeds}
-        return {seed: self.results[run] for seed, run in runs.items() if run in self.results}
+        runs = self.plan.of_method(method, self.picked[method])
+        return {one: self.results[run] for one, run in runs.items() if run in self.results}
 
     @cached_property
     def _goal(self) -> float:
@@ -141,11 +145,11 @@ class Standing:
 
     def _differences(self, method: str) -> dict[tuple[str, str], Interval]:
         ours, reference = self._fits(method), self._fits(self.plan.reference)
-        seeds = [seed for seed in ours if seed in reference]
+        both = [one for one in ours if one in reference]
         found: dict[tuple[str, str], Interval] = {}
         for name, measure in (("accuracy", ACCURACY), ("auroc", AUROC)):
-            pair = [values_of({seed: fits[seed] for seed in seeds}, measure) for fits in (ours, reference)]
-            clients = int((~np.isnan(pair[0] + pair[1]).any(0)).sum()) if seeds else 0
+            pair = [values_of([fits[one] for one in both], measure) for fits in (ours, reference)]
+            clients = int((~np.isnan(pair[0] + pair[1]).any(0)).sum()) if both else 0
             statistics = STATISTICS if clients >= FEW else {"mean": mean}
             if clients:
                 found |= {(name, key): difference(pair[0], pair[1], each) for key, each in statistics.items()}
@@ -169,9 +173,9 @@ def columns_of(rows: Iterable[Row]) -> list[tuple[str, str]]:
     return [column for column in COLUMNS if column in held]
 
 
-def values_of(fits: Mapping[int, Fitted], measure: Measure) -> Values:
-    """``[S, N]`` the clients' values of several seeds; NaN where there is none."""
-    return np.array([list(client_values(fitted, measure).values()) for fitted in fits.values()], dtype=float)
+def values_of(fits: Sequence[Fitted], measure: Measure) -> Values:
+    """``[S, N]`` the clients' values of several repetitions; NaN where there is none."""
+    return np.array([list(client_values(fitted, measure).values()) for fitted in fits], dtype=float)
 
 
 def curve(record: FitRecord) -> list[tuple[int, float]]:

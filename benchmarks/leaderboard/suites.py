@@ -7,18 +7,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import lightning as L
-from torch import nn
 
 import fl_lightning as fl
-from benchmarks.leaderboard import data, networks
+from benchmarks.leaderboard import adapter_tasks, data, networks
+from benchmarks.leaderboard.adapters import AdapterLearner, ConflictCount, adapted
 from benchmarks.leaderboard.learners import Learner, PeopleLearner
 from benchmarks.leaderboard.methods import (
     FAIR_ROW,
     Strategies,
     all_methods,
     arguments_of_fedfv,
+    for_adapters,
     for_domains,
     server_steps,
     telling_methods,
@@ -26,12 +28,15 @@ from benchmarks.leaderboard.methods import (
 )
 from benchmarks.leaderboard.text import CHARACTERS, CONTEXT
 from benchmarks.papers.sources import CIFAR10, FASHION, OFFICE, Source
+from fl_lightning.comparison.methods import BOUNDS, Bounding
+from fl_lightning.comparison.plan import Plan
 from fl_lightning.data import Dirichlet, Pathological
 
 RATES, SEEDS, TUNING_SEEDS, CURVE = (0.03, 0.1, 0.3, 1.0), 3, 1, 20
 """One grid for all methods; seeds of the table, and those that learning rates are picked with; points of a curve."""
 LARGE_RATES = (1.0, 3.0, 10.0)
 """For suites whose methods pick the largest rate of the grid."""
+ADAPTER_RATES = (0.1, 0.3, 1.0)
 
 
 @dataclass(frozen=True)
@@ -48,17 +53,31 @@ class Suite:
         methods: makes the strategies; the first is the reference.
         telling: the setting in words.
         rates: the learning rates that each method has to choose from.
+        seeds: of the table.
+        divisions: of the data; each runs with every seed.
+        bounds: ``"local"``: the table says what each client reaches alone.
+        callbacks: of its trainers.
     """
 
     name: str
     title: str
     rounds: int
     module: Callable[..., Learner]
-    network: Callable[[], nn.Sequential]
+    network: Callable[[], Any]
     federate: Callable[[Path], fl.FederatedDataModule]
     methods: Callable[[], Strategies]
     telling: str
     rates: tuple[float, ...] = RATES
+    seeds: int = SEEDS
+    divisions: int = 1
+    bounds: Bounding = "none"
+    callbacks: tuple[L.Callback, ...] = ()
+
+    @property
+    def plan(self) -> Plan:
+        """All its runs."""
+        methods = (*self.methods(), *BOUNDS[self.bounds])
+        return Plan(methods, self.rates, tuple(range(self.seeds)), min(TUNING_SEEDS, self.seeds), self.divisions)
 
     @property
     def learner(self) -> Callable[..., Learner]:
@@ -70,7 +89,7 @@ class Suite:
         """Makes the Trainer of a run."""
         return partial(
             L.Trainer, max_epochs=self.rounds, accelerator="cpu", logger=False, num_sanity_val_steps=0,
-            check_val_every_n_epoch=max(1, self.rounds // CURVE),
+            check_val_every_n_epoch=max(1, self.rounds // CURVE), callbacks=list(self.callbacks),
         )  # fmt: skip
 
 
@@ -188,6 +207,23 @@ SUITES: tuple[Suite, ...] = (
         partial(telling_methods, 2, 1.0),
         f"{_PEOPLE}; learning rates 1, 3 and 10",
         LARGE_RATES,
+    ),
+    Suite(
+        "adapters",
+        "Adapters of a language model, owners with different tasks",
+        20,
+        AdapterLearner,
+        adapted,
+        adapter_tasks.owners,
+        for_adapters,
+        "20 modules of Python's standard library with one of four tasks each, 10 per round; LoRA of rank 4 in a "
+        "transformer with two blocks of width 48; 60 to 240 windows of 32 characters to train with, batches of 20, one "
+        "local epoch; three divisions draw modules",
+        ADAPTER_RATES,
+        seeds=1,
+        divisions=3,
+        bounds="local",
+        callbacks=(ConflictCount(),),
     ),
     _modules("text-rates", ", larger learning rates", "learning rates 1, 3 and 10", LARGE_RATES),
 )

@@ -25,43 +25,70 @@ SMALLEST, LARGEST = 40_000, 120_000
 
 VERSION = "CPython 3.11.7"
 DIGEST = "9d38821bcdcfae7bfa19b7ca27cb8edc951bb5270b58cc8fba5bbeece9157be8"
-"""SHA-256 of all clients' texts."""
+GENERAL_DIGEST = "810135bd6fae65254d61d740573e722b2ca81a68bc53c376a42591d3735b5ea1"
+"""SHA-256 of all clients' texts, and of the text of the others."""
 
 _NOT_THEIRS = ("test", "tests", "idle_test", "site-packages", "__pycache__")
+
+
+def library(root: Path) -> dict[str, bytes]:
+    """All modules and packages of the standard library by name, in the order of names.
+
+    Args:
+        root: a folder with ``stdlib``, a copy of the standard library; without it the running interpreter's is read.
+    """
+    copy = root / "stdlib"
+    folder = copy if copy.is_dir() else Path(sysconfig.get_path("stdlib"))
+    parts: defaultdict[str, list[bytes]] = defaultdict(list)
+    for path in sorted(folder.rglob("*.py")):
+        inside = path.relative_to(folder)
+        if not set(inside.parts) & set(_NOT_THEIRS) and not inside.name.startswith("_sysconfigdata"):
+            parts[inside.parts[0].removesuffix(".py")].append(path.read_bytes())
+    return {name: b"".join(parts[name]) for name in sorted(parts)}
 
 
 def corpus(root: Path) -> dict[str, bytes]:
     """The clients' texts by name, in the order of names.
 
     Args:
-        root: a folder with ``stdlib``, a copy of the standard library; without it the running interpreter's is read.
+        root: as for :func:`library`.
 
     Raises:
         MissingDataError: it is that of another version.
     """
-    copy = root / "stdlib"
-    library = copy if copy.is_dir() else Path(sysconfig.get_path("stdlib"))
-    parts: defaultdict[str, list[bytes]] = defaultdict(list)
-    for path in sorted(library.rglob("*.py")):
-        inside = path.relative_to(library)
-        if not set(inside.parts) & set(_NOT_THEIRS) and not inside.name.startswith("_sysconfigdata"):
-            parts[inside.parts[0].removesuffix(".py")].append(path.read_bytes())
-    texts = {name: b"".join(parts[name])[:LARGEST] for name in sorted(parts)}
-    texts = {name: text for name, text in texts.items() if len(text) >= SMALLEST}
+    texts = {name: text[:LARGEST] for name, text in library(root).items() if len(text) >= SMALLEST}
     found = hashlib.sha256(b"".join(texts.values())).hexdigest()
     if found != DIGEST:
         raise MissingDataError(
             f"the standard library of {VERSION} is needed: run with that interpreter, or --data-root must be a folder "
-            f"that holds a copy of it as stdlib, found another one in {library}"
+            f"that holds a copy of it as stdlib, found another one with {len(texts)} large modules"
         )
     return texts
 
 
-def windows(text: bytes) -> tuple[Tensor, Tensor]:
-    """Contexts ``[n, CONTEXT]`` and the characters after them ``[n]``, as classes; no two windows overlap."""
+def general() -> bytes:
+    """The text of all modules of the running interpreter that are too small to be clients.
+
+    Raises:
+        MissingDataError: it is that of another version.
+    """
+    found = b"".join(text for text in library(Path()).values() if len(text) < SMALLEST)
+    if hashlib.sha256(found).hexdigest() != GENERAL_DIGEST:
+        raise MissingDataError(f"the standard library of {VERSION} is needed: run with that interpreter")
+    return found
+
+
+def symbols(text: bytes) -> Tensor:
+    """``[n]`` the characters as classes."""
     values = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
     classes = torch.where((values >= 32) & (values < 127), values - 31, CHARACTERS - 1)
     classes[values == ord("\n")] = 0
+    return classes
+
+
+def windows(text: bytes) -> tuple[Tensor, Tensor]:
+    """Contexts ``[n, CONTEXT]`` and the characters after them ``[n]``, as classes; no two windows overlap."""
+    classes = symbols(text)
     count = len(classes) // (CONTEXT + 1)
     cut = classes[: count * (CONTEXT + 1)].view(count, CONTEXT + 1)
     return cut[:, :CONTEXT].contiguous(), cut[:, CONTEXT].contiguous()
