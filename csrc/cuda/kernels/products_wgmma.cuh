@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of rows with rows on Hopper's tensor cores: one block has all rows of an item, and reads each number once.
+//
+// Tensor cores take both sides from shared memory, where rows lie as they are. Products of 16-bit numbers are exact. A
+// float32 number is split into two of TF32's 11 bits there: big, to nearest, in its own place, and small, in rows of
+// their own. What is lost of it is at most 2^-23 of its size. Tensor cores ignore the last 13 bits (PTX does not say so;
+// its users rely on it). Of the four products all but small * small (at most 2^-22) are added up.
+//
+// A chain of instructions starts from zero and adds up 64 bytes of each row, the small parts first; PTX leaves open how
+// it rounds, devices so far cut off. Its sum goes to a float32 sum rounded to nearest, and that one after four spans of
+// columns to a float64 sum. By what is known of the H100, which aligns products 25 bits below the leading one, and as
+// measured on an H200, the error is below 3e-7 of the product of the two norms on rows that look random, below 5e-7 on
+// constant rows or rows of one sign, and below 2e-6 of the sum of the absolute products on any rows. Products of small
+// parts below float32's range vanish: elements below 1e-17.
+#pragma once
+
+#include "../device/warpgroup.cuh"
+#include "partials.cuh"
+
+namespace fl_lightning::cuda {
+
+constexpr int kDeep = 4, kFlushSpans = 4;  // spans of columns in shared memory, three of them on their way; in a sum
+
+// What lies where. A group has kRows rows; a warpgroup multiplies one group with another. Symmetric: those on and below
+// the diagonal. Otherwise each 64 of the rows with the others, of which there is one group.
+template <class T, int kRows, int kGroups, bool kSymmetric>
+struct Plan {
+  static constexpr bool kSplit = std::is_same_v<T, float>;
+  static constexpr int kWarpgroups = kSymmetric ? kGroups * (kGroups + 1) / 2 : kGroups;
+  static constexpr int kThreads = kWarpgroups * kWarpgroup;
+  static constexpr int kOthersFirst = kSymmetric ? 0 : kGroups * kWarpgroupRows;  // in shared memory
+  static constexpr int kHeld = kSymmetric ? kGroups * kRows : kOthersFirst + kRows;
+  static constexpr int kTiles = kDeep + (kSplit ? 2 : 0);
+  // Tensor cores read 64 rows in any case, behind the last ones whatever is there.
+  static constexpr int kWords = (kTiles * kHeld + (kSymmetric ? kWarpgroupRows - kRows : 0)) * kSpan;
+  static constexpr int kBytes = kWords * 4 + kPatternBytes;
+  static constexpr int kBlocks =  // that the registers of a multiprocessor hold
+      kWarpgroups > 2 ? 1 : (kWarpgroups == 2 ? 2 : (kRows > 40 ? 3 : (kRows > 32 ? 4 : 5)));
+};
+
+// A thread's rows of one matrix: it brings the same 16 bytes of each span, of every kApart-th row.
+template <class T, int kCount, int kApart>
+struct Source {
+  const T* from;  // of the next span, in the first of these rows
+  std::int64_t stride;
+  int left, start, stop, width;  // left: rows from the first on; start, stop: of the item, by the distance from `from`
+
+  __device__ Source(const Matrix& matrix, const Item& item, std::int64_t begin) {
+    const int first = static_cast<int>(threadIdx.x) / 8, at = static_cast<int>(threadIdx.x) % 8 * kRun<T>;
+    const T* rows = static_cast<const T*>(matrix.data);
+    from = rows + first * matrix.stride + begin + at;
+    stride = matrix.stride * kApart;
+    left = static_cast<int>(matrix.rows) - first;
+    start = static_cast<int>(item.start - begin) - at;
+    stop = static_cast<int>(item.stop - begin) - at;
+    width = vector_width(rows, matrix.stride, begin);
+  }
+  // Calls function(number, where its 16 bytes are) for those rows that there are.
+  template <class F>
+  __device__ void each(F function) const {
+    const T* row = from;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k, row += stride) {
+      if (k * kApart < left) function(k, row);
+    }
+  }
+  // Sends for them, or brings them where a part lies outside of the item, which then is 0.
+  template <class Shared>
+  __device__ void fetch(Shared to, bool inside) {
+    if (inside && width == 16) {
+      each([&](int k, const T* row) { COPY_ASYNC_16(to + k * kApart * kSpan, row); });
+    } else if (0 < start || stop < kRun<T>) {
+      each([&](int k, const T* row) {
+        Run<T> run;
+        run.load_part(row, start, stop);
+        unsigned words[4];
+        memcpy(words, run.stored, 16);
+        store_shared(words, to, k * kApart * kSpan);
+      });
+    } else {
+      each([&](int k, const T* row) {
+#pragma unroll
+        for (int w = 0; w < 4; ++w) COPY_ASYNC_4(to + (k * kApart * kSpan + w), row + w * kRun<T> / 4);
+      });
+    }
+    from += 8 * kRun<T>;
+    start -= 8 * kRun<T>;
+    stop -= 8 * kRun<T>;
+  }
+};
+
+// Starts the products of 64 bytes of each row.
+template <class Plan, class T, int kCount>
+__device__ inline void start_chain(float (&d)[kCount], unsigned rows, unsigned others, unsigned rest, int count,
+                                   int other_count) {
+  constexpr unsigned kSteps = 2, kApart = 32 >> 4;
+  WGMMA_BEGIN(d);
+  if constexpr (Plan::kSplit) {
+#pragma unroll
+    for (unsigned k = 0; k < kSteps; ++k) {
+      const unsigned at = k * kApart;
+      wgmma<T>(d, rows + rest + at, others + at, k > 0, count, other_count);
+      wgmma<T>(d, rows + at, others + rest + at, 1, count, other_count);
+    }
+  }
+#pragma unroll
+  for (unsigned k = 0; k < kSteps; ++k) {
+    wgmma<T>(d, rows + k * kApart, others + k * kApart, Plan::kSplit || k > 0, count, other_count);
+  }
+  WGMMA_END(d);
+}
+
+template <class T, int kRows, int kGroups, bool kSymmetric>
+__global__ void __launch_bounds__(Plan<T, kRows, kGroups, kSymmetric>::kThreads,
+                                  Plan<T, kRows, kGroups, kSymmetric>::kBlocks)
+    products_wgmma(const Matrix a, const Matrix b, const __grid_constant__ LayerTable table, std::int64_t items,
+                   double* partial) {
+#ifdef HAS_WGMMA
+  using Plan = Plan<T, kRows, kGroups, kSymmetric>;
+  constexpr int kSums = kRows / 2, kTileWords = Plan::kHeld * kSpan, kStep = kSpan / 4 * kRun<T>;
+  const Item item = find_item(table, blockIdx.x);
+  if (skips(item)) return;
+  const std::int64_t begin = aligned_start(static_cast<const T*>(a.data), item.start);
+  const int start = static_cast<int>(item.start - begin), stop = static_cast<int>(item.stop - begin);
+
+  SHARED_OF_LAUNCH(unsigned, held_rows);
+  const auto tiles = held_rows + (kPatternBytes - SHARED_ADDRESS(held_rows) % kPatternBytes) % kPatternBytes / 4;
+  constexpr int kApart = Plan::kThreads / 8;
+  Source<T, (kSymmetric ? Plan::kHeld + kApart - 1 : Plan::kOthersFirst) / kApart, kApart> own_rows(a, item, begin);
+  Source<T, (kRows + kApart - 1) / kApart, kApart> others(b, item, begin);
+  const int word = word_at(static_cast<int>(threadIdx.x) / 8, static_cast<int>(threadIdx.x) % 8 * 4);
+  const auto fetch = [&](int column, auto tile) {
+    const bool inside = column >= start && column + kStep <= stop;
+    own_rows.fetch(tile + word, inside);
+    if constexpr (!kSymmetric) others.fetch(tile + (word + Plan::kOthersFirst * kSpan), inside);
+  };
+  const auto split_rows = [&](const auto& rows, auto tile, auto rest) {
+    rows.each([&](int k, const T*) {
+      unsigned big[4], small[4];
+      load_shared(tile, word + k * kApart * kSpan, big);
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const float x = __uint_as_float(big[w]);
+        big[w] += 0x1000u;  // tensor cores cut off what is behind the 11 bits; of NaN at least the other part is NaN
+        small[w] = __float_as_uint(x - __uint_as_float(big[w] & kTf32Bits));
+      }
+      store_shared(big, tile, word + k * kApart * kSpan);
+      store_shared(small, rest, word + k * kApart * kSpan);
+    });
+  };
+  const auto split = [&](auto tile, auto rest) {
+    split_rows(own_rows, tile, rest);
+    if constexpr (!kSymmetric) split_rows(others, tile + Plan::kOthersFirst * kSpan, rest + Plan::kOthersFirst * kSpan);
+  };
+
+  // A warpgroup's groups, and whether a warp has rows that are there.
+  const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup, warp = static_cast<int>(threadIdx.x) / kWarp % 4;
+  const int down = kGroups == 1 ? 0 : kSymmetric ? (warpgroup + 1) / 2 : warpgroup;
+  const int across = kGroups == 1 || !kSymmetric ? 0 : warpgroup / 2;
+  const int row = down * (kSymmetric ? kRows : kWarpgroupRows), other = across * kRows;
+  const int count = static_cast<int>(a.rows) - row, other_count = static_cast<int>(b.rows) - other;
+  const bool any = warp * 16 < count && (!kSymmetric || warp * 16 < kRows);
+
+  float chain[kSums], sums[kSums] = {};
+  double totals[kSums] = {};
+  const auto add = [&] {
+    WGMMA_WAIT(chain);
+    if (!any) return;
+#pragma unroll
+    for (int k = 0; k < kSums; ++k) sums[k] += chain[k];
+  };
+  int next = 0;
+  for (int stage = 0; stage < kDeep - 1; ++stage, next += kStep) {
+    if (next < stop) fetch(next, tiles + stage * kTileWords);
+    COPY_COMMIT();
+  }
+  COPY_WAIT(kDeep - 2);
+  const auto rests = tiles + kDeep * kTileWords;
+  if constexpr (Plan::kSplit) split(tiles, rests);
+  FENCE_TENSOR_CORES();
+  __syncthreads();
+  // The same in all lanes, as instructions want it.
+  const auto uniform = [](unsigned x) { return __shfl_sync(kFullWarp, x, 0); };
+  const unsigned address = SHARED_ADDRESS(tiles);
+  const unsigned own = uniform(rows_from(address + row * kSpan * 4));
+  const unsigned theirs = uniform(rows_from(address + (Plan::kOthersFirst + other) * kSpan * 4));
+  constexpr unsigned kTile = kTileWords * 4 >> 4, kEnd = kDeep * kTile, kHalf = 64 >> 4;  // as descriptors count
+  unsigned at = 0, rest = kEnd;
+  int until_flush = kFlushSpans;
+  for (int column = 0; column < stop; column += kStep, next += kStep) {
+    const unsigned to_rest = rest - at, mine = own + at, other_rows = theirs + at;
+    start_chain<Plan, T>(chain, mine, other_rows, to_rest, count, other_count);
+    // While tensor cores work: the next span but two is sent for, and of the next one the small parts are found.
+    if (next < stop) fetch(next, tiles + (at == 0 ? kEnd - kTile : at - kTile) * 4);
+    COPY_COMMIT();
+    COPY_WAIT(kDeep - 2);
+    at = at == kEnd - kTile ? 0 : at + kTile;
+    rest = rest == kEnd ? kEnd + kTile : kEnd;
+    if constexpr (Plan::kSplit) {
+      if (column + kStep < stop) split(tiles + at * 4, tiles + rest * 4);
+    }
+    FENCE_TENSOR_CORES();
+    add();
+    start_chain<Plan, T>(chain, mine + kHalf, other_rows + kHalf, to_rest, count, other_count);
+    add();
+    if (--until_flush == 0 && any) {
+      until_flush = kFlushSpans;
+#pragma unroll
+      for (int k = 0; k < kSums; ++k) {
+        totals[k] += sums[k];
+        sums[k] = 0.0f;
+      }
+    }
+    __syncthreads();  // the next span is there, and nobody reads this one
+  }
+
+  const Grid<kSymmetric> grid{row, other, a.rows, b.rows, items, blockIdx.x};
+  bool bad = false;
+#pragma unroll
+  for (int k = 0; k < kSums; ++k) {
+    const int y = warp * 16 + static_cast<int>(threadIdx.x) % kWarp / 4 + k / 2 % 2 * 8;
+    const int x = k / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + k % 2;
+    const std::int64_t at = kSymmetric && y >= kRows ? -1 : grid.place(y, x);
+    if (at < 0) continue;
+    const double total = totals[k] + sums[k];
+    partial[at] = total;
+    bad |= !isfinite(total);
+  }
+  const Grid<kSymmetric> all{0, 0, a.rows, b.rows, items, blockIdx.x};
+  const int width = static_cast<int>(b.rows);
+  const auto place = [&](int e) { return all.place(e / width, e % width); };
+  sum_again(bad, item, static_cast<int>(a.rows) * width, partial, place, [&](int e, std::int64_t c) {
+    const double x = widen<double>(static_cast<const T*>(a.data)[e / width * a.stride + c]);
+    return x * widen<double>(static_cast<const T*>(b.data)[e % width * b.stride + c]);
+  });
+#endif
+}
+
+// Calls function with the kernel for so many rows and others, which there must be, and its threads and bytes.
+template <class T, bool kSymmetric, class F>
+void with_wgmma(std::int64_t rows, std::int64_t others, F&& function) {
+  const auto use = [&](auto of_group, auto groups) {
+    using P = Plan<T, decltype(of_group)::value, decltype(groups)::value, kSymmetric>;
+    function(products_wgmma<T, decltype(of_group)::value, decltype(groups)::value, kSymmetric>, P::kThreads, P::kBytes);
+  };
+  const auto of = [&](auto groups, auto... sizes) {
+    bool found = false;
+    ((found || (others <= decltype(sizes)::value * (kSymmetric ? decltype(groups)::value : 1) && (use(sizes, groups), found = true)), 0), ...);
+  };
+  constexpr std::integral_constant<int, 1> one{};
+  constexpr std::integral_constant<int, 2> two{};
+  constexpr std::integral_constant<int, 16> n16{};
+  constexpr std::integral_constant<int, 24> n24{};
+  constexpr std::integral_constant<int, 32> n32{};
+  constexpr std::integral_constant<int, 40> n40{};
+  constexpr std::integral_constant<int, 56> n56{};
+  constexpr std::integral_constant<int, 64> n64{};
+  if constexpr (kSymmetric) {
+    if (rows <= 64) return of(one, n16, n24, n32, n40, n64);
+    of(two, n40, n56, n64);
+  } else {
+    if (rows <= 64) return of(one, n16, n32, n64);
+    of(two, n16, n32, n64);
+  }
+}
+
+constexpr std::int64_t kMostWgmmaRows = 128;
+
+// Whether there is a kernel for these rows, it is compiled for this device, and copies of 4 bytes can bring the rows.
+template <bool kSymmetric>
+bool suits_wgmma(const Matrix& a, const Matrix& b, std::int64_t least) {
+  if (a.dtype != b.dtype || wide(a) || a.rows < least || a.rows > kMostWgmmaRows) return false;
+  if (b.rows > (kSymmetric ? kMostWgmmaRows : kWarpgroupRows)) return false;
+  if (a.dtype != DType::f32) {
+    const auto odd = [](const Matrix& x) {
+      return (reinterpret_cast<std::uintptr_t>(x.data) % 4 != 0 || (x.rows > 1 && x.stride % 2 != 0));
+    };
+    if (odd(a) || odd(b)) return false;
+  }
+  bool found = false;
+  with_type(a.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    if constexpr (!std::is_same_v<T, double>) {
+      with_wgmma<T, kSymmetric>(a.rows, b.rows, [&](auto kernel, int, int) {
+        cudaFuncAttributes known = {};
+        // Compiled for another device, it has no body and hardly a register.
+        found = cudaFuncGetAttributes(&known, kernel) == cudaSuccess && known.numRegs > 32;
+        if (!found) cudaGetLastError();  // or the next call that has nothing to do with this one would report it
+      });
+    }
+  });
+  return found;
+}
+
+template <bool kSymmetric>
+void wgmma_products(const char* op, Matrix a, Matrix b, const LayerTable& table, std::int64_t items, double* partial,
+                    const Context& context) {
+  with_type(a.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    if constexpr (!std::is_same_v<T, double>) {
+      with_wgmma<T, kSymmetric>(a.rows, b.rows, [&](auto kernel, int threads, int bytes) {
+        launch_with_shared(op, kernel, items, threads, bytes, context, a, b, table, items, partial);
+      });
+    }
+  });
+}
+
+}  // namespace fl_lightning::cuda
