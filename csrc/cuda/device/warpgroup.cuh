@@ -26,14 +26,18 @@
 // Behind the next barrier, tensor cores see what this thread has put into shared memory.
 #define FENCE_TENSOR_CORES() asm volatile("fence.proxy.async.shared::cta;" ::: "memory")
 
-// d = a b, or with more d += a b, by a whole warpgroup: 64 rows that one descriptor names with n rows that another one
-// does. Between WGMMA_BEGIN and WGMMA_END nobody may touch d. Of the tests alone: rows and others are how many of
-// the rows hold something.
+// d = a b, or with more d += a b, by a whole warpgroup: 64 rows in registers, or that a descriptor names, with n rows that
+// another one does. Between WGMMA_BEGIN and WGMMA_WAIT nobody may touch d. Of the tests alone: rows and others are how
+// many of the rows hold something.
 #define WGMMA_BEGIN(d) (keep_in_registers(d), wgmma_fence())
-#define WGMMA(n, depth, types, tail, d, a, b, more, rows, others)                                           \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\nwgmma.mma_async.sync.aligned.m64n" #n depth ".f32." types \
-               " {" WGMMA_LIST_##n "}, %0, %1, p, 1, 1" tail ";\n}"                                         \
-               : "+l"(a), "+l"(b), "+r"(more), WGMMA_SUMS_##n(d))
+#define WGMMA(n, depth, types, tail, d, a, b, more, rows, others)                                                     \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\nwgmma.mma_async.sync.aligned.m64n" #n depth ".f32." types    \
+               " {" WGMMA_LIST_##n "}, %0, %4, p, 1, 1" tail ";\n}"                                                   \
+               : "+l"(a), "+r"(more), "+r"(more), "+r"(more), "+l"(b), "+r"(more), WGMMA_SUMS_##n(d))
+#define WGMMA_REGISTERS(n, depth, types, d, a, b, more, others)                                                       \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\nwgmma.mma_async.sync.aligned.m64n" #n depth ".f32." types    \
+               " {" WGMMA_LIST_##n "}, {%0,%1,%2,%3}, %4, p, 1, 1;\n}"                                                \
+               : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3]), "+l"(b), "+r"(more), WGMMA_SUMS_##n(d))
 #define WGMMA_END(d) (wgmma_commit(), keep_in_registers(d))
 #define WGMMA_WAIT(d) (wgmma_wait(), keep_in_registers(d))
 
@@ -45,12 +49,12 @@
 #define WGMMA_SUMS_40(d) WGMMA_SUMS_32(d), WGMMA_4(d, 16)
 #define WGMMA_SUMS_56(d) WGMMA_SUMS_32(d), WGMMA_8(d, 16), WGMMA_4(d, 24)
 #define WGMMA_SUMS_64(d) WGMMA_SUMS_32(d), WGMMA_8(d, 16), WGMMA_8(d, 24)
-#define WGMMA_LIST_16 "%3,%4,%5,%6,%7,%8,%9,%10"
-#define WGMMA_LIST_24 WGMMA_LIST_16 ",%11,%12,%13,%14"
-#define WGMMA_LIST_32 WGMMA_LIST_24 ",%15,%16,%17,%18"
-#define WGMMA_LIST_40 WGMMA_LIST_32 ",%19,%20,%21,%22"
-#define WGMMA_LIST_56 WGMMA_LIST_40 ",%23,%24,%25,%26,%27,%28,%29,%30"
-#define WGMMA_LIST_64 WGMMA_LIST_56 ",%31,%32,%33,%34"
+#define WGMMA_LIST_16 "%6,%7,%8,%9,%10,%11,%12,%13"
+#define WGMMA_LIST_24 WGMMA_LIST_16 ",%14,%15,%16,%17"
+#define WGMMA_LIST_32 WGMMA_LIST_24 ",%18,%19,%20,%21"
+#define WGMMA_LIST_40 WGMMA_LIST_32 ",%22,%23,%24,%25"
+#define WGMMA_LIST_56 WGMMA_LIST_40 ",%26,%27,%28,%29,%30,%31,%32,%33"
+#define WGMMA_LIST_64 WGMMA_LIST_56 ",%34,%35,%36,%37"
 
 namespace fl_lightning::cuda {
 template <int kCount>
@@ -77,19 +81,29 @@ __device__ inline int word_at(int row, int column) { return row * kSpan + (colum
 __device__ inline unsigned rows_from(unsigned address) { return (address >> 4 & 0x3fffu) | 1u << 16; }
 constexpr std::uint64_t kPatterns = (std::uint64_t{kPatternBytes >> 4} << 32) | std::uint64_t{1} << 62;
 
-// One instruction on 32 bytes of each row: 8 columns in TF32, or 16 of numbers of 16 bits.
+// One instruction on 32 bytes of each row of 16-bit numbers: 16 columns.
 template <class T, int kCount>
 __device__ inline void wgmma(float (&d)[kCount], unsigned rows_a, unsigned rows_b, int more, int rows, int others) {
 #ifdef HAS_WGMMA
   std::uint64_t a = kPatterns | rows_a, b = kPatterns | rows_b;
-#define WGMMA_OF(n)                                                                         \
-  if constexpr (kCount == n / 2 && std::is_same_v<T, float>) {                              \
-    WGMMA(n, "k8", "tf32.tf32", "", d, a, b, more, rows, others);                           \
-  } else if constexpr (kCount == n / 2 && std::is_same_v<T, __half>) {                      \
-    WGMMA(n, "k16", "f16.f16", ", 0, 0", d, a, b, more, rows, others);                      \
-  } else if constexpr (kCount == n / 2) {                                                   \
-    WGMMA(n, "k16", "bf16.bf16", ", 0, 0", d, a, b, more, rows, others);                    \
+#define WGMMA_OF(n)                                                          \
+  if constexpr (kCount == n / 2 && std::is_same_v<T, __half>) {              \
+    WGMMA(n, "k16", "f16.f16", ", 0, 0", d, a, b, more, rows, others);       \
+  } else if constexpr (kCount == n / 2) {                                    \
+    WGMMA(n, "k16", "bf16.bf16", ", 0, 0", d, a, b, more, rows, others);     \
   }
+  WGMMA_OF(16) WGMMA_OF(24) WGMMA_OF(32) WGMMA_OF(40) WGMMA_OF(56) WGMMA_OF(64)
+#undef WGMMA_OF
+#endif
+}
+
+// One instruction on 8 columns in TF32, with the rows in registers.
+template <int kCount>
+__device__ inline void wgmma(float (&d)[kCount], unsigned* a, unsigned rows_b, int more, int others) {
+#ifdef HAS_WGMMA
+  std::uint64_t b = kPatterns | rows_b;
+#define WGMMA_OF(n) \
+  if constexpr (kCount == n / 2) WGMMA_REGISTERS(n, "k8", "tf32.tf32", d, a, b, more, others);
   WGMMA_OF(16) WGMMA_OF(24) WGMMA_OF(32) WGMMA_OF(40) WGMMA_OF(56) WGMMA_OF(64)
 #undef WGMMA_OF
 #endif

@@ -1,17 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of rows with rows on Hopper's tensor cores: one block has all rows of an item, and reads each number once.
 //
-// Tensor cores take both sides from shared memory, where rows lie as they are. Products of 16-bit numbers are exact. A
-// float32 number is split into two of TF32's 11 bits there: big, to nearest, in its own place, and small, in rows of
-// their own. What is lost of it is at most 2^-23 of its size. Tensor cores ignore the last 13 bits (PTX does not say so;
-// its users rely on it). Of the four products all but small * small (at most 2^-22) are added up.
+// Products of 16-bit numbers are exact, and tensor cores take both sides from shared memory. Of a float32 number x they
+// ignore the last 13 bits (PTX does not say so; its users rely on it): it counts as t, its first 11 bits. What is left,
+// r = x - t, counts as s = (1 + c) r - c^2/2 t, c = 2^-11, rounded to 11 bits. The rows of one side are in registers,
+// where s is computed, or in shared memory too; there they share its bandwidth with the other side. In all
 //
-// A chain of instructions starts from zero and adds up 64 bytes of each row, the small parts first; PTX leaves open how
-// it rounds, devices so far cut off. Its sum goes to a float32 sum rounded to nearest, and that one after four spans of
-// columns to a float64 sum. By what is known of the H100, which aligns products 25 bits below the leading one, and as
-// measured on an H200, the error is below 3e-7 of the product of the two norms on rows that look random, below 5e-7 on
-// constant rows or rows of one sign, and below 2e-6 of the sum of the absolute products on any rows. Products of small
-// parts below float32's range vanish: elements below 1e-17.
+//     t t' + s t' + t s' = x x' - (r - c t) (r' - c t') + what the rounding of s changes.
+//
+// The first difference is at most 2^-22 of x x', because r lies between 0 and 2 c t; without c, it would be four times
+// as much. The second is at most 2^-21, to either side. Of one group of rows with itself, S = t t' + 2 s t' is enough:
+// half of S and of its transpose.
+//
+// A chain of instructions starts from zero and adds up 16 columns (of 16-bit numbers: 64), the small parts first; PTX
+// leaves open how it rounds, devices so far cut off. Its sum goes to a float32 sum rounded to nearest, and that one
+// after eight chains to a float64 sum. By what is known of the H100, which aligns products 25 bits below the leading
+// one, and as measured on an H200, the error is below 3e-7 of the product of the two norms on rows that look random,
+// below 8e-7 on constant rows or rows of one sign, and below 2e-6 of the sum of the absolute products on any rows.
+// Products of small parts below float32's range vanish: elements below 1e-17.
 #pragma once
 
 #include "../device/warpgroup.cuh"
@@ -19,7 +25,10 @@
 
 namespace fl_lightning::cuda {
 
-constexpr int kDeep = 4, kFlushSpans = 4;  // spans of columns in shared memory, three of them on their way; in a sum
+#ifndef DEEP
+#define DEEP 4
+#endif
+constexpr int kDeep = DEEP, kFlush = 8;  // spans of columns in shared memory, all but one on their way; chains in a float32 sum
 
 // What lies where. A group has kRows rows; a warpgroup multiplies one group with another. Symmetric: those on and below
 // the diagonal. Otherwise each 64 of the rows with the others, of which there is one group.
@@ -30,7 +39,10 @@ struct Plan {
   static constexpr int kThreads = kWarpgroups * kWarpgroup;
   static constexpr int kOthersFirst = kSymmetric ? 0 : kGroups * kWarpgroupRows;  // in shared memory
   static constexpr int kHeld = kSymmetric ? kGroups * kRows : kOthersFirst + kRows;
-  static constexpr int kTiles = kDeep + (kSplit ? 2 : 0);
+  static constexpr bool kHalves = kSplit && kSymmetric && kGroups == 1;  // S and its transpose
+  static constexpr bool kRests = kSplit && !kHalves;                     // small parts are in shared memory
+  static constexpr int kTiles = kDeep + (kRests ? 2 : 0);
+  static constexpr int kChains = kSplit ? 2 : 1;  // per span
   // Tensor cores read 64 rows in any case, behind the last ones whatever is there.
   static constexpr int kWords = (kTiles * kHeld + (kSymmetric ? kWarpgroupRows - kRows : 0)) * kSpan;
   static constexpr int kBytes = kWords * 4 + kPatternBytes;
@@ -89,26 +101,30 @@ struct Source {
   }
 };
 
-// Starts the products of 64 bytes of each row.
-template <class Plan, class T, int kCount>
-__device__ inline void start_chain(float (&d)[kCount], unsigned rows, unsigned others, unsigned rest, int count,
-                                   int other_count) {
-  constexpr unsigned kSteps = 2, kApart = 32 >> 4;
-  WGMMA_BEGIN(d);
-  if constexpr (Plan::kSplit) {
-#pragma unroll
-    for (unsigned k = 0; k < kSteps; ++k) {
-      const unsigned at = k * kApart;
-      wgmma<T>(d, rows + rest + at, others + at, k > 0, count, other_count);
-      wgmma<T>(d, rows + at, others + rest + at, 1, count, other_count);
-    }
-  }
-#pragma unroll
-  for (unsigned k = 0; k < kSteps; ++k) {
-    wgmma<T>(d, rows + k * kApart, others + k * kApart, Plan::kSplit || k > 0, count, other_count);
-  }
-  WGMMA_END(d);
+// s of x, or of an even factor so many times s. Tensor cores cut off what is behind its 11 bits.
+__device__ inline unsigned small_part(unsigned word, float factor) {
+  const float x = __uint_as_float(word), t = __uint_as_float(word & kTf32Bits);
+  return __float_as_uint(fmaf(x, factor * (1.0f + 0x1p-11f), -(t * (factor * (1.0f + 0x1p-11f + 0x1p-23f))))) + 0x1000u;
 }
+
+// A thread's part of its warpgroup's rows, of which count are there; in place of others any will do.
+struct OwnRows {
+  int first[4], apart;  // where a thread's words of 16 columns are in its first row; the second is so far from there
+
+  __device__ OwnRows(int top, int count) {
+    const int lane = threadIdx.x % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp % 4;
+    const int row = warp * 16 + lane / 4, one = row < count ? row : 0;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) first[k] = word_at(top + one, k * 4 + lane % 4);
+    apart = row + 8 < count ? 8 * kSpan : 0;
+  }
+  // Of the columns from column on (0 or 16).
+  template <class Shared>
+  __device__ void load(Shared tile, int column, unsigned (&a)[8]) const {
+#pragma unroll
+    for (int k = 0; k < 8; ++k) a[k] = tile[(first[k / 2] ^ column) + k % 2 * apart];
+  }
+};
 
 template <class T, int kRows, int kGroups, bool kSymmetric>
 __global__ void __launch_bounds__(Plan<T, kRows, kGroups, kSymmetric>::kThreads,
@@ -136,16 +152,11 @@ __global__ void __launch_bounds__(Plan<T, kRows, kGroups, kSymmetric>::kThreads,
   };
   const auto split_rows = [&](const auto& rows, auto tile, auto rest) {
     rows.each([&](int k, const T*) {
-      unsigned big[4], small[4];
-      load_shared(tile, word + k * kApart * kSpan, big);
+      unsigned words[4];
+      load_shared(tile, word + k * kApart * kSpan, words);
 #pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const float x = __uint_as_float(big[w]);
-        big[w] += 0x1000u;  // tensor cores cut off what is behind the 11 bits; of NaN at least the other part is NaN
-        small[w] = __float_as_uint(x - __uint_as_float(big[w] & kTf32Bits));
-      }
-      store_shared(big, tile, word + k * kApart * kSpan);
-      store_shared(small, rest, word + k * kApart * kSpan);
+      for (int w = 0; w < 4; ++w) words[w] = small_part(words[w], 1.0f);
+      store_shared(words, rest, word + k * kApart * kSpan);
     });
   };
   const auto split = [&](auto tile, auto rest) {
@@ -176,7 +187,7 @@ __global__ void __launch_bounds__(Plan<T, kRows, kGroups, kSymmetric>::kThreads,
   }
   COPY_WAIT(kDeep - 2);
   const auto rests = tiles + kDeep * kTileWords;
-  if constexpr (Plan::kSplit) split(tiles, rests);
+  if constexpr (Plan::kRests) split(tiles, rests);
   FENCE_TENSOR_CORES();
   __syncthreads();
   // The same in all lanes, as instructions want it.
@@ -184,27 +195,67 @@ __global__ void __launch_bounds__(Plan<T, kRows, kGroups, kSymmetric>::kThreads,
   const unsigned address = SHARED_ADDRESS(tiles);
   const unsigned own = uniform(rows_from(address + row * kSpan * 4));
   const unsigned theirs = uniform(rows_from(address + (Plan::kOthersFirst + other) * kSpan * 4));
-  constexpr unsigned kTile = kTileWords * 4 >> 4, kEnd = kDeep * kTile, kHalf = 64 >> 4;  // as descriptors count
+  constexpr unsigned kTile = kTileWords * 4 >> 4, kEnd = kDeep * kTile, kStepOn = 32 >> 4;  // as descriptors count
   unsigned at = 0, rest = kEnd;
-  int until_flush = kFlushSpans;
-  for (int column = 0; column < stop; column += kStep, next += kStep) {
-    const unsigned to_rest = rest - at, mine = own + at, other_rows = theirs + at;
-    start_chain<Plan, T>(chain, mine, other_rows, to_rest, count, other_count);
-    // While tensor cores work: the next span but two is sent for, and of the next one the small parts are found.
+  int until_flush = kFlush / Plan::kChains;
+  const OwnRows fragments(row, count);
+  // Starts half a span of float32 rows.
+  const auto start_half = [&](int half, unsigned (&big)[8], unsigned (&small)[8]) {
+    if (any) {
+      fragments.load(tiles + at * 4, half, big);
+      if constexpr (Plan::kRests) {
+        fragments.load(tiles + rest * 4, half, small);
+      } else {
+#pragma unroll
+        for (int k = 0; k < 8; ++k) small[k] = small_part(big[k], 2.0f);
+      }
+    }
+    const unsigned first = theirs + at + half / 8 * kStepOn;
+    WGMMA_BEGIN(chain);
+#pragma unroll
+    for (int k = 0; k < 2; ++k) wgmma(chain, small + 4 * k, first + k * kStepOn, k, other_count);
+    if constexpr (Plan::kRests) {
+#pragma unroll
+      for (int k = 0; k < 2; ++k) wgmma(chain, big + 4 * k, first + (rest - at) + k * kStepOn, 1, other_count);
+    }
+#pragma unroll
+    for (int k = 0; k < 2; ++k) wgmma(chain, big + 4 * k, first + k * kStepOn, 1, other_count);
+    WGMMA_END(chain);
+  };
+  // While tensor cores work: a later span is sent for; the next one is there, and its small parts.
+  const auto fetch_later = [&] {
     if (next < stop) fetch(next, tiles + (at == 0 ? kEnd - kTile : at - kTile) * 4);
     COPY_COMMIT();
+  };
+  const auto prepare_next = [&](bool is_there) {
     COPY_WAIT(kDeep - 2);
     at = at == kEnd - kTile ? 0 : at + kTile;
-    rest = rest == kEnd ? kEnd + kTile : kEnd;
-    if constexpr (Plan::kSplit) {
-      if (column + kStep < stop) split(tiles + at * 4, tiles + rest * 4);
+    if constexpr (Plan::kRests) {
+      rest = rest == kEnd ? kEnd + kTile : kEnd;
+      if (is_there) split(tiles + at * 4, tiles + rest * 4);
     }
     FENCE_TENSOR_CORES();
-    add();
-    start_chain<Plan, T>(chain, mine + kHalf, other_rows + kHalf, to_rest, count, other_count);
+  };
+  for (int column = 0; column < stop; column += kStep, next += kStep) {
+    const bool more = column + kStep < stop;
+    if constexpr (Plan::kSplit) {
+      unsigned big[8] = {}, small[8] = {};
+      start_half(0, big, small);
+      fetch_later();
+      add();
+      start_half(16, big, small);
+      prepare_next(more);
+    } else {
+      WGMMA_BEGIN(chain);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) wgmma<T>(chain, own + at + k * kStepOn, theirs + at + k * kStepOn, k, count, other_count);
+      WGMMA_END(chain);
+      fetch_later();
+      prepare_next(more);
+    }
     add();
     if (--until_flush == 0 && any) {
-      until_flush = kFlushSpans;
+      until_flush = kFlush / Plan::kChains;
 #pragma unroll
       for (int k = 0; k < kSums; ++k) {
         totals[k] += sums[k];
@@ -216,15 +267,28 @@ __global__ void __launch_bounds__(Plan<T, kRows, kGroups, kSymmetric>::kThreads,
 
   const Grid<kSymmetric> grid{row, other, a.rows, b.rows, items, blockIdx.x};
   bool bad = false;
+  const auto each = [&](auto function) {
 #pragma unroll
-  for (int k = 0; k < kSums; ++k) {
-    const int y = warp * 16 + static_cast<int>(threadIdx.x) % kWarp / 4 + k / 2 % 2 * 8;
-    const int x = k / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + k % 2;
-    const std::int64_t at = kSymmetric && y >= kRows ? -1 : grid.place(y, x);
-    if (at < 0) continue;
-    const double total = totals[k] + sums[k];
-    partial[at] = total;
+    for (int k = 0; k < kSums; ++k) {
+      const int y = warp * 16 + static_cast<int>(threadIdx.x) % kWarp / 4 + k / 2 % 2 * 8;
+      const int x = k / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + k % 2;
+      if (!kSymmetric || y < kRows) function(y, x, totals[k] + sums[k]);
+    }
+  };
+  each([&](int y, int x, double total) {
+    const std::int64_t place = grid.place(y, x);
+    if (place < 0) return;
+    partial[place] = Plan::kHalves && y != x ? 0.5 * total : total;
     bad |= !isfinite(total);
+  });
+  if constexpr (Plan::kHalves) {  // those above the diagonal
+    __syncthreads();
+    each([&](int y, int x, double total) {
+      const std::int64_t place = y < x ? grid.place(x, y) : -1;
+      if (place < 0) return;
+      partial[place] += 0.5 * total;
+      bad |= !isfinite(total);
+    });
   }
   const Grid<kSymmetric> all{0, 0, a.rows, b.rows, items, blockIdx.x};
   const int width = static_cast<int>(b.rows);
