@@ -28,7 +28,10 @@ namespace fl_lightning::cuda {
 #ifndef DEEP
 #define DEEP 4
 #endif
-constexpr int kDeep = DEEP, kFlush = 8;  // spans of columns in shared memory, all but one on their way; chains in a float32 sum
+// Stages of columns in shared memory, all but one of them on their way; spans of a stage, so that 256 neighbouring bytes
+// of a row travel together; chains in a float32 sum.
+constexpr int kDeep = DEEP, kSpans = 2, kFlush = 8;
+constexpr int kRunsApart = kSpans * 8;  // runs of 16 bytes of a row in a stage
 
 // What lies where. A group has kRows rows; a warpgroup multiplies one group with another. Symmetric: those on and below
 // the diagonal. Otherwise each 64 of the rows with the others, of which there is one group.
@@ -44,21 +47,22 @@ struct Plan {
   static constexpr int kTiles = kDeep + (kRests ? 2 : 0);
   static constexpr int kChains = kSplit ? 2 : 1;  // per span
   // Tensor cores read 64 rows in any case, behind the last ones whatever is there.
-  static constexpr int kWords = (kTiles * kHeld + (kSymmetric ? kWarpgroupRows - kRows : 0)) * kSpan;
+  static constexpr int kWords = (kTiles * kSpans * kHeld + (kSymmetric ? kWarpgroupRows - kRows : 0)) * kSpan;
   static constexpr int kBytes = kWords * 4 + kPatternBytes;
   static constexpr int kBlocks =  // that the registers of a multiprocessor hold
-      kWarpgroups > 2 ? 1 : (kWarpgroups == 2 ? 2 : (kRows > 40 ? 3 : (kRows > 32 ? 4 : 5)));
+      kWarpgroups > 2 ? 1 : (kWarpgroups == 2 ? 2 : (kRows > 40 ? 3 : (kRows > 24 ? 4 : 5)));
 };
 
-// A thread's rows of one matrix: it brings the same 16 bytes of each span, of every kApart-th row.
+// A thread's rows of one matrix: it brings the same 16 bytes of each stage, of every kApart-th row.
 template <class T, int kCount, int kApart>
 struct Source {
-  const T* from;  // of the next span, in the first of these rows
+  const T* from;  // of the next stage, in the first of these rows
   std::int64_t stride;
   int left, start, stop, width;  // left: rows from the first on; start, stop: of the item, by the distance from `from`
 
   __device__ Source(const Matrix& matrix, const Item& item, std::int64_t begin) {
-    const int first = static_cast<int>(threadIdx.x) / 8, at = static_cast<int>(threadIdx.x) % 8 * kRun<T>;
+    const int first = static_cast<int>(threadIdx.x) / kRunsApart;
+    const int at = static_cast<int>(threadIdx.x) % kRunsApart * kRun<T>;
     const T* rows = static_cast<const T*>(matrix.data);
     from = rows + first * matrix.stride + begin + at;
     stride = matrix.stride * kApart;
@@ -95,9 +99,9 @@ struct Source {
         for (int w = 0; w < 4; ++w) COPY_ASYNC_4(to + (k * kApart * kSpan + w), row + w * kRun<T> / 4);
       });
     }
-    from += 8 * kRun<T>;
-    start -= 8 * kRun<T>;
-    stop -= 8 * kRun<T>;
+    from += kRunsApart * kRun<T>;
+    start -= kRunsApart * kRun<T>;
+    stop -= kRunsApart * kRun<T>;
   }
 };
 
@@ -107,22 +111,23 @@ __device__ inline unsigned small_part(unsigned word, float factor) {
   return __float_as_uint(fmaf(x, factor * (1.0f + 0x1p-11f), -(t * (factor * (1.0f + 0x1p-11f + 0x1p-23f))))) + 0x1000u;
 }
 
-// A thread's part of its warpgroup's rows, of which count are there; in place of others any will do.
+// A thread's part of its warpgroup's rows: words of two rows, 8 apart, as wgmma wants them.
 struct OwnRows {
-  int first[4], apart;  // where a thread's words of 16 columns are in its first row; the second is so far from there
+  int places[8];  // of the first row's words in a span, in each fourth column
 
   __device__ OwnRows(int top, int count) {
-    const int lane = threadIdx.x % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp % 4;
-    const int row = warp * 16 + lane / 4, one = row < count ? row : 0;
+    const int lane = threadIdx.x % kWarp, row = static_cast<int>(threadIdx.x) / kWarp % 4 * 16 + lane / 4;
 #pragma unroll
-    for (int k = 0; k < 4; ++k) first[k] = word_at(top + one, k * 4 + lane % 4);
-    apart = row + 8 < count ? 8 * kSpan : 0;
+    for (int k = 0; k < 8; ++k) places[k] = word_at(top + ROW_OF(row, count), k * 4 + lane % 4);
   }
-  // Of the columns from column on (0 or 16).
+  // Of 16 columns: half is 0 or 1.
   template <class Shared>
-  __device__ void load(Shared tile, int column, unsigned (&a)[8]) const {
+  __device__ void load(Shared tile, int half, unsigned (&a)[8]) const {
 #pragma unroll
-    for (int k = 0; k < 8; ++k) a[k] = tile[(first[k / 2] ^ column) + k % 2 * apart];
+    for (int k = 0; k < 4; ++k) {
+      a[2 * k] = tile[places[half * 4 + k]];
+      a[2 * k + 1] = tile[places[half * 4 + k] + 8 * kSpan];
+    }
   }
 };
 
@@ -133,7 +138,8 @@ __global__ void __launch_bounds__(Plan<T, kRows, kGroups, kSymmetric>::kThreads,
                    double* partial) {
 #ifdef HAS_WGMMA
   using Plan = Plan<T, kRows, kGroups, kSymmetric>;
-  constexpr int kSums = kRows / 2, kTileWords = Plan::kHeld * kSpan, kStep = kSpan / 4 * kRun<T>;
+  constexpr int kSums = kRows / 2, kSpanWords = Plan::kHeld * kSpan, kTileWords = kSpans * kSpanWords;
+  constexpr int kStep = kRunsApart * kRun<T>;  // columns of a stage
   const Item item = find_item(table, blockIdx.x);
   if (skips(item)) return;
   const std::int64_t begin = aligned_start(static_cast<const T*>(a.data), item.start);
@@ -141,10 +147,11 @@ __global__ void __launch_bounds__(Plan<T, kRows, kGroups, kSymmetric>::kThreads,
 
   SHARED_OF_LAUNCH(unsigned, held_rows);
   const auto tiles = held_rows + (kPatternBytes - SHARED_ADDRESS(held_rows) % kPatternBytes) % kPatternBytes / 4;
-  constexpr int kApart = Plan::kThreads / 8;
+  constexpr int kApart = Plan::kThreads / kRunsApart;
   Source<T, (kSymmetric ? Plan::kHeld + kApart - 1 : Plan::kOthersFirst) / kApart, kApart> own_rows(a, item, begin);
   Source<T, (kRows + kApart - 1) / kApart, kApart> others(b, item, begin);
-  const int word = word_at(static_cast<int>(threadIdx.x) / 8, static_cast<int>(threadIdx.x) % 8 * 4);
+  const int run = static_cast<int>(threadIdx.x) % kRunsApart;
+  const int word = run / 8 * kSpanWords + word_at(static_cast<int>(threadIdx.x) / kRunsApart, run % 8 * 4);
   const auto fetch = [&](int column, auto tile) {
     const bool inside = column >= start && column + kStep <= stop;
     own_rows.fetch(tile + word, inside);
@@ -196,21 +203,24 @@ __global__ void __launch_bounds__(Plan<T, kRows, kGroups, kSymmetric>::kThreads,
   const unsigned own = uniform(rows_from(address + row * kSpan * 4));
   const unsigned theirs = uniform(rows_from(address + (Plan::kOthersFirst + other) * kSpan * 4));
   constexpr unsigned kTile = kTileWords * 4 >> 4, kEnd = kDeep * kTile, kStepOn = 32 >> 4;  // as descriptors count
+  constexpr unsigned kSpanOn = kSpanWords * 4 >> 4;
+  constexpr int kStagesPerFlush = kFlush / kSpans / Plan::kChains;
   unsigned at = 0, rest = kEnd;
-  int until_flush = kFlush / Plan::kChains;
+  int until_flush = kStagesPerFlush;
   const OwnRows fragments(row, count);
   // Starts half a span of float32 rows.
-  const auto start_half = [&](int half, unsigned (&big)[8], unsigned (&small)[8]) {
+  const auto start_half = [&](unsigned span, int half) {
+    unsigned big[8] = {}, small[8] = {};
     if (any) {
-      fragments.load(tiles + at * 4, half, big);
+      fragments.load(tiles + (at + span) * 4, half, big);
       if constexpr (Plan::kRests) {
-        fragments.load(tiles + rest * 4, half, small);
+        fragments.load(tiles + (rest + span) * 4, half, small);
       } else {
 #pragma unroll
         for (int k = 0; k < 8; ++k) small[k] = small_part(big[k], 2.0f);
       }
     }
-    const unsigned first = theirs + at + half / 8 * kStepOn;
+    const unsigned first = theirs + at + span + half * 2 * kStepOn;
     WGMMA_BEGIN(chain);
 #pragma unroll
     for (int k = 0; k < 2; ++k) wgmma(chain, small + 4 * k, first + k * kStepOn, k, other_count);
@@ -222,7 +232,17 @@ __global__ void __launch_bounds__(Plan<T, kRows, kGroups, kSymmetric>::kThreads,
     for (int k = 0; k < 2; ++k) wgmma(chain, big + 4 * k, first + k * kStepOn, 1, other_count);
     WGMMA_END(chain);
   };
-  // While tensor cores work: a later span is sent for; the next one is there, and its small parts.
+  // And a whole span of 16-bit rows.
+  const auto start_span = [&](unsigned span) {
+    WGMMA_BEGIN(chain);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const unsigned from = at + span + k * kStepOn;
+      wgmma<T>(chain, own + from, theirs + from, k, count, other_count);
+    }
+    WGMMA_END(chain);
+  };
+  // While tensor cores work: a later stage is sent for; the next one is there, and its small parts.
   const auto fetch_later = [&] {
     if (next < stop) fetch(next, tiles + (at == 0 ? kEnd - kTile : at - kTile) * 4);
     COPY_COMMIT();
@@ -239,61 +259,65 @@ __global__ void __launch_bounds__(Plan<T, kRows, kGroups, kSymmetric>::kThreads,
   for (int column = 0; column < stop; column += kStep, next += kStep) {
     const bool more = column + kStep < stop;
     if constexpr (Plan::kSplit) {
-      unsigned big[8] = {}, small[8] = {};
-      start_half(0, big, small);
+      start_half(0, 0);
       fetch_later();
       add();
-      start_half(16, big, small);
-      prepare_next(more);
+      start_half(0, 1);
+      add();
+      start_half(kSpanOn, 0);
+      add();
+      start_half(kSpanOn, 1);
     } else {
-      WGMMA_BEGIN(chain);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) wgmma<T>(chain, own + at + k * kStepOn, theirs + at + k * kStepOn, k, count, other_count);
-      WGMMA_END(chain);
+      start_span(0);
       fetch_later();
-      prepare_next(more);
+      add();
+      start_span(kSpanOn);
     }
+    prepare_next(more);
     add();
     if (--until_flush == 0 && any) {
-      until_flush = kFlush / Plan::kChains;
+      until_flush = kStagesPerFlush;
 #pragma unroll
       for (int k = 0; k < kSums; ++k) {
         totals[k] += sums[k];
         sums[k] = 0.0f;
       }
     }
-    __syncthreads();  // the next span is there, and nobody reads this one
+    __syncthreads();  // the next stage is there, and nobody reads this one
   }
 
-  const Grid<kSymmetric> grid{row, other, a.rows, b.rows, items, blockIdx.x};
   bool bad = false;
+  // Calls function(row, other row, total) for a thread's pairs that there are.
   const auto each = [&](auto function) {
 #pragma unroll
     for (int k = 0; k < kSums; ++k) {
       const int y = warp * 16 + static_cast<int>(threadIdx.x) % kWarp / 4 + k / 2 % 2 * 8;
       const int x = k / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + k % 2;
-      if (!kSymmetric || y < kRows) function(y, x, totals[k] + sums[k]);
+      if (y < count && x < other_count && (!kSymmetric || y < kRows)) function(row + y, other + x, totals[k] + sums[k]);
     }
   };
+  const int width = static_cast<int>(b.rows);
+  const auto place = [&](int y, int x) {
+    return (kSymmetric ? y * (y + 1) / 2 + x : y * width + x) * items + blockIdx.x;
+  };
   each([&](int y, int x, double total) {
-    const std::int64_t place = grid.place(y, x);
-    if (place < 0) return;
-    partial[place] = Plan::kHalves && y != x ? 0.5 * total : total;
+    if (kSymmetric && x > y) return;
+    partial[place(y, x)] = Plan::kHalves && y != x ? 0.5 * total : total;
     bad |= !isfinite(total);
   });
   if constexpr (Plan::kHalves) {  // those above the diagonal
     __syncthreads();
     each([&](int y, int x, double total) {
-      const std::int64_t place = y < x ? grid.place(x, y) : -1;
-      if (place < 0) return;
-      partial[place] += 0.5 * total;
+      if (x <= y) return;
+      partial[place(x, y)] += 0.5 * total;
       bad |= !isfinite(total);
     });
   }
-  const Grid<kSymmetric> all{0, 0, a.rows, b.rows, items, blockIdx.x};
-  const int width = static_cast<int>(b.rows);
-  const auto place = [&](int e) { return all.place(e / width, e % width); };
-  sum_again(bad, item, static_cast<int>(a.rows) * width, partial, place, [&](int e, std::int64_t c) {
+  const auto place_of = [&](int e) {
+    const int y = e / width, x = e % width;
+    return kSymmetric && x > y ? -1 : place(y, x);
+  };
+  sum_again(bad, item, static_cast<int>(a.rows) * width, partial, place_of, [&](int e, std::int64_t c) {
     const double x = widen<double>(static_cast<const T*>(a.data)[e / width * a.stride + c]);
     return x * widen<double>(static_cast<const T*>(b.data)[e % width * b.stride + c]);
   });
