@@ -177,6 +177,7 @@ std::uint32_t fences(int thread);
 unsigned address_of(const Shared<unsigned>& array);
 void wgmma_begin();
 void wgmma(int n, const char* types, float* d, std::uint64_t a, std::uint64_t b, bool more, int rows, int others);
+void wgmma(int n, const char* types, float* d, const unsigned* a, std::uint64_t b, bool more, int others);
 void wgmma_end();
 void wgmma_wait(const char* file = __builtin_FILE(), int line = __builtin_LINE());
 

@@ -71,6 +71,7 @@ struct Product {
   std::uint64_t a, b;
   bool more;
   int rows, others;
+  unsigned fragment[4];
 };
 struct Products {
   std::vector<Product> started;
@@ -83,7 +84,16 @@ void multiply(int first) {
   static Rows a, b;
   for (std::size_t p = 0; p < products[first].started.size(); ++p) {
     const Product& product = products[first].started[p];
-    load_rows(product.a, product.kind, kRows, product.rows, a);
+    if (product.a == 0) {  // in registers
+      for (int t = 0; t < kWarpgroup; ++t) {
+        for (int e = 0; e < 4; ++e) {
+          const unsigned word = products[first + t].started[p].fragment[e];
+          a[t / kWarp * 16 + t % kWarp / 4 + e % 2 * 8][t % 4 + e / 2 * 4] = number_of(product.kind, word, 0);
+        }
+      }
+    } else {
+      load_rows(product.a, product.kind, kRows, product.rows, a);
+    }
     load_rows(product.b, product.kind, product.n, product.others, b);
     const int depth = product.kind == Kind::tf32 ? 8 : 16;
     for (int t = 0; t < kWarpgroup; ++t) {
@@ -142,6 +152,11 @@ void wgmma(int n, const char* types, float* d, std::uint64_t a, std::uint64_t b,
   if (!own.begun) fail("products of a warpgroup that has not begun");
   own.started.push_back({n, kind_of(types), d, a, b, more && !own.started.empty(), rows, others});
   std::fill_n(d, n / 2, NAN);
+}
+
+void wgmma(int n, const char* types, float* d, const unsigned* a, std::uint64_t b, bool more, int others) {
+  wgmma(n, types, d, 0, b, more, kRows, others);
+  std::copy_n(a, 4, products[now().thread].started.back().fragment);
 }
 
 void wgmma_end() { products[now().thread].ended = true; }

@@ -28,47 +28,46 @@ namespace fl_lightning::cuda {
 #ifndef DEEP
 #define DEEP 4
 #endif
-// Stages of columns in shared memory, all but one of them on their way; spans of a stage, so that 256 neighbouring bytes
-// of a row travel together; chains in a float32 sum.
-constexpr int kDeep = DEEP, kSpans = 2, kFlush = 8;
-constexpr int kRunsApart = kSpans * 8;  // runs of 16 bytes of a row in a stage
+// Stages of columns in shared memory, all but one of them on their way; chains in a float32 sum.
+constexpr int kDeep = 4, kFlush = 8;
 
 // What lies where. A group has kRows rows; a warpgroup multiplies one group with another. Symmetric: those on and below
-// the diagonal. Otherwise each 64 of the rows with the others, of which there is one group.
+// the diagonal. Otherwise each 64 of the rows, or at most 16, with the others, which are one group and come first.
 template <class T, int kRows, int kGroups, bool kSymmetric>
 struct Plan {
   static constexpr bool kSplit = std::is_same_v<T, float>;
-  static constexpr int kWarpgroups = kSymmetric ? kGroups * (kGroups + 1) / 2 : kGroups;
-  static constexpr int kThreads = kWarpgroups * kWarpgroup;
-  static constexpr int kOthersFirst = kSymmetric ? 0 : kGroups * kWarpgroupRows;  // in shared memory
-  static constexpr int kHeld = kSymmetric ? kGroups * kRows : kOthersFirst + kRows;
   static constexpr bool kHalves = kSplit && kSymmetric && kGroups == 1;  // S and its transpose
   static constexpr bool kRests = kSplit && !kHalves;                     // small parts are in shared memory
+  static constexpr int kWarpgroups = kSymmetric ? kGroups * (kGroups + 1) / 2 : (kGroups > 0 ? kGroups : 1);
+  static constexpr int kThreads = kWarpgroups * kWarpgroup;
+  static constexpr int kOwn = kSymmetric ? kGroups * kRows : (kGroups > 0 ? kGroups * kWarpgroupRows : 16);
+  static constexpr int kOwnFirst = kSymmetric ? 0 : kRows, kHeld = kOwnFirst + kOwn;
+  // Spans of a stage, so that 256 neighbouring bytes of a row travel together where there is room.
+  static constexpr int kSpans = kSymmetric || !kSplit || kGroups == 0 ? 2 : 1;
+  static constexpr int kRuns = kSpans * 8;  // of 16 bytes of a row
   static constexpr int kTiles = kDeep + (kRests ? 2 : 0);
-  static constexpr int kChains = kSplit ? 2 : 1;  // per span
   // Tensor cores read 64 rows in any case, behind the last ones whatever is there.
-  static constexpr int kWords = (kTiles * kSpans * kHeld + (kSymmetric ? kWarpgroupRows - kRows : 0)) * kSpan;
+  static constexpr int kWords = (kTiles * kSpans * kHeld + kWarpgroupRows) * kSpan;
   static constexpr int kBytes = kWords * 4 + kPatternBytes;
   static constexpr int kBlocks =  // that the registers of a multiprocessor hold
-      kWarpgroups > 2 ? 1 : (kWarpgroups == 2 ? 2 : (kRows > 40 ? 3 : (kRows > 24 ? 4 : 5)));
+      kWarpgroups > 2 ? 1
+      : kRows > 40    ? (kWarpgroups == 2 ? 1 : (kRests ? 2 : 3))
+                      : (kWarpgroups == 2 ? 2 : (kRows > 24 ? 4 : 5));
 };
 
 // A thread's rows of one matrix: it brings the same 16 bytes of each stage, of every kApart-th row.
-template <class T, int kCount, int kApart>
+template <class T, int kCount, int kApart, int kRuns>
 struct Source {
   const T* from;  // of the next stage, in the first of these rows
   std::int64_t stride;
-  int left, start, stop, width;  // left: rows from the first on; start, stop: of the item, by the distance from `from`
+  int left, width;  // left: rows from the first on
 
-  __device__ Source(const Matrix& matrix, const Item& item, std::int64_t begin) {
-    const int first = static_cast<int>(threadIdx.x) / kRunsApart;
-    const int at = static_cast<int>(threadIdx.x) % kRunsApart * kRun<T>;
+  __device__ Source(const Matrix& matrix, std::int64_t begin) {
+    const int first = static_cast<int>(threadIdx.x) / kRuns, at = static_cast<int>(threadIdx.x) % kRuns * kRun<T>;
     const T* rows = static_cast<const T*>(matrix.data);
     from = rows + first * matrix.stride + begin + at;
     stride = matrix.stride * kApart;
     left = static_cast<int>(matrix.rows) - first;
-    start = static_cast<int>(item.start - begin) - at;
-    stop = static_cast<int>(item.stop - begin) - at;
     width = vector_width(rows, matrix.stride, begin);
   }
   // Calls function(number, where its 16 bytes are) for those rows that there are.
@@ -80,9 +79,10 @@ struct Source {
       if (k * kApart < left) function(k, row);
     }
   }
-  // Sends for them, or brings them where a part lies outside of the item, which then is 0.
+  // Sends for them, or brings them where a part lies outside of the item, which then is 0: start and stop are where it
+  // begins and ends, by the distance from these 16 bytes.
   template <class Shared>
-  __device__ void fetch(Shared to, bool inside) {
+  __device__ void fetch(Shared to, bool inside, int start, int stop) {
     if (inside && width == 16) {
       each([&](int k, const T* row) { COPY_ASYNC_16(to + k * kApart * kSpan, row); });
     } else if (0 < start || stop < kRun<T>) {
@@ -99,9 +99,7 @@ struct Source {
         for (int w = 0; w < 4; ++w) COPY_ASYNC_4(to + (k * kApart * kSpan + w), row + w * kRun<T> / 4);
       });
     }
-    from += kRunsApart * kRun<T>;
-    start -= kRunsApart * kRun<T>;
-    stop -= kRunsApart * kRun<T>;
+    from += kRuns * kRun<T>;
   }
 };
 
@@ -113,20 +111,22 @@ __device__ inline unsigned small_part(unsigned word, float factor) {
 
 // A thread's part of its warpgroup's rows: words of two rows, 8 apart, as wgmma wants them.
 struct OwnRows {
-  int places[8];  // of the first row's words in a span, in each fourth column
+  int places[4], apart;  // of the first row's words in a span, in each fourth column; the second row's are so far on
 
   __device__ OwnRows(int top, int count) {
     const int lane = threadIdx.x % kWarp, row = static_cast<int>(threadIdx.x) / kWarp % 4 * 16 + lane / 4;
 #pragma unroll
-    for (int k = 0; k < 8; ++k) places[k] = word_at(top + ROW_OF(row, count), k * 4 + lane % 4);
+    for (int k = 0; k < 4; ++k) places[k] = word_at(top + ROW_OF(row, count), k * 4 + lane % 4);
+    apart = ROWS_APART(row, count) * kSpan;
   }
   // Of 16 columns: half is 0 or 1.
   template <class Shared>
   __device__ void load(Shared tile, int half, unsigned (&a)[8]) const {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      a[2 * k] = tile[places[half * 4 + k]];
-      a[2 * k + 1] = tile[places[half * 4 + k] + 8 * kSpan];
+      const int place = places[k] ^ half * 16;
+      a[2 * k] = tile[place];
+      a[2 * k + 1] = tile[place + apart];
     }
   }
 };
@@ -138,8 +138,8 @@ __global__ void __launch_bounds__(Plan<T, kRows, kGroups, kSymmetric>::kThreads,
                    double* partial) {
 #ifdef HAS_WGMMA
   using Plan = Plan<T, kRows, kGroups, kSymmetric>;
-  constexpr int kSums = kRows / 2, kSpanWords = Plan::kHeld * kSpan, kTileWords = kSpans * kSpanWords;
-  constexpr int kStep = kRunsApart * kRun<T>;  // columns of a stage
+  constexpr int kSums = kRows / 2, kSpanWords = Plan::kHeld * kSpan, kTileWords = Plan::kSpans * kSpanWords;
+  constexpr int kStep = Plan::kRuns * kRun<T>;  // columns of a stage
   const Item item = find_item(table, blockIdx.x);
   if (skips(item)) return;
   const std::int64_t begin = aligned_start(static_cast<const T*>(a.data), item.start);
@@ -147,15 +147,16 @@ __global__ void __launch_bounds__(Plan<T, kRows, kGroups, kSymmetric>::kThreads,
 
   SHARED_OF_LAUNCH(unsigned, held_rows);
   const auto tiles = held_rows + (kPatternBytes - SHARED_ADDRESS(held_rows) % kPatternBytes) % kPatternBytes / 4;
-  constexpr int kApart = Plan::kThreads / kRunsApart;
-  Source<T, (kSymmetric ? Plan::kHeld + kApart - 1 : Plan::kOthersFirst) / kApart, kApart> own_rows(a, item, begin);
-  Source<T, (kRows + kApart - 1) / kApart, kApart> others(b, item, begin);
-  const int run = static_cast<int>(threadIdx.x) % kRunsApart;
-  const int word = run / 8 * kSpanWords + word_at(static_cast<int>(threadIdx.x) / kRunsApart, run % 8 * 4);
+  constexpr int kApart = Plan::kThreads / Plan::kRuns, kFirst = Plan::kOwnFirst * kSpan;
+  Source<T, (Plan::kOwn + kApart - 1) / kApart, kApart, Plan::kRuns> own_rows(a, begin);
+  Source<T, (kRows + kApart - 1) / kApart, kApart, Plan::kRuns> others(b, begin);
+  const int run = static_cast<int>(threadIdx.x) % Plan::kRuns;
+  const int word = run / 8 * kSpanWords + word_at(static_cast<int>(threadIdx.x) / Plan::kRuns, run % 8 * 4);
   const auto fetch = [&](int column, auto tile) {
     const bool inside = column >= start && column + kStep <= stop;
-    own_rows.fetch(tile + word, inside);
-    if constexpr (!kSymmetric) others.fetch(tile + (word + Plan::kOthersFirst * kSpan), inside);
+    const int at = column + run * kRun<T>;
+    own_rows.fetch(tile + (word + kFirst), inside, start - at, stop - at);
+    if constexpr (!kSymmetric) others.fetch(tile + word, inside, start - at, stop - at);
   };
   const auto split_rows = [&](const auto& rows, auto tile, auto rest) {
     rows.each([&](int k, const T*) {
@@ -167,14 +168,14 @@ __global__ void __launch_bounds__(Plan<T, kRows, kGroups, kSymmetric>::kThreads,
     });
   };
   const auto split = [&](auto tile, auto rest) {
-    split_rows(own_rows, tile, rest);
-    if constexpr (!kSymmetric) split_rows(others, tile + Plan::kOthersFirst * kSpan, rest + Plan::kOthersFirst * kSpan);
+    split_rows(own_rows, tile + kFirst, rest + kFirst);
+    if constexpr (!kSymmetric) split_rows(others, tile, rest);
   };
 
   // A warpgroup's groups, and whether a warp has rows that are there.
   const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup, warp = static_cast<int>(threadIdx.x) / kWarp % 4;
-  const int down = kGroups == 1 ? 0 : kSymmetric ? (warpgroup + 1) / 2 : warpgroup;
-  const int across = kGroups == 1 || !kSymmetric ? 0 : warpgroup / 2;
+  const int down = kGroups < 2 ? 0 : kSymmetric ? (warpgroup + 1) / 2 : warpgroup;
+  const int across = kGroups < 2 || !kSymmetric ? 0 : warpgroup / 2;
   const int row = down * (kSymmetric ? kRows : kWarpgroupRows), other = across * kRows;
   const int count = static_cast<int>(a.rows) - row, other_count = static_cast<int>(b.rows) - other;
   const bool any = warp * 16 < count && (!kSymmetric || warp * 16 < kRows);
@@ -187,9 +188,8 @@ __global__ void __launch_bounds__(Plan<T, kRows, kGroups, kSymmetric>::kThreads,
 #pragma unroll
     for (int k = 0; k < kSums; ++k) sums[k] += chain[k];
   };
-  int next = 0;
-  for (int stage = 0; stage < kDeep - 1; ++stage, next += kStep) {
-    if (next < stop) fetch(next, tiles + stage * kTileWords);
+  for (int stage = 0; stage < kDeep - 1; ++stage) {
+    if (stage * kStep < stop) fetch(stage * kStep, tiles + stage * kTileWords);
     COPY_COMMIT();
   }
   COPY_WAIT(kDeep - 2);
@@ -200,14 +200,14 @@ __global__ void __launch_bounds__(Plan<T, kRows, kGroups, kSymmetric>::kThreads,
   // The same in all lanes, as instructions want it.
   const auto uniform = [](unsigned x) { return __shfl_sync(kFullWarp, x, 0); };
   const unsigned address = SHARED_ADDRESS(tiles);
-  const unsigned own = uniform(rows_from(address + row * kSpan * 4));
-  const unsigned theirs = uniform(rows_from(address + (Plan::kOthersFirst + other) * kSpan * 4));
+  const unsigned own = uniform(rows_from(address + (Plan::kOwnFirst + row) * kSpan * 4));
+  const unsigned theirs = uniform(rows_from(address + other * kSpan * 4));
   constexpr unsigned kTile = kTileWords * 4 >> 4, kEnd = kDeep * kTile, kStepOn = 32 >> 4;  // as descriptors count
   constexpr unsigned kSpanOn = kSpanWords * 4 >> 4;
-  constexpr int kStagesPerFlush = kFlush / kSpans / Plan::kChains;
+  constexpr int kStagesPerFlush = kFlush / Plan::kSpans / (Plan::kSplit ? 2 : 1);
   unsigned at = 0, rest = kEnd;
   int until_flush = kStagesPerFlush;
-  const OwnRows fragments(row, count);
+  const OwnRows fragments(Plan::kOwnFirst + row, count);
   // Starts half a span of float32 rows.
   const auto start_half = [&](unsigned span, int half) {
     unsigned big[8] = {}, small[8] = {};
@@ -243,8 +243,8 @@ __global__ void __launch_bounds__(Plan<T, kRows, kGroups, kSymmetric>::kThreads,
     WGMMA_END(chain);
   };
   // While tensor cores work: a later stage is sent for; the next one is there, and its small parts.
-  const auto fetch_later = [&] {
-    if (next < stop) fetch(next, tiles + (at == 0 ? kEnd - kTile : at - kTile) * 4);
+  const auto fetch_later = [&](int column) {
+    if (column < stop) fetch(column, tiles + (at == 0 ? kEnd - kTile : at - kTile) * 4);
     COPY_COMMIT();
   };
   const auto prepare_next = [&](bool is_there) {
@@ -256,20 +256,22 @@ __global__ void __launch_bounds__(Plan<T, kRows, kGroups, kSymmetric>::kThreads,
     }
     FENCE_TENSOR_CORES();
   };
-  for (int column = 0; column < stop; column += kStep, next += kStep) {
+  for (int column = 0; column < stop; column += kStep) {
     const bool more = column + kStep < stop;
     if constexpr (Plan::kSplit) {
       start_half(0, 0);
-      fetch_later();
+      fetch_later(column + (kDeep - 1) * kStep);
       add();
       start_half(0, 1);
-      add();
-      start_half(kSpanOn, 0);
-      add();
-      start_half(kSpanOn, 1);
+      if constexpr (Plan::kSpans > 1) {
+        add();
+        start_half(kSpanOn, 0);
+        add();
+        start_half(kSpanOn, 1);
+      }
     } else {
       start_span(0);
-      fetch_later();
+      fetch_later(column + (kDeep - 1) * kStep);
       add();
       start_span(kSpanOn);
     }
@@ -286,32 +288,43 @@ __global__ void __launch_bounds__(Plan<T, kRows, kGroups, kSymmetric>::kThreads,
     __syncthreads();  // the next stage is there, and nobody reads this one
   }
 
-  bool bad = false;
-  // Calls function(row, other row, total) for a thread's pairs that there are.
-  const auto each = [&](auto function) {
-#pragma unroll
-    for (int k = 0; k < kSums; ++k) {
-      const int y = warp * 16 + static_cast<int>(threadIdx.x) % kWarp / 4 + k / 2 % 2 * 8;
-      const int x = k / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + k % 2;
-      if (y < count && x < other_count && (!kSymmetric || y < kRows)) function(row + y, other + x, totals[k] + sums[k]);
-    }
-  };
+  // A row's total with another one, as two words in shared memory; or for half of S, what its transpose has there.
   const int width = static_cast<int>(b.rows);
   const auto place = [&](int y, int x) {
     return (kSymmetric ? y * (y + 1) / 2 + x : y * width + x) * items + blockIdx.x;
   };
-  each([&](int y, int x, double total) {
-    if (kSymmetric && x > y) return;
-    partial[place(y, x)] = Plan::kHalves && y != x ? 0.5 * total : total;
+  bool bad = false;
+  const auto leave = [&](int y, int x, double total) {
+    partial[place(y, x)] = total;
     bad |= !isfinite(total);
-  });
-  if constexpr (Plan::kHalves) {  // those above the diagonal
+  };
+#pragma unroll
+  for (int k = 0; k < kSums; ++k) {
+    const int y = warp * 16 + static_cast<int>(threadIdx.x) % kWarp / 4 + k / 2 % 2 * 8;
+    const int x = k / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + k % 2;
+    if (y >= count || x >= other_count || (kSymmetric && y >= kRows)) continue;
+    totals[k] += sums[k];
+    if constexpr (Plan::kHalves) {
+      unsigned words[2];
+      memcpy(words, totals + k, 8);
+      tiles[(y * kRows + x) * 2] = words[0];
+      tiles[(y * kRows + x) * 2 + 1] = words[1];
+    } else if (!kSymmetric || other + x <= row + y) {
+      leave(row + y, other + x, totals[k]);
+    }
+  }
+  if constexpr (Plan::kHalves) {
     __syncthreads();
-    each([&](int y, int x, double total) {
-      if (x <= y) return;
-      partial[place(x, y)] += 0.5 * total;
-      bad |= !isfinite(total);
-    });
+    const auto of = [&](int y, int x) {
+      const unsigned words[2] = {tiles[(y * kRows + x) * 2], tiles[(y * kRows + x) * 2 + 1]};
+      double total;
+      memcpy(&total, words, 8);
+      return total;
+    };
+    for (int e = threadIdx.x; e < kRows * kRows; e += Plan::kThreads) {
+      const int y = e / kRows, x = e % kRows;
+      if (y < count && x <= y) leave(y, x, 0.5 * (of(y, x) + of(x, y)));
+    }
   }
   const auto place_of = [&](int e) {
     const int y = e / width, x = e % width;
@@ -328,27 +341,27 @@ __global__ void __launch_bounds__(Plan<T, kRows, kGroups, kSymmetric>::kThreads,
 template <class T, bool kSymmetric, class F>
 void with_wgmma(std::int64_t rows, std::int64_t others, F&& function) {
   const auto use = [&](auto of_group, auto groups) {
-    using P = Plan<T, decltype(of_group)::value, decltype(groups)::value, kSymmetric>;
-    function(products_wgmma<T, decltype(of_group)::value, decltype(groups)::value, kSymmetric>, P::kThreads, P::kBytes);
+    constexpr int kRows = decltype(of_group)::value, kGroups = decltype(groups)::value;
+    using P = Plan<T, kRows, kGroups, kSymmetric>;
+    function(products_wgmma<T, kRows, kGroups, kSymmetric>, P::kThreads, P::kBytes);
   };
-  const auto of = [&](auto groups, auto... sizes) {
-    bool found = false;
-    ((found || (others <= decltype(sizes)::value * (kSymmetric ? decltype(groups)::value : 1) && (use(sizes, groups), found = true)), 0), ...);
-  };
+  constexpr std::integral_constant<int, 0> few{};
   constexpr std::integral_constant<int, 1> one{};
   constexpr std::integral_constant<int, 2> two{};
   constexpr std::integral_constant<int, 16> n16{};
-  constexpr std::integral_constant<int, 24> n24{};
-  constexpr std::integral_constant<int, 32> n32{};
-  constexpr std::integral_constant<int, 40> n40{};
-  constexpr std::integral_constant<int, 56> n56{};
   constexpr std::integral_constant<int, 64> n64{};
   if constexpr (kSymmetric) {
-    if (rows <= 64) return of(one, n16, n24, n32, n40, n64);
-    of(two, n40, n56, n64);
+    if (rows <= 16) return use(n16, one);
+    if (rows <= 24) return use(std::integral_constant<int, 24>{}, one);
+    if (rows <= 32) return use(std::integral_constant<int, 32>{}, one);
+    if (rows <= 40) return use(std::integral_constant<int, 40>{}, one);
+    if (rows <= 64) return use(n64, one);
+    if (rows <= 80) return use(std::integral_constant<int, 40>{}, two);
+    if (rows <= 112) return use(std::integral_constant<int, 56>{}, two);
+    use(n64, two);
   } else {
-    if (rows <= 64) return of(one, n16, n32, n64);
-    of(two, n16, n32, n64);
+    if (others <= 16) return rows <= 16 ? use(n16, few) : rows <= 64 ? use(n16, one) : use(n16, two);
+    rows <= 16 ? use(n64, few) : rows <= 64 ? use(n64, one) : use(n64, two);
   }
 }
 
