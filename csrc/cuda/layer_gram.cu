@@ -15,12 +15,6 @@ void direct(Matrix rows, const LayerTable& table, std::int64_t items, double* pa
          static_cast<int>(rows.rows), table, items, partial);
 }
 
-#ifdef LEAST
-constexpr int kLeastWgmma = LEAST;
-#else
-constexpr int kLeastWgmma = 17;
-#endif
-
 // Whether a thread's registers hold all pairs.
 bool few(Matrix rows) { return rows.rows <= (wide(rows) ? 10 : 16); }
 
@@ -30,7 +24,7 @@ void layer_gram(Matrix rows, Layers layers, double* gram, Context context) {
   const LayerTable table = make_table(kOp, layers, product_shift(layers, rows.rows), context);
   const std::int64_t items = item_count(table, rows.columns), m = rows.rows;
   double* partial = scratch<double>(context, triangle(m) * items);
-  if (suits_wgmma<true>(rows, rows, kLeastWgmma)) {
+  if (suits_wgmma<true>(rows, rows, rows.dtype == DType::f32 ? 17 : 11)) {
     wgmma_products<true>(kOp, rows, rows, table, items, partial, context);
   } else if (few(rows)) {
     with_type(rows.dtype, [&](auto zero) {

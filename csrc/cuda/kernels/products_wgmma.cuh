@@ -47,11 +47,12 @@ struct Plan {
   static constexpr int kRuns = kSpans * 8;  // of 16 bytes of a row
   static constexpr int kTiles = kDeep + (kRests ? 2 : 0);
   // Tensor cores read 64 rows in any case, behind the last ones whatever is there.
-  static constexpr int kWords = (kTiles * kSpans * kHeld + kWarpgroupRows) * kSpan;
+  static constexpr int kLast = kSymmetric ? kRows : kOwn < kWarpgroupRows ? kOwn : kWarpgroupRows;
+  static constexpr int kWords = (kTiles * kSpans * kHeld + kWarpgroupRows - kLast) * kSpan;
   static constexpr int kBytes = kWords * 4 + kPatternBytes;
   static constexpr int kBlocks =  // that the registers of a multiprocessor hold
       kWarpgroups > 2 ? 1
-      : kRows > 40    ? (kWarpgroups == 2 ? 1 : (kRests ? 2 : 3))
+      : kRows > 40    ? (kWarpgroups == 2 ? 1 : (kSplit || !kSymmetric ? 2 : 3))
                       : (kWarpgroups == 2 ? 2 : (kRows > 24 ? 4 : 5));
 };
 
