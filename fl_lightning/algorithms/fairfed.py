@@ -116,7 +116,7 @@ class GroupCounts(ClientRule):
                 for group, member in enumerate((~asked.member, asked.member)):
                     chosen = counted & member
                     predicted[:, group] += torch.stack([(chosen & positive).sum(), chosen.sum()]).double().cpu()
-                hits += torch.stack([(positive == asked.positive).sum(), torch.tensor(len(positive))]).double().cpu()
+                hits += torch.tensor([float((positive == asked.positive).sum()), len(positive)], dtype=torch.float64)
         self._counts = {PREDICTED: predicted, HITS: hits}
 
     def end_client(self, work: LocalWork) -> ClientReport:
