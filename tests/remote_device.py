@@ -146,9 +146,7 @@ class RemoteDevice(TorchDispatchMode):
                 elsewhere = False
             elif plain and not (kwargs.get("non_blocking") or (packet is aten.copy_ and len(args) > 2 and args[2])):
                 self.waits.append(name)
-        elif remote and plain and name.startswith("fl_lightning."):
-            self.waits += [name for x in plain if x.dtype != torch.int64]  # an op copies coefficients by itself
-        elif remote and plain:
+        elif remote and plain and not name.startswith("fl_lightning."):  # those take them along as kernels' arguments
             raise RuntimeError(f"{name}: tensors here and elsewhere")
         known = {id(x.held): x for x in remote}
         result = func(*tree_map(_here, args), **tree_map(_here, kwargs))

@@ -66,7 +66,7 @@ class FairFed(ServerRule):
         """
         gaps = _gaps(cohort)
         whole = cohort.num_samples or float(cohort.sizes.sum())
-        before = self.weights.vector(cohort.client_ids, cohort.sizes.cpu() / whole)
+        before = self.weights.vector(cohort.client_ids, cohort.sizes / whole)
         moved = (before - self.beta * (gaps - gaps.mean())).clamp_min(0)
         weights = shares(moved)
         step = weighted_mean(cohort, weights)

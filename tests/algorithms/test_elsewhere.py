@@ -32,6 +32,7 @@ CLIENTS = {
     "FairFed-dp": lambda: fl.FairFed(notion="dp"),
     "FedHEAL-few": lambda: fl.FedHEAL(tau=0.9),
 }
+LOOKS = {"FedAvg": 1, "FedLF": 1, "FedMDFG": 1, "FedFV": 1, "FedMGDAPlus": 1, "QFedAvg": 2}  # at the device, per step
 PRIVATE = {
     "central": lambda: DifferentialPrivacy(0.1, 1.0, seed=3, uncovered="allow"),
     "local": lambda: DifferentialPrivacy(0.1, 1.0, "local", seed=3, uncovered="allow"),
@@ -61,6 +62,9 @@ def test_server_rules(name):
             step = there.aggregate(elsewhere(device, cohort))
         torch.testing.assert_close(device.get(step), want)
         assert there.report.flagged == here.report.flagged
+        assert device.waits == []
+        assert name not in LOOKS or len(device.reads) == LOOKS[name]
+        device.reads.clear()
 
 
 def trained(client, device=None):

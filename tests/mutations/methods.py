@@ -27,6 +27,9 @@ descent = In(
     "fl_lightning/algorithms/_shared/common_descent.py",
     "tests/algorithms/test_common_descent.py tests/algorithms/test_thresholds.py",
 )
+joint = In(
+    "fl_lightning/algorithms/_shared/rows.py", "tests/algorithms/test_fedlf.py tests/algorithms/test_fedlf_reads.py"
+)
 reference = In("fl_lightning/ops/_common_descent.py", "tests/ops/test_common_descent_kernel.py -k reference")
 fedmdfg = In(
     "fl_lightning/algorithms/fedmdfg.py", "tests/algorithms/test_fedmdfg.py tests/algorithms/test_thresholds.py"
@@ -161,7 +164,12 @@ MUTATIONS = [
     blocks("the fair row needs no column", "block.size - m - self.fair", "block.size - m"),
     blocks("a joined block is as large as its first layer", "size=one.size + two.size", "size=one.size"),
     blocks("there is no last resort", "solve(block, last=True)", "block"),
-    descent("equal losses are not scaled by their number", " / math.sqrt(len(losses)) * losses", " * losses"),
+    descent("equal losses are not scaled by their number", " / math.sqrt(m) * abs(total)", " * abs(total)"),
+    joint("rows of a round that moved nowhere make a step", "diagonal[:, :m].max()) > 0", "diagonal.max()) > 0"),
+    joint("rows that are not finite make a step", "isfinite(float(diagonal.max())) and ", ""),
+    joint("a direction in one layer is enough", "bool(solved.all())", "bool(solved.any())"),
+    joint("what a device says is mixed up", "squares, solved, fair = each", "squares, fair, solved = each"),
+    joint("the step is as long as its direction", "target / size if", "1.0 if"),
     fedmdfg("slopes are those of rows as they came", "[:m] * rescale / eta", "[:m] / eta"),
     fedmdfg("negative losses are dropped with those of zero", "losses != 0", "losses > 0"),
     fedfv(
