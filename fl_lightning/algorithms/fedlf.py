@@ -119,14 +119,14 @@ class FedLF(RemembersRows):
         seen = rows.look(*self._fragments(rows.gram, cohort, q, len(rows.absent)))  # lines 6 to 8
         self.blocks, blocks = None, list[Block]()
         coeff, slopes, squares, fair = seen.coeff, seen.slopes, seen.squares, seen.fair.tolist()
-        if not seen.usual:
+        if not bool(seen.solved.all()):
             gram = rows.on_cpu(rows.gram)
-            if not bool(row_norms(gram)[:, :m].any()):
-                return no_step(self, cohort, merged_layers=0.0, block_conflicts=0.0)  # line 14
             blocks = self._combine_layers(gram, Directions(coeff, seen.solved, seen.fair), cohort, q)
             coeff = torch.cat([b.coeff.expand(len(b.layers), -1) for b in blocks])
             fair = [b.fair for b in blocks for _ in b.layers]
             slopes, squares = products(gram, coeff), mean_squares(gram, m)
+        elif not bool(coeff.any()):  # no online row counts in any layer
+            return no_step(self, cohort, merged_layers=0.0, block_conflicts=0.0)  # line 14
         direction = as_long_as_mean(coeff, slopes, squares)  # lines 13 and 15
         step = rows.combine(direction.coeff)  # a device works on it, while the rest goes on
         self._write_report(cohort, direction, slopes[:, :m] * direction.factor, blocks, len(rows.absent), fair)

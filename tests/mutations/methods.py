@@ -22,6 +22,7 @@ prototypes = In("fl_lightning/algorithms/_shared/prototypes.py", PROTOTYPES)
 fa = In("fl_lightning/algorithms/fa.py", "tests/algorithms/test_fa.py")
 mmpf = In("fl_lightning/algorithms/mmpf.py", "tests/algorithms/test_mmpf.py")
 fedlf = In("fl_lightning/algorithms/fedlf.py", "tests/algorithms/test_fedlf.py tests/algorithms/test_thresholds.py")
+still = In("fl_lightning/algorithms/fedlf.py", "tests/algorithms/test_contract.py -k zero_rows")
 blocks = In("fl_lightning/algorithms/_shared/layer_blocks.py", "tests/algorithms/test_layer_blocks.py")
 descent = In(
     "fl_lightning/algorithms/_shared/common_descent.py",
@@ -165,9 +166,8 @@ MUTATIONS = [
     blocks("a joined block is as large as its first layer", "size=one.size + two.size", "size=one.size"),
     blocks("there is no last resort", "solve(block, last=True)", "block"),
     descent("equal losses are not scaled by their number", " / math.sqrt(m) * abs(total)", " * abs(total)"),
-    joint("rows of a round that moved nowhere make a step", "diagonal[:, :m].max()) > 0", "diagonal.max()) > 0"),
-    joint("rows that are not finite make a step", "isfinite(float(diagonal.max())) and ", ""),
-    joint("a direction in one layer is enough", "bool(solved.all())", "bool(solved.any())"),
+    fedlf("a direction in one layer is enough", "bool(seen.solved.all())", "bool(seen.solved.any())"),
+    still("a round in which nobody moved is remembered", "elif not bool(coeff.any())", "elif False"),
     joint("what a device says is mixed up", "squares, solved, fair = each", "squares, fair, solved = each"),
     joint("the step is as long as its direction", "target / size if", "1.0 if"),
     fedmdfg("slopes are those of rows as they came", "[:m] * rescale / eta", "[:m] / eta"),

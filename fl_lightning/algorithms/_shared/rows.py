@@ -8,7 +8,6 @@ the Gram matrix ``K = V V^T``: ``V d = K c`` and ``||d||^2 = c^T K c``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite
 from typing import NamedTuple
 
 import torch
@@ -101,7 +100,7 @@ def no_step(rule: ServerRule, cohort: Cohort, **scalars: float) -> Tensor:
 
 
 class Seen(NamedTuple):
-    """What is known of a direction and of the rows, on the CPU.
+    """What is known of a direction, on the CPU.
 
     Attributes:
         coeff: ``[L, k]`` its coefficients.
@@ -109,7 +108,6 @@ class Seen(NamedTuple):
         squares: ``[L]`` squared lengths of the mean of the online rows.
         solved: ``[L]`` whether it holds in a layer; numbers, if they come from a device.
         fair: ``[L]`` whether a fair row took part, likewise.
-        usual: it holds in all layers, all rows are finite, and not all online ones are zero.
     """
 
     coeff: Tensor
@@ -117,7 +115,6 @@ class Seen(NamedTuple):
     squares: Tensor
     solved: Tensor
     fair: Tensor
-    usual: bool
 
 
 class JointRows:
@@ -167,12 +164,11 @@ class JointRows:
             solved: ``[L]`` whether it holds in a layer.
             fair: ``[L]`` whether a fair row took part.
         """
-        gram, m = self.gram, len(self.cohort)
-        slopes, squares, diagonal = products(gram, coeff), mean_squares(gram, m), gram.diagonal(dim1=-2, dim2=-1)
+        gram = self.gram
+        slopes, squares = products(gram, coeff), mean_squares(gram, len(self.cohort))
         if not gram.is_cpu:
             flags = torch.stack((solved, fair), 1).to(gram)
-            there = torch.cat((coeff, slopes, diagonal, squares[:, None], flags), 1).cpu()
-            coeff, slopes, diagonal, each = torch.split(there, [*[gram.shape[1]] * 3, 3], 1)
+            there = torch.cat((coeff, slopes, squares[:, None], flags), 1).cpu()
+            coeff, slopes, each = torch.split(there, [coeff.shape[1], coeff.shape[1], 3], 1)
             squares, solved, fair = each.T.contiguous()
-        moved = isfinite(float(diagonal.max())) and float(diagonal[:, :m].max()) > 0
-        return Seen(coeff, slopes, squares, solved, fair, moved and bool(solved.all()))
+        return Seen(coeff, slopes, squares, solved, fair)
