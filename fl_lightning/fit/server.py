@@ -25,7 +25,7 @@ from fl_lightning.core.columns import Columns
 from fl_lightning.core.errors import ClientError, ModuleError
 from fl_lightning.core.records import RoundRecord
 from fl_lightning.core.storage import kept
-from fl_lightning.core.storage.column_files import for_columns, in_columns
+from fl_lightning.core.storage.column_parts import for_columns, in_columns
 from fl_lightning.fit.cohorts import Cohorts
 from fl_lightning.fit.global_step import GlobalStep, RefusedStepError
 from fl_lightning.fit.guarding import Guards

@@ -360,7 +360,8 @@ class FederatedStrategy(OneDevice):
         Raises:
             ValueError: the file is damaged, of another fit, or holds weights that are not finite.
         """
-        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+        options = {} if weights_only is None else {"weights_only": weights_only}  # Lightning 2.5 does not know it
+        checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, **options)
         if self.trainer.state.fn != TrainerFn.FITTING:
             return checkpoint
         if STATE_KEY not in checkpoint.get("callbacks", {}):

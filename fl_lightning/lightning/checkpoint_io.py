@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fl_lightning.arguments import checked
 from fl_lightning.core.finite import not_finite
-from fl_lightning.core.storage.column_files import SECTION, StoredColumns, drop_columns
 from fl_lightning.core.storage.files import read_whole, write_whole
 from fl_lightning.lightning.names import lightning_module, rank_zero_warn
 
@@ -44,14 +43,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         write_whole(Path(path), checkpoint)
-        section = federated_state(checkpoint).get(SECTION)
-        drop_columns(Path(path), keep=[section["token"]] if section else [])
-
-    def remove_checkpoint(self, path: str | Path) -> None:
-        """Deletes a checkpoint, and what several processes have saved beside it."""
-        super().remove_checkpoint(path)
-        if "://" not in str(path):
-            drop_columns(Path(path))
 
     def load_checkpoint(self, path: str | Path, *args: Any, **options: Any) -> dict[str, Any]:
         """Reads what was saved at ``path``; arguments are those of Lightning's class.
@@ -103,8 +94,6 @@ def newest_checkpoint(directory: str | Path, weights_only: bool = True) -> Path 
         try:
             load = partial(torch.load, file, map_location="cpu", weights_only=weights_only)
             content = read_whole(file, load, "an older one may be whole")
-            if SECTION in federated_state(content):
-                StoredColumns(file.resolve(), federated_state(content)[SECTION]).check()
         except Exception as error:  # whatever a damaged file raises, an older one may still be good
             rank_zero_warn(f"skipping checkpoint {file}: it does not load ({type(error).__name__}: {error})")
             continue

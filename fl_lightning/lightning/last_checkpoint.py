@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fl_lightning.core.storage.column_files import copy_columns, drop_columns
 from fl_lightning.core.storage.files import copy_whole
 from fl_lightning.lightning.names import ModelCheckpoint, Trainer
 
@@ -29,7 +28,5 @@ def complete_last_checkpoints(trainer: Trainer) -> None:
         last = Path(named)
         if last.is_symlink() or (last.exists() and last.stat().st_mtime_ns >= source.stat().st_mtime_ns):
             continue
-        tokens = copy_columns(source.resolve(), last)
         copy_whole(source, last)
-        drop_columns(last, keep=tokens)
         callback.last_model_path = named
