@@ -118,7 +118,7 @@ class BoundParameters:
     def check_frozen(self) -> None:
         """Makes sure that local training left parameters alone that are not trained.
 
-        Those with the shape of a trained one may change: :class:`~fl_lightning.clients.ema_and_banks.SideTensors`
+        Those with the shape of a trained one may change: :class:`~fl_lightning.clients.buffers.BufferBank`
         brings them back after every client.
 
         Raises:
