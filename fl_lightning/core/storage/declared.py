@@ -188,13 +188,12 @@ class _AtClients(_Object[ByClient[Snapshot]]):
 
     def __init__(self, device: str | None, capacity: str | None, files: str | None, size: str | None) -> None:
         self._device, self._capacity, self._files, self._size = device, capacity, files, size
-        placed = (device, files, None if files is None else "keep_checkpoints")
-        self.placement = tuple(name for name in placed if name is not None)
+        self.placement = tuple(name for name in (device, files) if name is not None)
 
     def begun(self, rule: object) -> ByClient[Snapshot]:
         directory = named(rule, self._files)
         if directory is not None:
-            return ClientFiles(directory, named(rule, "keep_checkpoints"))
+            return ClientFiles(directory)
         return PerClient(Snapshot, named(rule, self._device), named(rule, self._capacity))
 
     def loaded(self, rule: object, state: Any) -> ByClient[Snapshot]:
@@ -294,7 +293,7 @@ def at_clients(
     Args:
         device: the rule's attribute that says where models live.
         capacity: that says of how many clients models are kept.
-        files: that says in which directory they lie; ``keep_checkpoints`` then says how many checkpoints refer to them.
+        files: that says in which directory they lie.
         size: that says how many bytes one takes, for the memory plan; ``None``: as many as the module's.
     """
     return _AtClients(device, capacity, files, size)
