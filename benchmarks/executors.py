@@ -77,9 +77,10 @@ class Alternate(CohortRunner):
         """In this process or a worker."""
         return self._workers.train(task) if self._parallel else self._clients.train(task)
 
-    def end_round(self) -> str | None:
+    def end_round(self) -> None:
         """Of either kind."""
-        return self._workers.end_round() if self._parallel else self._clients.check_plans()
+        if self._parallel:
+            self._workers.end_round()
 
     def close(self) -> None:
         """Ends the workers."""

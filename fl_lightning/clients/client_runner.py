@@ -119,7 +119,7 @@ class ClientRunner:
         eager = EagerGradients(self._calls, self.hooks, optimizer)
         if not self._options.planned_steps or self.global_params.device.type != "cpu":
             return optimizer, eager
-        self.plans = PlannedGradients(self._calls, self.hooks, eager, optimizer, self._binding.parameters)
+        self.plans = PlannedGradients(self._calls, self.hooks, eager, self._binding.parameters)
         return optimizer, self.plans
 
     @property
@@ -138,21 +138,6 @@ class ClientRunner:
 
     def _planned_steps(self) -> int:
         return 0 if self.plans is None else self.plans.planned
-
-    def check_plans(self) -> str | None:
-        """Compares steps from plans with PyTorch's once more; called when all clients of a round were trained here.
-
-        Returns:
-            Why the round's steps from plans cannot be trusted, or ``None``.
-        """
-        if self.plans is None or not self.plans.used:
-            return None
-        self.rows.bind()
-        self.visits.begin()
-        try:
-            return self.plans.check()
-        finally:
-            self.restore()
 
     # ---- one client
 
@@ -311,12 +296,19 @@ class ClientRunner:
         """How long a client takes beside others: optimizer steps, or samples where it uploads a full gradient."""
         return task.num_samples if self._needs.full_gradients else self.batches.planned_steps(task.client_id or 0)
 
-    def check_frozen(self) -> None:
-        """Makes sure that local training left parameters without gradients alone.
+    def check_round(self) -> None:
+        """All clients of a round that train here were trained; compares steps from plans with PyTorch's once more.
 
         Raises:
-            ValueError: it did not; names the parameters.
+            ValueError: they have changed parameters without gradients, or a plan was wrong.
         """
+        if self.plans is not None and self.plans.used:
+            self.rows.bind()
+            self.visits.begin()
+            try:
+                self.plans.check()
+            finally:
+                self.restore()
         self._binding.check_frozen()
 
     # ---- what is logged elsewhere

@@ -34,7 +34,3 @@ class SequentialRunner(CohortRunner):
     def train(self, task: ClientTask) -> Upload:
         """Trains the client on the bound module."""
         return self._clients.train(task)
-
-    def end_round(self) -> str | None:
-        """See :meth:`CohortRunner.end_round`."""
-        return self._clients.check_plans()

@@ -30,7 +30,7 @@ from fl_lightning.fit.server import Server
 from fl_lightning.fit.uploads import Round
 from fl_lightning.lightning.epoch_loop import ClientTask
 from fl_lightning.lightning.fit_description import FitDescription
-from fl_lightning.lightning.names import Trainer, rank_zero_info, rank_zero_warn
+from fl_lightning.lightning.names import Trainer, rank_zero_info
 
 
 class FederatedFit:
@@ -236,21 +236,7 @@ class FederatedFit:
             return None
         self.clients.schedules.arrived(client, upload.pace)
         current.uploads.append(upload)
-        current.tasks.append(task)
         return upload.train_loss
-
-    def _repeat(self, current: Round, reason: str) -> None:
-        """Trains the clients of the round again, without plans; nothing of the round has reached the model yet."""
-        rank_zero_warn(
-            f"Round {current.index} is repeated without planned steps, because {reason}. What its clients logged stays."
-        )
-        tasks, current.tasks, current.uploads = current.tasks, [], []
-        for task in tasks:
-            assert task.client_id is not None
-            try:
-                current.uploads.append(self._taken(self.clients.repeat(task)))
-            except Exception as error:
-                self._server.drop(current, task.client_id, f"{type(error).__name__}: {error}", error)
 
     def _taken(self, upload: Upload) -> Upload:
         """What a client has sent; vectors beside its update are in the round's rows now."""
@@ -263,9 +249,7 @@ class FederatedFit:
         """Aggregates the uploads that arrived and applies the step."""
         current, clients, runner = self._round, self.clients, self.clients.runner
         assert current is not None
-        distrusted = clients.end_round()
-        if distrusted is not None:
-            self._repeat(current, distrusted)
+        clients.end_round()
         trained = current.seconds
         record = self._server.close_round(current)
         runner.optimizers.commit(record.client_ids)

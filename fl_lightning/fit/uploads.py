@@ -16,7 +16,6 @@ from fl_lightning.clients.buffers import BufferBank
 from fl_lightning.clients.module_visits import ModuleVisits
 from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.clients.upload import Upload
-from fl_lightning.lightning.epoch_loop import ClientTask
 
 
 @dataclass
@@ -28,7 +27,6 @@ class Round:
         uploads: what has arrived.
         dropped: clients that are left out, with the reason.
         trained: clients whose training began, whatever came of it.
-        tasks: of the clients whose uploads have arrived, in their order.
         asks: losses of clients at given parameters, for rules that ask again; ``None`` if nobody can be asked.
         began: when, by ``time.perf_counter``.
     """
@@ -37,7 +35,6 @@ class Round:
     uploads: list[Upload] = field(default_factory=list)
     dropped: dict[int, str] = field(default_factory=dict)
     trained: int = 0
-    tasks: list[ClientTask] = field(default_factory=list)
     asks: Callable[[Tensor, Sequence[int]], Tensor] | None = None
     began: float = field(default_factory=lambda: time.perf_counter())
 

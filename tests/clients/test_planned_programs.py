@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fl_lightning.clients.planned.program import function_of
-from fl_lightning.clients.planned.recording import CannotPlanError, record
+from fl_lightning.clients.planned.program import CannotPlanError, function_of, record
 
 
 def _cleared(w, x):
@@ -59,7 +58,7 @@ def test_the_bits_of_autograd_for_expressions(name):
     def function(w, other, alike, x):
         return [EXPRESSIONS[name](w + alike + other.view(6, 4), x).sum() + alike.sum()]
 
-    run, _ = function_of(record(function, [*parameters, x]), False)
+    run, _ = function_of(record(function, [*parameters, x]))
     losses = []
     for step in range(3):
         x, state = x.roll(1, 0), torch.get_rng_state()
@@ -98,10 +97,9 @@ def places(tensors):
     return [tensor.untyped_storage().data_ptr() for tensor in tensors]
 
 
-@pytest.mark.parametrize("fresh", [False, True], ids=["kept memory", "fresh"])
-def test_whoever_changes_a_gradient_changes_no_other(fresh):
+def test_whoever_changes_a_gradient_changes_no_other():
     recording, inputs = of_shared()
-    run, _ = function_of(recording, fresh)
+    run, _ = function_of(recording)
     with torch.no_grad():
         right = [gradient.clone() for gradient in run(*inputs)[1]]
         gradients = run(*inputs)[1]
@@ -112,16 +110,15 @@ def test_whoever_changes_a_gradient_changes_no_other(fresh):
     assert all(gradient.is_contiguous() for gradient in gradients)
 
 
-def test_gradients_stay_in_their_memory_unless_they_have_to_be_fresh():
+def test_gradients_stay_in_their_memory():
     w, x = nn.Parameter(torch.randn(3, 3)), torch.randn(5, 3)
     recording = record(lambda w, x: [torch.relu(x @ w).square().sum()], [w, x])
-    for fresh in (False, True):
-        run, size = function_of(recording, fresh)
-        with torch.no_grad():
-            first, second = run(w, x)[1], run(w, x)[1]
-        assert (places(first) == places(second)) is not fresh
-        assert torch.equal(first[0], second[0])
-        assert size < len(recording.calls) - 3
+    run, size = function_of(recording)
+    with torch.no_grad():
+        first, second = run(w, x)[1], run(w, x)[1]
+    assert places(first) == places(second)
+    assert torch.equal(first[0], second[0])
+    assert size < len(recording.calls) - 3
 
 
 def test_a_recording_changes_nothing():
@@ -143,4 +140,4 @@ REFUSED = {
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_cannot_be_repeated(reason):
     with pytest.raises(CannotPlanError, match=reason):
-        function_of(record(REFUSED[reason], [nn.Parameter(torch.ones(3))]), False)
+        function_of(record(REFUSED[reason], [nn.Parameter(torch.ones(3))]))

@@ -190,11 +190,6 @@ MUTATIONS = [
     together(
         "an error of another rank is lost", "            if wrong is not None:\n                raise wrong\n", ""
     ),
-    together(
-        "each rank sees the doubts of its own plans alone",
-        "enumerate(self._ranks.gather(self._clients.check_plans()))",
-        "enumerate([self._clients.check_plans()])",
-    ),
     asked(
         "requests to stop are not followed between clients", "ranks.follow_requests(between_clients=bool(left))", "pass"
     ),

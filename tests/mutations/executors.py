@@ -47,7 +47,7 @@ MUTATIONS = [
     processes("a process that hangs is left", "            process.kill()\n", "            continue\n"),
     pool("a full queue is not filled up", "        if self._waiting:\n            self._feed()\n", ""),
     pool("a part of a place goes into the queue", "self._waiting[:4096]", "self._waiting[:4095]"),
-    runner("what one worker found frozen is forgotten", "self._frozen or message.frozen", "message.frozen"),
+    runner("what one worker found frozen is forgotten", "self._flaw or message.flaw", "message.flaw"),
     worker("what is left at the end is not sent", "        self._send()\n        messages", "        messages"),
     module_visits("metrics are not emptied", "            before.reset()\n", "            pass\n"),
     module_visits("metrics are not put back", "            before.put_back()\n", "            pass\n"),

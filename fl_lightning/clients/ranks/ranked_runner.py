@@ -146,19 +146,6 @@ class RankedRunner(CohortRunner):
         self._state.hand_out({client: owners[place] for place, client in clients.items() if client is not None})
         return ranks.until_asked(longest_first(place for place in left if owners[place] == ranks.rank))
 
-    def end_round(self) -> str | None:
-        """Asks all ranks.
-
-        Raises:
-            RankError: steps from plans cannot be trusted on one of them.
-        """
-        if self._clients.plans is None:
-            return None
-        for rank, reason in enumerate(self._ranks.gather(self._clients.check_plans())):
-            if reason is not None:
-                raise RankError(f"rank {rank} cannot trust its planned steps, because {reason}: planned_steps=False")
-        return None
-
     def losses(self, clients: Sequence[int], measure: Callable[[int], float]) -> list[float]:
         """See :meth:`CohortRunner.losses`; each rank measures a share."""
         sizes = self._clients.batches.loaders.sizes

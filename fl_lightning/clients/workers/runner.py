@@ -64,8 +64,7 @@ class ParallelRunner(CohortRunner):
         self._tasks, self._costs = list(tasks), [0] * len(tasks)
         self._turn = -1  # place of the client that is being handed over
         self._results: dict[int, Outcome] = {}
-        self._under_way, self._frozen = False, ""
-        self._distrusted: str | None = None
+        self._under_way, self._flaw = False, ""
         self._attempts, self._left = 0, len(tasks)  # to train clients whose workers have died
 
     def train(self, task: ClientTask) -> Upload:
@@ -89,14 +88,11 @@ class ParallelRunner(CohortRunner):
             return self._clients.train(task)
         return self._replays.replay(task, self._results.pop(self._turn))
 
-    def end_round(self) -> str | None:
+    def end_round(self) -> None:
         """Waits until all workers are idle.
 
-        Returns:
-            See :meth:`CohortRunner.end_round`.
-
         Raises:
-            ValueError: parameters without gradients changed in a worker.
+            ValueError: see :meth:`CohortRunner.end_round`.
         """
         self._turn = len(self._tasks)
         self._since.clamp_(min=time.monotonic())
@@ -104,9 +100,8 @@ class ParallelRunner(CohortRunner):
             self._listen()
         self._pool.release()
         self._results, self._under_way = {}, False
-        if self._frozen:
-            raise ValueError(self._frozen)
-        return self._distrusted or self._clients.check_plans()
+        if self._flaw:
+            raise ValueError(self._flaw)
 
     def close(self) -> None:
         """Ends all workers."""
@@ -146,8 +141,7 @@ class ParallelRunner(CohortRunner):
                     self._fall_back(f"worker processes cannot train here ({message.obstacle})")
                     return
             elif isinstance(message, RoundDone):
-                self._frozen = self._frozen or message.frozen
-                self._distrusted = self._distrusted or message.distrusted
+                self._flaw = self._flaw or message.flaw
                 self._say(message.notes)
             elif isinstance(message, Outcome):
                 self._results[message.place] = message
