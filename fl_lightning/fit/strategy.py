@@ -17,7 +17,7 @@ from fl_lightning.algorithms import FedAvg
 from fl_lightning.algorithms.attacks import Attack
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.guards.base import Guard
-from fl_lightning.arguments import ANY, Bounds, Example, checked
+from fl_lightning.arguments import ANY, Example, checked
 from fl_lightning.clients.base import Executor
 from fl_lightning.clients.client_optimizers import load_scheduled_states
 from fl_lightning.clients.sequential import Sequential
@@ -31,7 +31,7 @@ from fl_lightning.fit.evaluation.evaluator import Evaluator
 from fl_lightning.fit.evaluation.loader import PredictionLoader
 from fl_lightning.fit.evaluation.report import EvaluationReport
 from fl_lightning.fit.fit_lifecycle import FitLifecycle
-from fl_lightning.fit.options import FitOptions
+from fl_lightning.fit.options import CHECKS, FitOptions
 from fl_lightning.fit.rank_checks import check_same_data
 from fl_lightning.fit.state_callback import FederatedState
 from fl_lightning.lightning.checkpoint_io import STATE_KEY, remedy, weights_not_finite
@@ -136,18 +136,9 @@ class FederatedStrategy(OneDevice):
 
     @_remembered
     @checked(
-        algorithm=Example("fl.algorithms.FedLF()"),
-        clients_per_round=Bounds(above=0),
-        local_epochs=Bounds(1),
-        local_steps=Bounds(1),
-        server_optimizer=Example("functools.partial(torch.optim.SGD, lr=1.0, momentum=0.9)"),
-        sampler=Example("fl.data.UniformSampler()"),
-        guard=Example("fl.guards.MultiKrum(dishonest=0.1)"),
+        **CHECKS,
         attack=Example("fl.attacks.ZeroUpdates(clients=(3, 7))"),
         executor=Example("fl.executors.Sequential()"),
-        loss_batch_size=Bounds(1),
-        max_failed_rounds=Bounds(1),
-        min_clients=Bounds(1),
         partition=ANY,
     )
     def __init__(
