@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.algorithms.base import ClientRule, overrides
+from fl_lightning.algorithms.base import ClientRule
 from fl_lightning.algorithms.records import LocalWork, Needs
 from fl_lightning.arguments import trusted
 from fl_lightning.clients.bound_parameters import BoundParameters
@@ -21,7 +21,7 @@ from fl_lightning.clients.client_hooks import ClientHooks
 from fl_lightning.clients.client_losses import ClientLosses
 from fl_lightning.clients.client_optimizers import ClientOptimizers
 from fl_lightning.clients.fast_sgd import FastSGD
-from fl_lightning.clients.full_gradient import full_gradient
+from fl_lightning.clients.full_gradient import FullGradients
 from fl_lightning.clients.local_options import LocalOptions
 from fl_lightning.clients.local_steps import LeanStep, LightningStep, LocalStep
 from fl_lightning.clients.local_trainer import LocalTrainer
@@ -34,7 +34,8 @@ from fl_lightning.clients.schedules import Schedules
 from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.clients.upload import Upload, with_accuracy
 from fl_lightning.core.seeding import derive_seed, isolated
-from fl_lightning.lightning.epoch_loop import ClientTask, FederatedEpochLoop
+from fl_lightning.lightning.client_task import ClientTask
+from fl_lightning.lightning.epoch_loop import FederatedEpochLoop
 from fl_lightning.lightning.fast_log import LogCall, TrainingLog, replay
 from fl_lightning.lightning.inspection import full_path_reason
 from fl_lightning.lightning.module.generators import generators_in, seeded
@@ -101,6 +102,7 @@ class ClientRunner:
         self._local = LocalTrainer(
             trainer, self._calls, self.batches, rule, self.hooks, step, loop.fast_log(), loop.clock
         )  # fmt: skip
+        self._full = FullGradients(trainer, loop, self._calls, self.batches, rule)
         self._losses = ClientLosses(trainer, self._calls, self.batches, options.loss_batch_size)
         self.generators: list[Any] = []
 
@@ -162,7 +164,7 @@ class ClientRunner:
             self.visits.begin()
             self._watch_rate()
             if needs.full_gradients:
-                loss: Tensor | None = self._upload_gradient(work, self.rows.row(task.index))
+                loss: Tensor | None = self._full.step(work, self._local.log, self.rows.row(task.index))
                 report = self.rule.end_client(work)
                 self.rows.received(task.index)
             else:
@@ -188,31 +190,6 @@ class ClientRunner:
         """Lets the rule see the learning rate of each step where something may change it within a visit."""
         changes = self.optimizers.lr is not None and (self.schedules.move_in_visits or self.full_path is not None)
         self.hooks.rate = self.optimizers.present_lr if changes else None
-
-    def _upload_gradient(self, work: LocalWork, row: Tensor) -> Tensor:
-        """One full-batch step: ``row`` becomes the learning rate times the full gradient."""
-        precision = self.trainer.precision_plugin
-        if overrides(self.rule, "begin_client"):  # it looks at the client's data at the global parameters
-            work.forward_context = precision.val_step_context
-            with self._calls.undone():
-                self.rule.begin_client(work)
-
-        batches = self.batches.loaders.num_batches(work.client_id, merge_single=self.batches.merges)
-
-        def loss_of_batch(batch: Any, index: int, size: int) -> Tensor | None:
-            self._loop.clock.begin_batch(is_last=index + 1 == batches)
-            self._loop.expect(batch, size)
-            with precision.train_step_context():
-                return self._calls.training_loss(batch, index)
-
-        self._local.log.install("training_step")
-        try:
-            loss = full_gradient(work, self._batches_of(work.client_id), loss_of_batch, row)
-        finally:
-            self._local.log.remove()
-        self._loop.count_step()
-        work.steps += 1
-        return loss
 
     def _batches_of(self, client: int) -> Iterator[tuple[Any, int]]:
         for batch, size in self.batches.in_order(client):

@@ -29,7 +29,8 @@ from fl_lightning.fit.evaluation.report import EvaluationReport
 from fl_lightning.fit.round_length import check_visit_schedulers, refuse_steps_by_hand, visit_plan
 from fl_lightning.fit.round_loader import RoundLoader
 from fl_lightning.fit.state_callback import FederatedState
-from fl_lightning.lightning.epoch_loop import ClientTask, install
+from fl_lightning.lightning.client_task import ClientTask
+from fl_lightning.lightning.epoch_loop import install
 from fl_lightning.lightning.names import Callback, LightningModule, RunningStage, Trainer
 from fl_lightning.lightning.optimizers import configured_optimizers
 from fl_lightning.lightning.single_device import OneDevice

@@ -28,7 +28,8 @@ from fl_lightning.fit.checks import (
 )
 from fl_lightning.fit.client_options import ClientOptions
 from fl_lightning.fit.uploads import merge_left
-from fl_lightning.lightning.epoch_loop import ClientTask, FederatedEpochLoop
+from fl_lightning.lightning.client_task import ClientTask
+from fl_lightning.lightning.epoch_loop import FederatedEpochLoop
 from fl_lightning.lightning.inspection import accumulation
 from fl_lightning.lightning.names import Trainer, rank_zero_info, rank_zero_warn
 

@@ -24,7 +24,7 @@ from fl_lightning.fit.options import FitOptions
 from fl_lightning.fit.resume_checks import check_resume, remembers
 from fl_lightning.fit.server import Server
 from fl_lightning.fit.uploads import Round
-from fl_lightning.lightning.epoch_loop import ClientTask
+from fl_lightning.lightning.client_task import ClientTask
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.lightning.names import Trainer, rank_zero_info
 

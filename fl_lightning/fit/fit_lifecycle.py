@@ -30,7 +30,8 @@ from fl_lightning.fit.rank_checks import Agreement, check_same_fit, check_same_s
 from fl_lightning.fit.round_length import visit_plan
 from fl_lightning.fit.round_loader import RoundLoader
 from fl_lightning.fit.work_division import shared_work
-from fl_lightning.lightning.epoch_loop import ClientTask, FederatedEpochLoop, install
+from fl_lightning.lightning.client_task import ClientTask
+from fl_lightning.lightning.epoch_loop import FederatedEpochLoop, install
 from fl_lightning.lightning.fit_description import FitDescription
 from fl_lightning.lightning.last_checkpoint import complete_last_checkpoints
 from fl_lightning.lightning.names import Trainer, rank_zero_info

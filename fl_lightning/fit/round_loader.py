@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from fl_lightning.data.client_loaders import ClientLoaders
-from fl_lightning.lightning.epoch_loop import ClientTask
+from fl_lightning.lightning.client_task import ClientTask
 
 
 class RoundLoader:

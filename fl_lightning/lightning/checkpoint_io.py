@@ -78,6 +78,20 @@ def weights_not_finite(checkpoint: Mapping[str, Any]) -> list[str]:
     return not_finite({name: held[name] for name in names if isinstance(held.get(name), Tensor)})
 
 
+def check_resumable(checkpoint: Mapping[str, Any], path: str | Path) -> None:
+    """Raises ValueError if a checkpoint is not of a federated fit, or holds weights that are not finite."""
+    if STATE_KEY not in checkpoint.get("callbacks", {}):
+        raise ValueError(
+            f"ckpt_path must be a checkpoint of a federated fit, found {path}: "
+            "to start from its weights, load them with load_from_checkpoint"
+        )
+    broken = weights_not_finite(checkpoint)
+    if broken:
+        raise ValueError(
+            f"the checkpoint {path} holds weights that are not finite, in {', '.join(broken)}: {remedy(path)}"
+        )
+
+
 @checked()
 def newest_checkpoint(directory: str | Path, weights_only: bool = True) -> Path | None:
     """The newest checkpoint below ``directory`` from which a federated fit can go on, or ``None``.

@@ -244,12 +244,7 @@ def _layer_sums(
 ) -> Tensor:
     """Sums over the columns of each layer, ``[L, *shape]``.
 
-    Args:
-        add: ``add(total, start, stop)`` adds up the columns from ``start`` to ``stop``, a block of one slice.
-        shape: of a sum.
-        offsets: ``[L + 1]`` layer offsets.
-        total_columns: as in :func:`fl_lightning.ops.layer_gram`.
-        matrices: what ``add`` reads.
+    ``add(total, start, stop)`` adds a block's share to a total of this shape; it reads the matrices.
     """
     n = matrices[0].shape[1]
     total_columns = n if total_columns is None else total_columns

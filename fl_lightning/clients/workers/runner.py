@@ -17,7 +17,7 @@ from fl_lightning.clients.visits import Outcome, Replays
 from fl_lightning.clients.workers import messages, process
 from fl_lightning.clients.workers.pool import WorkerPool
 from fl_lightning.clients.workers.worker import STOP, RoundDone, Worker, WorkerReady
-from fl_lightning.lightning.epoch_loop import ClientTask
+from fl_lightning.lightning.client_task import ClientTask
 from fl_lightning.lightning.names import rank_zero_info
 
 _ATTEMPTS = 3

@@ -17,8 +17,8 @@ that does not count is taken back. For that, rounds replace what is kept and nev
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, cast, overload
+from collections.abc import Callable
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
@@ -141,13 +141,7 @@ class _ServerState(Declared[T]):
         return extent.columns * dtype.itemsize if self.columns else 0
 
 
-class _Holder(Protocol):
-    def tentatively(self) -> Callable[[bool], None]: ...
-    def state_dict(self) -> dict[Any, Any]: ...
-    def load_state_dict(self, state: Mapping[Any, Any]) -> None: ...
-
-
-Held = TypeVar("Held", bound=_Holder)
+Held = TypeVar("Held", bound=ByClient[Any] | RowHistory)
 
 
 class _Object(Declared[Held]):
