@@ -115,10 +115,6 @@ class BufferBank:
     def report(self, size: int, seen: int = 0) -> BufferReport:
         """The module's buffers as a client leaves them.
 
-        Args:
-            size: the client's samples.
-            seen: samples that its visit has seen.
-
         Raises:
             ValueError: buffers appeared, vanished, or changed shape or dtype during local training.
         """
@@ -155,11 +151,6 @@ class BufferBank:
         self, size: int, values: Mapping[str, Tensor], votes: Mapping[str, Any] | None = None
     ) -> BufferReport:  # fmt: skip
         """The report of a client elsewhere.
-
-        Args:
-            size: its samples.
-            values: what :meth:`values_in` its own has.
-            votes: those of its own.
 
         Raises:
             ValueError: they are not those of the module.

@@ -44,11 +44,7 @@ class LocalStep(Protocol):
 
 
 class LightningStep:
-    """Runs every hook that Lightning runs for a batch; the strategy calls the client's hooks in between.
-
-    Args:
-        loop: the epoch loop.
-    """
+    """Runs every hook that Lightning runs for a batch; the strategy calls the client's hooks in between."""
 
     hook: str | None = None
 

@@ -37,11 +37,6 @@ class LossGradients(Protocol):
 class EagerGradients:
     """Computes them as a loop written by hand does: ``training_step``, ``zero_grad``, ``backward``.
 
-    Args:
-        calls: how the module takes a batch.
-        hooks: what the client rule does.
-        optimizer: forgets old gradients.
-
     Attributes:
         optimizer: as given.
     """

@@ -37,12 +37,7 @@ def empty_rows(number: int, like: Tensor, device: torch.device | None = None) ->
 
 
 def empty_tensors(shapes: Sequence[Sequence[int]], like: Tensor) -> list[Tensor]:
-    """Uninitialised contiguous tensors of these shapes in one block of memory; each starts at a boundary.
-
-    Args:
-        shapes: one per tensor.
-        like: has their dtype and device.
-    """
+    """Uninitialised contiguous tensors of these shapes in one block of memory; each starts at a boundary."""
     sizes = [padded(prod(shape), like.dtype) for shape in shapes]
     block = torch.empty(sum(sizes), dtype=like.dtype, device=like.device)
     starts = accumulate(sizes, initial=0)

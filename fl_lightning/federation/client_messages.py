@@ -22,11 +22,7 @@ from fl_lightning.federation.module_state import HomeModule
 
 
 class LostClientsError(Exception):
-    """Clients have not said what a method asked for in the middle of a round.
-
-    Args:
-        reasons: why, by client.
-    """
+    """Clients have not said what a method asked for in the middle of a round."""
 
     def __init__(self, reasons: Mapping[int, str]) -> None:
         super().__init__("; ".join(f"client {client}: {why}" for client, why in reasons.items()))

@@ -41,9 +41,6 @@ from fl_lightning.lightning.ranks import Ranks
 class FitLifecycle:
     """Binds the module for a fit, conducts its rounds for the epoch loop, and keeps the method's state between fits.
 
-    Args:
-        options: the strategy's arguments.
-
     Attributes:
         last_round: what the last finished round did.
     """

@@ -85,14 +85,7 @@ def check_same_data(ranks: Ranks, stage: str, fingerprint: Mapping[str, Any]) ->
 
 
 def say_processes(ranks: Ranks, options: FitOptions, sizes: Sequence[int], rows: UpdateRows) -> None:
-    """Says what the processes can do for the fit.
-
-    Args:
-        ranks: the processes.
-        options: the strategy's arguments.
-        sizes: training samples of all clients.
-        rows: of a round.
-    """
+    """Says what the processes can do for the fit."""
     largest, per_round = max(sizes), len(rows)
     bound = min(ranks.size, per_round * sum(sizes) / (len(sizes) * largest)) if largest else 1.0
     machines = f"{ranks.num_nodes} machine{'s' * (ranks.num_nodes > 1)}"
@@ -125,11 +118,7 @@ def whole_rows_reason(options: FitOptions) -> str | None:
 
 
 class Agreement:
-    """Finds out a rank that has come to something else than the others.
-
-    Args:
-        ranks: the processes.
-    """
+    """Finds out a rank that has come to something else than the others."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks, self._noted = ranks, 0

@@ -17,14 +17,7 @@ _MOST_STEPS = 10_000_000
 
 
 def visit_plan(trainer: Trainer, options: ClientOptions, limit: int | float, loaders: ClientLoaders) -> VisitPlan:
-    """The visit that the clock of a fit counts by, which ``configure_optimizers`` may ask for.
-
-    Args:
-        trainer: the trainer.
-        options: how clients train.
-        limit: the trainer's ``limit_train_batches``.
-        loaders: the clients' training data.
-    """
+    """The visit that the clock of a fit counts by, which ``configure_optimizers`` may ask for."""
     batches = ClientBatches(loaders, options, limit, accumulation(trainer), trainer.lightning_module)
     return batches.plan(options.needs.full_gradients)
 

@@ -33,10 +33,6 @@ class FederatedState(Callback):
     A strategy has no section of its own in a Lightning checkpoint, callbacks do. The state holds tensors, numbers and
     strings only, so the file loads with ``weights_only=True``, also where this package is not installed.
 
-    Args:
-        fit: gives the state to save.
-        evaluator: runs around validations and tests.
-
     Attributes:
         loaded: the state of the checkpoint that the running trainer function loads, if any.
     """

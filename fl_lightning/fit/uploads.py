@@ -133,11 +133,6 @@ def usable(
 def stacked(parts: Sequence[Mapping[str, Tensor]], client_ids: Sequence[int], what: str) -> dict[str, Tensor]:
     """Joins what all clients sent under the same name: ``[m, ...]``.
 
-    Args:
-        parts: the clients' tensors by name.
-        client_ids: for the error.
-        what: for the error.
-
     Raises:
         ValueError: names or shapes differ between clients.
     """

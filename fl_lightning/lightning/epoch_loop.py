@@ -176,11 +176,6 @@ class FederatedEpochLoop(_TrainingEpochLoop):
     def local_step(self, batch: Any, batch_idx: int, num_samples: int) -> tuple[Tensor | None, bool]:
         """Runs every hook that Lightning runs for a batch.
 
-        Args:
-            batch: the batch.
-            batch_idx: its place in the visit.
-            num_samples: its samples.
-
         Returns:
             The detached loss (``None`` if the step gave none), and whether ``on_train_batch_start`` asked to stop.
         """

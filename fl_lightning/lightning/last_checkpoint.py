@@ -14,9 +14,6 @@ def complete_last_checkpoints(trainer: Trainer) -> None:
 
     Lightning then calls no hooks and saves nothing. The checkpoint that the fit was resumed from is the last one, and
     ``last.ckpt`` becomes a copy of it if it is missing or older. An unfinished file beside it goes, too.
-
-    Args:
-        trainer: the trainer, whose fit is over.
     """
     source = None if trainer.ckpt_path is None else Path(str(trainer.ckpt_path))
     if source is None or not source.is_file():

@@ -242,10 +242,6 @@ class Ranks:
     def follow_requests(self, between_clients: bool = False, ends_round: bool = False) -> None:
         """All ranks do what callbacks or signals have asked of any of them.
 
-        Args:
-            between_clients: clients of the round are left.
-            ends_round: nothing of the round is left.
-
         Raises:
             SystemExit: one rank was asked to terminate, and clients are left.
         """

@@ -34,9 +34,6 @@ class OneDevice(SingleDeviceStrategy):
 
     It follows whichever trainer uses it. To modules and callbacks several processes are one fit on one device.
 
-    Args:
-        timeout: longest wait for another process.
-
     Attributes:
         limits: the trainer's limits on batches while the strategy applies them per client.
         ranks: the processes; ``None`` for one.
@@ -227,11 +224,6 @@ class OneDevice(SingleDeviceStrategy):
 
 def check_devices(devices: Sequence[torch.device], number: int, environment: Any) -> None:
     """Checks what kind of devices and how many processes a trainer asks for.
-
-    Args:
-        devices: one per process of this machine.
-        number: processes of all machines.
-        environment: Lightning's cluster environment.
 
     Raises:
         ValueError: a kind that is not supported, or not in this number.

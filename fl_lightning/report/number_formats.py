@@ -61,12 +61,7 @@ def number(value: float | None, form: str | None = None) -> str:
 
 
 def spread(value: Spread | None, form: str) -> str:
-    """A mean over seeds, with the deviation if there are several.
-
-    Args:
-        value: the mean.
-        form: of :func:`notation`.
-    """
+    """A mean over seeds, with the deviation if there are several."""
     if value is None:
         return "-"
     mean = number(value.mean, form)

@@ -21,9 +21,6 @@ Target = Callable[[int, Connection, int], None]
 class WorkerPool:
     """Starts workers, gives them work, and hears of them.
 
-    Args:
-        size: number of workers.
-
     Attributes:
         busy: indices of the workers that are in the middle of a round.
     """

@@ -32,13 +32,7 @@ class ColumnPart:
 
 
 def in_columns(state: Mapping[str, Any], names: Sequence[str] | None, columns: Columns) -> dict[str, Any]:
-    """A rule's state for a checkpoint: what lies in columns is marked, if several processes share them.
-
-    Args:
-        state: of this process.
-        names: the rule's ``column_state``.
-        columns: of this process.
-    """
+    """A rule's state for a checkpoint: what lies in columns is marked, if several processes share them."""
     if len(columns.spans) == 1:
         return dict(state)
     return _changed(state, names or (), lambda value: ColumnPart(value, columns))
