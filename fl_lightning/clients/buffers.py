@@ -180,11 +180,7 @@ class BufferBank:
     # ---- checkpoints
 
     def unsaved(self, in_visit: bool) -> dict[str, Tensor]:
-        """Copies of the non-persistent buffers that have changed in this fit: no state dictionary has them.
-
-        Args:
-            in_visit: a client is in training; its changes are not looked at.
-        """
+        """Copies of the non-persistent buffers that have changed in this fit: no state dictionary has them."""
         present = {buffer.name: buffer.value for buffer in _buffers_of(self._module)[1]}
         found = {name: self._global.get(name, value) if in_visit else value for name, value in present.items()}
         moved = {n for n, value in found.items() if n in self._moving or not _equal(value, self._global.get(n, value))}

@@ -48,17 +48,6 @@ class ClientRunner:
     Executors use :meth:`train`, :meth:`restore`, :meth:`planned_cost`, :attr:`rows` and :attr:`global_params`; those
     that train in other processes use :mod:`fl_lightning.clients.visits`.
 
-    Args:
-        trainer: the trainer; its optimizers exist, and its module is on its device.
-        loop: the federated epoch loop.
-        rule: the client rule.
-        binding: the bound module.
-        options: of local training.
-        needs: what both rules ask for.
-        batches: the clients' batches.
-        rows: the round's rows.
-        buffers: the module's buffers.
-
     Attributes:
         trainer: the trainer.
         rule: the client rule.

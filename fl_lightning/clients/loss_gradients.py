@@ -19,10 +19,6 @@ class LossGradients(Protocol):
     def __call__(self, batch: Any, index: int) -> Tensor | None:
         """Computes them.
 
-        Args:
-            batch: on the module's device.
-            index: its place in the visit, over all passes.
-
         Returns:
             The detached loss with the client rule's term; ``None`` if the module skips the batch.
         """

@@ -49,11 +49,7 @@ class Fitting:
     _left: dict[int, Left] = field(default_factory=dict)
 
     def sorted_out(self, answers: Mapping[int, object]) -> tuple[dict[int, ClientMessage], dict[int, str]]:
-        """The answers that fit, by client, and why others do not.
-
-        Args:
-            answers: what came, by the client that it came from.
-        """
+        """The answers that fit, by client, and why others do not."""
         fitting: dict[int, ClientMessage] = {}
         misfits: dict[int, str] = {}
         for client, found in answers.items():

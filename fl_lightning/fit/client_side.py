@@ -182,12 +182,7 @@ class ClientSide:
             self._notice = ""
 
     def merge(self, uploads: Sequence[Upload], counted: Sequence[int]) -> None:
-        """Joins what visits have left in the module.
-
-        Args:
-            uploads: of the round, in the order of the cohort.
-            counted: clients whose uploads have entered the step.
-        """
+        """Joins what visits have left in the module."""
         merge_left(self.runner.visits, uploads, counted)
 
     def close(self) -> None:

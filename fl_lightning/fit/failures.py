@@ -40,13 +40,6 @@ class Failures:
     ) -> None:
         """Leaves a client out of the round with a warning, or raises, by policy.
 
-        Args:
-            current: the round.
-            client_id: the client.
-            reason: why.
-            cause: what its training raised, if anything.
-            others: whether other clients of the round may do better.
-
         Raises:
             ClientError: the policy is ``"raise"``, or the module would fail for every client.
         """

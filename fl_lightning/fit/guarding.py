@@ -35,11 +35,6 @@ class Guarded:
 def check_guards(guards: Sequence[Guard], most: int, who: str) -> None:
     """Refuses guards that can judge no round.
 
-    Args:
-        guards: in the order in which they see the updates.
-        most: the largest number of usable reports.
-        who: the clients behind them, for the error.
-
     Raises:
         ValueError: says how many reports it takes.
     """
@@ -58,9 +53,6 @@ def check_guards(guards: Sequence[Guard], most: int, who: str) -> None:
 
 class Guards:
     """Runs the guards of a fit.
-
-    Args:
-        guards: in the order in which they see the updates.
 
     Attributes:
         each: the guards.

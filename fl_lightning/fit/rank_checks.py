@@ -14,6 +14,8 @@ from torch import Tensor
 
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.guards.base import Guard
+from fl_lightning.clients.base import Executor
+from fl_lightning.clients.sequential import Sequential
 from fl_lightning.clients.update_rows import UpdateRows
 from fl_lightning.core.digest import checksum, checksums
 from fl_lightning.core.errors import RankError
@@ -47,6 +49,15 @@ def trainer_settings(trainer: Trainer) -> dict[str, Any]:
     found |= {"callbacks": sorted(callbacks), "optimizers": [type(optimizer) for optimizer in trainer.optimizers]}
     found |= {"module": type(trainer.lightning_module), "options of the optimizers": repr(groups)}
     return {name: plain(value) for name, value in found.items()}
+
+
+def check_executor(ranks: Ranks, executor: Executor) -> None:
+    """Raises ValueError if the executor makes processes of its own."""
+    if not isinstance(executor, Sequential):
+        raise ValueError(
+            f"executor={executor!r} cannot be used with {ranks.size} processes, each of which trains its share of the "
+            "clients: leave executor out"
+        )
 
 
 def check_same_fit(ranks: Ranks, description: FitDescription, trainer: Trainer) -> None:

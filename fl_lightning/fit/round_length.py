@@ -57,10 +57,6 @@ def check_visit_schedulers(trainer: Trainer, knows_clock: bool, steps: int) -> N
 def refuse_steps_by_hand(trainer: Trainer, calls: Sequence[int]) -> None:
     """Refuses schedulers that a module steps itself: how far depends on visits that this client has not seen.
 
-    Args:
-        trainer: the trainer.
-        calls: how often the module has stepped each scheduler.
-
     Raises:
         ValueError: it has stepped one.
     """

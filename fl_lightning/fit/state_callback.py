@@ -43,11 +43,7 @@ class FederatedState(Callback):
         self.loaded: dict[str, Any] | None = None
 
     def attach(self, progress: RoundProgress) -> None:
-        """A trainer function begins.
-
-        Args:
-            progress: where in a round the trainer's epoch loop is.
-        """
+        """A trainer function begins."""
         self._progress, self.loaded = progress, None
 
     @property

@@ -73,13 +73,7 @@ class UsableUploads:
 
 
 def merge_left(visits: ModuleVisits, uploads: Sequence[Upload], counted: Collection[int]) -> None:
-    """Joins what visits of a round have left in the module.
-
-    Args:
-        visits: of the module.
-        uploads: of the round, in the order of the cohort.
-        counted: clients whose uploads have entered the step.
-    """
+    """Joins what visits of a round have left in the module."""
     entered = [upload for upload in uploads if upload.client_id in counted]
     largest = max(entered, key=lambda upload: upload.size, default=None)
     visits.merge([upload.left for upload in uploads], None if largest is None else largest.left)

@@ -242,10 +242,7 @@ def _layer_sums(
     total_columns: int | None,
     *matrices: Tensor,
 ) -> Tensor:
-    """Sums over the columns of each layer, ``[L, *shape]``.
-
-    ``add(total, start, stop)`` adds a block's share to a total of this shape; it reads the matrices.
-    """
+    """Sums over the columns of each layer, ``[L, *shape]``: ``add(total, start, stop)`` adds what a block gives."""
     n = matrices[0].shape[1]
     total_columns = n if total_columns is None else total_columns
     width = slice_columns(total_columns)

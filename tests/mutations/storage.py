@@ -193,7 +193,7 @@ MUTATIONS = [
     declared("a dictionary can be replaced", "        raise AttributeError(", "        print("),
     declared("a value is not taken back", "None if happened else self.__set__(rule, before)", "None"),
     by_client("a round is taken back either way", "            if not happened:\n", "            if True:\n"),
-    declared("models in files count as memory", "most if named(rule, self._files) is None else 0", "most"),
+    declared("models in files count as memory", "0 if in_files else min(", "min("),
     declared("the memory plan forgets the models of a round", "(held + extent.cohort)", "held"),
     declared("the memory plan ignores the capacity", "named(rule, self._capacity) or extent.clients", "extent.clients"),
     declared("models that were kept elsewhere are taken", 'if ("files" in state) != here:', "if False:"),

@@ -58,12 +58,6 @@ class RankedRunner(CohortRunner):
     about each client in columns, it must be brought to the client before, so clients are assigned beforehand. Which
     rank trains a client has no effect on any result, because a client's randomness depends on (seed, round, client)
     alone.
-
-    Args:
-        clients: trains single clients.
-        ranks: the processes.
-        exchange: of the clients' rows.
-        state: of the client rule, where it lies in columns.
     """
 
     def __init__(

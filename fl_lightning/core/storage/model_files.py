@@ -27,9 +27,6 @@ class ClientFiles(ByClient[Snapshot]):
     A checkpoint holds ids, rounds and digests only; the files are what it refers to. A file is never changed, and stays
     as long as it is a client's newest or one of the last two different states refers to it. Every fit needs a directory
     of its own.
-
-    Args:
-        directory: where the files live; made when the first is written.
     """
 
     def __init__(self, directory: str | Path) -> None:

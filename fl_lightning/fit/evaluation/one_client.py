@@ -48,11 +48,6 @@ class Alone:
     ) -> LoggedRow:
         """What the module logs about a client whose batches are all that it sees.
 
-        Args:
-            batches: the client's batches and their numbers of samples.
-            count: how many they are.
-            mode: entered around all of it.
-
         Returns:
             What it logs; nothing but the error if a step raises, and what came before if the hook does.
         """

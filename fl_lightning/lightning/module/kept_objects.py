@@ -298,8 +298,3 @@ def kinds_of(value: Any) -> tuple[Callable[[Any, str], Kept], ...] | None:
     if hasattr(value, "__next__") or home in SYSTEM:
         return None
     return (Names,) if home not in LIBRARIES and (names or _slots_of(type(value))) else ()
-
-
-def differing(objects: Iterable[Kept]) -> list[Kept]:
-    """Those that hold something else now."""
-    return [kept for kept in objects if not kept.is_same()]
