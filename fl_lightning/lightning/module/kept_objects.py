@@ -23,14 +23,9 @@ from fl_lightning.lightning.names import LightningModule
 class Kept:
     """One object and what it held when it was looked at.
 
-    Args:
-        value: the object.
-        name: of the attribute of the module from which it was reached.
-        how: to look at it; ``None``: as objects of the class are.
-
     Attributes:
         value: the object.
-        name: of the attribute.
+        name: of the attribute of the module from which it was reached.
         content: what it held.
     """
 
@@ -298,3 +293,8 @@ def kinds_of(value: Any) -> tuple[Callable[[Any, str], Kept], ...] | None:
     if hasattr(value, "__next__") or home in SYSTEM:
         return None
     return (Names,) if home not in LIBRARIES and (names or _slots_of(type(value))) else ()
+
+
+def differing(objects: Iterable[Kept]) -> list[Kept]:
+    """Those that hold something else now."""
+    return [kept for kept in objects if not kept.is_same()]

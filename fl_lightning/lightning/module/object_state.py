@@ -19,7 +19,7 @@ from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.core.modules import modes_kept, named_metrics, outside_metrics, submodules
 from fl_lightning.lightning.metric_state import MetricState, joins_clients
-from fl_lightning.lightning.module.kept_objects import Items, Kept, MetricNames, PartNames, kinds_of
+from fl_lightning.lightning.module.kept_objects import Items, Kept, MetricNames, PartNames, differing, kinds_of
 from fl_lightning.lightning.module.opaque import PLAIN, held_by
 from fl_lightning.lightning.module.shadowed import shadowed
 from fl_lightning.lightning.names import LightningModule
@@ -115,7 +115,7 @@ class ObjectState:
     def changed(self) -> list[Kept]:
         """The objects that hold something else now."""
         hooks = [kept for kept in self._hooks if kept.value]
-        return [*(kept for kept in self.kept if not kept.is_same()), *hooks]
+        return [*differing(self.kept), *hooks]
 
     def put_back(self) -> None:
         """Lets all objects hold what they held."""
