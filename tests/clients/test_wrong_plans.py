@@ -16,19 +16,19 @@ pytestmark = pytest.mark.fit
 
 def broken_after(steps, monkeypatch):
     """Lets programs give other gradients from some step on."""
-    right, calls = plan.function_of, []
+    right, calls = plan.program_of, []
 
-    def function_of(*args):
-        program, size = right(*args)
+    def program_of(*args):
+        program, *rest = right(*args)
 
         def wrong(*inputs):
             calls.append(1)
             returned, gradients = program(*inputs)
             return returned, [g * 1.5 for g in gradients] if len(calls) > steps else gradients
 
-        return wrong, size
+        return wrong, *rest
 
-    monkeypatch.setattr(plan, "function_of", function_of)
+    monkeypatch.setattr(plan, "program_of", program_of)
 
 
 WRONG = "planned_steps must be left out of this fit, because a gradient from a plan would differ"

@@ -19,7 +19,7 @@ leaks = In(f"{PLANNED}/planned_gradients.py", f"{STEPS} -k 'nothing_is_left'")
 gradients = In(f"{PLANNED}/planned_gradients.py", f"{STEPS} -k 'hold_on'")
 
 MUTATIONS = [
-    program("what the function returns is written over", "set(map(_memory, recording.returned))", "set[int]()"),
+    program("what the function returns is written over", "set(map(_memory, returned))", "set[int]()"),
     program("gradients that share memory are left so", "shared[memory] == 1 and ", ""),
     program("gradients that no run writes are left so", " and memory in self._made", ""),
     program("gradients keep the layout of a view", " and gradient.is_contiguous()", ""),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, fx, nn
 
-from fl_lightning.clients.planned.program import CannotPlanError, function_of, record, with_gradients
+from fl_lightning.clients.planned.program import CannotPlanError, program_of, with_gradients
 
 _COMPARED = ("what a step returns or logs", "a gradient", "a tensor that a step changes", "the random generator")
 
@@ -37,9 +37,9 @@ class Plan:
                 raise CannotPlanError(f"it computes with a {type(value).__name__} from outside")
             if value.requires_grad and id(value) not in own:
                 raise CannotPlanError("it needs the gradient of a tensor that no optimizer holds")
-        self._graph, recording = graph, record(graph, inputs)
-        self._program, self.size = function_of(recording)
-        order = {id(inputs[place]): number for number, place in enumerate(recording.gradients)}
+        self._graph = graph
+        self._program, self.size, places = program_of(graph, inputs)
+        order = {id(inputs[place]): number for number, place in enumerate(places)}
         self._places = [order.get(id(parameter)) for parameter in parameters]
         self.gradients: list[Tensor | None] = []
         self.wrong: str | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,23 +29,10 @@ class CannotPlanError(Exception):
     """A step that cannot be repeated from a recording; the message completes "eager, because ..."."""
 
 
-_Call = tuple[Any, tuple[Any, ...], Mapping[str, Any], Any]
-"""An operation, what went in and what came out."""
-
-
-class Recording(NamedTuple):
-    """What one run did: on which inputs, by which calls, what it returned, and gradients by place of their input."""
-
-    inputs: Sequence[Tensor]
-    calls: Sequence[_Call]
-    returned: Sequence[Tensor]
-    gradients: Mapping[int, Tensor]
-
-
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: list[_Call] = []
+        self.calls: list[Any] = []  # operations, what went in and what came out
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _ATEN.lift_fresh.default:
@@ -55,14 +42,27 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def record(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> Recording:
-    """Runs a function and the backward pass of its loss on copies; the random generator stays where it is."""
+def program_of(
+    function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]
+) -> tuple[Callable[..., Any], int, list[int]]:
+    """Runs a function and the backward pass of its loss on copies; the random generator stays where it is.
+
+    Returns:
+        A function of the inputs, to be called without autograd, that gives what was returned, in new memory, and the
+        gradients; the number of its calls; and the places of the inputs whose gradients these are.
+
+    Raises:
+        CannotPlanError: a call is of a kind that cannot be repeated.
+    """
     copies = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype).copy_(t.detach()) for t in inputs]
     for copy, tensor in zip(copies, inputs, strict=True):
         copy.requires_grad_(tensor.requires_grad)
     with torch.random.fork_rng(devices=()), _Recorder() as recorder:
         returned, gradients = with_gradients(function, copies)
-    return Recording(copies, recorder.calls, returned, gradients)
+    writer = _Writer(copies, set(map(_memory, returned)))
+    for call in recorder.calls:
+        writer.add(*call)
+    return writer.function(returned, list(gradients.values())), len(writer.lines), list(gradients)
 
 
 def with_gradients(
@@ -81,22 +81,6 @@ def with_gradients(
     found = torch.autograd.grad(losses[0], [inputs[place] for place in places], allow_unused=True)
     gradients = {place: gradient for place, gradient in zip(places, found, strict=True) if gradient is not None}
     return [tensor.detach() if tensor.requires_grad else tensor for tensor in returned], gradients
-
-
-def function_of(recording: Recording) -> tuple[Callable[..., Any], int]:
-    """Writes the function: of the inputs, it gives what was returned, in new memory, and the gradients.
-
-    Returns:
-        The function, to be called without autograd, and the number of its calls.
-
-    Raises:
-        CannotPlanError: a call is of a kind that cannot be repeated.
-    """
-    gradients = list(recording.gradients.values())
-    writer = _Writer(recording.inputs, set(map(_memory, recording.returned)))
-    for call in recording.calls:
-        writer.add(*call)
-    return writer.function(recording.returned, gradients), len(writer.lines)
 
 
 class _Writer:
