@@ -80,6 +80,7 @@ class FederatedServer(RegisteredClients):
     Attributes:
         rounds: as given; it may be set before the first round.
         round: index of the next round, or of the one that is open.
+        fit_description: the federation in plain values, to be compared with clients and checkpoints.
         counted: by client, the last round in which its answer entered the step.
         last_round: what the last round did.
         learning_rate: mean learning rate of the clients in that round; ``None`` without one.
@@ -136,6 +137,7 @@ class FederatedServer(RegisteredClients):
         self.module, self._frozen = model.module, model.frozen
         self._rows = UpdateRows(model.binding, self._capacity)
         self._server = Server(options, model.binding, model.buffers, self._rows, num_clients)
+        self.fit_description = self._server.description()
         self.rounds, self.num_clients, self.min_clients = rounds, num_clients, min_clients
         self.round = 0
         self.last_round: RoundRecord | None = None
@@ -160,11 +162,6 @@ class FederatedServer(RegisteredClients):
     def device(self) -> torch.device:
         """Where the server computes."""
         return self._model.params.device
-
-    @property
-    def fit_description(self) -> FitDescription:
-        """The federation in plain values, to be compared with clients and checkpoints."""
-        return self._server.description()
 
     def begin(self) -> None:
         """Before the first round of this object; after :meth:`load_state_dict` if it goes on from a checkpoint."""

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from statistics import median
@@ -24,16 +23,18 @@ _OUTLIER = 100
 _WARNINGS = 32
 
 
-class RegisteredClients(ABC):
+class RegisteredClients:
     """The clients of a federation as they have introduced themselves to a server of this kind.
 
     Attributes:
         num_clients: registered clients.
+        fit_description: the federation in plain values, to be compared with clients and checkpoints.
         counted: by client, the last round in which its answer entered the step.
         learning_rate: mean learning rate of the clients in the last round; ``None`` without one.
     """
 
     num_clients: int
+    fit_description: FitDescription
     _frozen: str
     """Digest of the server's parameters without gradients."""
 
@@ -43,11 +44,6 @@ class RegisteredClients(ABC):
         self.counted: dict[int, int] = {}
         self.learning_rate: float | None = None
         self._local_steps = 0
-
-    @property
-    @abstractmethod
-    def fit_description(self) -> FitDescription:
-        """The federation in plain values, to be compared with clients and checkpoints."""
 
     @property
     def registered(self) -> frozenset[int]:
