@@ -25,10 +25,6 @@ def bound_strategy(strategy: FederatedStrategy, clients: int) -> FederatedStrate
 
     The learner is the only client of its fit and keeps its optimizer from round to round, so that the rounds are plain
     training. A number of local steps counts for each client whose data it has.
-
-    Args:
-        strategy: of the methods.
-        clients: how many clients' data the learner has.
     """
     steps = strategy.arguments.get("local_steps")
     return strategy.with_arguments(
@@ -50,9 +46,6 @@ def bound_strategy(strategy: FederatedStrategy, clients: int) -> FederatedStrate
 
 class OneLearner(LightningDataModule):
     """Federated data with the training data of some clients in the hands of one, set up once for several fits.
-
-    Args:
-        data: the federated data, not yet set up.
 
     Attributes:
         names: what people call the clients.

@@ -51,14 +51,7 @@ def duration(seconds: float) -> str:
 
 
 def cost_text(plan: Plan, counts: Mapping[str, int], timings: Mapping[str, Timing], jobs: int) -> str:
-    """Says what is to be done and how long it will take.
-
-    Args:
-        plan: all runs.
-        counts: by method, the runs that are not finished.
-        timings: by method; those whose timed round failed are missing.
-        jobs: runs at a time.
-    """
+    """Says what is to be done and how long it will take."""
     waiting = sum(counts.values())
     word = "seed" if plan.divisions == 1 else "repetition"
     each = f"{_several(plan.learning_rates, 'learning rate')} x {_several(plan.picking, word)}"

@@ -23,13 +23,7 @@ _CHECKPOINT = "newest.ckpt"
 
 
 class Keeper(Callback):
-    """Saves a checkpoint between rounds now and then, counts seconds, and tells of each round.
-
-    Args:
-        folder: for the checkpoint.
-        save_seconds: how long to wait for the next one.
-        tell: called after each round.
-    """
+    """Saves a checkpoint between rounds now and then, counts seconds, and tells of each round."""
 
     def __init__(self, folder: Path, save_seconds: float, tell: Callable[[], None]) -> None:
         self.folder, self._save_seconds, self._tell = folder, save_seconds, tell
@@ -58,12 +52,7 @@ class Keeper(Callback):
 
 
 def fit(parts: Parts, keeper: Keeper) -> Fitted:
-    """Trains, from the keeper's newest checkpoint if there is one, and evaluates.
-
-    Args:
-        parts: what to train; the trainer gets two callbacks.
-        keeper: has the checkpoints.
-    """
+    """Trains, from the keeper's newest checkpoint if there is one, and evaluates."""
     recorder, folder = FitRecorder(), keeper.folder
     module, data, trainer = parts.module, parts.data, parts.trainer
     trainer.callbacks += [recorder, keeper]  # type: ignore[attr-defined]

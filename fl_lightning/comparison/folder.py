@@ -21,11 +21,7 @@ _MISSING = "not given"
 
 
 class Folder:
-    """Where a comparison keeps its files.
-
-    Args:
-        path: the folder.
-    """
+    """Where a comparison keeps its files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

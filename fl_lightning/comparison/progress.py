@@ -17,14 +17,7 @@ _UNKNOWN = 1.0  # seconds
 
 
 class Progress:
-    """A line per finished run, and in a terminal a bar over the estimated seconds of all runs below them.
-
-    Args:
-        runs: how many there are.
-        left: those that are to be done now.
-        later: the methods of those that follow.
-        timings: by method.
-    """
+    """A line per finished run, and in a terminal a bar over the estimated seconds of all runs below them."""
 
     def __init__(self, runs: int, left: Sequence[Run], later: Sequence[str], timings: Mapping[str, Timing]) -> None:
         known = max([timing.seconds for timing in timings.values()], default=_UNKNOWN)
@@ -48,13 +41,7 @@ class Progress:
         self._show()
 
     def finished(self, run: Run, seconds: float, words: str) -> None:
-        """A run is over.
-
-        Args:
-            run: the run.
-            seconds: how long it took.
-            words: how it ended.
-        """
+        """A run is over."""
         self._over += 1
         del self._open[run]
         took = f" ({duration(seconds)})" if seconds else ""

@@ -54,13 +54,7 @@ class Project(Protocol):
     """Makes the parts of runs."""
 
     def build(self, run: Run, strategy: FederatedStrategy, root: Path) -> Parts:
-        """Makes all parts anew, after seeding; the data are a :class:`FederatedDataModule`.
-
-        Args:
-            run: what to build for.
-            strategy: of the trainer; without ``partition``.
-            root: the trainer's ``default_root_dir``.
-        """
+        """Makes all parts anew, after seeding; the data are a :class:`FederatedDataModule`."""
 
     def configuration(self) -> Mapping[str, Any]:
         """Whatever changes results, in plain values by name; the strategies apart."""

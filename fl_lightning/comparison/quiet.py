@@ -13,11 +13,7 @@ from typing import Any
 
 @contextmanager
 def quiet(path: Path) -> Iterator[None]:
-    """While this lasts, prints, warnings and log messages of this process are added to a file.
-
-    Args:
-        path: the file; missing folders are made.
-    """
+    """While this lasts, prints, warnings and log messages of this process are added to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     screens = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
     loggers = [logging.getLogger(), *(logging.getLogger(name) for name in tuple(logging.root.manager.loggerDict))]

@@ -106,9 +106,6 @@ class Runner:
     def check_divisions(self, run: Run) -> None:
         """Refuses divisions that would all be the same.
 
-        Args:
-            run: any run.
-
         Raises:
             ValueError: nothing about the division follows from the seed of the data.
         """

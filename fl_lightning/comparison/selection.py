@@ -112,11 +112,6 @@ def values_of(record: FitRecord, stage: Stage, metric: str) -> tuple[ClientValue
     """Clients' values at the end of a fit, NaN for clients without one; those of their own models, where they have any.
 
     Where the value of a client is infinite, all are NaN.
-
-    Args:
-        record: the fit.
-        stage: of the values.
-        metric: name of the metric.
     """
     found = record.last_values(stage)
     name = None if found is None else next((n for n in (f"{PERSONAL}{metric}", metric) if n in found.values), None)
@@ -144,11 +139,6 @@ def chosen_rates(plan: Plan, results: Mapping[Run, Fitted], measure: Measure) ->
 
     Learning rates of which a run failed, or ended with a value that is not finite, come behind all others. Of equals,
     the first counts. Methods of which no run is left are missing.
-
-    Args:
-        plan: all runs.
-        results: what finished runs have left.
-        measure: by what to pick.
     """
     chosen: dict[str, float | None] = {}
     for method in plan.methods:

@@ -46,9 +46,6 @@ class Session:
     def carry_out(self, only_cost: bool = False) -> Comparison | None:
         """Says what it will cost, does what is not done yet, and writes the tables.
 
-        Args:
-            only_cost: stop when the cost is known.
-
         Raises:
             ValueError: the folder holds runs of another configuration or of other data, or there is no metric or data
                 to compare on.

@@ -84,14 +84,7 @@ def _short(name: str, width: int) -> str:
 
 
 def notes(plan: Plan, rows: Sequence[MethodSummary], measure: Measure, failures: Mapping[Run, str]) -> list[str]:
-    """What one has to know to read the table, a paragraph each.
-
-    Args:
-        plan: all runs.
-        rows: of the table.
-        measure: what the numbers are.
-        failures: runs that came to nothing, and why.
-    """
+    """What one has to know to read the table, a paragraph each."""
     stage = STAGES[measure.reported_on]
     found = [f"Numbers: {measure.metric} of the clients on {stage} data, at the end of the fit."]
     if measure.selected_on is not None:

@@ -71,12 +71,7 @@ def untagged_batches(trainer: Trainer, around: Callable[[ClientBatch], AbstractC
 
 @contextmanager
 def counted_batches(trainer: Trainer, count: int) -> Iterator[None]:
-    """``trainer.num_val_batches`` and ``num_test_batches`` say how many batches one client has.
-
-    Args:
-        trainer: the trainer whose evaluation is running.
-        count: the client's batches.
-    """
+    """``trainer.num_val_batches`` and ``num_test_batches`` say how many batches one client has."""
     loop = _evaluation_loop(trainer)
     before, loop._max_batches = loop._max_batches, [count]
     try:

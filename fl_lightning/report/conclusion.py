@@ -115,11 +115,7 @@ class Conclusion:
     findings: tuple[Finding, ...]
 
     def paragraphs(self, called: Callable[[str], str] = str) -> list[str]:
-        """In words.
-
-        Args:
-            called: how to write a method's name.
-        """
+        """In words."""
         texts = {"alone": _alone, "pooled": _pooled, "method": _method}
         found = [
             texts[finding.about](self, finding, called, "" if place else f"{self.metric} ")

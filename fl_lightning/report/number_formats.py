@@ -39,11 +39,7 @@ class Spread:
 
 
 def notation(values: Iterable[float | None]) -> str:
-    """The format of numbers that are read together, such as those of a column: all have as many digits.
-
-    Args:
-        values: the numbers; missing, infinite and undefined ones do not matter.
-    """
+    """The format of numbers that are read together, such as those of a column: all have as many digits."""
     largest = max((abs(value) for value in values if value is not None and isfinite(value)), default=0.0)
     if 0 < largest < 0.001 or largest >= 1e7:
         return ".2e"
@@ -61,12 +57,7 @@ def number(value: float | None, form: str | None = None) -> str:
 
 
 def spread(value: Spread | None, form: str) -> str:
-    """A mean over seeds, with the deviation if there are several.
-
-    Args:
-        value: the mean.
-        form: of :func:`notation`.
-    """
+    """A mean over seeds, with the deviation if there are several."""
     if value is None:
         return "-"
     mean = number(value.mean, form)

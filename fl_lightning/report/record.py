@@ -18,16 +18,9 @@ VERSION = 1
 
 
 @checked(
-    round=Bounds(0),
-    clients=Bounds(0),
-    step_norm=Bounds(0),
-    conflicts=Bounds(0),
-    drop_outs=Bounds(0),
-    errors=Bounds(0),
-    training_seconds=Bounds(0),
-    server_seconds=Bounds(0),
-    evaluation_seconds=Bounds(0),
-)
+    round=Bounds(0), clients=Bounds(0), step_norm=Bounds(0), conflicts=Bounds(0), drop_outs=Bounds(0),
+    errors=Bounds(0), training_seconds=Bounds(0), server_seconds=Bounds(0), evaluation_seconds=Bounds(0),
+)  # fmt: skip
 @dataclass(frozen=True)
 class RoundSeries:
     """The rounds of a fit, ascending; all sequences have one entry per round. ``None`` stands for what is not finite.

@@ -61,10 +61,6 @@ class Variation:
 def paired(numbers: Mapping[Repetition, float], reference: Mapping[Repetition, float]) -> Interval | None:
     """The difference to the reference, taken repetition by repetition: an interval of Student's t.
 
-    Args:
-        numbers: of a method.
-        reference: of another one.
-
     Returns:
         The interval for another seed, or where there are several divisions for another division; ``None`` if both have
         fewer than two of them.
@@ -81,11 +77,6 @@ def paired(numbers: Mapping[Repetition, float], reference: Mapping[Repetition, f
 def mark(numbers: Mapping[Repetition, float], reference: Mapping[Repetition, float], larger_is_better: bool) -> str:
     """Whether a method differs from the reference.
 
-    Args:
-        numbers: of the method.
-        reference: of the reference.
-        larger_is_better: which direction is good.
-
     Returns:
         ``"+"`` for better, ``"-"`` for worse, and nothing where the interval of :func:`paired` has zero in it.
     """
@@ -97,9 +88,6 @@ def mark(numbers: Mapping[Repetition, float], reference: Mapping[Repetition, flo
 
 def variation(numbers: Mapping[Repetition, float]) -> Variation | None:
     """Components of variance, by the analysis of a random effect (the division) with seeds nested in it.
-
-    Args:
-        numbers: by repetition.
 
     Returns:
         ``None`` with fewer than two numbers.

@@ -18,9 +18,6 @@ class RoundTables:
 
     A stretch is one round at first. Where the table would have more than 400 columns or 50,000 cells, stretches become
     twice as long, and neighbours are added up.
-
-    Args:
-        rows: what the rows are called.
     """
 
     def __init__(self, rows: Sequence[str]) -> None:

@@ -216,11 +216,6 @@ def count_infinite(record: FitRecord, values: ClientValues, metric: str) -> int:
     """How many clients have an infinite value in an evaluation.
 
     A record has no number for them, as for those without a value, but its summary counts them as clients with one.
-
-    Args:
-        record: the fit.
-        values: one of its evaluations.
-        metric: name of the metric.
     """
     for series in record.metrics:
         if (series.stage, series.metric) == (values.stage, metric) and values.round in series.rounds:

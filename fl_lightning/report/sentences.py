@@ -13,12 +13,7 @@ from fl_lightning.report.runs_of_a_method import PERSONAL, Method, Stage, first_
 
 
 def lede(methods: Sequence[Method], stage: Stage) -> list[str]:
-    """What a report says first, a paragraph each: what a comparison comes to, and who is worst off.
-
-    Args:
-        methods: the first of them is what others are compared with.
-        stage: whose last values count.
-    """
+    """What a report says first, a paragraph each: what a comparison comes to, and who is worst off."""
     records = [record for method in methods for record in method.records]
     metrics = metrics_of(records, stage)
     if not metrics:

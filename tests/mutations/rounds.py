@@ -124,8 +124,8 @@ MUTATIONS = [
     settled("logged tensors are searched for at every call", "entry.__class__ = _SettledResult", "pass"),
     lifecycle(
         "a new fit goes on from the last one's state",
-        "        elif self._trainer.current_epoch == 0:\n",
-        "        elif False:\n",
+        "self._carried if self._trainer.current_epoch > 0 else None",
+        "self._carried",
     ),
     lifecycle("the parameters to evaluate are trained on", "            theta.copy_(trained)\n", "            pass\n"),
     lifecycle(

@@ -30,11 +30,6 @@ class Alone:
 
     ``self.log`` fills the client's row, loggers and ``print`` are silent, and a hook that steps optimizers or
     schedulers ends there. The caller sees to what the module holds before and afterwards.
-
-    Args:
-        trainer: the trainer whose evaluation is running.
-        stage: ``"val"`` or ``"test"``.
-        noticed: tells undefined values.
     """
 
     def __init__(self, trainer: Trainer, stage: str, noticed: Noticed) -> None:
@@ -52,11 +47,6 @@ class Alone:
         self, batches: Iterable[tuple[Any, int]], count: int, mode: AbstractContextManager[None] | None = None
     ) -> LoggedRow:
         """What the module logs about a client whose batches are all that it sees.
-
-        Args:
-            batches: the client's batches and their numbers of samples.
-            count: how many they are.
-            mode: entered around all of it.
 
         Returns:
             What it logs; nothing but the error if a step raises, and what came before if the hook does.
@@ -96,9 +86,6 @@ class Alone:
 
     def end(self, row: LoggedRow) -> LoggedRow:
         """Runs the epoch-end hook for a client.
-
-        Args:
-            row: what the client's steps have logged.
 
         Returns:
             The same, and what the hook logs until it ends or raises; then the row holds the error.

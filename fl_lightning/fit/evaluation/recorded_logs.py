@@ -22,9 +22,6 @@ _KINDS: Mapping[Any, str] = {
 class RecordedLogs:
     """``self.log`` that adds up a client's values: means by samples, sums, largest, smallest, and metrics.
 
-    Args:
-        noticed: tells undefined values.
-
     Attributes:
         size: gives how much the next values weigh, where the module does not say it.
     """
