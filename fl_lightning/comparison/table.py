@@ -9,9 +9,9 @@ from math import isnan
 
 from fl_lightning.comparison.plan import Plan, Run
 from fl_lightning.comparison.selection import Measure
-from fl_lightning.comparison.summary import Figure, MethodSummary
 from fl_lightning.report.conclusion import LOCAL, POOLED
-from fl_lightning.report.number_formats import STAGES, notation, number, percent, plural, shortened
+from fl_lightning.report.number_formats import STAGES, notation, percent, plural, shortened, spread
+from fl_lightning.report.summary import Figure, MethodSummary
 
 WIDTH = 120
 _SHORTEST = 8
@@ -37,23 +37,20 @@ def table_text(rows: Sequence[MethodSummary], width: int | None = WIDTH) -> str:
 
 
 def _lines(rows: Sequence[MethodSummary], names: int, clients: int) -> list[str]:
-    angles = any(not isnan(row.angle.mean) for row in rows)
+    angles = any(row.angle.spread is not None for row in rows)
     columns = ("mean", "worst_10", "worst", "angle")
     form = {column: notation([getattr(row, column).mean for row in rows]) for column in columns}
-    split = any(not isnan(row.mean.by_division) for row in rows)
-    head = ["method", "lr", "mean", "worst 10 %", *["by division"] * split, "worst client", *["angle"] * angles]
-    head += ["conflicts", "seconds"]
+    head = ["method", "lr", "mean", "worst 10 %", "worst client", *["angle"] * angles, "conflicts", "seconds"]
     cells = [
         [
             _short(row.method, names),
             "-" if row.learning_rate is None else f"{row.learning_rate:g}",
             _cell(row.mean, form["mean"]),
             _cell(row.worst_10, form["worst_10"]),
-            *[f"{_share(row.mean)}, {_share(row.worst_10)}"] * split,
             (f"{_short(row.worst_client, clients)} " if row.worst_client else "") + _cell(row.worst, form["worst"]),
             *[_cell(row.angle, form["angle"])] * angles,
-            percent(row.conflicts / row.cohort) if row.cohort > 0 else "-",
-            f"{row.seconds:.1f}" if row.seconds < 99.95 else f"{row.seconds:.0f}",
+            "-" if isnan(row.conflicts) else percent(row.conflicts),
+            "-" if isnan(row.seconds) else f"{row.seconds:.1f}" if row.seconds < 99.95 else f"{row.seconds:.0f}",
         ]
         for row in rows
     ]
@@ -69,14 +66,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _cell(figure: Figure, form: str) -> str:
-    if isnan(figure.mean):
-        return "-"
-    deviation = "" if isnan(figure.deviation) else f"±{number(figure.deviation, form)}"
-    return f"{number(figure.mean, form)}{deviation}{f' {figure.mark}' if figure.mark else ''}"
-
-
-def _share(figure: Figure) -> str:
-    return "-" if isnan(figure.by_division) else f"{100 * figure.by_division:.0f} %"
+    return f"{spread(figure.spread, form, '±')} {figure.mark}".rstrip()
 
 
 def _short(name: str, width: int) -> str:
@@ -106,13 +96,13 @@ def notes(plan: Plan, rows: Sequence[MethodSummary], measure: Measure, failures:
                 "numbers flatter all methods."
             )
         found.append(picked)
-    found += _chance(plan, rows)
-    if not all(isnan(row.angle.mean) for row in rows):
+    found += _chance(plan)
+    if any(row.angle.spread is not None for row in rows):
         found.append("Angle: fairness angle in radians, 0 if all clients have the same value.")
     found.append(
         "Conflicts: share of a round's clients that the step works against. Seconds: of one run, evaluations included."
     )
-    bounds = [row.method for row in rows if row.method in (LOCAL, POOLED)]
+    bounds = [row.method for row in rows if row.bound]
     if bounds:
         words = {LOCAL: "each client trains alone on its own data", POOLED: "one model is trained on all clients' data"}
         found.append(f"Bounds: {'; '.join(f'{name}: {words[name]}' for name in bounds)}.")
@@ -161,19 +151,17 @@ def _edges(plan: Plan, rows: Sequence[MethodSummary]) -> list[str]:
     return found
 
 
-def _chance(plan: Plan, rows: Sequence[MethodSummary]) -> list[str]:
+def _chance(plan: Plan) -> list[str]:
     """What deviations and marks mean."""
     if len(plan.repetitions) < 2:
         return ["One seed says nothing about chance: deviations and marks need two or more."]
     units = "seeds" if plan.divisions == 1 else "divisions"
     found = [
-        f"±: standard deviation over {_repeated(plan)}. + and -: better and worse than {plan.reference}; the 95 % "
+        f"±: standard deviation over {_repeated(plan)}. + and -: better and worse than {plan.methods[0]}; the 95 % "
         f"interval (Student's t over the {units}) of the differences, taken run by run, leaves out zero."
     ]
     if plan.divisions == 1:
         found[0] += " Another division of the data may say something else: see divisions."
-    elif any(not isnan(row.mean.by_division) for row in rows):
-        found[0] += " By division: its share of the variance of mean and worst 10 %; the rest is the seed's."
     return found
 
 

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fl_lightning.comparison.plan import Run
 from fl_lightning.comparison.project import RATE_NAMES, Parts, bare, described_each, divided, division
-from fl_lightning.comparison.quiet import without_remarks
 from fl_lightning.fit.strategy import FederatedStrategy
 from fl_lightning.lightning.command_line import short_cli
 from fl_lightning.lightning.fit_description import plain
@@ -33,8 +33,11 @@ class YamlProject:
     """
 
     def __init__(self, options: Sequence[str]) -> None:
-        with without_remarks():
+        logging.disable(logging.INFO)  # what Lightning has to remark belongs to the runs
+        try:
             cli = _cli(["fit", *options])
+        finally:
+            logging.disable(logging.NOTSET)
         bare(cli.trainer)
         self._config = cli.config.clone()
         config = self._config["fit"]

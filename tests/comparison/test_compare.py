@@ -16,6 +16,7 @@ from support import Blobs, Classifier, federated_blobs
 from watched import Watched
 
 import fl_lightning as fl
+from fl_lightning.comparison import files
 from fl_lightning.comparison.plan import Run
 from fl_lightning.comparison.runner import Runner
 
@@ -86,14 +87,13 @@ def test_each_division_of_the_data_runs_with_every_seed(tmp_path, diary, capfd):
     alone = fl.compare(
         Watched, other, METHODS, folder=tmp_path / "one", trainer=TRAINER, learning_rates=(0.1,), seeds=2, bounds="both"
     )
-    for run, fitted in alone.results.items():
-        same = found.results[replace(run, division=2)].record
-        assert same.evaluations == fitted.record.evaluations
-        assert same.client_sizes == fitted.record.client_sizes
+    for run, record in alone.results.items():
+        same = found.results[replace(run, division=2)]
+        assert same.evaluations == record.evaluations
+        assert same.client_sizes == record.client_sizes
     words = " ".join(str(found).split())
     assert "standard deviation over 3 divisions of the data with 2 seeds each." in words
     assert "(Student's t over the divisions)" in words
-    assert "| by division " in found.table
     compared(tmp_path / "again", jobs=2, **options)
     assert_same_results(tmp_path / "three", tmp_path / "again")
 
@@ -121,12 +121,12 @@ def test_fewer_seeds_pick_than_are_reported_also_after_an_interruption(tmp_path,
 
     kept, end = [], Runner.carry_out
 
-    def stopped(runner, run, tell):
+    def stopped(runner, run):
         if len(kept) in (3, 7):  # among the runs to pick from, and among the others
             kept.append(None)
             raise KeyboardInterrupt
         kept.append(run)
-        end(runner, run, tell)
+        end(runner, run)
 
     monkeypatch.setattr(Runner, "carry_out", stopped)
     for _ in range(2):
@@ -216,13 +216,11 @@ def test_a_folder_of_another_configuration_is_refused_by_name(tmp_path, diary):
 
 
 def test_a_folder_in_use_is_refused(tmp_path, monkeypatch):
-    from fl_lightning.comparison import folder
-
-    monkeypatch.setattr(folder, "_PATIENCE", 0.2)
+    monkeypatch.setattr(files, "_PATIENCE", 0.2)
     with (
-        folder.Folder(tmp_path).owned(),
+        files.owned(tmp_path),
         pytest.raises(RuntimeError, match="another comparison is at work"),
-        folder.Folder(tmp_path).owned(),
+        files.owned(tmp_path),
     ):
         pass
 
@@ -252,7 +250,9 @@ def test_arguments_that_cannot_be_right_are_refused(tmp_path):
         ({"strategies": {"FedLF": "FedLF"}}, TypeError, "must be a FederatedStrategy, or a server rule such as"),
         ({"learning_rates": [0.1, 0.1]}, ValueError, "learning_rates must hold one or more different values"),
         ({"seeds": []}, ValueError, "seeds must hold one or more different values"),
-        ({"jobs": 0}, ValueError, "jobs of compare must be a positive integer, found 0"),
+        ({"seeds": 2**60}, ValueError, "seeds must be at most 1,000 seeds, found 1,152,921,504,606,846,976: a list"),
+        ({"jobs": 0}, ValueError, "jobs of compare must be an integer from 1 to 1000, found 0"),
+        ({"divisions": 2**60}, ValueError, "divisions of compare must be an integer from 1 to 1000"),
     ):
         with pytest.raises(error, match=words):
             fl.compare(**{**good, **changes})
@@ -289,11 +289,11 @@ def test_the_values_at_the_end_count_where_validation_is_rare(tmp_path, diary):
     often = compared(
         tmp_path / "often", {"FedAvg": fl.algorithms.FedAvg()}, trainer=partial(TRAINER, max_epochs=3), seeds=1
     )
-    for run, fitted in rare.results.items():
-        assert [v.round for v in fitted.record.evaluations if v.stage == "val"] == [2, 3]
-        other = often.results[run].record
-        assert fitted.record.last_values("val").values == other.last_values("val").values
-        for series, expected in zip(fitted.record.metrics, other.metrics, strict=True):  # what the report shows
+    for run, record in rare.results.items():
+        assert [v.round for v in record.evaluations if v.stage == "val"] == [2, 3]
+        other = often.results[run]
+        assert record.last_values("val").values == other.last_values("val").values
+        for series, expected in zip(record.metrics, other.metrics, strict=True):  # what the report shows
             assert series.rounds == ((2, 3) if series.stage == "val" else (3,))
             assert {name: v[-1] for name, v in series.summaries.items()} == {
                 name: v[-1] for name, v in expected.summaries.items()
@@ -307,7 +307,7 @@ def test_strategies_with_a_partition_divide_plain_data(tmp_path, diary):
     }
     found = fl.compare(Watched, Blobs(train=60), methods, trainer=TRAINER, folder=tmp_path, seeds=2, bounds="local")
     expected = fl.FederatedDataModule(Blobs(train=60), fl.data.IID(3), seed=7).client_sizes.tolist()
-    assert {fitted.record.client_sizes for fitted in found.results.values()} == {tuple(expected)}
+    assert {record.client_sizes for record in found.results.values()} == {tuple(expected)}
     with pytest.raises(ValueError, match="data must be a FederatedDataModule, or a function that makes one, where"):
         fl.compare(Watched, Blobs(train=60), METHODS, trainer=TRAINER, folder=tmp_path / "other")
 

@@ -173,12 +173,12 @@ def test_print_is_light_and_open(opened, hospitals, tmp_path):
 
 
 def test_strange_names_are_only_text(opened, tmp_path):
-    record = fit_record(STRANGE[0], clients=8, rounds=6, names=STRANGE)
+    record = fit_record(STRANGE[0], clients=9, rounds=6, names=STRANGE)
     page = opened(write_report([record], tmp_path / "strange.html"))
     assert page.page.evaluate("document.querySelectorAll('script').length") == 3
     assert STRANGE[0] in page.page.inner_text("h1")
     ticks = " ".join(page.page.locator("#plot-fares .ytick text").all_text_contents())
-    for name in ("<script>alert(1)", "\"quo'te&amp;", "emoji", "xxxx…", "مستشفى", "%{x} $y$ <b>", "client 7"):
+    for name in ("<script>alert(1)", "\"quo'te&amp;", "emoji", "xxxx…", "مستشفى", "%{x} $y$ <b>", "client 7", "@c0"):
         assert name in ticks
     names = page.page.evaluate("document.getElementById('plot-fares').data.find((t) => t.text).text")
     for (x, y), name in zip(page.dots("fares"), names, strict=True):

@@ -26,6 +26,7 @@ STRANGE = (
     "%{x} $y$ <b>",
     " ",
     "7",
+    "@c0",
 )
 ALL = (
     "fares", "over-time", "mean-and-worst", "unevenness", "loss", "learning-rate", "conflicts", "layer-conflicts",
@@ -55,7 +56,7 @@ def resolved(value, key=""):
         return {name: resolved(entry, name) for name, entry in value.items()}
     if isinstance(value, list):
         return [resolved(entry) for entry in value]
-    if isinstance(value, str) and value.startswith("@"):
+    if isinstance(value, str) and re.fullmatch(r"@\w+(\+\w\w)?", value):
         return [[0, "#000000"], [1, "#ffffff"]] if key == "colorscale" else "#123456"
     return value
 
@@ -75,7 +76,7 @@ def test_every_picture_is_a_valid_specification(tmp_path, clients):
 
 
 def test_names_are_escaped_and_shown_as_they_are(tmp_path):
-    record = fit_record(STRANGE[0], clients=8, names=STRANGE)
+    record = fit_record(STRANGE[0], clients=9, names=STRANGE)
     record = replace(record, holdings=replace(record.holdings, kind=STRANGE[0]))
     text = written(tmp_path, record)
     page = without_library(text)
@@ -238,7 +239,8 @@ class TestSentences:
 
         (method,) = by_method([run("FedAvg", 0, 0.2, 0.6), run("FedAvg", 1, 0.5, 0.4)])
         assert method.points("acc", "test")[0].client_id == 0
-        assert method.worst("acc", "test") == {Repetition(0, 0): 0.2, Repetition(0, 1): 0.5}
+        worst = method.numbers("acc", "test", "max")["worst"]
+        assert worst == {Repetition(0, 0): pytest.approx(0.2), Repetition(0, 1): 0.5}
 
     def test_values_near_zero_and_small_ones_count_as_good(self):
         record = fit_record(rounds=3)
