@@ -37,13 +37,7 @@ RATE_NAMES = ("lr", "learning_rate")
 
 @dataclass(frozen=True)
 class Parts:
-    """What one run trains.
-
-    Attributes:
-        module: with its first weights.
-        data: divided among clients.
-        trainer: with the strategy of the run.
-    """
+    """What one run trains: a module with its first weights, divided data, and a trainer with the run's strategy."""
 
     module: LightningModule
     data: LightningDataModule
@@ -67,12 +61,12 @@ class Project(Protocol):
 
 
 class ObjectProject:
-    """A project in Python objects.
+    """A project in Python objects, as :func:`fl_lightning.compare` takes them.
 
     Args:
-        model: makes the module; gets the learning rate under the name ``lr`` or ``learning_rate``.
+        model: makes the module.
         data: the data, or a function that makes them; ``None`` if the module has them with it.
-        trainer: makes the trainer from a strategy and ``default_root_dir``.
+        trainer: makes the trainer.
         partition: how to divide data that is not divided.
         seed: of this division.
     """

@@ -30,15 +30,7 @@ from fl_lightning.report.conclusion import LOCAL, POOLED
 
 @dataclass(frozen=True)
 class Runner:
-    """Knows how to carry out every run.
-
-    Attributes:
-        project: makes module, data and trainer.
-        strategies: of the methods, by name.
-        base: says how the clients of the bounds train.
-        folder: of the comparison.
-        save_seconds: least time between two checkpoints of a run.
-    """
+    """Knows how to carry out every run of a :class:`~fl_lightning.comparison.session.Session`."""
 
     project: Project
     strategies: Mapping[str, FederatedStrategy]

@@ -34,23 +34,12 @@ _NO_MATTER = ("seed", "partition", "executor", "timeout", "log_client_names")
 
 @dataclass(frozen=True)
 class Session:
-    """A comparison that is to be carried out, or gone on with; :func:`fl_lightning.compare` says what its options mean.
+    """A comparison that is to be carried out, or gone on with. Its options are those of :func:`fl_lightning.compare`.
 
     Attributes:
         project: makes module, data and trainer.
         methods: the methods by name.
         base: says how the clients of the bounds train.
-        folder: where everything is kept.
-        learning_rates: to pick from; ``(None,)``: as the project says.
-        seeds: how many, or which.
-        bounds: which to train.
-        metric: the validation metric to compare, if not the default one.
-        test_metric: the test metric that belongs to it, if not the default one.
-        select: what learning rates are picked by.
-        jobs: runs at a time.
-        save_seconds: least time between two checkpoints of a run.
-        tuning_seeds: with how many of the seeds learning rates are picked.
-        divisions: how often the data are divided.
 
     Raises:
         ValueError: there is no seed or learning rate, one stands twice, or an option has no meaning.

@@ -145,8 +145,6 @@ def own_arguments() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {
         "algorithms.per_client": {"kind": int},
         "algorithms.server_state": {"start": 0.0},
-        "callbacks.ConflictSummary": {"clients": 2.0, "flagged": 0.5},
-        "callbacks.RoundConflicts": {"clients": 2},
         "compare": {
             "model": compared_module,
             "data": fl.FederatedDataModule(dataset(), fl.data.IID(2), val=dataset()),

@@ -93,7 +93,7 @@ BOTH = {"val": {"val_loss": "min", "val_acc": "max"}, "test": {"test_loss": "min
 def measured(metrics, *options):
     """The measure of a fit with these metrics."""
     evaluations = [
-        ClientValues(1, stage, (0,), (1,), {name: (0.5,) for name in modes}, modes) for stage, modes in metrics.items()
+        ClientValues(1, stage, (0,), (1,), dict.fromkeys(modes, (0.5,)), modes) for stage, modes in metrics.items()
     ]
     return measure_of(replace(record({}), evaluations=tuple(evaluations)), *options)
 
