@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from fl_lightning.algorithms import ServerRule
 from fl_lightning.comparison.comparison import FILES
@@ -67,17 +66,8 @@ def _rules(texts: Sequence[str]) -> dict[str, ServerRule]:
 
 def _strategy(name: str, rule: ServerRule, base: FederatedStrategy) -> FederatedStrategy:
     """The project's strategy with a method in it."""
-    plain = {"local_epochs": 1, "local_steps": None, "client_optimizer_state": "reset"}
-    local = {name for name, default in plain.items() if base.arguments.get(name, default) != default}
-    changes: dict[str, Any] = {}
-    if rule.needs.full_gradients and local:
-        changes = plain
-        sys.stderr.write(
-            f"{name} sends the gradient of all of a client's data and trains nothing locally: "
-            f"{' and '.join(sorted(local))} of the project do not count for it\n"
-        )
     try:
-        return base.with_arguments(algorithm=rule, **changes)
+        return base.with_arguments(algorithm=rule)
     except ValueError as error:
         raise ValueError(f"{name} does not fit the project's strategy: {error}") from error
 

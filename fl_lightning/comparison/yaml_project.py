@@ -89,24 +89,13 @@ class YamlProject:
     def configuration(self) -> Mapping[str, Any]:
         """The file with all defaults filled in, without what is replaced in each run."""
         left_out = {*_REPLACED, self._rate_place()}
-        entries = _flat(self._config["fit"].as_dict(), "")
-        own = {name: value for name, value in entries.items() if name not in left_out}
+        entries = vars(self._config["fit"].as_flat()).items()
+        own = {name: plain(value) for name, value in entries if name not in left_out}
         return own | described_each("", division(*self._division()))
 
     def _division(self) -> tuple[object, int]:
         arguments = self.strategy.arguments
         return arguments.get("partition"), arguments.get("seed", 0)
-
-
-def _flat(value: Any, name: str) -> dict[str, Any]:
-    """Nested dictionaries as one, with dots in the names."""
-    if not isinstance(value, Mapping):
-        return {name: plain(value)}
-    return {
-        key: entry
-        for part, inner in value.items()
-        for key, entry in _flat(inner, f"{name}.{part}" if name else part).items()
-    }
 
 
 def _cli(arguments: Any, **replaced: Any) -> Any:

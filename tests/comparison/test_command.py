@@ -146,10 +146,13 @@ def test_options_out_of_range_and_unknown_ones_stop_the_command(project, capsys,
     assert options[0].lstrip("-").partition(".")[0] in capsys.readouterr().err
 
 
-def test_a_method_that_trains_nothing_locally_leaves_local_epochs_out(project, capsys):
-    options = ["--trainer.strategy.init_args.local_epochs=2", "--seeds", "1", "--bounds", "none"]
-    assert main(command(*options, methods=["FedAvg", "FedMDFG"])) == 0
-    assert "trains nothing locally: local_epochs of the project do not count for it" in capsys.readouterr().err
+def test_a_method_that_trains_nothing_locally_does_not_fit_local_epochs(project, capsys):
+    options = ["--trainer.strategy.init_args.local_epochs=2"]
+    assert main(command(*options, methods=["FedAvg", "FedMDFG"])) == 2
+    said = capsys.readouterr().err
+    assert (
+        "compare: FedMDFG does not fit the project's strategy: FedMDFG trains nothing locally: leave local_ep" in said
+    )
 
 
 def test_ctrl_c_stops_and_the_same_command_goes_on(project, capsys, monkeypatch):

@@ -95,11 +95,11 @@ def test_failed_runs_and_methods_are_named():
 
 
 def test_it_says_so_where_rows_are_not_of_the_same_clients():
-    found = made(Plan(("FedAvg", "FedPer"), (None,), (0, 1)))
+    found = made(Plan(("FedAvg", "FedPer"), (0.1,), (0, 1)))
     assert [row.without_value for row in found.rows] == [0, 0]
     results = dict(found.results)
     for method, values in (("FedPer", (0.9, None, 0.9, None)), ("FedAvg", (0.5, 0.5, 0.5, None))):
-        results[Run(method, None, 1)] = record({"test_acc": values})
+        results[Run(method, 0.1, 1)] = record({"test_acc": values})
     found = Comparison(found.plan, results_of(results), {}, ACCURACY)
     assert [row.without_value for row in found.rows] == [1, 2]
     words = " ".join(str(found).split())

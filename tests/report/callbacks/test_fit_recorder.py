@@ -155,19 +155,6 @@ def test_data_without_classes_and_without_validation():
     assert recorder.record.rounds.evaluation_seconds == (0.0,)
 
 
-@pytest.mark.fit
-def test_domains_are_counted_in_place_of_classes():
-    cameras = ["east", "west", 3] * 80
-    recorder, data = FitRecorder(domains=cameras), federated_blobs()
-    quiet_trainer(strategy(), 1, callbacks=[recorder]).fit(fresh(), data)
-    held = recorder.record.holdings
-    assert (held.kind, held.columns) == ("domain", ("east", "west", "3"))
-    assert [sum(row) for row in held.counts] == data.client_sizes.tolist()
-    assert [sum(column) for column in zip(*held.counts, strict=True)] == [80, 80, 80]
-    with pytest.raises(ValueError, match="domains must have one entry for each of the 240 training samples, found 2"):
-        quiet_trainer(strategy(), 1, callbacks=[FitRecorder(domains=[0, 1])]).fit(fresh(), federated_blobs())
-
-
 def test_classes_have_the_datasets_names():
     dataset = blobs(40)
     dataset.classes = ["cat", "dog", "horse", "mouse"]
