@@ -30,10 +30,6 @@ def bound_strategy(strategy: FederatedStrategy, clients: int) -> FederatedStrate
 
     The learner is the only client of its fit and keeps its optimizer from round to round, so that the rounds are plain
     training. A number of local steps counts for each client whose data it has.
-
-    Args:
-        strategy: of the methods.
-        clients: how many clients' data the learner has.
     """
     steps = strategy.arguments.get("local_steps")
     return strategy.with_arguments(
@@ -45,9 +41,6 @@ def bound_strategy(strategy: FederatedStrategy, clients: int) -> FederatedStrate
 
 class OneLearner(LightningDataModule):
     """Federated data with the training data of some clients in the hands of one, set up once for several fits.
-
-    Args:
-        data: the federated data, not yet set up.
 
     Attributes:
         names: what people call the clients.
@@ -127,11 +120,6 @@ def merged(fits: Mapping[int, FitRecord], names: tuple[str, ...], sizes: tuple[i
     """One record of fits in which a client each was alone. A client that stopped early keeps its last values.
 
     Its rounds have the seconds of all clients, one after the other.
-
-    Args:
-        fits: by the client's id.
-        names: of all clients.
-        sizes: their training samples.
     """
     base = replace(
         max(fits.values(), key=lambda fit: len(fit.rounds)), client_names=names, client_sizes=sizes, metrics=(),

@@ -80,10 +80,6 @@ def owned(folder: Path) -> Iterator[None]:
 def check_configuration(folder: Path, configuration: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuses to mix runs of different configurations; parts that are new are added.
 
-    Args:
-        folder: of the comparison.
-        configuration: entries by name, part by part: the project, and each method.
-
     Raises:
         ValueError: an entry is another one than that of the runs in this folder.
     """

@@ -114,11 +114,7 @@ class Plan:
         )
 
     def further(self, picked: Mapping[str, float | None]) -> Iterator[Run]:
-        """The runs of the other repetitions.
-
-        Args:
-            picked: the learning rates by method; methods without one have no such runs.
-        """
+        """The runs of the other repetitions."""
         return (
             Run(method, picked[method], seed, division)
             for division, seed in self.others

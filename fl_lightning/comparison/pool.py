@@ -78,11 +78,7 @@ def _serving(task: Task, slot: int) -> Callable[[Connection], None]:
 
 
 def use_device(slot: int) -> None:
-    """Shows this process one of several CUDA devices, before it uses any.
-
-    Args:
-        slot: which of the processes that work at a time this is.
-    """
+    """Shows this process one of several CUDA devices, before it uses any."""
     count = torch.cuda.device_count()
     if count > 1:
         shown = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))

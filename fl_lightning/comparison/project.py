@@ -48,13 +48,7 @@ class Project(Protocol):
     """Makes the parts of runs."""
 
     def build(self, run: Run, strategy: FederatedStrategy, root: Path) -> Parts:
-        """Makes all parts anew, after seeding; the data are a :class:`FederatedDataModule`.
-
-        Args:
-            run: what to build for.
-            strategy: of the trainer; without ``partition``.
-            root: the trainer's ``default_root_dir``.
-        """
+        """Makes all parts anew, after seeding, in a ``default_root_dir``; the strategy has no ``partition``."""
 
     def configuration(self) -> Mapping[str, Any]:
         """Whatever changes results, in plain values by name; the strategies apart."""
@@ -127,13 +121,6 @@ def divided(
     data: object, module: LightningModule, partition: object, seed: int, division: int = 0
 ) -> FederatedDataModule:
     """Data divided among clients: as they say, or by a strategy's partition.
-
-    Args:
-        data: of the project.
-        module: in the place of data that are ``None``.
-        partition: of the strategy.
-        seed: of the partition.
-        division: is added to the seed that decides the division.
 
     Raises:
         ValueError: nothing says how to divide them.

@@ -102,11 +102,6 @@ def chosen_rates(plan: Plan, results: Mapping[Run, FitRecord], measure: Measure)
 
     Learning rates of which a run failed, or ended with a value that is not finite, come behind all others. Of equals,
     the first counts. Methods of which no run is left are missing.
-
-    Args:
-        plan: all runs.
-        results: what finished runs have left.
-        measure: by what to pick.
     """
     stage, mode = measure.selected_on, measure.picked_mode or measure.mode
     chosen: dict[str, float | None] = {}

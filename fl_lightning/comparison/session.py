@@ -85,10 +85,7 @@ class Session:
         return {"the project": self.project.configuration(), **own}
 
     def carry_out(self, only_cost: bool = False) -> Comparison | None:
-        """Says what it will cost, does what is not done yet, and writes the tables.
-
-        Args:
-            only_cost: stop when the cost is known.
+        """Says what it will cost, does what is not done yet unless the cost alone is asked for, and writes the tables.
 
         Raises:
             ValueError: the folder holds runs of another configuration or of other data, or there is no metric or data
@@ -137,10 +134,6 @@ class Session:
     def _timed(self, left: list[Run], proven: bool) -> dict[str, FitRecord]:
         """A timed round of each method; one that has runs to do and was not timed before is timed.
 
-        Args:
-            left: the runs to do; the first of each method is timed.
-            proven: whether a run has come to its end already.
-
         Raises:
             RuntimeError: no round could be timed, and nothing says that the project can train.
         """
@@ -185,14 +178,7 @@ class Session:
     def _run(
         self, left: list[Run], later: Sequence[str], seconds: Mapping[str, float], measure: Measure
     ) -> dict[Run, str]:
-        """Carries runs out, with a line for each that says how long the rest will take.
-
-        Args:
-            left: what to do now.
-            later: the methods of the runs that follow.
-            seconds: what a run of each method should take.
-            measure: which number the lines give.
-        """
+        """Carries runs out, with a line for each that says how long the rest will take."""
         failures, unknown = dict[Run, str](), max(seconds.values(), default=1.0)
         open_ = [*(run.method for run in left), *later]
         whole, began = sum(seconds.get(method, unknown) for method in open_), time.perf_counter()

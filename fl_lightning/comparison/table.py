@@ -70,14 +70,7 @@ def _short(name: str, width: int) -> str:
 
 
 def notes(plan: Plan, rows: Sequence[MethodSummary], measure: Measure, failures: Mapping[Run, str]) -> list[str]:
-    """What one has to know to read the table, a paragraph each.
-
-    Args:
-        plan: all runs.
-        rows: of the table.
-        measure: what the numbers are.
-        failures: runs that came to nothing, and why.
-    """
+    """What one has to know to read the table, a paragraph each."""
     units = "seeds" if plan.divisions == 1 else "divisions"
     repeated = plural(len(plan.seeds), "seed")
     repeated = repeated if plan.divisions == 1 else f"{plan.divisions} divisions of the data with {repeated} each"

@@ -99,12 +99,7 @@ class YamlProject:
 
 
 def _cli(arguments: Any, **replaced: Any) -> Any:
-    """LightningCLI up to the point where ``fit`` would begin.
-
-    Args:
-        arguments: as LightningCLI takes them.
-        **replaced: arguments of the trainer.
-    """
+    """LightningCLI up to the point where ``fit`` would begin."""
     base: Any = short_cli()
 
     class Reader(base):  # type: ignore[misc]

@@ -18,12 +18,6 @@ def new_figure(caller: str, width: float, height: float, path: str | Path | None
 
     It is not pyplot's: it works without a display, and leaves nothing open behind it.
 
-    Args:
-        caller: who draws, for the error.
-        width: in inches.
-        height: in inches.
-        path: the file; its suffix chooses the format.
-
     Raises:
         ImportError: matplotlib, which the extra ``plots`` brings, is missing.
     """

@@ -12,11 +12,7 @@ STAGES = {"val": "validation", "test": "test"}
 
 
 def notation(values: Iterable[float | None]) -> str:
-    """The format of numbers that are read together, such as those of a column: all have as many digits.
-
-    Args:
-        values: the numbers; missing, infinite and undefined ones do not matter.
-    """
+    """The format of numbers that are read together, such as those of a column: all have as many digits."""
     largest = max((abs(value) for value in values if value is not None and isfinite(value)), default=0.0)
     if 0 < largest < 0.001 or largest >= 1e7:
         return ".2e"
@@ -24,23 +20,12 @@ def notation(values: Iterable[float | None]) -> str:
 
 
 def number(value: float | None, form: str | None = None) -> str:
-    """A number with as many digits as one wants to read.
-
-    Args:
-        value: the number.
-        form: of :func:`notation`, where others stand beside it.
-    """
+    """A number with as many digits as one wants to read; where others stand beside it, in the form of all."""
     return "-" if value is None else format(value, notation([value]) if form is None else form)
 
 
 def spread(value: Spread | None, form: str, sign: str = " ± ") -> str:
-    """A mean over repetitions, with the deviation if there are several.
-
-    Args:
-        value: the mean.
-        form: of :func:`notation`.
-        sign: what stands before the deviation.
-    """
+    """A mean over repetitions, with the deviation if there are several."""
     parts = [None] if value is None else [value.mean] if value.deviation is None else [value.mean, value.deviation]
     return sign.join(number(part, form) for part in parts)
 

@@ -28,9 +28,6 @@ class RecordBuilder:
 
     Of the evaluations, every second, fourth and so on keeps its clients' values, so that at most 200,000 numbers are
     kept, and always the first and the last one. Weights and conflicts per layer become means over longer stretches.
-
-    Args:
-        record: what is known already; its rounds are gone on with.
     """
 
     def __init__(self, record: FitRecord) -> None:
@@ -44,11 +41,7 @@ class RecordBuilder:
         self._layers = None if record.layer_conflicts is None else RoundTables.of(record.layer_conflicts)
 
     def record(self, **entries: Any) -> FitRecord:
-        """What was gathered so far.
-
-        Args:
-            **entries: attributes of the record to set besides, for good.
-        """
+        """What was gathered so far."""
         self._base = replace(self._base, **entries)
         self._evaluations = [e if isinstance(e, ClientValues) else ClientValues.of(e) for e in self._evaluations]
         return replace(

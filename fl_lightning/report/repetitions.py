@@ -51,10 +51,6 @@ class Spread(NamedTuple):
 def paired(numbers: Mapping[Repetition, float], reference: Mapping[Repetition, float]) -> tuple[float, float] | None:
     """The difference to the reference, taken repetition by repetition, as a 95 % interval of Student's t.
 
-    Args:
-        numbers: of a method.
-        reference: of another one.
-
     Returns:
         Middle and half of the width of the interval for another seed, or where there are several divisions for another
         division; ``None`` if both have fewer than two of them.
@@ -70,11 +66,6 @@ def paired(numbers: Mapping[Repetition, float], reference: Mapping[Repetition, f
 
 def mark(numbers: Mapping[Repetition, float], reference: Mapping[Repetition, float], larger_is_better: bool) -> str:
     """Whether a method differs from the reference.
-
-    Args:
-        numbers: of the method.
-        reference: of the reference.
-        larger_is_better: which direction is good.
 
     Returns:
         ``"+"`` for better, ``"-"`` for worse, and nothing where the interval of :func:`paired` has zero in it.

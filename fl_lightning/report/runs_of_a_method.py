@@ -265,11 +265,6 @@ def count_infinite(record: FitRecord, values: ClientValues, metric: str) -> int:
     """How many clients have an infinite value in an evaluation.
 
     A record has no number for them, as for those without a value, but its summary counts them as clients with one.
-
-    Args:
-        record: the fit.
-        values: one of its evaluations.
-        metric: name of the metric.
     """
     series = series_of(record, metric, values.stage)
     if series is None or values.round not in series.rounds or "clients" not in series.summaries:

@@ -14,12 +14,7 @@ from fl_lightning.report.summary import summaries
 
 
 def lede(methods: Sequence[Method], stage: Stage) -> list[str]:
-    """What a report says first, a paragraph each: what a comparison comes to, and who is worst off.
-
-    Args:
-        methods: the first of them is what others are compared with.
-        stage: whose last values count.
-    """
+    """What a report says first, a paragraph each: what a comparison comes to, and who is worst off."""
     metrics = metrics_of([record for method in methods for record in method.records], stage)
     if not metrics:
         return ["No evaluation has told the clients apart yet.", "So nobody can say who is worst off."]
