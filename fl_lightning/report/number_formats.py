@@ -52,11 +52,12 @@ def client_label(name: str) -> str:
 
 def duration(seconds: float) -> str:
     """Such as ``"1 h 20 min"``, ``"3 min 10 s"`` or ``"4.2 s"``."""
-    if seconds < 60:
+    if seconds < 59.5:
         return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
+    minutes, rest = divmod(round(seconds), 60)
     if minutes < 10:
-        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+        return f"{minutes} min {rest} s"
+    minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
