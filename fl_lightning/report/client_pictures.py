@@ -23,7 +23,7 @@ from fl_lightning.report.pictures import (
     spec,
     thin_words,
 )
-from fl_lightning.report.runs_of_a_method import ClientPoint, Method, Stage, metrics_of
+from fl_lightning.report.runs_of_a_method import ClientPoint, Method, Stage, metrics_of, records_of
 from fl_lightning.report.style import SYMBOLS
 
 _SIDEWAYS = {"max": "right is better", "min": "left is better", "abs": "near 0 is better"}
@@ -31,9 +31,8 @@ _SIDEWAYS = {"max": "right is better", "min": "left is better", "abs": "near 0 i
 
 def fares(methods: Sequence[Method], stage: Stage) -> Picture | None:
     """Every client's last value per method, the worst first."""
-    records = [record for method in methods for record in method.records]
     variants, captions = {}, [""]
-    for metric, mode in metrics_of(records, stage).items():
+    for metric, mode in metrics_of(records_of(methods), stage).items():
         points = [method.points(metric, stage) for method in methods]
         if not any(points):
             continue

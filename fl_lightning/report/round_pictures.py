@@ -24,7 +24,7 @@ from fl_lightning.report.pictures import (
     thinned,
 )
 from fl_lightning.report.record import FitRecord
-from fl_lightning.report.runs_of_a_method import Method, metrics_of, series_of
+from fl_lightning.report.runs_of_a_method import Method, metrics_of, records_of, series_of
 
 _BINS = 100
 
@@ -104,14 +104,14 @@ def conflicts(methods: Sequence[Method]) -> Picture | None:
 
 
 def _rates(methods: Sequence[Method]) -> set[float | None]:
-    return {rate for method in methods for record in method.records for rate in record.rounds.learning_rate}
+    return {rate for record in records_of(methods) for rate in record.rounds.learning_rate}
 
 
 def _validated(
     methods: Sequence[Method], key: str, title: str, made: Callable[[str, Mode], Spec | None], banded: str, words: str
 ) -> Picture | None:
     """A picture per metric of the validations."""
-    records = [record for method in methods for record in method.records]
+    records = records_of(methods)
     drawn = {metric: made(metric, mode) for metric, mode in metrics_of(records, "val").items()}
     longest = max((len(series.rounds) for record in records for series in record.metrics), default=0)
     return picture(

@@ -220,6 +220,11 @@ def series_of(record: FitRecord, metric: str, stage: Stage) -> MetricSeries | No
     return next((s for s in record.metrics if (s.metric, s.stage) == (metric, stage)), None)
 
 
+def records_of(methods: Sequence[Method]) -> list[FitRecord]:
+    """The fits of several methods."""
+    return [record for method in methods for record in method.records]
+
+
 def shown_stage(records: Sequence[FitRecord]) -> Stage:
     """The stage whose clients' values are compared: the test, if all fits have one."""
     return "test" if all(record.last_values("test") is not None for record in records) else "val"

@@ -9,13 +9,13 @@ from fl_lightning.metrics.functional import Mode
 from fl_lightning.report.conclusion import conclude
 from fl_lightning.report.number_formats import STAGES, isolated, notation, number, plural, shortened
 from fl_lightning.report.record import FitRecord
-from fl_lightning.report.runs_of_a_method import PERSONAL, Method, Stage, goodness, metrics_of
+from fl_lightning.report.runs_of_a_method import PERSONAL, Method, Stage, goodness, metrics_of, records_of
 from fl_lightning.report.summary import summaries
 
 
 def lede(methods: Sequence[Method], stage: Stage) -> list[str]:
     """What a report says first, a paragraph each: what a comparison comes to, and who is worst off."""
-    metrics = metrics_of([record for method in methods for record in method.records], stage)
+    metrics = metrics_of(records_of(methods), stage)
     if not metrics:
         return ["No evaluation has told the clients apart yet.", "So nobody can say who is worst off."]
     metric, mode = next(iter(metrics.items()))

@@ -21,7 +21,7 @@ from fl_lightning.report.number_formats import (
     spread,
 )
 from fl_lightning.report.pictures import COLORS, both_ends, sentences
-from fl_lightning.report.runs_of_a_method import Method, Stage, called, metrics_of
+from fl_lightning.report.runs_of_a_method import Method, Stage, called, metrics_of, records_of
 from fl_lightning.report.summary import Figure, summaries
 
 _LISTED = 200
@@ -30,7 +30,7 @@ _MARKS = {"+": ' class="better"', "-": ' class="worse"', "": ""}
 
 def comparison(methods: Sequence[Method], stage: Stage) -> str:
     """One row per method: the numbers that describe how it serves the clients, and what it cost."""
-    metrics = metrics_of([record for method in methods for record in method.records], stage)
+    metrics = metrics_of(records_of(methods), stage)
     if not metrics:
         return ""
     metric, mode = next(iter(metrics.items()))
@@ -79,7 +79,7 @@ def _name(text: str) -> str:
 def clients(methods: Sequence[Method], stage: Stage) -> str:
     """Every client's last value under each method, the worst under the first method on top."""
     parts = []
-    for metric in metrics_of([record for method in methods for record in method.records], stage):
+    for metric in metrics_of(records_of(methods), stage):
         points = [method.points(metric, stage) for method in methods]
         order = next((found for found in points if found), [])
         values = [{(point.client_id, point.label): point.value for point in found} for found in points]
@@ -112,13 +112,13 @@ def reasons(methods: Sequence[Method]) -> str:
 
 def nobody_missing(methods: Sequence[Method]) -> str:
     """A sentence for fits in which everybody took part."""
-    rounds = sum(len(record.rounds) for method in methods for record in method.records)
+    rounds = sum(len(record.rounds) for record in records_of(methods))
     return f"Every client that was drawn took part, in all of {plural(rounds, 'round')}." if rounds else ""
 
 
 def runs(methods: Sequence[Method]) -> str:
     """How the fits were made and how to make them again."""
-    commands = dict.fromkeys(record.command for method in methods for record in method.records if record.command)
+    commands = dict.fromkeys(record.command for record in records_of(methods) if record.command)
     words = "The command of this run." if len(commands) == 1 else "The commands of this run."
     parts = [f'<p class="caption">{words}</p>'] if commands else []
     parts += [f"<pre>{escape(command)}</pre>" for command in commands]
@@ -136,7 +136,7 @@ def runs(methods: Sequence[Method]) -> str:
         ]  # fmt: skip
         words = "Configuration" if alone else f"Configuration of {shortened(method.label, 60)}"
         parts += [_folded(words, _table(entries, "text"), alone)] if entries else []
-    known = dict.fromkeys(tuple(r.versions.items()) for method in methods for r in method.records if r.versions)
+    known = dict.fromkeys(tuple(record.versions.items()) for record in records_of(methods) if record.versions)
     parts += [_folded("Versions", _table(found, "text"), True) for found in known]
     return f"<h2>How to run it again</h2>{''.join(parts)}"
 

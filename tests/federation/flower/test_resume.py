@@ -32,7 +32,6 @@ class Scheduled(Classifier):
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.1)]
 
 
-MOMENTUM = partial(torch.optim.SGD, momentum=0.9)
 CASES = {
     "FedLF": {"method": FedLF, "options": {"norm": True}},
     "SCAFFOLD": {"method": SCAFFOLD},
