@@ -219,3 +219,4 @@ def test_killed_and_given_again_it_gives_the_table_of_an_uninterrupted_one(proje
     again = watched.rounds(project)[before:]
     assert again[: 2 * len(rates)].count("FedAvgx3 0.1 1 2") == 1  # it waited there
     assert not {"FedAvgx3 0.1 1 0", "FedAvgx3 0.1 1 1", "FedLFx3 0.1 1 0", "FedAvgx3 0.1 0 0"} & set(again)
+    assert not list((project / "comparison" / "checkpoints").iterdir())

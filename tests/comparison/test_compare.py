@@ -155,29 +155,6 @@ def test_finished_runs_are_kept_and_new_ones_added(tmp_path, diary):
     assert more.results.items() >= first.results.items()
 
 
-def test_an_interrupted_run_goes_on_from_its_newest_checkpoint(tmp_path, diary, monkeypatch):
-    whole = compared(tmp_path / "whole", seeds=1, learning_rates=[0.1], trainer=partial(TRAINER, max_epochs=4))
-    (diary / "rounds").unlink()
-    end = Watched.on_train_epoch_start
-
-    def interrupted(module):
-        if module.trainer.current_epoch == 2:
-            raise KeyboardInterrupt
-        end(module)
-
-    monkeypatch.setattr(Watched, "on_train_epoch_start", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        compared(tmp_path / "parts", seeds=1, learning_rates=[0.1], trainer=partial(TRAINER, max_epochs=4))
-    monkeypatch.undo()
-    monkeypatch.setenv(watched.DIARY, str(diary))
-    resumed = compared(tmp_path / "parts", seeds=1, learning_rates=[0.1], trainer=partial(TRAINER, max_epochs=4))
-    rounds = [line for line in watched.rounds(diary) if line.startswith("FedAvgx3")]
-    assert rounds == [f"FedAvgx3 0.1 0 {index}" for index in (0, 0, 1, 2, 3)]  # the timed one, and each one once
-    assert_same_results(tmp_path / "parts", tmp_path / "whole")
-    assert len(resumed.results) == len(whole.results)
-    assert not list((tmp_path / "parts" / "checkpoints").iterdir())
-
-
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_run_that_fails_is_named_at_the_end_and_tried_again(tmp_path, diary, jobs):
     (diary / "fail").write_text("FedLF 0.1 1\n")

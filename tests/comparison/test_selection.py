@@ -71,11 +71,13 @@ def test_a_rate_that_ends_with_an_infinite_value_of_a_client_comes_last():
 
 def test_values_near_0_are_good_where_the_mode_says_so():
     results = results_of(
-        (Run("A", rate, seed), record({"val_gap": (value, -value, value, -value)}, mode="abs"))
+        (Run("A", rate, seed), record({"val_gap": (-value, value, -value, value)}, mode="abs"))
         for rate, value in ((0.1, 0.3), (0.5, 0.2))
         for seed in PLAN.seeds
     )
-    assert chosen_rates(PLAN, results, Measure("mean", "val", "val_gap", "val", "val_gap", "abs")) == {"A": 0.5}
+    found = Comparison(PLAN, results, {}, Measure("mean", "val", "val_gap", "val", "val_gap", "abs"))
+    assert found.learning_rates == {"A": 0.5}
+    assert (found.rows[0].mean.mean, found.rows[0].worst.mean) == (pytest.approx(0.2), 0.2)
 
 
 def test_own_models_count_where_clients_have_them():

@@ -140,6 +140,24 @@ def test_large_fits_give_small_pages_that_say_what_is_left_out(tmp_path):
     assert len(written(tmp_path, *many).encode()) < 10e6
 
 
+def test_heat_maps_have_one_scale_and_every_division_its_picture(tmp_path):
+    first, second = fit_record("FedAvg", rounds=4), fit_record("FedLF", rounds=40)
+    negative = replace(second.weights, totals=tuple(tuple(-total for total in row) for row in second.weights.totals))
+    found = pictures(written(tmp_path, first, replace(second, weights=negative)))["pictures"]
+    ends = {
+        key: [(spec["data"][0]["zmin"], spec["data"][0]["zmax"]) for spec in found[key]]
+        for key in ("over-time", "weights", "layer-conflicts")
+    }
+    assert ends["over-time"][0] == ends["over-time"][1]
+    assert ends["layer-conflicts"][0] == ends["layer-conflicts"][1]
+    (low, high), (lowest, highest) = ends["weights"]
+    assert low == 0 < high
+    assert lowest == -highest < 0
+    assert len(found["partition"]) == 1
+    other = replace(first, seed=1, client_sizes=(9, 9, 9, 9))
+    assert len(pictures(written(tmp_path, first, other))["pictures"]["partition"]) == 2
+
+
 def test_places_that_are_drawn():
     assert binned([1.0, 3.0, None, 5.0], 4) == ([1.0, 3.0, None, 5.0], 1)
     assert binned([1.0, 3.0, None, 5.0, 7.0, 9.0, 3.0], 3) == ([2.0, 6.0], 3)  # the last stretch has four rounds
