@@ -91,7 +91,7 @@ def line(label: str, color: int, x: Sequence[float], y: Sequence[float | None], 
     return {
         "type": "scatter", "mode": "lines" if len(x) > 1 else "markers", "name": escaped(label),
         "x": numbers(x), "y": numbers(y), "line": {"color": look, "width": 2, "dash": dash},
-        "marker": {"color": look, "size": 7, "symbol": symbol}, "connectgaps": False,
+        "marker": {"color": look, "size": 7, "symbol": symbol},
         "hovertemplate": f"{escaped(label, 60)}: %{{y:.4~g}}<extra></extra>",
     }  # fmt: skip
 

@@ -138,6 +138,8 @@ def test_pictures_follow_the_theme(opened, hospitals):
     page = opened(hospitals, color_scheme="dark")
     color = "document.getElementById('plot-loss').data[0].line.color"
     dark = page.page.evaluate(f"[{color}, getComputedStyle(document.body).backgroundColor]")
+    band = "document.getElementById('plot-mean-and-worst').data.find((trace) => trace.fillcolor).fillcolor"
+    assert page.page.evaluate(band) == "#4ba9e321"
     page.page.emulate_media(color_scheme="light")
     page.page.wait_for_function("(dark) => " + color + " !== dark", arg=dark[0], polling=50)
     light = page.page.evaluate(f"[{color}, getComputedStyle(document.body).backgroundColor]")

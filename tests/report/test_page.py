@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page as text: what it says, that it escapes, that its pictures are valid specifications of plotly.js."""
 
+import base64
 import json
 import re
 import sys
 from dataclasses import replace
+from statistics import fmean
 
+import numpy as np
 import pytest
 from records import fit_record
 
-from fl_lightning.report import FitRecord, RoundSeries, write_report
+from fl_lightning.report import FitRecord, RoundSeries, client_pictures, write_report
 from fl_lightning.report.pictures import binned, both_ends, thinned
 from fl_lightning.report.repetitions import Repetition
 from fl_lightning.report.runs_of_a_method import by_method
@@ -140,7 +143,7 @@ def test_large_fits_give_small_pages_that_say_what_is_left_out(tmp_path):
     assert len(written(tmp_path, *many).encode()) < 10e6
 
 
-def test_heat_maps_have_one_scale_and_every_division_its_picture(tmp_path):
+def test_heat_maps_have_one_scale_every_division_a_picture_and_several_seeds_a_band(tmp_path):
     first, second = fit_record("FedAvg", rounds=4), fit_record("FedLF", rounds=40)
     negative = replace(second.weights, totals=tuple(tuple(-total for total in row) for row in second.weights.totals))
     found = pictures(written(tmp_path, first, replace(second, weights=negative)))["pictures"]
@@ -155,7 +158,19 @@ def test_heat_maps_have_one_scale_and_every_division_its_picture(tmp_path):
     assert lowest == -highest < 0
     assert len(found["partition"]) == 1
     other = replace(first, seed=1, client_sizes=(9, 9, 9, 9))
-    assert len(pictures(written(tmp_path, first, other))["pictures"]["partition"]) == 2
+    two = pictures(written(tmp_path, first, other))["pictures"]
+    assert len(two["partition"]) == 2
+    assert [trace["line"]["width"] for trace in two["mean-and-worst"][0]["data"]] == [2, 0, 2], "a band for the worst"
+    assert len(pictures(written(tmp_path, first))["pictures"]["mean-and-worst"][0]["data"]) == 2, "one seed has none"
+
+
+def test_means_are_over_all_clients_also_where_few_are_drawn(tmp_path, monkeypatch):
+    monkeypatch.setattr(client_pictures, "MAX_DOTS", 8)
+    record = fit_record(clients=60, rounds=2)
+    dots, mean = pictures(written(tmp_path, record))["pictures"]["fares"][0]["data"]
+    drawn, level = (np.frombuffer(base64.b64decode(trace["y"]["bdata"]), "<f4") for trace in (dots, mean))
+    assert len(drawn) == 8
+    assert level[0] == pytest.approx(fmean(record.last_values("test").values["test_acc"]))
 
 
 def test_places_that_are_drawn():
