@@ -11,9 +11,9 @@ from typing import Any
 from fl_lightning.core.records import EvaluationRecord, RoundRecord
 from fl_lightning.federation.federated_server import FederatedServer
 from fl_lightning.lightning.names import Callback, LightningModule, Logger, TrainerFn, rank_zero_info
-from fl_lightning.report.callbacks import ClientTable, ConflictMonitor, FairnessMonitor, FitRecorder
+from fl_lightning.report.callbacks import ClientTable, FitRecorder
 
-KNOWN = (ClientTable, ConflictMonitor, FairnessMonitor, FitRecorder)
+KNOWN = (ClientTable, FitRecorder)
 """Callbacks that read records alone."""
 
 
