@@ -136,11 +136,14 @@ class OneLearner(LightningDataModule):
     def _of_evaluated(
         self, loaders: ClientLoaders | list[Any], stage: Literal["val", "test"]
     ) -> ClientLoaders | list[Any]:
-        if self._evaluated is None or not isinstance(loaders, ClientLoaders):
+        if self._evaluated is None:
             return loaders
-        vectors = [loaders.indices(client) for client in self._evaluated]
-        if not any(map(len, vectors)):
+        found = []
+        for one in loaders if isinstance(loaders, list) else [loaders]:
+            vectors = [one.indices(client) for client in self._evaluated]
+            names = tuple(one.names[client] for client in self._evaluated)
+            parts = ClientIndices(vectors, len(one.dataset), names)  # type: ignore[arg-type]
+            found.append(ClientLoaders(one.dataset, parts, stage, one.settings))
+        if not any(one.sizes.any() for one in found):
             return []
-        names = tuple(loaders.names[client] for client in self._evaluated)
-        parts = ClientIndices(vectors, len(loaders.dataset), names)  # type: ignore[arg-type]
-        return ClientLoaders(loaders.dataset, parts, stage, loaders.settings)
+        return found if isinstance(loaders, list) else found[0]
