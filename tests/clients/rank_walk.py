@@ -68,7 +68,7 @@ METHODS = {
     "FedProx": A.FedProx, "FedProc": A.FedProc, "FedCKA": A.FedCKA, "FedMGDAPlus": A.FedMGDAPlus, "TERM": A.TERM,
     "QFedAvg": A.QFedAvg, "FedFa": A.FedFa, "FedGini": A.FedGini, "DRFL": A.DRFL, "MMPF": A.MMPF, "FairReg": A.FairReg,
     "FA": lambda: A.FA(torch.eye(12).double(), sigma=4.0), "FedPer": A.FedPer, "FedBN": A.FedBN,
-    "FedRep": lambda: A.FedRep(head_epochs=0), "UPGrad": A.UPGrad,
+    "FedRep": lambda: A.FedRep(head_epochs=0), "UPGrad": A.UPGrad, "AdaFed": A.AdaFed,
     "FedLF, fair row where needed": lambda: A.FedLF(fair_row="needed"), "PropFair": A.PropFair, "AAggFF": A.AAggFF,
     "AAggFF in silos": lambda: A.AAggFF("silo"), "FairFed": A.FairFed, "FedISM": A.FedISM, "FedPW": A.FedPW,
 }  # fmt: skip

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Some methods of a suite on further divisions of its data, beside what each client reaches alone.
+
+A suite has one division, and its ± is that of first weights. Here the data are divided anew, with the learning rates
+that the suite has picked. Runs of the suite's own division are taken from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import fl_lightning as fl
+from benchmarks.leaderboard.methods import REFERENCE, UNIFORM
+from benchmarks.leaderboard.records import finished
+from benchmarks.leaderboard.standing import ACCURACY, Standing
+from benchmarks.leaderboard.suites import TUNING_SEEDS, Suite
+from fl_lightning.comparison.plan import Plan, Run
+from fl_lightning.comparison.project import ObjectProject
+from fl_lightning.comparison.runner import Runner
+from fl_lightning.report.conclusion import LOCAL
+
+METHODS = (REFERENCE, UNIFORM, "AFL", "FedFV", "FedMDFG", "FedLF")
+ALONE = ("Ditto, lambda 0", REFERENCE)
+"""Whose learning rate a client has alone: the first of these that the suite has."""
+DIVISIONS, SEEDS = 3, 1
+
+
+class Divisions:
+    """The runs of a suite on several divisions.
+
+    Args:
+        suite: which.
+        out: folder of the results of all suites.
+        seeds: how many on each division.
+    """
+
+    def __init__(self, suite: Suite, out: Path, seeds: int = SEEDS) -> None:
+        self.suite, self.folder = suite, out / f"{suite.name}-divisions"
+        self._suite = Standing(suite, finished(out / suite.name), {})
+        names = tuple(name for name in METHODS if name in self._suite.picked)
+        self.plan = Plan((*names, LOCAL), suite.rates, tuple(range(seeds)), TUNING_SEEDS, DIVISIONS)
+
+    def runs(self) -> Iterator[Run]:
+        """All of them, a division after the other; clients alone, who take longest, come last."""
+        picked = self._suite.picked
+        alone = next(picked[name] for name in ALONE if name in picked)
+        rates = {name: picked.get(name, alone) for name in self.plan.methods}
+        for names in (self.plan.methods[:-1], [LOCAL]):
+            for division, seed in self.plan.repetitions:
+                yield from (Run(name, rates[name], seed, division) for name in names)
+
+    def comparison(self) -> fl.Comparison:
+        """What the finished runs say."""
+        found = {**self._suite.finished, **finished(self.folder)}
+        results = {run: found[run.key] for run in self.runs() if run.key in found}
+        return fl.Comparison(self.plan, results, {}, ACCURACY)
+
+    def carry_out(self, root: Path) -> None:
+        """Does what is not done yet.
+
+        Args:
+            root: folder of the data sets.
+        """
+        project = ObjectProject(self.suite.learner, self.suite.federate(root), self.suite.trainer, None, 0)
+        strategies = self.suite.methods()
+        runner = Runner(project, strategies, strategies[REFERENCE], self.folder, 60.0)
+        done = self.comparison().results
+        for run in self.runs():
+            if run not in done:
+                runner.carry_out(run, lambda: None)
+                print(f"{self.suite.name}: {run}, {finished(self.folder)[run.key].seconds:.0f} s", flush=True)
