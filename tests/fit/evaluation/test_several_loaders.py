@@ -22,7 +22,7 @@ class TwoSources(Blobs):
         return [DataLoader(blobs(80, 1), batch_size=7), DataLoader(blobs(5, 2), batch_size=3)]
 
     def test_dataloader(self):
-        return tuple(self.val_dataloader())
+        return tuple(reversed(self.val_dataloader()))
 
 
 class Plain(Classifier):
@@ -92,7 +92,7 @@ def test_clients_have_what_a_plain_trainer_logs_on_their_batches(module_class, w
     getattr(trainer, word)(module, data, verbose=False)
     together = {name: float(v) for name, v in trainer.callback_metrics.items() if not name.startswith("fed/")}
     record, loaders = strategy.last_evaluation, getattr(data, f"{stage}_dataloader")()
-    empty = [client for client in range(6) if not loaders[1].sizes[client]]
+    empty = [client for client in range(6) if not min(one.sizes[client] for one in loaders)]
     assert 0 < len(empty) < 6
     assert record.sizes.tolist() == (loaders[0].sizes + loaders[1].sizes).tolist()
     for client in record.client_ids:
@@ -130,6 +130,23 @@ def test_a_fit_goes_on_as_if_no_client_had_been_evaluated_alone(caplog):
     assert (record.round, module.right, module.losses) == (3, 0, [[], []])
     assert module.accuracy.update_count == 0
     assert caplog.text.count("runs on several loaders: each client's batches are evaluated once more") == 1
+
+
+@pytest.mark.filterwarnings("ignore:You have overridden `on_before_batch_transfer`")
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.fit
+def test_what_undivided_data_leave_in_the_module_is_no_clients(first):
+    strategy, module, divided = fl.FederatedStrategy(), fresh(Gathering), client_batches("val")
+    loaders = [Blobs().test_dataloader(), divided]
+    quiet_trainer(strategy).validate(module, loaders[::-1] if first else loaders, verbose=False)
+    values, shift = strategy.last_evaluation.values, 0 if first else 1
+    x, y = divided.dataset.tensors
+    right = module(x + shift).argmax(1) == y
+    for client in range(6):
+        mine = divided.indices(client)
+        assert values["right"][client] == int(right[mine].sum())
+        assert values["seen"][client] == -(-len(mine) // divided.batch_size)
+    assert not any(name in values for name in (f"acc/dataloader_idx_{1 - shift}", f"largest_{1 - shift}"))
 
 
 class Remembers(Plain):
@@ -177,6 +194,26 @@ def test_divisions_of_the_first_loader_are_those_of_one_and_the_second_is_drawn_
     assert first.sizes.tolist() == alone.sizes.tolist()
     assert all(torch.equal(first.indices(k), alone.indices(k)) for k in range(6))
     assert not all(torch.equal(first.indices(k), second.indices(k)) for k in range(6))
+
+
+def test_loaders_are_divided_anew_once_the_data_are_set_up_anew():
+    class Growing(Blobs):
+        seed = 1
+
+        def setup(self, stage):
+            self.seed += stage == "test"
+
+        def test_dataloader(self):
+            return [DataLoader(blobs(80, self.seed)), DataLoader(blobs(80, 10 + self.seed))]
+
+    data = fl.FederatedDataModule(Growing(), fl.data.Dirichlet(6, 0.3), seed=0)
+    for _ in range(2):
+        for loaders in client_batches("test", data):
+            labels = loaders.dataset.tensors[1]
+            own = [int((labels[loaders.indices(k)] == 0).sum()) for k in range(6)]
+            trained = data.label_counts()[:, 0]
+            expected = trained * int((labels == 0).sum()) / int(trained.sum())
+            assert (torch.tensor(own) - expected).abs().max() <= 1.5  # in proportion, to whole samples
 
 
 def test_sites_that_only_some_loaders_have_are_refused():
