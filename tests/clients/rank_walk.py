@@ -49,6 +49,16 @@ class Averages(Classifier):
         self.log("val_synced", self(batch[0]).max(), sync_dist=True, on_step=True, on_epoch=True)
 
 
+class OfTwoLoaders(Classifier):
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        super().validation_step(batch, batch_idx)
+
+
+class TwoLoaders(Blobs):
+    def val_dataloader(self):
+        return [super().val_dataloader(), super().test_dataloader()]
+
+
 class Counts(L.Callback):
     """Sees the clients of a round one by one, as in one process."""
 
@@ -119,6 +129,7 @@ OPTIONS_OF_STRATEGIES = {
     "global buffers": {"buffers": "global"},
     "few": {"min_clients": 5, "sampler": D.AvailabilitySampler(0.5), "max_failed_rounds": None},
     "partition": {"partition": D.Dirichlet(7, 1.0), "data": Blobs()},
+    "several loaders": {"partition": D.Dirichlet(7, 1.0), "data": TwoLoaders(), "module": OfTwoLoaders},
     "MOON and FedLF": {"method": A.FedLF, "client": A.MOON()},
     "FedDyn and FedHEAL": {"method": A.FedHEAL, "client": A.FedDyn()},
 }

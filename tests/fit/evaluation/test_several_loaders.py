@@ -235,6 +235,16 @@ def test_sites_that_only_some_loaders_have_are_refused():
         client_batches("val", data)
 
 
+@pytest.mark.fit
+def test_a_partition_divides_the_loaders_that_a_trainer_is_given():
+    plain = TwoSources()
+    strategy = fl.FederatedStrategy(partition=fl.data.IID(3))
+    trainer = quiet_trainer(strategy, 1)
+    trainer.fit(fresh(Plain), plain.train_dataloader(), plain.val_dataloader())
+    assert strategy.last_evaluation.sizes.sum() == 85
+    assert not strategy.last_evaluation.values["val_acc/dataloader_idx_0"].isnan().any()
+
+
 @pytest.mark.filterwarnings("ignore:Total length")
 @pytest.mark.fit
 def test_a_client_elsewhere_has_the_values_of_a_fit():
