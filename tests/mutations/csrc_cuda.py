@@ -209,7 +209,11 @@ MUTATIONS = [
     mma("small parts are rounded up", "big[w] = (big[w] + 0x1000u) & kTf32Bits", "big[w] = big[w] & kTf32Bits"),
     hopper("one row more than there is a kernel for", "a.rows > kMostWgmmaRows", "a.rows > kMostWgmmaRows + 1"),
     hopper("flushed sums are added again", "        sums[k] = 0.0f;\n", ""),
-    hopper("sums of earlier columns are lost", "        totals[k] += sums[k];\n        sums", "        totals[k] = sums[k];\n        sums"),
+    hopper(
+        "sums of earlier columns are lost",
+        "        totals[k] += sums[k];\n        sums",
+        "        totals[k] = sums[k];\n        sums",
+    ),
     hopper("a product of two small parts is left out", "factor * (1.0f + 0x1p-11f),", "factor,"),
     hopper("small parts are cut off", ") + 0x1000u;", ");"),
     hopper("columns before the item count", "run.load_part(row, start, stop)", "run.load_part(row, 0, stop)"),
