@@ -10,9 +10,9 @@ from pathlib import Path
 from benchmarks.leaderboard.bootstrap import Interval
 from benchmarks.leaderboard.standing import COLUMNS, OTHERS, Row, Standing, columns_of
 from benchmarks.leaderboard.traffic import Traffic
-from fl_lightning.comparison.cost import duration
-from fl_lightning.comparison.summary import Figure
-from fl_lightning.report.number_formats import percent
+from fl_lightning.report.conclusion import LOCAL
+from fl_lightning.report.number_formats import duration, percent
+from fl_lightning.report.summary import Figure, MethodSummary
 
 PAGE = Path(__file__).parents[2] / "docs" / "leaderboard.md"
 OVERVIEW = {
@@ -41,7 +41,7 @@ def tables(standing: Standing, traffic: Mapping[str, Traffic]) -> str:
     if rows:
         parts[-1] += f" They took {duration(standing.seconds())} of one core."
     if len(rows) > 1:
-        parts.append(f"![Differences of the methods to {standing.plan.reference}, with intervals]({suite.name}.png)")
+        parts.append(f"![Differences of the methods to {standing.plan.methods[0]}, with intervals]({suite.name}.png)")
     if rows:
         parts += [_accuracies(rows, len(plan.learning_rates)), _differences(rows), _costs(rows, traffic)]
     if standing.missing:
@@ -49,11 +49,12 @@ def tables(standing: Standing, traffic: Mapping[str, Traffic]) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def overview(standings: Sequence[Standing]) -> str:
+def overview(standings: Sequence[Standing], alone: Mapping[str, MethodSummary | None]) -> str:
     """Where the tables of all suites are, and the methods beside each other.
 
     Args:
         standings: of all suites.
+        alone: by suite, what clients reach alone, as far as that has run.
     """
     suites = [
         [
@@ -66,10 +67,17 @@ def overview(standings: Sequence[Standing]) -> str:
     ]
     chosen = {OVERVIEW[each.suite.name]: each.rows for each in standings if each.suite.name in OVERVIEW}
     methods: dict[str, dict[str, str]] = {}
+    lonely: dict[str, str] = {}
     for column, rows in chosen.items():
         tenth = ("accuracy", "worst 10 %") in columns_of(rows)
         for row in rows:
             methods.setdefault(row.accuracy.method, {})[column] = _mean_and_worst(row, tenth)
+        own = next((alone.get(name) for name, title in OVERVIEW.items() if title == column), None)
+        if own is not None:
+            numbers = [own.mean.mean, (own.worst_10 if tenth else own.worst).mean]
+            lonely[column] = " ".join(f"{number:.3f}".removeprefix("0") for number in numbers)
+    if lonely:
+        methods[LOCAL] = lonely
     lines = [[method, *(cells.get(column, "") for column in chosen)] for method, cells in methods.items()]
     head = ["tables", "finished runs", "failed", "time of one core"]
     return _markdown(head, suites) + "\n\n" + _markdown(["method", *chosen], lines)
@@ -106,7 +114,7 @@ def _accuracies(rows: Sequence[Row], rates: int) -> str:
                 _figure(one.worst_10),
                 _figure(one.worst),
                 _figure(one.angle),
-                percent(one.conflicts / one.cohort) if one.cohort > 0 else "",
+                "" if isnan(one.conflicts) else percent(one.conflicts),
                 _figure(row.auroc.mean),
                 _figure(row.auroc.worst_10),
                 *(_number(row.others.get(name, float("nan"))) for name in others),
@@ -142,7 +150,7 @@ def _costs(rows: Sequence[Row], traffic: Mapping[str, Traffic]) -> str:
                 row.accuracy.method,
                 "never" if isnan(row.rounds) else f"{row.rounds:.0f}",
                 "" if isnan(row.client_seconds) else f"{row.client_seconds:.1f}",
-                f"{row.seconds:.0f}",
+                f"{row.seconds:.0f}" if row.seconds else "",
                 *(["", ""] if sent is None else [f"{sent.up / 1e6:.3g}", f"{sent.down / 1e6:.3g}"]),
             ]
         )

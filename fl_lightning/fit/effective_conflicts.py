@@ -72,7 +72,7 @@ class EffectiveConflicts:
             return {}
         updates, layout = cohort.updates, self._layout
         rows, columns, total = updates.rows, updates.columns, updates.columns.total
-        starts = [0, *accumulate(layout.sizes)]
+        starts = (0, *accumulate(layout.sizes))
         held = {name: (starts[place], starts[place + 1]) for place, name in enumerate(layout.names)}
         paired = {name for pair in self._pairs for name in pair.names}
         others = [place for place, name in enumerate(layout.names) if name not in paired]

@@ -33,7 +33,7 @@ partials = In("csrc/cuda/kernels/partials.cuh", f"{LAYERS} {SLICES} {OUTPUTS}", 
 direct = In("csrc/cuda/kernels/gram_direct.cuh", f"{LAYERS} {SLICES} {OUTPUTS}", "layer_gram")
 tiled = In("csrc/cuda/kernels/products_tiled.cuh", f"{LAYERS} {OUTPUTS}", "layer_cross_gram")
 mma = In("csrc/cuda/kernels/products_mma.cuh", f"{LAYERS} {OUTPUTS}", "layer_gram")
-hopper = In("csrc/cuda/kernels/gram_wgmma.cuh", HOPPER, "layer_gram")
+hopper = In("csrc/cuda/kernels/products_wgmma.cuh", HOPPER, "layer_gram")
 projected = In("csrc/cuda/project_conflicts.cu", f"{SOLVERS} -k 'project and 257'", "project_conflicts")
 searched = In("csrc/cuda/kernels/active_set.cuh", f"{SOLVERS} -k wherever", "min_norm")
 asked = In("csrc/cuda/device/device.cuh", f"{SOLVERS} -k 'as_far_as'", "min_norm")
@@ -207,33 +207,24 @@ MUTATIONS = [
         "column, item, right_next);\n    }",
     ),
     mma("small parts are rounded up", "big[w] = (big[w] + 0x1000u) & kTf32Bits", "big[w] = big[w] & kTf32Bits"),
-    hopper("only what is asked for with 1", 'std::strcmp(value, "1") == 0', "true"),
-    hopper("one row more than the sums have room for", "rows.rows > kMostWgmma", "rows.rows > kMostWgmma + 1"),
-    hopper("flushed sums are added again", "    sums[k] = 0.0f;\n", ""),
-    hopper("sums of earlier columns are lost", "totals[k] += sums[k]", "totals[k] = sums[k]"),
-    hopper("a product of two small parts is left out", "kOwnRest = 1.0f + 0x1p-11f", "kOwnRest = 1.0f"),
-    hopper("columns before the item count", "v >= start && v < stop", "v < stop"),
-    hopper("columns behind the item count", "v >= start && v < stop", "v >= start"),
+    hopper("one row more than there is a kernel for", "a.rows > kMostWgmmaRows", "a.rows > kMostWgmmaRows + 1"),
+    hopper("flushed sums are added again", "        sums[k] = 0.0f;\n", ""),
     hopper(
-        "rows below the last one are read",
-        "COPY_ASYNC_16(to + at, from + v, (row < count))",
-        "COPY_ASYNC_16(to + at, from + v, true)",
+        "sums of earlier columns are lost",
+        "        totals[k] += sums[k];\n        sums",
+        "        totals[k] = sums[k];\n        sums",
     ),
-    hopper("vectors of 8 bytes where 4 are aligned", " || of.width == 4", ""),
-    hopper("rows that are not there are read", "row + 8 < kRows ? row + 8 : row + 8 - kRows", "row + 8"),
-    hopper("squares count once", "x == y ? 2.0 * total : total", "total"),
-    hopper(
-        "sums above the diagonal are added before those below are written",
-        "  });\n  __syncthreads();\n",
-        "  });\n",
-    ),
+    hopper("a product of two small parts is left out", "factor * (1.0f + 0x1p-11f),", "factor,"),
+    hopper("small parts are cut off", ") + 0x1000u;", ");"),
+    hopper("columns before the item count", "run.load_part(row, start, stop)", "run.load_part(row, 0, stop)"),
+    hopper("columns behind the item count", "run.load_part(row, start, stop)", "run.load_part(row, start, kRun<T>)"),
+    hopper("rows below the last one are read", "if (k * kApart < left) function", "function"),
+    hopper("vectors of 16 bytes where 4 are aligned", "inside && width == 16", "inside"),
+    hopper("half of the transpose is left out", "0.5 * (of(y, x) + of(x, y))", "of(y, x)"),
     hopper("squares that are too large stay", "    bad |= !isfinite(total);\n", ""),
-    hopper(
-        "both warpgroups turn to float64 at once",
-        "kFlushSpans - group * kFlushSpans / 2",
-        "kFlushSpans",
-        unseen="only the time tells, on a GPU, and the last bits",
-    ),
+    hopper("rows of 16 bits at odd addresses are copied", "if (odd(a) || odd(b)) return false;", ""),
+    hopper("the others' small parts are not found", "if constexpr (!kSymmetric) split_rows(others, tile, rest);", ""),
+    hopper("the second group has the first one's rows", "kRows : kWarpgroupRows), other", "kRows : 0), other"),
     # In memory of the device, where threads meet without a shared array.
     descend("products are read before they are there", BARRIER, ""),
     descend("the fair row is multiplied before it is there", BARRIER, "", 3),

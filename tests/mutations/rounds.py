@@ -12,6 +12,12 @@ server = In(
     "fl_lightning/fit/server.py",
     f"{POLICIES} -k 'not in_any_rule and not changes_nothing'",
 )
+SEVERAL = "tests/fit/evaluation/test_several_loaders.py"
+evaluated = In("fl_lightning/fit/evaluation/client_evaluation.py", SEVERAL)
+own_batches = In("fl_lightning/fit/evaluation/loader.py", SEVERAL)
+one_client = In("fl_lightning/fit/evaluation/one_client.py", SEVERAL)
+recorded = In("fl_lightning/fit/evaluation/recorded_logs.py", SEVERAL)
+divided = In("fl_lightning/data/division.py", SEVERAL)
 cohorts = In("fl_lightning/fit/cohorts.py", f"{SIMULATION}/test_server.py")
 reports = In("fl_lightning/fit/server.py", f"{SIMULATION}/test_telemetry.py -k own_round")
 uploads = In(
@@ -138,8 +144,8 @@ MUTATIONS = [
     settled("logged tensors are searched for at every call", "entry.__class__ = _SettledResult", "pass"),
     lifecycle(
         "a new fit goes on from the last one's state",
-        "        elif self._trainer.current_epoch == 0:\n",
-        "        elif False:\n",
+        "self._carried if self._trainer.current_epoch > 0 else None",
+        "self._carried",
     ),
     lifecycle("the parameters to evaluate are trained on", "            theta.copy_(trained)\n", "            pass\n"),
     lifecycle(
@@ -185,4 +191,12 @@ MUTATIONS = [
     ),
     checks("memory of other data is taken", "refused and memories and strict", "False"),
     checks("zeros are no memory", "state.numel() > 0", "bool(state.any())"),
+    evaluated("samples of other loaders do not count", ".size += batch", ".size = batch"),
+    evaluated("clients stand in the order of loaders", "dict(sorted(self._clients.items()))", "self._clients"),
+    own_batches("all loaders are the first", "told = place if", "told = 0 if"),
+    one_client("transfer hooks are told the first loader", "(trainer, batch, loader or 0)", "(trainer, batch)"),
+    one_client("batches of the last loader are all there are", "own.number for own in loaders]", "loaders[-1].number]"),
+    recorded("names that say it are not left alone", 'kwargs.get("add_dataloader_idx", True)', "True"),
+    divided("loaders are divided by one draw", "*([place] if place else [])", ""),
+    divided("the second loader's division stays", "name.split()[0] not in gone", "name not in gone"),
 ]
