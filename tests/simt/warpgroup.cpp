@@ -151,7 +151,7 @@ void wgmma(int n, const char* types, float* d, std::uint64_t a, std::uint64_t b,
   Products& own = products[now().thread];
   if (!own.begun) fail("products of a warpgroup that has not begun");
   own.started.push_back({n, kind_of(types), d, a, b, more && !own.started.empty(), rows, others});
-  std::fill_n(d, n / 2, NAN);
+  std::fill_n(d, n / 2, 1e6f);
 }
 
 void wgmma(int n, const char* types, float* d, const unsigned* a, std::uint64_t b, bool more, int others) {
