@@ -46,7 +46,8 @@ def draw(rows: Sequence[Row], reference: str, path: Path) -> None:
         panels[0].set_yticks(range(len(rows)), map(_name, rows))
         panels[0].set_ylim(-0.7, len(rows) - 0.3)
         figure.supxlabel(
-            f"Blue: better than {reference} beyond the noise. Orange: worse. Grey: noise. Lines: 95 % intervals.",
+            f"Blue: better than {reference} beyond the noise.{' ' if len(columns) > 1 else chr(10)}Orange: worse. "
+            "Grey: noise. Lines: 95 % intervals.",
             fontsize="small",
             color=LIGHT.muted,
         )

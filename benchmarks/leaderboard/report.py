@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isnan
+from math import isnan, nan
 from pathlib import Path
 
 from benchmarks.leaderboard.bootstrap import Interval
@@ -31,6 +31,7 @@ def tables(standing: Standing, traffic: Mapping[str, Traffic]) -> str:
     """
     suite, plan, rows = standing.suite, standing.plan, standing.rows
     done, failures = len(standing.results), standing.failures
+    repeated = "seeds" if plan.divisions == 1 else "divisions"
     state = "complete" if done + failures == len(plan) else f"{done} of {len(plan)} runs are finished"
     state += f"; {failures} failed" if failures else ""
     parts = [
@@ -43,7 +44,11 @@ def tables(standing: Standing, traffic: Mapping[str, Traffic]) -> str:
     if len(rows) > 1:
         parts.append(f"![Differences of the methods to {standing.plan.methods[0]}, with intervals]({suite.name}.png)")
     if rows:
-        parts += [_accuracies(rows, len(plan.learning_rates)), _differences(rows), _costs(rows, traffic)]
+        parts += [
+            _accuracies(rows, len(plan.learning_rates), repeated),
+            _differences(rows, repeated),
+            _costs(rows, traffic),
+        ]
     if standing.missing:
         parts.append(f"Not run yet: {', '.join(standing.missing)}.")
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -94,10 +99,10 @@ def _mean_and_worst(row: Row, tenth: bool) -> str:
     return " ".join(texts)
 
 
-def _accuracies(rows: Sequence[Row], rates: int) -> str:
+def _accuracies(rows: Sequence[Row], rates: int, repeated: str) -> str:
     others = list(dict.fromkeys(name for row in rows for name in row.others))
     head = [
-        "method", "lr", "seeds", "mean", "worst 10 %", "worst client", "angle", "conflicts", "AUROC",
+        "method", "lr", repeated, "mean", "worst 10 %", "worst client", "angle", "conflicts", "AUROC",
         "AUROC, worst 10 %", *(OTHERS[name] for name in others),
     ]  # fmt: skip
     lines = []
@@ -117,17 +122,17 @@ def _accuracies(rows: Sequence[Row], rates: int) -> str:
                 "" if isnan(one.conflicts) else percent(one.conflicts),
                 _figure(row.auroc.mean),
                 _figure(row.auroc.worst_10),
-                *(_number(row.others.get(name, float("nan"))) for name in others),
+                *(_other(name, row.others.get(name, nan)) for name in others),
             ]
         )
     return _markdown(head, lines)
 
 
-def _differences(rows: Sequence[Row]) -> str:
+def _differences(rows: Sequence[Row], repeated: str) -> str:
     columns = columns_of(rows)
     if not columns:
         return ""
-    head = ["minus FedAvg", "seeds", *(COLUMNS[column] for column in columns)]
+    head = ["minus FedAvg", repeated, *(COLUMNS[column] for column in columns)]
     lines = [
         [
             row.accuracy.method,
@@ -150,7 +155,7 @@ def _costs(rows: Sequence[Row], traffic: Mapping[str, Traffic]) -> str:
                 row.accuracy.method,
                 "never" if isnan(row.rounds) else f"{row.rounds:.0f}",
                 "" if isnan(row.client_seconds) else f"{row.client_seconds:.1f}",
-                f"{row.seconds:.0f}" if row.seconds else "",
+                "" if isnan(row.seconds) else f"{row.seconds:.0f}",
                 *(["", ""] if sent is None else [f"{sent.up / 1e6:.3g}", f"{sent.down / 1e6:.3g}"]),
             ]
         )
@@ -165,6 +170,10 @@ def _figure(figure: Figure) -> str:
 
 def _number(value: float) -> str:
     return "" if isnan(value) else f"{value:.3f}"
+
+
+def _other(name: str, value: float) -> str:
+    return percent(value) if name == "test_conflicts" and not isnan(value) else _number(value)
 
 
 def _interval(found: Interval | None) -> str:

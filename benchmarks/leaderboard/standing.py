@@ -43,7 +43,7 @@ class Row:
         rounds: until the mean on validation data was at 95 % of the reference's last one; NaN: not in all seeds.
         client_seconds: that clients trained until then, at the pace of the fastest run: the machine may do other things
             during some of them.
-        seconds: of the fastest run.
+        seconds: of the fastest run; NaN for clients alone.
         differences: to the reference, by metric and statistic; empty for the reference itself, and as long as learning
             rates are to come.
     """
@@ -127,7 +127,7 @@ class Standing:
             lost,
             rounds,
             nan if bound else rounds * min(map(training_seconds, runs)),
-            min(map(seconds_of_run, runs)),
+            nan if bound else min(map(seconds_of_run, runs)),
             {} if method == self.plan.methods[0] or tried + lost < len(grid) else self._differences(method),
         )
 

@@ -13,7 +13,7 @@ from benchmarks.leaderboard import adapters, text
 from benchmarks.leaderboard.adapter_tasks import LENGTH, TASKS, TEST, TRAIN, OneTaskEach, kinds, owners, windows
 from benchmarks.leaderboard.methods import for_adapters
 from benchmarks.leaderboard.records import failed, finished
-from benchmarks.leaderboard.report import tables
+from benchmarks.leaderboard.report import _accuracies, tables
 from benchmarks.leaderboard.runs import carry_out
 from benchmarks.leaderboard.standing import Standing
 
@@ -123,4 +123,7 @@ def test_divisions_and_clients_alone_are_in_the_table(tmp_path):
     written = tables(Standing(suite, finished(tmp_path / "tiny"), failed(tmp_path / "tiny")), {})
     (line,) = (line for line in written.splitlines() if line.startswith("| local only | 0.") and "±" in line)
     assert line.split(" | ")[2] == "2"
-    assert "| local only | never |" in written
+    assert "| local only | never |  |  |  |  |" in written
+    assert "| minus FedAvg | divisions |" in written
+    shown = replace(rows["FedLF"], others={"test_conflicts": 0.125})
+    assert "12.5 %" in _accuracies([shown], 2, "divisions")
