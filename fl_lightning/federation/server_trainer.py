@@ -20,13 +20,6 @@ KNOWN = (ClientTable, FitRecorder)
 class ServerTrainer:
     """Stands in for the Trainer of a simulation before callbacks that read records of rounds and evaluations.
 
-    Args:
-        server: the server; it stands in for the strategy, too.
-        rounds: of the whole federation.
-        loggers: of the run.
-        callbacks: those of this package that read records.
-        folder: where files go that have no other place.
-
     Attributes:
         ckpt_path: the checkpoint that the run goes on from; ``None`` if it begins anew.
         last_round: what the last round did.

@@ -69,10 +69,6 @@ class RecordBuilder:
     def add_round(self, record: RoundRecord, learning_rate: float | None) -> bool:
         """Adds a round that has finished; a round that is there already is replaced, with those after it.
 
-        Args:
-            record: the round.
-            learning_rate: of the clients, at its beginning.
-
         Returns:
             Whether it is the first.
         """
