@@ -34,6 +34,7 @@ direct = In("csrc/cuda/kernels/gram_direct.cuh", f"{LAYERS} {SLICES} {OUTPUTS}",
 tiled = In("csrc/cuda/kernels/products_tiled.cuh", f"{LAYERS} {OUTPUTS}", "layer_cross_gram")
 mma = In("csrc/cuda/kernels/products_mma.cuh", f"{LAYERS} {OUTPUTS}", "layer_gram")
 hopper = In("csrc/cuda/kernels/products_wgmma.cuh", HOPPER, "layer_gram")
+hopper_cross = In("csrc/cuda/kernels/products_wgmma.cuh", f"{HOPPER} -k 'cross or more_rows'", "layer_cross_gram")
 projected = In("csrc/cuda/project_conflicts.cu", f"{SOLVERS} -k 'project and 257'", "project_conflicts")
 searched = In("csrc/cuda/kernels/active_set.cuh", f"{SOLVERS} -k wherever", "min_norm")
 asked = In("csrc/cuda/device/device.cuh", f"{SOLVERS} -k 'as_far_as'", "min_norm")
@@ -215,7 +216,7 @@ MUTATIONS = [
         "column, item, right_next);\n    }",
     ),
     mma("small parts are rounded up", "big[w] = (big[w] + 0x1000u) & kTf32Bits", "big[w] = big[w] & kTf32Bits"),
-    hopper("one row more than there is a kernel for", "a.rows > kMostWgmmaRows", "a.rows > kMostWgmmaRows + 1"),
+    hopper_cross("one row more than there is a kernel for", "a.rows > kMostWgmmaRows", "a.rows > kMostWgmmaRows + 1"),
     hopper("flushed sums are added again", "        sums[k] = 0.0f;\n", ""),
     hopper(
         "sums of earlier columns are lost",
@@ -231,8 +232,10 @@ MUTATIONS = [
     hopper("half of the transpose is left out", "0.5 * (of(y, x) + of(x, y))", "of(y, x)"),
     hopper("squares that are too large stay", "    bad |= !isfinite(total);\n", ""),
     hopper("rows of 16 bits at odd addresses are copied", "if (odd(a) || odd(b)) return false;", ""),
-    hopper("the others' small parts are not found", "if constexpr (!kSymmetric) split_rows(others, tile, rest);", ""),
-    hopper("the second group has the first one's rows", "kRows : kWarpgroupRows), other", "kRows : 0), other"),
+    hopper_cross(
+        "the others' small parts are not found", "if constexpr (!kSymmetric) split_rows(others, tile, rest);", ""
+    ),
+    hopper_cross("the second group has the first one's rows", "kRows : kWarpgroupRows), other", "kRows : 0), other"),
     # In memory of the device, where threads meet without a shared array.
     descend("products are read before they are there", BARRIER, ""),
     descend("the fair row is multiplied before it is there", BARRIER, "", 3),
