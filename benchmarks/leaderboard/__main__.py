@@ -3,16 +3,18 @@
 
     python -m benchmarks.leaderboard list
     python -m benchmarks.leaderboard run SUITE ... --data-root DIR [--only METHOD ...] [--jobs 2] [--dry-run]
+    python -m benchmarks.leaderboard divisions SUITE ... --data-root DIR
     python -m benchmarks.leaderboard traffic SUITE ... --data-root DIR
     python -m benchmarks.leaderboard pack [SUITE ...]
     python -m benchmarks.leaderboard report [SUITE ...]
 
 The budget for everything is 60 hours of one core. ``run`` says the cost of a suite before its first run. A suite is a
 comparison (``fl_lightning.compare``) in a folder of its own: a run that is finished is kept, and one that was killed
-goes on when the command is given again. ``pack`` puts what the tables need of all finished runs into one small file,
-and ``run`` begins with these, so that another machine goes on where this one stopped. ``traffic`` counts what clients
-send and receive. ``report`` writes the tables of a suite beside its packed file, of as many runs as there are, draws
-them, and writes the overview of all suites into docs/leaderboard.md.
+goes on when the command is given again. ``divisions`` runs some methods on further divisions of the data, with the
+learning rates that the suite has picked, and each client alone. ``pack`` puts what the tables need of all finished runs
+into one small file, and ``run`` begins with these, so that another machine goes on where this one stopped. ``traffic``
+counts what clients send and receive. ``report`` writes the tables of a suite beside its packed file, of as many runs as
+there are, draws them, and writes the overview of all suites into docs/leaderboard.md.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from pathlib import Path
 
 from benchmarks._kernels.memory import keep_freed_memory
 from benchmarks.leaderboard import suites
+from benchmarks.leaderboard.divisions import Divisions
 from benchmarks.leaderboard.pictures import draw
 from benchmarks.leaderboard.records import failed, finished, pack, packed_file, read_traffic, unpack, write_traffic
 from benchmarks.leaderboard.report import PAGE, overview, tables
@@ -52,12 +55,13 @@ def main(given: Sequence[str] | None = None) -> None:
     running.add_argument("--seeds", type=int, default=SEEDS, help=f"how many seeds (default {SEEDS})")
     running.add_argument("--only", nargs="+", metavar="METHOD", help="these methods, and FedAvg; default all")
     running.add_argument("--dry-run", action="store_true", help="only say what it would cost")
+    dividing = commands.add_parser("divisions", help="run some methods on further divisions, and each client alone")
     counting = commands.add_parser("traffic", help="count what clients send and receive")
     packing = commands.add_parser("pack", help="put the finished runs into one small file")
     reporting = commands.add_parser("report", help="write the tables, and their overview")
     reporting.add_argument("--page", type=Path, default=PAGE, help=f"where the overview goes ({PAGE})")
-    for command in (running, counting, packing, reporting):
-        needs = command in (running, counting)
+    for command in (running, dividing, counting, packing, reporting):
+        needs = command in (running, dividing, counting)
         count = {"nargs": "+"} if needs else {"nargs": "*", "default": []}
         command.add_argument("names", choices=[*names, []], metavar="SUITE", help=", ".join(names), **count)
         command.add_argument("--out", type=Path, default=RESULTS, help=f"folder of the results ({RESULTS})")
@@ -99,6 +103,14 @@ def run(chosen: Suite, arguments: argparse.Namespace) -> None:
         print(f"{found}\n", flush=True)
 
 
+def run_divisions(chosen: Suite, arguments: argparse.Namespace) -> None:
+    """Carries the runs on further divisions out."""
+    keep_freed_memory()
+    divisions = Divisions(chosen, arguments.out)
+    divisions.carry_out(arguments.data_root)
+    print(divisions.page(), flush=True)
+
+
 def count_traffic(chosen: Suite, arguments: argparse.Namespace) -> None:
     """Counts for every method of a suite, and writes the numbers down."""
     dataset = chosen.federate(arguments.data_root).data.train_dataloader().dataset
@@ -110,10 +122,10 @@ def count_traffic(chosen: Suite, arguments: argparse.Namespace) -> None:
 
 
 def pack_runs(chosen: Suite, arguments: argparse.Namespace) -> None:
-    """Packs a suite, if it has runs."""
-    folder = arguments.out / chosen.name
-    if finished(folder):
-        print(f"{chosen.name}: {pack(folder)} runs in {packed_file(folder)}")
+    """Packs a suite and its further divisions, if they have runs."""
+    for folder in (arguments.out / chosen.name, Divisions(chosen, arguments.out).folder):
+        if finished(folder):
+            print(f"{folder.name}: {pack(folder)} runs in {packed_file(folder)}")
 
 
 def write_tables(chosen: Suite, arguments: argparse.Namespace) -> None:
@@ -123,11 +135,18 @@ def write_tables(chosen: Suite, arguments: argparse.Namespace) -> None:
     text = tables(standing, read_traffic(folder))
     folder.with_suffix(".md").write_text(text, encoding="utf-8")
     print(text)
+    divisions = Divisions(chosen, arguments.out)
+    if page := divisions.page():
+        divisions.folder.with_suffix(".md").write_text(page, encoding="utf-8")
+        print(page)
 
 
 def write_overview(arguments: argparse.Namespace) -> None:
     """Puts the overview of all suites into the page."""
-    text = overview([standing_of(each, arguments.out) for each in suites.SUITES])
+    text = overview(
+        [standing_of(each, arguments.out) for each in suites.SUITES],
+        {each.name: Divisions(each, arguments.out).alone for each in suites.SUITES},
+    )
     page = arguments.page.read_text(encoding="utf-8")
     arguments.page.write_text(rewritten(page, "overview", text), encoding="utf-8")
     print(text)
@@ -139,7 +158,7 @@ def standing_of(chosen: Suite, out: Path) -> Standing:
     return Standing(chosen, finished(folder), failed(folder))
 
 
-COMMANDS = {"run": run, "traffic": count_traffic, "pack": pack_runs, "report": write_tables}
+COMMANDS = {"run": run, "divisions": run_divisions, "traffic": count_traffic, "pack": pack_runs, "report": write_tables}
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ ones, where there are any. The division is the same in all runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -30,11 +30,34 @@ AGES = (25, 30, 35, 40, 45, 50, 55, 60, 65)
 Part = tuple[str, Tensor, Tensor]
 """Name of a client, its inputs and its labels."""
 
-_divided = partial(fl.FederatedDataModule, eval_batch_size=EVAL_BATCH, holdout=HOLDOUT, seed=SEED)
+
+class Drawn(fl.FederatedDataModule):
+    """Data of which the seed may decide more than the division: then ``draw`` makes them from one."""
+
+    draw: Callable[[int], fl.FederatedDataModule] | None = None
+
+    def divided_anew(self, seed: int) -> fl.FederatedDataModule:
+        """All that is drawn, by another seed."""
+        return super().divided_anew(seed) if self.draw is None else self.draw(seed)
+
+
+def _divided(
+    train: TensorDataset,
+    partition: Partition,
+    test: TensorDataset,
+    batch_size: int,
+    seed: int = SEED,
+    draw: Callable[[int], fl.FederatedDataModule] | None = None,
+) -> fl.FederatedDataModule:
+    data = Drawn(
+        train, partition, test=test, batch_size=batch_size, eval_batch_size=EVAL_BATCH, holdout=HOLDOUT, seed=seed
+    )
+    data.draw = draw
+    return data
 
 
 def images(
-    source: Source, partition: Partition, root: Path, tests: int = 0, batch_size: int = 50
+    source: Source, partition: Partition, root: Path, tests: int = 0, batch_size: int = 50, seed: int = SEED
 ) -> fl.FederatedDataModule:
     """A source of images, divided.
 
@@ -45,21 +68,23 @@ def images(
         tests: every client tests on so many images, drawn in proportion to the classes that it trains on, also if
             others test on them too; 0: the test images are divided.
         batch_size: of training.
+        seed: of all that is drawn.
 
     Raises:
         MissingDataError: the images are not there.
     """
     pair = source.load(root)
-    data = _divided(pair.train, partition, test=pair.test, batch_size=batch_size)
+    data = _divided(pair.train, partition, pair.test, batch_size, seed)
     if not tests:
         return data
-    chosen = drawn_like(data.label_counts(), pair.test.tensors[1], tests, SEED)
+    chosen = drawn_like(data.label_counts(), pair.test.tensors[1], tests, seed)
     own = TensorDataset(*(part[chosen] for part in pair.test.tensors))
-    return _divided(pair.train, OwnTests(partition, tests), test=own, batch_size=batch_size)
+    anew = partial(images, source, partition, root, tests, batch_size)
+    return _divided(pair.train, OwnTests(partition, tests), own, batch_size, seed, anew)
 
 
 def domains(
-    names: tuple[str, ...], each: int, share: float, side: int, root: Path, batch_size: int
+    names: tuple[str, ...], each: int, share: float, side: int, root: Path, batch_size: int, seed: int = SEED
 ) -> fl.FederatedDataModule:
     """Clients of several domains, which are also in their names.
 
@@ -70,6 +95,7 @@ def domains(
         side: width and height of the images.
         root: folder of the data sets.
         batch_size: of training.
+        seed: of all that is drawn.
 
     Raises:
         MissingDataError: a domain is not there.
@@ -78,12 +104,12 @@ def domains(
     for number, name in enumerate(names):
         for stage, half in zip(("train", "test"), domain(root, name, side), strict=True):
             inputs, labels = half.tensors
-            order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1000 * SEED + number))
+            order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1000 * seed + number))
             size = int(share * len(labels)) if stage == "train" else len(labels) // each
             for client in range(each):
                 mine = order[client * size : (client + 1) * size]
                 parts[stage].append((name if each == 1 else f"{name} {client + 1}", inputs[mine], labels[mine]))
-    return _by_name(parts, batch_size)
+    return _by_name(parts, batch_size, seed, partial(domains, names, each, share, side, root, batch_size))
 
 
 def modules(root: Path, batch_size: int = 50) -> fl.FederatedDataModule:
@@ -99,14 +125,19 @@ def modules(root: Path, batch_size: int = 50) -> fl.FederatedDataModule:
     return _by_name(parts, batch_size)
 
 
-def _by_name(parts: Mapping[str, Sequence[Part]], batch_size: int) -> fl.FederatedDataModule:
+def _by_name(
+    parts: Mapping[str, Sequence[Part]],
+    batch_size: int,
+    seed: int = SEED,
+    draw: Callable[[int], fl.FederatedDataModule] | None = None,
+) -> fl.FederatedDataModule:
     """Data whose clients are known by name, of the parts of each stage."""
     keys = {stage: [name for name, _, labels in some for _ in range(len(labels))] for stage, some in parts.items()}
     train, test = (
         TensorDataset(*(torch.cat([part[place] for part in parts[stage]]) for place in (1, 2)))
         for stage in ("train", "test")
     )
-    return _divided(train, ByKey(keys), test=test, batch_size=batch_size)
+    return _divided(train, ByKey(keys), test, batch_size, seed, draw)
 
 
 def people(root: Path, batch_size: int = 256) -> fl.FederatedDataModule:
@@ -128,7 +159,7 @@ def people(root: Path, batch_size: int = 256) -> fl.FederatedDataModule:
         for stage, half in zip(("train", "test"), halves, strict=True)
     }
     train, test = (TensorDataset(one_hot(half), half.labels.long(), half.groups) for half in halves)
-    return _divided(train, ByKey(keys), test=test, batch_size=batch_size)
+    return _divided(train, ByKey(keys), test, batch_size)
 
 
 def age_group(number: int) -> str:

@@ -45,6 +45,7 @@ def server_rules(classes: int) -> Mapping[str, Rule]:
         "FedMGDA+": A.FedMGDAPlus,
         "FedMGDA+, epsilon 1": partial(A.FedMGDAPlus, 1.0),
         "UPGrad": A.UPGrad,
+        "AdaFed": A.AdaFed,
         "FedFV": A.FedFV,
         "q-FedAvg": partial(A.QFedAvg, 1.0),
         "TERM": A.TERM,

@@ -58,7 +58,7 @@ def unpack(folder: Path) -> None:
 def packed(folder: Path) -> dict[str, FitRecord]:
     """The packed runs of a suite, by key."""
     return {
-        line["run"]: record_from_json(json.dumps({**line["record"], "division": 0}))
+        line["run"]: record_from_json(json.dumps({"division": 0, **line["record"]}))
         for line in read(packed_file(folder))
         if "record" in line
     }
@@ -130,5 +130,5 @@ def _without_losses(values: ClientValues) -> ClientValues:
 
 
 def _plain(record: FitRecord) -> Any:
-    """The record but for its division: a suite has one."""
-    return {name: value for name, value in json.loads(record_to_json(record)).items() if name != "division"}
+    """The record but for its division, where that is the first."""
+    return {name: value for name, value in json.loads(record_to_json(record)).items() if name != "division" or value}

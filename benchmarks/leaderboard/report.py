@@ -10,8 +10,9 @@ from pathlib import Path
 from benchmarks.leaderboard.bootstrap import Interval
 from benchmarks.leaderboard.standing import COLUMNS, Row, Standing, columns_of
 from benchmarks.leaderboard.traffic import Traffic
+from fl_lightning.report.conclusion import LOCAL
 from fl_lightning.report.number_formats import duration, percent
-from fl_lightning.report.summary import Figure
+from fl_lightning.report.summary import Figure, MethodSummary
 
 PAGE = Path(__file__).parents[2] / "docs" / "leaderboard.md"
 OVERVIEW = {
@@ -48,11 +49,12 @@ def tables(standing: Standing, traffic: Mapping[str, Traffic]) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def overview(standings: Sequence[Standing]) -> str:
+def overview(standings: Sequence[Standing], alone: Mapping[str, MethodSummary | None]) -> str:
     """Where the tables of all suites are, and the methods beside each other.
 
     Args:
         standings: of all suites.
+        alone: by suite, what clients reach alone, as far as that has run.
     """
     suites = [
         [
@@ -65,10 +67,17 @@ def overview(standings: Sequence[Standing]) -> str:
     ]
     chosen = {OVERVIEW[each.suite.name]: each.rows for each in standings if each.suite.name in OVERVIEW}
     methods: dict[str, dict[str, str]] = {}
+    lonely: dict[str, str] = {}
     for column, rows in chosen.items():
         tenth = ("accuracy", "worst 10 %") in columns_of(rows)
         for row in rows:
             methods.setdefault(row.accuracy.method, {})[column] = _mean_and_worst(row, tenth)
+        own = next((alone.get(name) for name, title in OVERVIEW.items() if title == column), None)
+        if own is not None:
+            numbers = [own.mean.mean, (own.worst_10 if tenth else own.worst).mean]
+            lonely[column] = " ".join(f"{number:.3f}".removeprefix("0") for number in numbers)
+    if lonely:
+        methods[LOCAL] = lonely
     lines = [[method, *(cells.get(column, "") for column in chosen)] for method, cells in methods.items()]
     head = ["tables", "finished runs", "failed", "time of one core"]
     return _markdown(head, suites) + "\n\n" + _markdown(["method", *chosen], lines)

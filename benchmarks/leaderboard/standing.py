@@ -107,7 +107,7 @@ class Standing:
 
     def seconds(self) -> float:
         """Of all finished runs."""
-        return sum(map(_seconds, self.results.values()))
+        return sum(map(seconds_of_run, self.results.values()))
 
     def _row(self, accuracy: MethodSummary, auroc: MethodSummary) -> Row:
         method = accuracy.method
@@ -124,7 +124,7 @@ class Standing:
             lost,
             rounds,
             rounds * min(map(training_seconds, runs)),
-            min(map(_seconds, runs)),
+            min(map(seconds_of_run, runs)),
             {} if method == self.plan.methods[0] or tried + lost < len(grid) else self._differences(method),
         )
 
@@ -189,7 +189,8 @@ def _ends(method: Method, measure: Measure) -> dict[Repetition, dict[int, float]
     return method.ends(method.own(measure.metric, measure.reported_on), measure.reported_on)
 
 
-def _seconds(record: FitRecord) -> float:
+def seconds_of_run(record: FitRecord) -> float:
+    """Of training, the server, evaluations and reports."""
     return sum(seconds_of(record).values())
 
 

@@ -128,6 +128,43 @@ def cells(number: int = 240, genes: int = 40, seed: int = 0) -> tuple[np.ndarray
     return random.poisson(rate).astype(np.float32), [["north", "east", "south"][i] for i in place]
 
 
+def halves(number: int) -> tuple[slice, slice]:
+    """Four fifths of a table for training, and the rest."""
+    return slice(0, number * 4 // 5), slice(number * 4 // 5, number)
+
+
+def patients(number: int = 320, seed: int = 0) -> tuple[tuple[np.ndarray, np.ndarray, np.ndarray], list[str]]:
+    """Values ``[number, 6]``, whether an event was seen and when it or the last visit was; and the hospital of each.
+
+    Hospitals follow their patients for different times. The fourth sees none of them long enough for an event.
+    """
+    random = np.random.default_rng(seed)
+    hospital, x = random.permutation(np.arange(number) % 4), random.normal(size=(number, 6))
+    until = random.exponential(np.exp(-(x[:, 0] + 0.5 * x[:, 1] * (1 + hospital))))
+    last = np.array([4.0, 2.0, 1.0, 0.0])[hospital] * random.uniform(0.5, 1.0, number)
+    event = until <= last
+    time = np.where(event, until, np.where(hospital == 3, random.uniform(0.1, 1.0, number), last))
+    return (x.astype(np.float32), event, time.astype(np.float32)), [
+        ["north", "east", "south", "west"][i] for i in hospital
+    ]
+
+
+def purchases(number: int = 1200, seed: int = 0) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Features of so many offers by name, and whether the item was bought.
+
+    Five shops with 24 users each; of 59 items a user likes those of one kind, which the last items bought tell. Item 0
+    fills up short histories.
+    """
+    random = np.random.default_rng(seed)
+    user, item = random.integers(0, 120, number), random.integers(1, 60, number)
+    kind, liked = item % 4, (user % 7) % 4
+    history = 4 * random.integers(1, 15, (number, 5)) + liked[:, None]
+    history[np.arange(5) >= random.integers(1, 6, number)[:, None]] = 0
+    bought = random.random(number) < np.where(kind == liked, 0.8, 0.1)
+    features = {"shop": user // 24, "user": user, "history": history, "item": item, "kind": kind}
+    return features, bought.astype(np.float32)
+
+
 def volumes(root: Path, patients: int = 5, edge: int = 32, seed: int = 0) -> Path:
     """Writes CT-like NIfTI images of spleens, bright balls, and their masks, from three hospitals' scanners."""
     import nibabel

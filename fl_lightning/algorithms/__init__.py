@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from fl_lightning.algorithms._shared.weighting import data_weights, uniform_weights
 from fl_lightning.algorithms.aaggff import AAggFF
+from fl_lightning.algorithms.adafed import AdaFed
 from fl_lightning.algorithms.afl import AFL
 from fl_lightning.algorithms.base import ClientRule, ServerRule
 from fl_lightning.algorithms.differential_privacy import DifferentialPrivacy
@@ -56,6 +57,7 @@ __all__ = [
     "SCAFFOLD",
     "TERM",
     "AAggFF",
+    "AdaFed",
     "ClientReport",
     "ClientRule",
     "DifferentialPrivacy",

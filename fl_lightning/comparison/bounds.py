@@ -104,16 +104,19 @@ class OneLearner(LightningDataModule):
         parts = ClientIndices([together], len(loaders.dataset))  # type: ignore[arg-type]
         return ClientLoaders(loaders.dataset, parts, "train", loaders.settings)
 
-    def _of_evaluated(self, stage: str) -> ClientLoaders | list[Any]:
-        loaders: ClientLoaders | list[Any] = getattr(self.federated, stage)()
-        if self._evaluated is None or not isinstance(loaders, ClientLoaders):
+    def _of_evaluated(self, hook: str) -> ClientLoaders | list[Any]:
+        loaders: ClientLoaders | list[Any] = getattr(self.federated, hook)()
+        if self._evaluated is None:
             return loaders
-        vectors = [loaders.indices(client) for client in self._evaluated]
-        if not any(map(len, vectors)):
+        found = []
+        for one in loaders if isinstance(loaders, list) else [loaders]:
+            vectors = [one.indices(client) for client in self._evaluated]
+            names = tuple(one.names[client] for client in self._evaluated)
+            parts = ClientIndices(vectors, len(one.dataset), names)  # type: ignore[arg-type]
+            found.append(ClientLoaders(one.dataset, parts, one.stage, one.settings))
+        if not any(one.sizes.any() for one in found):
             return []
-        names = tuple(loaders.names[client] for client in self._evaluated)
-        parts = ClientIndices(vectors, len(loaders.dataset), names)  # type: ignore[arg-type]
-        return ClientLoaders(loaders.dataset, parts, loaders.stage, loaders.settings)
+        return found if isinstance(loaders, list) else found[0]
 
 
 def merged(fits: Mapping[int, FitRecord], names: tuple[str, ...], sizes: tuple[int, ...]) -> FitRecord:

@@ -90,7 +90,8 @@ class Runner:
                 data.setup("fit")
                 stages = [stage for stage in ("train", "val", "test") if defines(data, f"{stage}_dataloader")]
                 loaders = [getattr(data, f"{stage}_dataloader")() for stage in stages]
-                found.append([one.fingerprint() for one in loaders if isinstance(one, ClientLoaders)])
+                each = [one for some in loaders for one in (some if isinstance(some, list) else [some])]
+                found.append([one.fingerprint() for one in each if isinstance(one, ClientLoaders)])
         if found[0] == found[1]:
             raise ValueError(
                 "divisions must be 1 where the seed of the data decides nothing, found more: clients and their "

@@ -11,6 +11,7 @@ from fl_lightning.comparison.plan import Plan, Run
 from fl_lightning.comparison.selection import Measure
 from fl_lightning.report.conclusion import LOCAL, POOLED
 from fl_lightning.report.number_formats import STAGES, notation, percent, plural, shortened, spread
+from fl_lightning.report.repetitions import division_share
 from fl_lightning.report.summary import Figure, MethodSummary
 
 WIDTH = 120
@@ -40,19 +41,23 @@ def _lines(rows: Sequence[MethodSummary], names: int, clients: int) -> list[str]
     angles = any(row.angle.spread is not None for row in rows)
     columns = ("mean", "worst_10", "worst", "angle")
     form = {column: notation([getattr(row, column).mean for row in rows]) for column in columns}
-    head = ["method", "lr", "mean", "worst 10 %", "worst client", *["angle"] * angles, "conflicts", "seconds"]
+    shares = [[division_share(row.numbers.get(key, {})) for key in ("mean", "worst_10")] for row in rows]
+    split = any(share is not None for both in shares for share in both)
+    head = ["method", "lr", "mean", "worst 10 %", *["by division"] * split, "worst client", *["angle"] * angles]
+    head += ["conflicts", "seconds"]
     cells = [
         [
             _short(row.method, names),
             "-" if row.learning_rate is None else f"{row.learning_rate:g}",
             _cell(row.mean, form["mean"]),
             _cell(row.worst_10, form["worst_10"]),
+            *[", ".join("-" if share is None else f"{share:.0%}".replace("%", " %") for share in both)] * split,
             (f"{_short(row.worst_client, clients)} " if row.worst_client else "") + _cell(row.worst, form["worst"]),
             *[_cell(row.angle, form["angle"])] * angles,
             "-" if isnan(row.conflicts) else percent(row.conflicts),
             "-" if isnan(row.seconds) else f"{row.seconds:.1f}" if row.seconds < 99.95 else f"{row.seconds:.0f}",
         ]
-        for row in rows
+        for row, both in zip(rows, shares, strict=True)
     ]
     widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
     # Seconds align at the right, and so does nothing else: marks end some of the other cells.
@@ -95,6 +100,8 @@ def notes(plan: Plan, rows: Sequence[MethodSummary], measure: Measure, failures:
             + " Another division of the data may say something else: see divisions."
             * (plan.divisions == 1)
         )
+    if plan.divisions > 1 and len(plan.seeds) > 1:
+        found.append("By division: the division's share of the variance behind ± of the mean and of the worst 10 %.")
     if any(row.angle.spread is not None for row in rows):
         found.append("Angle: fairness angle in radians, 0 if all clients have the same value.")
     found.append(

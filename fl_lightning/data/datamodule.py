@@ -279,11 +279,11 @@ class FederatedDataModule(LightningDataModule):
         return self._division.train()
 
     def val_dataloader(self) -> ClientLoaders | list[Any]:
-        """All clients' validation data; an empty list if the wrapped module returns no loader."""
+        """All clients' validation data: of each loader that the wrapped module returns, in a list unless it is one."""
         return self._division.evaluation("val")
 
     def test_dataloader(self) -> ClientLoaders | list[Any]:
-        """All clients' test data; an empty list if the wrapped module returns no loader."""
+        """All clients' test data, as :meth:`val_dataloader`."""
         return self._division.evaluation("test")
 
     def predict_dataloader(self) -> Any:

@@ -87,9 +87,8 @@ class Division:
         if stage in ("fit", None):
             self._fit_ready = True
             self._forget()
-        for evaluated in ("val", "test"):
-            if evaluated != self._holdout_stage:
-                self._parts.pop(evaluated, None)
+        gone = {"val", "test"} - {self._holdout_stage}
+        self._parts = {name: parts for name, parts in self._parts.items() if name.split()[0] not in gone}
 
     def train(self) -> ClientLoaders:
         """All clients' training data, from a fresh loader of the data module."""
@@ -99,19 +98,30 @@ class Division:
         return self._ask() if loaders is None else loaders
 
     def evaluation(self, stage: Literal["val", "test"]) -> ClientLoaders | list[Any]:
-        """All clients' evaluation data; an empty list if the data module returns no loader."""
+        """All clients' evaluation data, of each loader if there are several; an empty list if there is none."""
         samples, settings = self._divided()
         size = self._batch_sizes[stage]
         if stage == self._holdout_stage:
             plain = replace(settings, shuffle=False, drop_last=False, batch_size=size or settings.batch_size)
             return ClientLoaders(samples.dataset, self._parts[stage], stage, plain)
-        loader = only_loader(getattr(self._data, f"{stage}_dataloader")())
-        if loader is None or loader == []:
+        loaders = only_loader(getattr(self._data, f"{stage}_dataloader")())
+        if loaders is None or loaders == []:
             return []
-        settings = self._settings(loader, stage)
-        parts = self._parts.get(stage)
+        if not isinstance(loaders, (list, tuple)):
+            return self._of_loader(loaders, stage)
+        found = [self._of_loader(loader, stage, place) for place, loader in enumerate(loaders)]
+        if len({tuple(one.names) for one in found}) > 1:
+            raise ValueError(
+                f"evaluation must be 'matched' or 'shared' where the loaders of {loader_name(self._data, stage)} have "
+                f"different clients that training lacks, found {self._evaluation!r}"
+            )
+        return found
+
+    def _of_loader(self, loader: Any, stage: Literal["val", "test"], place: int = 0) -> ClientLoaders:
+        settings, name = self._settings(loader, stage), f"{stage} {place}" if place else stage
+        parts = self._parts.get(name)
         if parts is None or parts.num_samples != num_samples(loader.dataset):
-            self._parts[stage] = parts = self._divide_evaluation(stage, loader.dataset)
+            self._parts[name] = parts = self._divide_evaluation(stage, loader.dataset, place)
         return ClientLoaders(loader.dataset, parts, stage, settings)
 
     def _divided(self) -> tuple[Samples, LoaderSettings]:
@@ -154,14 +164,14 @@ class Division:
         self._parts["train"] = parts
         rank_zero_info(f"Federated data: {parts.summary()}")
 
-    def _divide_evaluation(self, stage: str, dataset: Any) -> ClientIndices:
+    def _divide_evaluation(self, stage: str, dataset: Any, place: int) -> ClientIndices:
         train, parts, how = self.train_samples, self._parts["train"], self._partition
         total = num_samples(dataset)
         if self._evaluation == "shared":
             return ClientIndices.shared(total, len(parts), parts.names)
         if self._evaluation == "matched" and dataset is train.dataset and self._holdout_stage is None:
             return parts  # the same samples (forecasts of series that were trained on): everybody has their own
-        seed = derive_seed(self._seed, "partition", stage)
+        seed = derive_seed(self._seed, "partition", stage, *([place] if place else []))
         given = self._labels if callable(self._labels) or isinstance(self._labels, str) else None
         samples = Samples(dataset, stage, given)
         if not isinstance(how, Partition):

@@ -21,8 +21,8 @@ from fl_lightning.arguments import Bounds, checked
 from fl_lightning.data.labels import num_samples
 
 ONE_DATASET = (
-    "clients are formed from a single dataset, so join several with ConcatDataset; where each needs values of its own "
-    "in evaluation, let every sample say which dataset it is from, and log under that name (docs/data.md)"
+    "clients are formed from a single dataset, so join several with ConcatDataset; several to evaluate come in a list "
+    "from val_dataloader or test_dataloader of a LightningDataModule"
 )
 """What to do with several loaders, as the end of an error."""
 

@@ -102,6 +102,8 @@ class RegisteredClients:
         own, description = self.fit_description, FitDescription.from_state_dict(found.description)
         differences = own.differences(description)
         refused = [differences[name] for name in _MUST_AGREE if name in differences]
+        if ".lora_" in differences.get("layout", ""):
+            refused.append("adapters: the mean of factors needs one rank and the same adapted layers on all sides")
         ours, theirs = (d.versions.get("fl_lightning") for d in (own, description))
         if ours != theirs:
             refused.append(f"version: fl_lightning {ours} became {theirs}")

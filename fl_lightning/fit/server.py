@@ -26,6 +26,7 @@ from fl_lightning.core.storage.column_parts import for_columns, in_columns
 from fl_lightning.data.cohort_samplers import Selection
 from fl_lightning.fit.checks import check_selection
 from fl_lightning.fit.cohorts import Cohorts
+from fl_lightning.fit.effective_conflicts import EffectiveConflicts
 from fl_lightning.fit.failures import Failures
 from fl_lightning.fit.global_step import GlobalStep, RefusedStepError
 from fl_lightning.fit.guarding import Guards
@@ -73,6 +74,7 @@ class Server:
         options.check_rounds(len(rows), sizes)
         self.guards, self.failures = Guards(options.guards), Failures(options, num_clients)
         self._step = GlobalStep(binding, options.server_optimizer)
+        self._effective = EffectiveConflicts(binding.module, binding.layout)
         self.cohorts = Cohorts(rows, binding.theta, options.client_rule, num_clients)
 
     @property
@@ -177,6 +179,7 @@ class Server:
             step, step_norm = self._aggregate(cohort)
             take = self._step.tried(self._rows.columns.joined(step), step_norm)
             dots = cohort.updates.dots(step).cpu()
+            scalars |= self._effective.count(cohort, step)
             self._rule.commit(cohort)
         except refused as refusal:
             settle(False)

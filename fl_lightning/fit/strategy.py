@@ -222,7 +222,6 @@ class FederatedStrategy(ReadableStrategy):
         """Gives the parameters their own storage and restores the trainer's limits."""
         self._evaluator.stop()
         self._fits.close(self.trainer.interrupted)
-        self._evaluator.forget_loaders()
         self._data.give_back()
         self.give_limits_back(self.trainer)
         super().teardown()

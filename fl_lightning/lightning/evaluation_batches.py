@@ -7,7 +7,7 @@ therefore travel with the batch. The tag comes off where Lightning's evaluation 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
@@ -42,17 +42,21 @@ class ClientBatch:
 
 
 @contextmanager
-def untagged_batches(trainer: Trainer, around: Callable[[ClientBatch], AbstractContextManager[None]]) -> Iterator[None]:
+def untagged_batches(
+    trainer: Trainer, before: Callable[[], None], around: Callable[[ClientBatch], AbstractContextManager[None]]
+) -> Iterator[None]:
     """Takes the tags off all batches of the running evaluation before any hook sees them.
 
     Args:
         trainer: the trainer; its evaluation loop is as it was when the context ends.
+        before: called before each batch, with a tag or without.
         around: entered with the tag before the first hook of a batch, left after the last.
     """
     loop = _evaluation_loop(trainer)
     evaluation_step = loop._evaluation_step
 
     def step(batch: Any, batch_idx: int, *args: Any, **kwargs: Any) -> None:
+        before()
         tags = list(_tags(batch))
         if tags:
             batch = apply_to_collection(batch, ClientBatch, attrgetter("batch"))
@@ -70,10 +74,10 @@ def untagged_batches(trainer: Trainer, around: Callable[[ClientBatch], AbstractC
 
 
 @contextmanager
-def counted_batches(trainer: Trainer, count: int) -> Iterator[None]:
-    """``trainer.num_val_batches`` and ``num_test_batches`` say how many batches one client has."""
+def counted_batches(trainer: Trainer, counts: Sequence[int]) -> Iterator[None]:
+    """``trainer.num_val_batches`` and ``num_test_batches`` say how many batches one client has of each loader."""
     loop = _evaluation_loop(trainer)
-    before, loop._max_batches = loop._max_batches, [count]
+    before, loop._max_batches = loop._max_batches, list(counts)
     try:
         yield
     finally:
@@ -83,6 +87,12 @@ def counted_batches(trainer: Trainer, count: int) -> Iterator[None]:
 def num_loaders(trainer: Trainer) -> int:
     """How many loaders the running evaluation walks over."""
     return len(_evaluation_loop(trainer)._max_batches)
+
+
+def walked_loaders(trainer: Trainer) -> tuple[list[object], bool]:
+    """The loaders of the running evaluation, and whether it walks over one after the other, not side by side."""
+    loop = _evaluation_loop(trainer)
+    return list(loop._combined_loader.flattened), bool(loop._is_sequential)
 
 
 def _evaluation_loop(trainer: Trainer) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far numbers of several fits of one method vary, and whether two methods differ by more than that.
+"""How far numbers of several fits of one method vary, by what, and whether two methods differ by more than that.
 
 Repetitions of one division of the data differ by their seeds alone. Those of several divisions are nested: each
 division has its seeds. A difference between two methods is then one number per division, its mean over the seeds,
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from math import sqrt
-from statistics import NormalDist, fmean, stdev
+from statistics import NormalDist, fmean, stdev, variance
 from typing import NamedTuple
 
 _QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -74,6 +74,24 @@ def mark(numbers: Mapping[Repetition, float], reference: Mapping[Repetition, flo
     if interval is None or abs(interval[0]) <= interval[1]:
         return ""
     return "+" if (interval[0] > 0) == larger_is_better else "-"
+
+
+def division_share(numbers: Mapping[Repetition, float]) -> float | None:
+    """The share of the numbers' variance that is the division's, by an analysis of variance with seeds nested in it.
+
+    Returns:
+        0 to 1; ``None`` without several divisions and several seeds of one of them.
+    """
+    divisions: dict[int, list[float]] = {}
+    for repetition, value in numbers.items():
+        divisions.setdefault(repetition.division, []).append(value)
+    several = [found for found in divisions.values() if len(found) > 1]
+    if len(divisions) < 2 or not several:
+        return None
+    within = sum(variance(found) * (len(found) - 1) for found in several) / sum(len(found) - 1 for found in several)
+    seeds = len(divisions) / sum(1 / len(found) for found in divisions.values())  # harmonic: runs may have failed
+    between = max(0.0, variance(fmean(found) for found in divisions.values()) - within / seeds)
+    return between / (between + within) if between + within else None
 
 
 def _quantile(freedom: int) -> float:

@@ -9,6 +9,7 @@ import pytest
 from fl_lightning import algorithms as fl
 
 OUT_OF_RANGE = {
+    fl.AdaFed: {"gamma": [-0.1, nan, inf], "unit": ["mean"]},
     fl.AFL: {"lambda_lr": [-0.1, nan, inf]},
     fl.Ditto: {"lam": [-1.0, nan], "personal_lr": [0.0]},
     fl.FA: {"bases": [[1.0], [[nan]]], "sigma": [0.0], "bound": [0.5], "tau": [-0.1], "penalty": [-1.0]},

@@ -8,12 +8,14 @@ from math import isnan
 from types import SimpleNamespace
 
 import pytest
-from small_suite import METHODS, TINY
+import torch
+from small_suite import METHODS, TINY, blobs
 
 import fl_lightning as fl
 from benchmarks.leaderboard import __main__ as program
-from benchmarks.leaderboard import pictures, standing, suites
+from benchmarks.leaderboard import data, pictures, standing, suites
 from benchmarks.leaderboard.bootstrap import Interval
+from benchmarks.leaderboard.divisions import DIVISIONS, Divisions
 from benchmarks.leaderboard.methods import REFERENCE
 from benchmarks.leaderboard.records import failed, finished, pack, packed, packed_file, read_traffic, unpack
 from benchmarks.leaderboard.report import PAGE, overview, tables
@@ -36,7 +38,7 @@ def tiny(tmp_path, monkeypatch):
 
 def call(command, folder, out="out", *more):
     given = [command, "tiny", "--out", str(folder / out), *more]
-    given += ["--data-root", str(folder)] if command in ("run", "traffic") else []
+    given += ["--data-root", str(folder)] if command in ("run", "divisions", "traffic") else []
     given += ["--page", str(folder / "page.md")] if command == "report" else []
     program.main(given)
 
@@ -112,7 +114,7 @@ def test_what_is_packed_is_what_the_tables_need(tiny, monkeypatch):
 
 
 def test_the_suites_are_as_the_page_says():
-    assert [len(each.methods()) for each in SUITES] == [37, 40, 37, 37, 12, 12, 9, 8, 16, 7, 8, 8]
+    assert [len(each.methods()) for each in SUITES] == [38, 41, 38, 38, 12, 12, 9, 8, 16, 7, 8, 8]
     assert all(next(iter(each.methods())) == REFERENCE for each in SUITES)
     assert len({each.name for each in SUITES}) == len(SUITES)
     assert suite("adult").trainer.keywords["max_epochs"] == suite("adult").rounds
@@ -120,15 +122,18 @@ def test_the_suites_are_as_the_page_says():
 
 
 def test_the_tables_are_those_of_the_packed_runs():
-    standings = []
+    standings, alone = [], {}
     for each in SUITES:
         folder = program.RESULTS / each.name
         runs, failures = packed(folder), {line["run"]: "" for line in read(packed_file(folder)) if "failed" in line}
         standings.append(Standing(each, runs, failures))
         written = folder.with_suffix(".md").read_text(encoding="utf-8")
         assert tables(standings[-1], read_traffic(folder)) == written, "python -m benchmarks.leaderboard report"
+        divisions = Divisions(each, program.RESULTS)
+        alone[each.name], table = divisions.alone, divisions.folder.with_suffix(".md")
+        assert divisions.page() == (table.read_text(encoding="utf-8") if table.exists() else "")
     page = PAGE.read_text(encoding="utf-8")
-    assert rewritten(page, "overview", overview(standings)) == page, "python -m benchmarks.leaderboard report"
+    assert rewritten(page, "overview", overview(standings, alone)) == page, "python -m benchmarks.leaderboard report"
 
 
 def test_the_overview_has_means_and_worst_clients_and_marks_what_is_no_noise():
@@ -145,13 +150,17 @@ def test_the_overview_has_means_and_worst_clients_and_marks_what_is_no_noise():
 
     many = of_suite("fmnist-pat1", row("A", 0.5, 0.25, 0.125), row("B", 1, 0.5, 0, 0.2, -0.2))
     few = of_suite("office", row("A", 0.75, 0, 0.5), row("C", 0.25, 0, 0.125, -0.05))
-    text = overview([many, few, of_suite("text", row("D", 1, 1, 1))])
+    own = SimpleNamespace(
+        **{key: SimpleNamespace(mean=n) for key, n in {"mean": 1, "worst_10": 0.5, "worst": 0.25}.items()}
+    )
+    text = overview([many, few, of_suite("text", row("D", 1, 1, 1))], {"fmnist-pat1": own, "office": own, "text": None})
     first, second = text.split("\n\n")
     assert first.splitlines()[2] == (
         "| [Fmnist-Pat1](../benchmarks/leaderboard/results/fmnist-pat1.md) | 2 of 2 | 1 | 1 min 30 s |"
     )
     assert second.splitlines()[2:] == [
         "| A | .500 .250 | .750 .500 |", "| B | 1.000+ .500- |  |", "| C |  | .250 .125 |",
+        "| local only | 1.000 .500 | 1.000 .250 |",
     ]  # fmt: skip
 
 
@@ -210,3 +219,49 @@ def test_a_method_is_not_compared_before_all_its_rates_ran(tiny):
     assert rows["FedLF"].tried == whole["FedLF"].tried - 1
     assert not rows["FedLF"].differences
     assert rows["FedAvg, uniform weights"].differences
+
+
+@pytest.mark.fit
+def test_further_divisions_have_the_rates_of_the_suite_and_go_on(tiny, capsys):
+    call("run", tiny, "out", "--seeds", "1")
+    call("report", tiny)
+    assert not (tiny / "out" / "tiny-divisions.md").exists()
+    capsys.readouterr()
+    call("divisions", tiny)
+    said = capsys.readouterr().out
+    divisions = Divisions(TINY, tiny / "out")
+    runs, picked = list(divisions.runs()), Standing(TINY, finished(tiny / "out" / "tiny"), {}).picked
+    assert len(runs) == len(divisions.results) == DIVISIONS * (len(METHODS) + 1)
+    assert said.count("tiny: ") == len(runs) - len(METHODS), "the first division is the suite's"
+    assert {run.learning_rate for run in runs if run.method in METHODS} == set(picked.values())
+    assert {run.learning_rate for run in runs if run.method == "local only"} == {picked[REFERENCE]}
+    clients = [divisions.results[run].record.last_values("test").sizes for run in runs if run.method == REFERENCE]
+    assert len(set(clients)) == DIVISIONS
+    page = divisions.page()
+    assert "Not run yet" not in page
+    assert [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| ")][2:] == [
+        f"| {name:23}" for name in (*METHODS, "local only")
+    ]
+    call("divisions", tiny)
+    assert "tiny: " not in capsys.readouterr().out
+    call("pack", tiny)
+    for path in (tiny / "out" / "tiny-divisions" / "runs").glob("*"):
+        path.unlink()
+    call("report", tiny)
+    assert (tiny / "out" / "tiny-divisions.md").read_text() == page
+
+
+def test_data_whose_samples_are_drawn_are_drawn_anew(monkeypatch, tmp_path):
+    pair = SimpleNamespace(train=blobs(120, 0), test=blobs(60, 1))
+    source = SimpleNamespace(load=lambda root: pair)
+    whole = data.images(source, fl.data.IID(4), tmp_path)
+    own = data.images(source, fl.data.IID(4), tmp_path, tests=10)
+    for one in (whole, own):
+        again, other = one.divided_anew(0), one.divided_anew(1)
+        trained = [each.train_dataloader().indices(0).tolist() for each in (one, again, other)]
+        assert trained[0] == trained[1] != trained[2]
+        tested = [[batch for batch, _ in each.test_dataloader().batches(0, seed=None)] for each in (one, again, other)]
+        values = [torch.cat([batch[0] for batch in batches]) for batches in tested]
+        assert torch.equal(values[0], values[1])
+        assert values[0].shape != values[2].shape or not torch.equal(values[0], values[2])
+        assert isinstance(other, data.Drawn)

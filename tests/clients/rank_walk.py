@@ -49,6 +49,16 @@ class Averages(Classifier):
         self.log("val_synced", self(batch[0]).max(), sync_dist=True, on_step=True, on_epoch=True)
 
 
+class OfTwoLoaders(Classifier):
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        super().validation_step(batch, batch_idx)
+
+
+class TwoLoaders(Blobs):
+    def val_dataloader(self):
+        return [super().val_dataloader(), super().test_dataloader()]
+
+
 class Counts(L.Callback):
     """Sees the clients of a round one by one, as in one process."""
 
@@ -68,7 +78,7 @@ METHODS = {
     "FedProx": A.FedProx, "FedProc": A.FedProc, "FedCKA": A.FedCKA, "FedMGDAPlus": A.FedMGDAPlus, "TERM": A.TERM,
     "QFedAvg": A.QFedAvg, "FedFa": A.FedFa, "FedGini": A.FedGini, "DRFL": A.DRFL, "MMPF": A.MMPF, "FairReg": A.FairReg,
     "FA": lambda: A.FA(torch.eye(12).double(), sigma=4.0), "FedPer": A.FedPer, "FedBN": A.FedBN,
-    "FedRep": lambda: A.FedRep(head_epochs=0), "UPGrad": A.UPGrad,
+    "FedRep": lambda: A.FedRep(head_epochs=0), "UPGrad": A.UPGrad, "AdaFed": A.AdaFed,
     "FedLF, fair row where needed": lambda: A.FedLF(fair_row="needed"), "PropFair": A.PropFair, "AAggFF": A.AAggFF,
     "AAggFF in silos": lambda: A.AAggFF("silo"), "FairFed": A.FairFed, "FedISM": A.FedISM, "FedPW": A.FedPW,
 }  # fmt: skip
@@ -119,6 +129,7 @@ OPTIONS_OF_STRATEGIES = {
     "global buffers": {"buffers": "global"},
     "few": {"min_clients": 5, "sampler": D.AvailabilitySampler(0.5), "max_failed_rounds": None},
     "partition": {"partition": D.Dirichlet(7, 1.0), "data": Blobs()},
+    "several loaders": {"partition": D.Dirichlet(7, 1.0), "data": TwoLoaders(), "module": OfTwoLoaders},
     "MOON and FedLF": {"method": A.FedLF, "client": A.MOON()},
     "FedDyn and FedHEAL": {"method": A.FedHEAL, "client": A.FedDyn()},
 }

@@ -93,7 +93,7 @@ def test_subclasses_that_only_set_arguments_are_fine():
         (
             lambda: [DataLoader(DATA), DataLoader(DATA)],
             TypeError,
-            "one torch DataLoader, found list.*ConcatDataset; where each needs val",
+            "one torch DataLoader, found list.*ConcatDataset; several to evaluate come in a list",
         ),
         (lambda: {"a": DataLoader(DATA)}, TypeError, "found dict"),
         (

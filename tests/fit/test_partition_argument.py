@@ -205,7 +205,11 @@ def two_loaders():
     [
         (lambda: DataLoader(Stream(), 4), None, "train_dataloaders must have a map-style dataset"),
         (two_loaders, None, "train_dataloaders must be one torch DataLoader, found list"),
-        (lambda: DataLoader(blobs(20)), two_loaders, "val_dataloaders must be one torch DataLoader, found list"),
+        (
+            lambda: DataLoader(blobs(20)),
+            lambda: {"a": DataLoader(blobs(20))},
+            "val_dataloaders must be one .* found dict",
+        ),
         (federated_blobs, None, r"partition must be left out of FederatedStrategy for data that is divided, found Fed"),
         (lambda: federated_blobs().train_dataloader(), None, "for data that is divided, found ClientLoaders"),
     ],

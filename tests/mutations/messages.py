@@ -13,6 +13,7 @@ known = In(
     "fl_lightning/federation/registered_clients.py",
     f"{COUNTS} {DOOR} {CLIENT} -k 'test_server_counts or (introductions and not ends) or length_of_rounds or disagree'",
 )
+ranks = In("fl_lightning/federation/registered_clients.py", f"{SERVER} -k another_rank")
 door = In(
     "fl_lightning/federation/door.py", f"{DOOR} -k 'evaluations or that_are_none or that_is_none or no_message_has'"
 )
@@ -36,6 +37,7 @@ values = In(
 )
 
 MUTATIONS = [
+    ranks("nothing is said of adapters of another rank", '".lora_" in', '".lora_A_" in'),
     away(
         "a client does not take what rounds have left",
         "            kept.apply(change)\n        self._visit.begin()\n",

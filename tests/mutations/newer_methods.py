@@ -6,6 +6,7 @@ from mutations.change import In
 CONTRACT = "tests/algorithms/test_contract.py"
 PERSONAL = "tests/algorithms/test_personal_layers.py"
 
+adafed = In("fl_lightning/algorithms/adafed.py", "tests/algorithms/test_adafed.py")
 upgrad = In("fl_lightning/algorithms/upgrad.py", "tests/algorithms/test_upgrad.py")
 fedlf = In("fl_lightning/algorithms/fedlf.py", "tests/algorithms/test_fedlf.py tests/algorithms/test_gram_forms.py")
 layers = In("fl_lightning/algorithms/_shared/personal_layers.py", PERSONAL)
@@ -21,6 +22,16 @@ smallest = In("fl_lightning/algorithms/_shared/smallest.py", "tests/algorithms/t
 shares = In("fl_lightning/algorithms/_shared/smallest.py", "tests/algorithms/test_column_shares.py -k FedPW")
 
 MUTATIONS = [
+    adafed("the divisors of equation 6 are the losses", "phi[k] - shares @ scales[:r]", "phi[k]"),
+    adafed("projections are not taken off", "v = -(shares @ vectors[:r])", "v = torch.zeros_like(gram[0])"),
+    adafed("orthogonal updates are averaged", "(scales / squares) @ vectors", "(scales / squares.mean()) @ vectors"),
+    adafed("shares of the hull do not add up to one", "(scales**2 / squares).sum()", "(scales / squares).sum()"),
+    adafed("losses count as they are", 'self.unit == "largest" else 1.0', "False else 1.0"),
+    adafed("the power is left out", ") ** self.gamma", ") ** 1"),
+    adafed("the smallest losses come first", "descending=True, ", ""),
+    adafed("dependent updates count", "> DEPENDENT * gram[k, k]", "> 0"),
+    adafed("zero rows set the unit", "torch.where(live, losses, 0.0).max()", "losses.max()"),
+    adafed("the step is short, and taken", "> ZERO_DIRECTION * norms.mean()", "> 0"),
     upgrad("projections are added up, not averaged", "device=gram.device) / m", "device=gram.device)"),
     upgrad("layers count alike in the weights", "shares @ coeff / shares.sum()", "coeff.mean(0)"),
     fedlf("a fair row takes part where losses are nearly equal", 'FAIR_ENOUGH if self.fair_row == "needed" else ', ""),

@@ -12,6 +12,12 @@ server = In(
     "fl_lightning/fit/server.py",
     f"{POLICIES} -k 'not in_any_rule and not changes_nothing'",
 )
+SEVERAL = "tests/fit/evaluation/test_several_loaders.py"
+evaluated = In("fl_lightning/fit/evaluation/client_evaluation.py", SEVERAL)
+own_batches = In("fl_lightning/fit/evaluation/loader.py", SEVERAL)
+one_client = In("fl_lightning/fit/evaluation/one_client.py", SEVERAL)
+recorded = In("fl_lightning/fit/evaluation/recorded_logs.py", SEVERAL)
+divided = In("fl_lightning/data/division.py", SEVERAL)
 cohorts = In("fl_lightning/fit/cohorts.py", f"{SIMULATION}/test_server.py")
 reports = In("fl_lightning/fit/server.py", f"{SIMULATION}/test_telemetry.py -k own_round")
 uploads = In(
@@ -50,8 +56,22 @@ skipped = In("fl_lightning/clients/local_trainer.py", "tests/fit/test_lightning_
 rare = In("fl_lightning/lightning/step_values.py", "tests/fit/test_lightning_warnings.py -k 'log_every or wait'")
 grouped = In("fl_lightning/lightning/grouped_optimization.py", "tests/clients/test_accumulation.py")
 scaled = In("fl_lightning/lightning/epoch_loop.py", "tests/clients/test_accumulation.py")
+products = In("fl_lightning/fit/effective_conflicts.py", "tests/fit/test_effective_conflicts.py")
+logged = In("fl_lightning/fit/server.py", "tests/fit/test_effective_conflicts.py -k log")
 
 MUTATIONS = [
+    products("both factors' updates act on the old factor", "a[:1] - a[1:]", "a[:1]"),
+    products("what A does is left out", "b[:1].expand_as(b[1:])", "0 * b[1:]"),
+    products("the product is scaled once", "pair.scaling**2", "pair.scaling"),
+    products("the scaling of another adapter counts", 'given.get(rest.partition(".")[0], 1.0)', "max(given.values())"),
+    products("what is no factor does not count", "products += dots", "dots"),
+    products("factors of embeddings are no pairs", "(?:embedding_)?", ""),
+    products("pairs with a frozen factor A are left out", "first in layout.names or ", ""),
+    products("pairs with a frozen factor B are left out", " or second in layout.names", ""),
+    products("shapes that do not multiply are pairs", " and shape[:1] == (prod(shapes[second][1:]),)", ""),
+    products("columns of the share before are read again", "max(begin, first), max(", "first, max("),
+    products("a client whose update does nothing conflicts", "products < 0", "products <= 0"),
+    logged("conflicts are counted against the step's opposite", "count(cohort, step)", "count(cohort, -step)"),
     groups(
         "gradients are forgotten by the place in the visit", "opens or place == 0", "opens or done % work.window == 0"
     ),
@@ -171,4 +191,12 @@ MUTATIONS = [
     ),
     checks("memory of other data is taken", "refused and memories and strict", "False"),
     checks("zeros are no memory", "state.numel() > 0", "bool(state.any())"),
+    evaluated("samples of other loaders do not count", ".size += batch", ".size = batch"),
+    evaluated("clients stand in the order of loaders", "dict(sorted(self._clients.items()))", "self._clients"),
+    own_batches("all loaders are the first", "told = place if", "told = 0 if"),
+    one_client("transfer hooks are told the first loader", "(trainer, batch, loader or 0)", "(trainer, batch)"),
+    one_client("batches of the last loader are all there are", "own.number for own in loaders]", "loaders[-1].number]"),
+    recorded("names that say it are not left alone", 'kwargs.get("add_dataloader_idx", True)', "True"),
+    divided("loaders are divided by one draw", "*([place] if place else [])", ""),
+    divided("the second loader's division stays", "name.split()[0] not in gone", "name not in gone"),
 ]

@@ -16,6 +16,7 @@ class Facts:
         tree: the copy of Lightning that it uses.
         schedule: what moves its learning rates; ``None`` if nothing does.
         evaluated: metrics that the last validation of its fit has for every client.
+        undefined: by metric, words of the reason why it is undefined for some client.
         differs: what one client does not share bit for bit with the project as it was, and why. Keys are regular
             expressions of logged names, or ``"weights"``.
         rounds: rounds of a federated fit for each of the script's epochs, where the library counts steps.
@@ -27,6 +28,7 @@ class Facts:
     tree: str = "lightning.pytorch"
     schedule: str | None = None
     evaluated: tuple[str, ...] = ()
+    undefined: Mapping[str, str] = field(default_factory=dict)
     differs: Mapping[str, str] = field(default_factory=dict)
     rounds: int = 1
     resumes: bool = True
@@ -68,12 +70,14 @@ PROJECTS = {
         evaluated=("val_loss", "val_MulticlassJaccardIndex"),
     ),
     "language_model": Facts(package="requests"),
+    "lora": Facts(package="peft", evaluated=("val_loss", "val_acc")),
     "medical": Facts(package="monai", tree="pytorch_lightning", evaluated=("val_dice", "val_loss")),
     "molecules": Facts(
         package="chemprop",
         schedule="Noam per step",
         evaluated=("val/rmse", "val/mae", "val_loss"),
     ),
+    "recommender": Facts(package="torch_rechub", evaluated=("val_auroc",)),
     "segmentation": Facts(
         package="segmentation_models_pytorch",
         schedule="CosineAnnealingLR per step",
@@ -90,6 +94,11 @@ PROJECTS = {
             "validation": "validation draws latent variables",
         },
         sequential="worker processes would not see what SaveCheckpoint does between two clients",
+    ),
+    "survival": Facts(
+        package="torchsurv",
+        evaluated=("val_concordance",),
+        undefined={"val_concordance": "All samples are censored"},  # of the hospital without events
     ),
     "tabular": Facts(package="pytorch_tabular", tree="pytorch_lightning", schedule="ExponentialLR per epoch"),
     "time_series": Facts(

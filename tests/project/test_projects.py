@@ -107,6 +107,8 @@ def test_federated_resumed_and_in_parallel(name, facts, tmp_path):
     assert strategy.executor_fallback is None
     for metric in facts.evaluated:
         assert len(fit.evaluation.values[metric]) > 1
+    for metric, words in facts.undefined.items():
+        assert any(words in reason for reason in fit.evaluation.undefined[metric].values())
     if facts.resumes:
         whole, rest = checkpoint(tmp_path / "whole", 0), tmp_path / "rest"
         resumed = federated_fit(name, facts.tree, rest, EPOCHS, resume=whole)

@@ -145,8 +145,9 @@ def test_large_fits_give_small_pages_that_say_what_is_left_out(tmp_path):
 
 def test_heat_maps_have_one_scale_every_division_a_picture_and_several_seeds_a_band(tmp_path):
     first, second = fit_record("FedAvg", rounds=4), fit_record("FedLF", rounds=40)
-    negative = replace(second.weights, totals=tuple(tuple(-total for total in row) for row in second.weights.totals))
-    found = pictures(written(tmp_path, first, replace(second, weights=negative)))["pictures"]
+    totals = second.weights.totals
+    signed = replace(second.weights, totals=(tuple(-total / 9 for total in totals[0]), *totals[1:]))
+    found = pictures(written(tmp_path, first, replace(second, weights=signed)))["pictures"]
     ends = {
         key: [(spec["data"][0]["zmin"], spec["data"][0]["zmax"]) for spec in found[key]]
         for key in ("over-time", "weights", "layer-conflicts")
@@ -158,6 +159,7 @@ def test_heat_maps_have_one_scale_every_division_a_picture_and_several_seeds_a_b
     assert lowest == -highest < 0
     assert len(found["partition"]) == 1
     other = replace(first, seed=1, client_sizes=(9, 9, 9, 9))
+    assert len(pictures(written(tmp_path, first, replace(first, seed=1)))["pictures"]["partition"]) == 1
     two = pictures(written(tmp_path, first, other))["pictures"]
     assert len(two["partition"]) == 2
     assert [trace["line"]["width"] for trace in two["mean-and-worst"][0]["data"]] == [2, 0, 2], "a band for the worst"
@@ -274,6 +276,14 @@ class TestSentences:
         assert method.points("acc", "test")[0].client_id == 0
         worst = method.numbers("acc", "test", "max")["worst"]
         assert worst == {Repetition(0, 0): pytest.approx(0.2), Repetition(0, 1): 0.5}
+
+    def test_seeds_that_divide_the_data_have_clients_of_their_own(self):
+        first = fit_record(rounds=1)
+        (method,) = by_method([first, replace(first, seed=1, client_sizes=(9, 9, 9, 9))])
+        points = method.points("test_acc", "test")
+        assert [point.label for point in points[:2]] == ["client 0 (seed 0)", "client 0 (seed 1)"]
+        assert len(points) == 8
+        assert method.worst_client("test_acc", "test", "max") is None
 
     def test_values_near_zero_and_small_ones_count_as_good(self):
         record = fit_record(rounds=3)

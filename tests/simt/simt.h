@@ -173,7 +173,7 @@ void copy_wait(int groups);
 void fence_tensor_cores();
 std::uint32_t fences(int thread);
 // wgmma.mma_async on rows of this array: begun, multiplied any number of times, ended and waited for. The numbers are
-// those that lie there at the wait; until then d is NaN. Behind so many rows and others anything may lie.
+// those that lie there at the wait; until then d is something else. Behind so many rows and others anything may lie.
 unsigned address_of(const Shared<unsigned>& array);
 void wgmma_begin();
 void wgmma(int n, const char* types, float* d, std::uint64_t a, std::uint64_t b, bool more, int rows, int others);

@@ -18,8 +18,8 @@ WIDE = {
     ("kernels", "multiply_rows"): (9, 0),
     ("kernels", "products_mma"): (4, 0),
     ("kernels", "products_tiled"): (1, 0),
-    ("puc_combine", "combine"): (8, 1),
-    ("puc_track", "track"): (2, 0),
+    ("puc_combine", "combine"): (4, 1),
+    ("puc_track", "track"): (5, 0),
 }
 # combine, for an output of the rows' dtype. To others it may store less than 16 bytes at a time.
 SAME = re.compile(r"combineI(?:(\w)\1|\d+(?:__half|__nv_bfloat16)S\d*_)L")

@@ -132,9 +132,7 @@ MUTATIONS = {
         "project_conflicts.cu", WARP_BARRIER, "", "project_conflicts", projection_is_right, occurrence=1
     ),
     "tensor cores: read before staged": Planted("kernels/products_mma.cuh", BARRIER, "", "layer_gram", many_are_right),
-    "warpgroups: read before copied": Planted(
-        "kernels/products_wgmma.cuh", BARRIER, "", "layer_gram", hopper_is_right
-    ),
+    "warpgroups: read before copied": Planted("kernels/products_wgmma.cuh", BARRIER, "", "layer_gram", hopper_is_right),
     "warpgroups: copied while read": Planted(
         "kernels/products_wgmma.cuh", "at == 0 ? kEnd - kTile : at - kTile", "at", "layer_gram", hopper_is_right
     ),

@@ -195,3 +195,9 @@ def test_other_rows_have_another_kernel(hopper, m, dtype, lead):
 def test_a_device_without_the_kernel_has_the_other_one(hopper):
     rows, offsets = normal(40, 400), offsets_of([400])
     assert not torch.equal(hopper.layer_gram(rows, offsets), hopper.capability(8).layer_gram(rows, offsets))
+
+
+def test_more_rows_have_another_kernel(hopper):
+    rows, others, offsets = normal(129, 300), normal(20, 300, seed=1), offsets_of([300])
+    got = hopper.layer_cross_gram(rows, others, offsets)
+    assert torch.equal(got, hopper.capability(8).layer_cross_gram(rows, others, offsets))

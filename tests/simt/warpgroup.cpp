@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Hopper's tensor cores on the processor, and the copies to shared memory that feed them.
 //
-// Which thread holds which element: PTX ISA, "Register Fragments and Shared Memory Matrix Layouts for wgmma". Where rows
-// lie is decoded from the descriptors as the hardware does: K-major, in patterns of 8 rows of 128 bytes, whose runs of
-// 16 bytes change places by the address's bits 7 to 9. Sums are cut off as mma.cpp says of the H100: the products of one
-// instruction at once, 25 bits below the leading one, then to 24 bits.
+// Which thread holds which element: PTX ISA, "Register Fragments and Shared Memory Matrix Layouts for wgmma". Where
+// rows lie is decoded from the descriptors as the hardware does: K-major, in patterns of 8 rows of 128 bytes, whose
+// runs of 16 bytes change places by the address's bits 7 to 9. Sums are cut off as mma.cpp says of the H100: the
+// products of one instruction at once, 25 bits below the leading one, then to 24 bits.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -151,7 +151,7 @@ void wgmma(int n, const char* types, float* d, std::uint64_t a, std::uint64_t b,
   Products& own = products[now().thread];
   if (!own.begun) fail("products of a warpgroup that has not begun");
   own.started.push_back({n, kind_of(types), d, a, b, more && !own.started.empty(), rows, others});
-  std::fill_n(d, n / 2, NAN);
+  std::fill_n(d, n / 2, 1e6f);
 }
 
 void wgmma(int n, const char* types, float* d, const unsigned* a, std::uint64_t b, bool more, int others) {

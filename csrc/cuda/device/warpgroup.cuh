@@ -31,17 +31,17 @@
 #define ROW_OF(row, count) (row)
 #define ROWS_APART(row, count) 8
 
-// d = a b, or with more d += a b, by a whole warpgroup: 64 rows in registers, or that a descriptor names, with n rows that
-// another one does. Between WGMMA_BEGIN and WGMMA_WAIT nobody may touch d. Of the tests alone: rows and others are how
-// many of the rows hold something.
+// d = a b, or with more d += a b, by a whole warpgroup: 64 rows in registers, or that a descriptor names, with n rows
+// that another one does. Between WGMMA_BEGIN and WGMMA_WAIT nobody may touch d. Of the tests alone: rows and others are
+// how many of the rows hold something.
 #define WGMMA_BEGIN(d) (keep_in_registers(d), wgmma_fence())
-#define WGMMA(n, depth, types, tail, d, a, b, more, rows, others)                                                     \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\nwgmma.mma_async.sync.aligned.m64n" #n depth ".f32." types    \
-               " {" WGMMA_LIST_##n "}, %0, %4, p, 1, 1" tail ";\n}"                                                   \
+#define WGMMA(n, depth, types, tail, d, a, b, more, rows, others)                                                  \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\nwgmma.mma_async.sync.aligned.m64n" #n depth ".f32." types \
+               " {" WGMMA_LIST_##n "}, %0, %4, p, 1, 1" tail ";\n}"                                                \
                : "+l"(a), "+r"(more), "+r"(more), "+r"(more), "+l"(b), "+r"(more), WGMMA_SUMS_##n(d))
-#define WGMMA_REGISTERS(n, depth, types, d, a, b, more, others)                                                       \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\nwgmma.mma_async.sync.aligned.m64n" #n depth ".f32." types    \
-               " {" WGMMA_LIST_##n "}, {%0,%1,%2,%3}, %4, p, 1, 1;\n}"                                                \
+#define WGMMA_REGISTERS(n, depth, types, d, a, b, more, others)                                                    \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\nwgmma.mma_async.sync.aligned.m64n" #n depth ".f32." types \
+               " {" WGMMA_LIST_##n "}, {%0,%1,%2,%3}, %4, p, 1, 1;\n}"                                             \
                : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3]), "+l"(b), "+r"(more), WGMMA_SUMS_##n(d))
 #define WGMMA_END(d) (wgmma_commit(), keep_in_registers(d))
 #define WGMMA_WAIT(d) (wgmma_wait(), keep_in_registers(d))
@@ -91,11 +91,11 @@ template <class T, int kCount>
 __device__ inline void wgmma(float (&d)[kCount], unsigned rows_a, unsigned rows_b, int more, int rows, int others) {
 #ifdef HAS_WGMMA
   std::uint64_t a = kPatterns | rows_a, b = kPatterns | rows_b;
-#define WGMMA_OF(n)                                                          \
-  if constexpr (kCount == n / 2 && std::is_same_v<T, __half>) {              \
-    WGMMA(n, "k16", "f16.f16", ", 0, 0", d, a, b, more, rows, others);       \
-  } else if constexpr (kCount == n / 2) {                                    \
-    WGMMA(n, "k16", "bf16.bf16", ", 0, 0", d, a, b, more, rows, others);     \
+#define WGMMA_OF(n)                                                      \
+  if constexpr (kCount == n / 2 && std::is_same_v<T, __half>) {          \
+    WGMMA(n, "k16", "f16.f16", ", 0, 0", d, a, b, more, rows, others);   \
+  } else if constexpr (kCount == n / 2) {                                \
+    WGMMA(n, "k16", "bf16.bf16", ", 0, 0", d, a, b, more, rows, others); \
   }
   WGMMA_OF(16) WGMMA_OF(24) WGMMA_OF(32) WGMMA_OF(40) WGMMA_OF(56) WGMMA_OF(64)
 #undef WGMMA_OF

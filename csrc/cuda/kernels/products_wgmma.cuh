@@ -25,9 +25,6 @@
 
 namespace fl_lightning::cuda {
 
-#ifndef DEEP
-#define DEEP 4
-#endif
 // Stages of columns in shared memory, all but one of them on their way; chains in a float32 sum.
 constexpr int kDeep = 4, kFlush = 8;
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from math import nan
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from fl_lightning.core.records import EvaluationRecord
 from fl_lightning.core.seeding import derive_seed, isolated
 from fl_lightning.fit.evaluation.client_parts import ClientPart, ClientParts
-from fl_lightning.fit.evaluation.loader import EvaluationLoader
+from fl_lightning.fit.evaluation.loader import EvaluationLoader, own_batches
 from fl_lightning.fit.evaluation.on_ranks import Division
 from fl_lightning.fit.evaluation.one_client import Alone
 from fl_lightning.fit.evaluation.personal import PREFIX, PersonalEvaluation
@@ -34,11 +34,12 @@ class ClientEvaluation:
 
     The evaluation itself goes through all batches as it would without clients, so what it logs is what plain Lightning
     logs. :class:`ClientParts` keeps apart what each client adds. Where anything else passes from client to client, each
-    client's batches are evaluated once more, from what the module held before the first of them.
+    client's batches are evaluated once more, from what the module held before the first of them. So they are where the
+    evaluation walks over several loaders, each of which has batches of every client.
 
     Args:
         trainer: the trainer whose evaluation is running.
-        loader: the loader that is being walked.
+        loaders: those that are walked, one after the other; ``None`` for data that is not divided among clients.
         stage: ``"val"`` or ``"test"``.
         round: rounds finished.
         notices: what all evaluations of a strategy have in common.
@@ -50,7 +51,7 @@ class ClientEvaluation:
     def __init__(
         self,
         trainer: Trainer,
-        loader: EvaluationLoader,
+        loaders: Sequence[EvaluationLoader | None],
         stage: str,
         round: int,  # noqa: A002
         notices: Notices,
@@ -58,7 +59,11 @@ class ClientEvaluation:
         seed: int = 0,
         ranks: Ranks | None = None,
     ) -> None:
-        self._trainer, self._loader, self._stage, self._round = trainer, loader, stage, round
+        self._trainer, self._stage, self._round = trainer, stage, round
+        self._loaders, self._several = loaders, len(loaders) > 1
+        self._divided = [one for one in loaders if one is not None]
+        self._loader = loader = self._divided[-1]
+        self._side_by_side = num_loaders(trainer) > 1 and not self._several
         self._notices, self._memory, self._noticed = notices, notices.memory, Noticed()
         self._personal, self._seed = personal, seed
         self._values = ClientValues(active_results(trainer), self._noticed)
@@ -76,17 +81,24 @@ class ClientEvaluation:
         """See :meth:`Division.divide_again`."""
         self._division.divide_again()
 
+    def begin(self) -> None:
+        """A batch is next, which may be of data that is not divided."""
+        if self._parts is None and not self._trainer.sanity_checking:
+            several = self._several or self._loader.num_evaluated > 1
+            self._parts = ClientParts(self._alone.module, self._values, self._noticed, several, not self._several)
+            self._memory.begin(self._alone.module, self._parts.start)
+
     @contextmanager
     def batch(self, batch: ClientBatch) -> Iterator[None]:
         """Around everything that Lightning does with a batch, its hooks included."""
-        if batch.source is not self._loader or self._trainer.sanity_checking:
-            yield  # of several loaders, clients are those of the last
-            return
         parts = self._parts
-        if parts is None:
-            several = self._loader.num_evaluated > 1
-            parts = self._parts = ClientParts(self._alone.module, self._values, self._noticed, several)
-            self._memory.begin(self._alone.module, parts.start)
+        if parts is None or not any(batch.source is one for one in self._divided):
+            yield  # side by side, clients are those of the last loader
+            return
+        if self._several:
+            yield
+            self._clients.setdefault(batch.client_id, ClientPart({}, [], 0, LoggedRow())).size += batch.num_samples
+            return
         if batch.is_first:
             self._begin_client(parts, batch.client_id)
         with self._division.watching():
@@ -131,6 +143,7 @@ class ClientEvaluation:
         """What was collected; a metric that a client did not log is NaN for it."""
         parts = self._parts
         if parts is not None:
+            self._clients = dict(sorted(self._clients.items()))
             self._look_again(parts)
             if self._division.is_divided:
                 self._clients = self._division.of_all(self._clients, parts, self._values)
@@ -147,11 +160,12 @@ class ClientEvaluation:
         modes: dict[str, Mode] = {
             name: "max" if better else "min" for row in rows.values() for name, better in row.larger_is_better.items()
         }
+        called = max((one.loaders.names for one in self._divided), key=len)
         return EvaluationRecord(
             self._round, self._stage, tuple(rows),
             torch.tensor([part.size for part in self._clients.values()], dtype=torch.int64), values,
             undefined={name: found for name, found in undefined.items() if found}, modes=modes,
-            client_names=tuple(self._loader.loaders.names[client] for client in rows),
+            client_names=tuple(called[client] for client in rows),
         )  # fmt: skip
 
     # ---- once all batches are over
@@ -165,7 +179,7 @@ class ClientEvaluation:
 
     def _look_again(self, parts: ClientParts) -> None:
         """Runs what the batches alone have not told, from what the module held before the first of them."""
-        in_steps = self._steps_log and num_loaders(self._trainer) == 1
+        in_steps = self._steps_log and not self._side_by_side
         lists = parts.grown if in_steps and parts.separable and len(self._clients) > 1 else []
         again = self._warned or not (self._personal is None and self._memory.is_empty and parts.separable)
         if not (lists or again):
@@ -194,7 +208,7 @@ class ClientEvaluation:
     def _separate(self, parts: ClientParts) -> None:
         """Gives every client the values of its batches alone, or none."""
         step, found = f"{type(self._alone.module).__name__}.{self._alone.step_name}", ", ".join(parts.passed_on)
-        if num_loaders(self._trainer) > 1:
+        if self._side_by_side:
             self._notices.warn(
                 f"clients have no values of their own, because {step} gathers in what cannot be told apart with "
                 f"several loaders: {found}. Log in the step, or gather in torchmetrics or in lists"
@@ -202,10 +216,10 @@ class ClientEvaluation:
             for part in self._clients.values():
                 part.row = LoggedRow(dict.fromkeys(part.row.values, nan))
             return
+        why = "runs on several loaders" if self._several else f"carries on {found} from one client to the next"
+        advice = "" if self._several else ". Gathering in torchmetrics or in lists that steps only append to saves that"
         self._notices.inform(
-            f"{step} carries on {found} from one client to the next: each client's batches are evaluated once more, "
-            "so that its values are its own. Gathering in torchmetrics or in lists that the steps only append to saves "
-            "that"
+            f"{step} {why}: each client's batches are evaluated once more, so that its values are its own{advice}"
         )
         for client, part in self._clients.items():
             part.row = self._replayed(parts, client)
@@ -221,9 +235,8 @@ class ClientEvaluation:
         before: bool = False,
     ) -> LoggedRow:  # fmt: skip
         """A client's batches alone."""
-        batches, count = self._loader.of_client(client), self._loader.num_batches(client)
         with self._from_start(parts, client, purpose, before):
-            return self._alone.steps(batches, count, mode)
+            return self._alone.steps(own_batches(self._loaders, client), mode)
 
     def _one_step(self, parts: ClientParts, before: bool = False) -> LoggedRow:
         with self._from_start(parts, -1, "alone", before):
@@ -255,7 +268,7 @@ class ClientEvaluation:
     def _forget(self, rows: dict[int, LoggedRow]) -> None:
         """Takes away values that depend on what earlier evaluations have left."""
         found = sorted(name for name in self._memory.names if any(name in row.values for row in rows.values()))
-        if not found or self._memory.is_empty or num_loaders(self._trainer) > 1:
+        if not found or self._memory.is_empty or self._side_by_side:
             return
         for row in rows.values():
             row.values |= dict.fromkeys(found, nan)

@@ -56,22 +56,25 @@ class ClientParts:
         values: what ``self.log`` collects.
         noticed: is not to hear of a metric's value of one batch.
         several: more than one client is evaluated.
+        apart: clients' batches come in one piece each; otherwise nothing is put aside.
 
     Attributes:
         start: what the module held.
         passed_on: names of what passes from client to client.
     """
 
-    def __init__(self, module: LightningModule, values: ClientValues, noticed: Noticed, several: bool) -> None:
+    def __init__(
+        self, module: LightningModule, values: ClientValues, noticed: Noticed, several: bool, apart: bool = True
+    ) -> None:
         self._module, self._values, self._noticed, self._several = module, values, noticed, several
         self.start = WholeState(module)
-        self.passed_on: list[str] = []
+        self.passed_on: list[str] = [] if apart else ["several loaders"]
         self._states = self.start.states
         self._lists = [kept for kept in self.start.attributes if isinstance(kept, Items) and _grows(kept.value)]
         self._lengths = self._own_starts = self._now()
         self._others = values.share()  # of loaders before this one
         self._parts: list[ClientPart] = []
-        self._apart = True
+        self._apart = apart
 
     @property
     def separable(self) -> bool:

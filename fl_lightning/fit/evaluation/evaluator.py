@@ -17,7 +17,7 @@ from fl_lightning.fit.evaluation.loader import EvaluationLoader
 from fl_lightning.fit.evaluation.personal import PersonalEvaluation, models_to_evaluate
 from fl_lightning.fit.evaluation.report import EvaluationReport
 from fl_lightning.fit.evaluation.said_once import Notices
-from fl_lightning.lightning.evaluation_batches import untagged_batches
+from fl_lightning.lightning.evaluation_batches import untagged_batches, walked_loaders
 from fl_lightning.lightning.names import Callback, LightningModule, Trainer, TrainerFn
 
 
@@ -54,7 +54,6 @@ class Evaluator:
     ) -> None:
         self._model, self._algorithm, self._client_rule, self._seed = model, algorithm, client_rule, seed
         self._report, self._notices = report, Notices()
-        self._loaders: dict[str, EvaluationLoader] = {}
         self._running: ClientEvaluation | None = None
         self._finished: ClientEvaluation | None = None
         self._guard = ExitStack()
@@ -63,7 +62,7 @@ class Evaluator:
     def loader(
         self, module: LightningModule, stage: str, loaders: ClientLoaders, limit: int | float
     ) -> EvaluationLoader:
-        """Walks over the clients' data of a stage and remembers that it does.
+        """Walks over the clients' data of a stage.
 
         Raises:
             ValueError: the module fetches batches itself, so nobody knows whose they are.
@@ -71,12 +70,7 @@ class Evaluator:
         step = module.validation_step if stage == "val" else module.test_step
         if "dataloader_iter" in signature(step).parameters:
             raise ValueError(f"{type(module).__name__}.{step.__name__} must take a batch, found dataloader_iter")
-        self._loaders[stage] = EvaluationLoader(loaders, limit)
-        return self._loaders[stage]
-
-    def forget_loaders(self) -> None:
-        """The trainer function is over."""
-        self._loaders = {}
+        return EvaluationLoader(loaders, limit)
 
     def begin(self, trainer: Trainer, stage: str, loaded: Mapping[str, Any] | None) -> None:
         """Binds the parameters to evaluate, and starts to collect if the stage's data is divided among clients.
@@ -94,17 +88,17 @@ class Evaluator:
         self._model.show()
         layers = self._algorithm.layers
         models = models_to_evaluate(trainer, self._client_rule, loaded, layers, self._model.trained)
-        loader = self._loaders.get(stage)
-        if loader is not None:
+        loaders = _divided_loaders(trainer)
+        if loaders:
             personal = None
             if models is not None and not trainer.sanity_checking:
                 personal = PersonalEvaluation(trainer, models, layers)
             ranks = trainer.strategy.ranks  # type: ignore[attr-defined]
-            self._running = ClientEvaluation(trainer, loader, stage, rounds, self._notices, personal, seed, ranks)
+            self._running = ClientEvaluation(trainer, loaders, stage, rounds, self._notices, personal, seed, ranks)
             if not trainer.sanity_checking:
                 self._running.divide_again()
             self._guard.enter_context(self._running.listening())
-            self._guard.enter_context(untagged_batches(trainer, self._running.batch))
+            self._guard.enter_context(untagged_batches(trainer, self._running.begin, self._running.batch))
         elif not trainer.sanity_checking:
             self.record = None  # nobody may take an earlier one for this one's
 
@@ -131,3 +125,14 @@ class Evaluator:
         """Prints the per-client table of the last test."""
         if self.record is not None and self.record.stage == "test":
             self._report.print_table(self.record, trainer)
+
+
+def _divided_loaders(trainer: Trainer) -> list[EvaluationLoader | None]:
+    """The loaders of the running evaluation, ``None`` for one whose data is not divided; empty if all are such.
+
+    Of loaders that are walked side by side, the last whose data is divided.
+    """
+    walked, in_turn = walked_loaders(trainer)
+    found = [one if isinstance(one, EvaluationLoader) else None for one in walked]
+    last = [one for one in found if one is not None][-1:]
+    return found if in_turn and last else [*last]

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import Dataset
 
@@ -84,3 +84,29 @@ class EvaluationLoader(PredictionLoader):
             for index, (batch, size) in enumerate(self.of_client(client)):
                 place = None if self.share is None else starts[client] + index
                 yield ClientBatch(client, index == 0, index + 1 == count, size, batch, self, place)
+
+
+class OwnBatches(NamedTuple):
+    """A client's batches of one loader.
+
+    Attributes:
+        batches: they, and their numbers of samples.
+        number: how many they are.
+        loader: the loader's number, as steps are told; ``None``: there is one loader.
+    """
+
+    batches: Iterable[tuple[Any, int]]
+    number: int
+    loader: int | None = None
+
+
+def own_batches(loaders: Sequence[EvaluationLoader | None], client_id: int) -> list[OwnBatches]:
+    """What a client has of each loader; nothing of those that are ``None`` or do not know it."""
+    found = []
+    for place, one in enumerate(loaders):
+        told = place if len(loaders) > 1 else None
+        if one is None or client_id >= len(one.counts):
+            found.append(OwnBatches((), 0, told))
+        else:
+            found.append(OwnBatches(one.of_client(client_id), one.num_batches(client_id), told))
+    return found

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, redirect_stdout
 from functools import partial
 from io import StringIO
@@ -12,6 +12,7 @@ from typing import Any
 from torchmetrics import Metric
 
 from fl_lightning.core.modules import modes_kept, named_metrics, submodules
+from fl_lightning.fit.evaluation.loader import OwnBatches
 from fl_lightning.fit.evaluation.recorded_logs import RecordedLogs
 from fl_lightning.lightning.batches import batch_size, device_batch
 from fl_lightning.lightning.evaluation_batches import counted_batches
@@ -43,23 +44,23 @@ class Alone:
         self._step = getattr(self.module, self.step_name)
         self._takes_index = takes_batch_index(self._step)
 
-    def steps(
-        self, batches: Iterable[tuple[Any, int]], count: int, mode: AbstractContextManager[None] | None = None
-    ) -> LoggedRow:
+    def steps(self, loaders: Sequence[OwnBatches], mode: AbstractContextManager[None] | None = None) -> LoggedRow:
         """What the module logs about a client whose batches are all that it sees.
 
         Returns:
             What it logs; nothing but the error if a step raises, and what came before if the hook does.
         """
-        with mode or nullcontext(), counted_batches(self._trainer, count):
-            notes = RecordedLogs(self._noticed)
-            with self._unheard(notes):
-                try:
-                    for index, (batch, _) in enumerate(batches):
-                        self._one(notes, batch, index)
-                except Exception as error:
-                    return LoggedRow(error=error)
-                row = notes.row()
+        row = LoggedRow()
+        with mode or nullcontext(), counted_batches(self._trainer, [own.number for own in loaders]):
+            for own in loaders:
+                notes = RecordedLogs(self._noticed, own.loader)
+                with self._unheard(notes):
+                    try:
+                        for index, (batch, _) in enumerate(own.batches):
+                            self._one(notes, batch, index, own.loader)
+                    except Exception as error:
+                        return LoggedRow(error=error)
+                    row.update(notes.row())  # Lightning, too, computes metrics once a loader is over
             return self.end(row) if self.has_hook else row
 
     def one_step(self, batch: Any) -> LoggedRow:
@@ -73,16 +74,17 @@ class Alone:
             self._one(notes, batch, 0)
             return notes.row()
 
-    def _one(self, notes: RecordedLogs, batch: Any, index: int) -> None:
+    def _one(self, notes: RecordedLogs, batch: Any, index: int, loader: int | None = None) -> None:
         """One evaluation step with the module's own batch hooks around it."""
         module, trainer = self.module, self._trainer
-        batch = device_batch(trainer, batch)
+        told = () if loader is None else (loader,)
+        batch = device_batch(trainer, batch, loader or 0)
         notes.size = partial(batch_size, batch)
         with self._noticed.apart():
-            getattr(module, self._start)(batch, index)
+            getattr(module, self._start)(batch, index, *told)
             with trainer.precision_plugin.val_step_context():
-                output = self._step(batch, index) if self._takes_index else self._step(batch)
-            getattr(module, self._end)(output, batch, index)
+                output = self._step(batch, *((index,) if self._takes_index else ()), *told)
+            getattr(module, self._end)(output, batch, index, *told)
 
     def end(self, row: LoggedRow) -> LoggedRow:
         """Runs the epoch-end hook for a client.

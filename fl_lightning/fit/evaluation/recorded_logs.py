@@ -22,13 +22,17 @@ _KINDS: Mapping[Any, str] = {
 class RecordedLogs:
     """``self.log`` that adds up a client's values: means by samples, sums, largest, smallest, and metrics.
 
+    Args:
+        noticed: tells undefined values.
+        loader: number of the loader that is being walked, which Lightning adds to names; ``None``: there is one.
+
     Attributes:
         size: gives how much the next values weigh, where the module does not say it.
     """
 
-    def __init__(self, noticed: Noticed) -> None:
+    def __init__(self, noticed: Noticed, loader: int | None = None) -> None:
         self.size: Callable[[], float] = _one
-        self._noticed = noticed
+        self._noticed, self._loader = noticed, loader
         self._numbers: dict[str, tuple[str, list[Tensor], list[float]]] = {}
         self._undefined: dict[str, str] = {}
         self._metrics: dict[str, Metric] = {}
@@ -44,6 +48,8 @@ class RecordedLogs:
         """See :meth:`lightning.pytorch.LightningModule.log`."""
         if kwargs.get("on_epoch") is False:
             return
+        if self._loader is not None and kwargs.get("add_dataloader_idx", True):
+            name = f"{name}/dataloader_idx_{self._loader}"
         if isinstance(value, Metric):
             self._metrics[name] = value
         elif isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1):

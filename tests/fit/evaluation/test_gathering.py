@@ -22,8 +22,9 @@ from gathering import (
     Torchmetrics,
     Unjoinable,
 )
+from lightning.pytorch.utilities import CombinedLoader
 from plain_loop import client_batches
-from support import Blobs, federated_blobs, fit, fresh, quiet_trainer, weights
+from support import federated_blobs, fit, fresh, quiet_trainer, weights
 from torch.utils.data import DataLoader
 
 import fl_lightning as fl
@@ -157,16 +158,17 @@ def test_plain_evaluations_run_each_step_once(monkeypatch):
 
 
 class BesideAnother(Counts):
-    def validation_step(self, batch, batch_idx, dataloader_idx=0):
-        super().validation_step(batch, batch_idx)
-        self.log("step_acc", self.correct / self.total)
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch["own"], batch_idx)
+        self.log("step_acc", self.correct / self.total, batch_size=1)
 
 
-def test_sums_over_several_loaders_are_no_clients_own():
-    strategy = fl.FederatedStrategy()
+def test_sums_over_loaders_side_by_side_are_no_clients_own():
+    strategy, data = fl.FederatedStrategy(), client_batches("val")
+    others = DataLoader(torch.arange(80))
     with pytest.warns(UserWarning, match="cannot be told apart with several loaders: correct, total"):
         quiet_trainer(strategy).validate(
-            fresh(BesideAnother), [Blobs().test_dataloader(), client_batches("val")], verbose=False
+            fresh(BesideAnother), CombinedLoader({"other": others, "own": data}, "min_size"), verbose=False
         )
     record = strategy.last_evaluation
     assert record.client_ids == tuple(range(6))

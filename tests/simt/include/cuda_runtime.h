@@ -129,6 +129,16 @@ inline long long __double_as_longlong(double value) {
   std::memcpy(&bits, &value, sizeof bits);
   return bits;
 }
+// Which of two numbers of 16 bits it is, in each half of a pair.
+template <class Pair, class Float>
+Pair by_two(Pair a, Pair b, Float wide, float (*choose)(float, float)) {
+  const auto one = [&](auto x, auto y) {
+    const float chosen = choose(wide(x), wide(y));
+    return chosen == wide(x) || (std::isnan(chosen) && std::isnan(wide(x))) ? x : y;
+  };
+  return {one(a.x, b.x), one(a.y, b.y)};
+}
+inline float larger_or_nan(float a, float b) { return std::isnan(a) || std::isnan(b) ? NAN : std::fmax(a, b); }
 // To the nearest number with `digits` bits after the leading one and no exponent below `least`; ties to even.
 inline double round_to(double x, int digits, int least) {
   if (x == 0 || !std::isfinite(x)) return x;

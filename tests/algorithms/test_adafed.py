@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from algorithm_cohorts import make_cohort, random_rows
+from vector_forms import shortest_point
+
+from fl_lightning.algorithms import AdaFed, FedMGDAPlus
+
+
+def published(rows, losses, gamma):
+    """The paper's steps on vectors: equations 5 and 6, then 12 to 14."""
+    orthogonal = []
+    for row, loss in zip(rows, losses, strict=True):
+        shares = [row @ v / (v @ v) for v in orthogonal]
+        rest = row - sum((share * v for share, v in zip(shares, orthogonal, strict=True)), np.zeros_like(row))
+        orthogonal.append(rest / (abs(loss) ** gamma - sum(shares)))
+    squares = np.array([v @ v for v in orthogonal])
+    return (1 / squares / (1 / squares).sum()) @ np.stack(orthogonal)
+
+
+def promised(rows, phi):
+    """The shortest vector with ``rows @ d`` in proportion to ``phi`` and ``rows @ d = phi ||d||^2``."""
+    d = np.linalg.lstsq(rows, phi, rcond=None)[0]
+    return d / (d @ d)
+
+
+def drawn(seed, m=5):
+    rows = random_rows(m, seed) + 0.7 * random_rows(1, 100 + seed)
+    return rows, torch.rand(m, generator=torch.Generator().manual_seed(seed)).double() + 0.1
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 3.0])
+def test_equals_the_papers_steps_on_vectors(gamma):
+    for seed in range(20):
+        rows, losses = drawn(seed)
+        step = AdaFed(gamma, "one").aggregate(make_cohort(rows, losses)).numpy()
+        np.testing.assert_allclose(step, published(rows.numpy(), losses.numpy(), gamma), rtol=0, atol=1e-9)
+        np.testing.assert_allclose(step, promised(rows.numpy(), losses.numpy() ** gamma), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("unit", ["one", "largest"])
+def test_losses_fall_in_proportion_to_their_powers(unit):
+    for seed in range(20):
+        rows, losses = drawn(seed)
+        step = AdaFed(2.0, unit).aggregate(make_cohort(rows, losses))
+        phi = losses**2 if unit == "one" else (losses / losses.max()) ** 2
+        torch.testing.assert_close(rows @ step, phi * (step @ step))
+
+
+def test_no_step_is_longer_than_the_update_of_the_largest_loss():
+    for seed in range(20):
+        rows, losses = drawn(seed)
+        rows = rows * torch.logspace(-2, 2, 5, dtype=torch.float64)[:, None]
+        for scale in (1e-12, 1.0, 1e12):
+            step = AdaFed(2.0).aggregate(make_cohort(rows, scale * losses))
+            assert step.norm() <= rows[losses.argmax()].norm() * (1 + 1e-9)
+            torch.testing.assert_close(step, AdaFed(2.0).aggregate(make_cohort(rows, losses)))
+
+
+def test_gamma_zero_is_the_point_of_equal_slopes_of_the_affine_hull():
+    """Where that lies in the convex hull, it is the shortest vector of MGDA, of rows as they are."""
+    for seed in range(10):
+        rows = random_rows(4, seed)
+        rows = rows / rows.norm(dim=1, keepdim=True)  # nearly orthogonal
+        step = AdaFed(0.0).aggregate(make_cohort(rows))
+        np.testing.assert_allclose(step.numpy(), shortest_point(rows.numpy()), rtol=0, atol=1e-9)
+        mgda = FedMGDAPlus(epsilon=1.0, server_lr=1.0).aggregate(make_cohort(rows))
+        torch.testing.assert_close(step, mgda)
+
+
+def test_hand_worked():
+    """Orthogonal updates of lengths 1 and 2, losses 2 and 1: ``v_1 / 2`` and ``v_2``, squares 1/4 and 4."""
+    rows = torch.zeros(2, 92, dtype=torch.float64)
+    rows[0, 0], rows[1, 5] = 1.0, 2.0
+    rule = AdaFed(unit="one")
+    step = rule.aggregate(make_cohort(rows, [2.0, 1.0]))
+    # Shares of the hull 16/17 and 1/17.
+    assert (step[0].item(), step[5].item()) == pytest.approx((8 / 17, 2 / 17))
+    assert rule.report.weights.tolist() == pytest.approx([8 / 17, 1 / 17])
+    assert AdaFed().aggregate(make_cohort(rows, [2.0, 1.0]))[0].item() == pytest.approx(16 / 17)
+
+
+def test_clients_whose_update_others_have_together_have_no_say():
+    rows, losses = drawn(3, 4)
+    copies = torch.cat([rows, rows[:1] + rows[1:2], torch.zeros_like(rows[:1])])
+    more = torch.cat([losses, losses.min() * torch.tensor([0.5, 0.1])])
+    rule = AdaFed()
+    step = rule.aggregate(make_cohort(copies, more))
+    torch.testing.assert_close(step, AdaFed().aggregate(make_cohort(rows, losses)))
+    assert rule.report.scalars == {"dependent": 2.0}
+    assert rule.report.weights[4:].tolist() == [0, 0]
+
+
+def test_of_equal_updates_that_of_the_largest_loss_counts():
+    rows, losses = drawn(4, 3)
+    for order in ([0, 1, 2, 3], [3, 1, 2, 0]):
+        four, more = torch.cat([rows, rows[:1]])[order], torch.cat([losses, losses[:1] + 1])[order]
+        step = AdaFed().aggregate(make_cohort(four, more))
+        kept = torch.stack([rows[0], rows[1], rows[2]])
+        expected = AdaFed().aggregate(make_cohort(kept, torch.cat([losses[:1] + 1, losses[1:]])))
+        torch.testing.assert_close(step, expected)
+
+
+@pytest.mark.parametrize(("apart", "shorter", "dependent"), [(1e-3, 1e-2, 0), (3e-5, 0, 0), (1e-6, None, 1)])
+def test_nearly_equal_updates_with_different_losses_stall(apart, shorter, dependent):
+    rows = random_rows(1, 5).expand(2, -1) + apart * random_rows(2, 6)
+    rule = AdaFed()
+    step = rule.aggregate(make_cohort(rows, [1.0, 0.1]))
+    assert rule.report.scalars == {"dependent": dependent}
+    assert rule.report.flagged == (shorter == 0)
+    if shorter is None:  # they are one update, and the larger loss counts
+        torch.testing.assert_close(step, rows[0])
+    else:
+        assert step.norm() <= shorter * rows[0].norm()
+
+
+@pytest.mark.parametrize("losses", [[0.0] * 4, [-1.0] * 4, [1.0] * 4])
+def test_equal_losses_count_alike_whatever_they_are(losses):
+    rows = random_rows(4, 7)
+    step = AdaFed().aggregate(make_cohort(rows, losses))
+    torch.testing.assert_close(step, AdaFed(0.0).aggregate(make_cohort(rows)))
+
+
+def test_who_sends_nothing_does_not_say_what_losses_are_measured_in():
+    rows, losses = drawn(5, 3)
+    more = torch.cat([rows, torch.zeros_like(rows[:1])])
+    step = AdaFed().aggregate(make_cohort(more, torch.cat([losses, torch.tensor([1e9]).double()])))
+    torch.testing.assert_close(step, AdaFed().aggregate(make_cohort(rows, losses)))
