@@ -109,6 +109,25 @@ def test_whoever_changes_a_gradient_changes_no_other():
     assert all(gradient.is_contiguous() for gradient in gradients)
 
 
+def test_a_gradient_that_no_run_computes_is_a_copy():
+    fixed = torch.arange(3.0)
+
+    class Given(torch.autograd.Function):
+        @staticmethod
+        def forward(context, w):
+            return w.sum()
+
+        @staticmethod
+        def backward(context, gradient):
+            return fixed
+
+    w = nn.Parameter(torch.ones(3))
+    run, *_ = program_of(lambda w: [Given.apply(w)], [w])
+    with torch.no_grad():
+        run(w)[1][0].fill_(7.0)
+        assert run(w)[1][0].tolist() == fixed.tolist() == [0.0, 1.0, 2.0]
+
+
 def test_gradients_stay_in_their_memory():
     w, x = nn.Parameter(torch.randn(3, 3)), torch.randn(5, 3)
     run, size, _ = program_of(lambda w, x: [torch.relu(x @ w).square().sum()], [w, x])
